@@ -1,0 +1,38 @@
+# Two images from one source. `docker build --target router .` is small; `--target worker-agent` has
+# torch, with CUDA as PyPI ships it. For a CPU build add
+# `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
+
+FROM python:3.11-slim AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY router router
+COPY worker_agent worker_agent
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.11-slim AS base
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+RUN useradd --uid 10001 --no-create-home kv
+COPY constraints.txt /constraints.txt
+COPY --from=wheel /wheels /wheels
+
+FROM base AS router
+RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+USER 10001
+ENV KV_ROUTER_HOST=0.0.0.0
+EXPOSE 8092
+HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
+  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8092/health').raise_for_status()"]
+ENTRYPOINT ["kv-router"]
+CMD ["serve"]
+
+FROM base AS worker-agent
+ARG PIP_EXTRA_INDEX_URL=""
+RUN pip install --no-cache-dir --constraint /constraints.txt \
+  "$(find /wheels -name '*.whl')[agent]"
+USER 10001
+ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8000
+EXPOSE 8000
+HEALTHCHECK --interval=5s --timeout=2s --start-period=30s \
+  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8000/health').raise_for_status()"]
+ENTRYPOINT ["kv-worker-agent"]
+CMD ["run"]

@@ -1,0 +1,95 @@
+"""Placement by cached prefix against round-robin: the same conversations, the same fleet.
+
+    python benchmarks/placement.py [--quick] [--json]
+
+Starts a bus, a router and three workers with the reference engine, and runs the conversations
+that ship with the project in turn both ways, caches cleared before each run. Figures are medians
+over the rounds.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import httpx
+from rows import Row, as_json, as_table, machine
+
+from router.local.demo import Demo, Summary
+from router.local.fleet import Fleet, FleetPlan
+from router.local.workload import Turn, conversations
+
+WORKERS = 3
+ROUNDS = 5
+QUICK_CONVERSATIONS, QUICK_TURNS = 4, 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a part of the workload, within 45 s")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    arguments = parser.parse_args()
+    workload = conversations()
+    if arguments.quick:
+        workload = [turns[:QUICK_TURNS] for turns in workload[::2][:QUICK_CONVERSATIONS]]
+    rows = asyncio.run(measure(workload))
+    if arguments.json:
+        print(as_json(rows))
+    else:
+        requests = sum(len(turns) for turns in workload)
+        print(
+            f"{machine()}\n{WORKERS} workers, {len(workload)} conversations, {requests} requests, "
+        )
+        print(f"medians of {ROUNDS} interleaved runs\n\n{as_table(rows, 'round-robin')}")
+    return 0 if all(row.holds for row in rows) else 1
+
+
+async def measure(workload: list[list[Turn]]) -> list[Row]:
+    with tempfile.TemporaryDirectory() as directory:
+        plan = FleetPlan(
+            directory=Path(directory), workers=WORKERS, dp_size=1, num_blocks=2048, router_port=0
+        )
+        fleet = Fleet(plan)
+        async with fleet.running(lambda text: print(text, file=sys.stderr)):
+            await fleet.until_ready()
+            async with httpx.AsyncClient(timeout=60) as client:
+                ours, theirs = await alternate(Demo(client, fleet.router_url), workload)
+    return [
+        row("cached prompt tokens", "tokens", 1.0, "cached_tokens", ours, theirs, lower=False),
+        row("TTFT, mean", "ms", 1.0, "mean_ttft_s", ours, theirs, lower=True, scale=1e3),
+        row("TTFT, median", "ms", 1.0, "median_ttft_s", ours, theirs, lower=True, scale=1e3),
+        row("TTFT, 90th percentile", "ms", 1.0, "p90_ttft_s", ours, theirs, lower=True, scale=1e3),
+    ]
+
+
+async def alternate(demo: Demo, workload: list[list[Turn]]) -> tuple[list[Summary], list[Summary]]:
+    """Routed and round-robin summaries, one of each a round, in turn."""
+    await demo.look_around()
+    await demo.warm_up(workload[0][0].prompt)
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        for place, results in ((demo.round_robin, theirs), (demo.by_router, ours)):
+            await demo.forget_everything()
+            results.append(Summary.of(await place(workload, lambda _: None)))
+    return ours, theirs
+
+
+def row(
+    name: str,
+    unit: str,
+    goal: float,
+    field: str,
+    ours: list[Summary],
+    theirs: list[Summary],
+    *,
+    lower: bool,
+    scale: float = 1.0,
+) -> Row:
+    medians = [median(getattr(s, field) for s in each) * scale for each in (ours, theirs)]
+    return Row(name, *medians, unit, goal, lower)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What every benchmark prints: rows of ours against a peer, and the machine they were taken on."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct, to_builtins
+
+
+class Row(Struct, frozen=True):
+    """One figure. `goal` bounds the ratio ours / peer: at least, or where `lower` at most."""
+
+    name: str
+    ours: float
+    peer: float
+    unit: str
+    goal: float
+    lower: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.peer
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= self.goal if self.lower else self.ratio >= self.goal
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """`{name, ours, peer, unit, ratio, goal, holds}` each."""
+    fields = ("name", "ours", "peer", "unit", "goal")
+    return json.dumps(
+        [
+            {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
+            for row in rows
+        ],
+        indent=1,
+    )
+
+
+def as_table(rows: Sequence[Row], peer: str) -> str:
+    """The same for people."""
+    lines = [f"{'':<24}{'ours':>12}{peer:>14}  {'unit':<8}{'ratio':>7}  goal"]
+    lines += [
+        f"{row.name:<24}{row.ours:>12.1f}{row.peer:>14.1f}  {row.unit:<8}{row.ratio:>7.2f}  "
+        f"{'at most' if row.lower else 'at least'} {row.goal:g}: {'yes' if row.holds else 'NO'}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Processor, cores, memory, Python."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in info.splitlines() if "model name" in line]
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    processor = names[0] if names else platform.processor()
+    return (
+        f"{os.cpu_count()} × {processor}, {memory_gb:.0f} GB, "
+        f"Python {platform.python_version()}, {platform.system()}"
+    )

@@ -1,0 +1,8 @@
+"""`python -m router` is `kv-router`."""
+
+import sys
+
+from router.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

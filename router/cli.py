@@ -1,0 +1,47 @@
+"""`kv-router`: one command a process."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from router.config import load_router_config
+from router.errors import ConfigError
+from router.local.config import load_up_config
+from router.local.up import up
+from router.process.serving import log_to_stderr, run_until_signal
+from router.service import RouterService
+
+USAGE = """\
+usage: kv-router COMMAND [--help] [options]
+
+  up      start a whole fleet on this machine, show what it does, and keep serving
+  serve   start a router against a NATS server
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status. 2 for a wrong command line or setting."""
+    command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
+    commands = {"serve": _serve, "up": _up}
+    if command not in commands:
+        sys.stderr.write(USAGE)
+        return 0 if command in ("-h", "--help") else 2
+    try:
+        return commands[command](rest)
+    except ConfigError as error:
+        sys.stderr.write(f"kv-router {command}: {error}\n")
+        return 2
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    config = load_router_config(arguments, os.environ)
+    log_to_stderr(config.log_level)
+    run_until_signal(RouterService(config).run)
+    return 0
+
+
+def _up(arguments: Sequence[str]) -> int:
+    config = load_up_config(arguments, os.environ)
+    log_to_stderr(config.log_level)
+    run_until_signal(lambda stop: up(config, stop))
+    return 0

@@ -1,0 +1,87 @@
+"""Configuration of the router process; `kv-router serve --help` prints it."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from router.core import CoreSettings
+from router.fleet import LivenessLimits
+from router.process.settings import ROUTER_PREFIX, id_of_name, load
+from router.protocol.subjects import NAMESPACE_PATTERN
+from router.scheduler.scheduler import PolicySettings
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """Everything a router can be told. Seconds, bytes and blocks as the names end."""
+
+    name: Annotated[
+        str, Meta(min_length=1, max_length=256, description="its id is made from name and port")
+    ] = socket.gethostname()
+    namespace: Annotated[
+        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to serve on the bus")
+    ] = "default"
+    nats_url: Annotated[str, Meta(min_length=1, description="NATS server with JetStream")] = (
+        "nats://127.0.0.1:4222"
+    )
+    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
+    overlap_score_weight: Annotated[
+        float,
+        Meta(ge=0, le=1e9, description="blocks of decode load one block of prefill counts for"),
+    ] = 1.0
+    router_temperature: Annotated[
+        float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
+    ] = 0.0
+    reservation_ttl_s: Annotated[
+        float, Meta(gt=0, description="a reservation without progress for so long is freed")
+    ] = 300.0
+    max_reservations: Annotated[
+        int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
+    ] = 1_000_000
+    worker_silence_s: Annotated[
+        float, Meta(ge=1.5, description="an agent that is its engine, silent for so long, is gone")
+    ] = 2.5
+    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
+        32 * 1024 * 1024
+    )
+    body_timeout_s: Annotated[
+        float, Meta(gt=0, description="time to receive a body; beyond, 408")
+    ] = 30.0
+    max_connections: Annotated[
+        int, Meta(ge=1, description="concurrent HTTP connections and requests; beyond, 503")
+    ] = 4096
+    drain_s: Annotated[
+        float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
+    ] = 1.0
+    event_stream_max_bytes: Annotated[
+        int, Meta(ge=1 << 20, description="event stream, where this router creates it")
+    ] = 1 << 30
+    num_replicas: Annotated[
+        int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
+    ] = 1
+    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
+
+    @property
+    def router_id(self) -> int:
+        """Made from name and port, so that it survives restarts."""
+        return id_of_name(f"{self.name}:{self.http_port}")
+
+    @property
+    def core(self) -> CoreSettings:
+        """The part that concerns decisions."""
+        return CoreSettings(
+            router_id=self.router_id,
+            policy=PolicySettings(self.overlap_score_weight, self.router_temperature),
+            liveness=LivenessLimits(silence_s=self.worker_silence_s),
+            reservation_ttl_s=self.reservation_ttl_s,
+            max_reservations=self.max_reservations,
+        )
+
+
+def load_router_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RouterConfig:
+    """The router's configuration. Raises ConfigError."""
+    return load(RouterConfig, arguments, environment, ROUTER_PREFIX)

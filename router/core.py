@@ -1,0 +1,344 @@
+"""All state of a router, and every command that changes it.
+
+Synchronous and pure: time and randomness are arguments, nothing awaits, so no two requests can
+choose on the same stale load, and a simulator can drive the very same object. Commands return their
+answer and the effects that the world owes them.
+
+    messages ──▶ apply, apply_load, upsert_worker, … ──▶ Fleet, TrustedIndex
+    requests ──▶ select, reserve, free, …            ──▶ scheduler over both, Tracker
+"""
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TypeVar
+
+from msgspec import Struct
+
+from router.effects import (
+    Effect,
+    FetchWorker,
+    PublishReservation,
+    RequestCheckpoint,
+    ReservationExpired,
+    WorkerGone,
+)
+from router.errors import (
+    DuplicateReservationError,
+    InvalidFieldError,
+    MissingRequestIdError,
+    NoEndpointsError,
+    TooManyReservationsError,
+    WorkerNotFoundError,
+)
+from router.fleet import Fleet, LivenessLimits
+from router.indexer.base import NO_OVERLAP, Indexer, OverlapScores
+from router.indexer.event_log import Verdict
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
+from router.protocol.events import LogMessage
+from router.protocol.loads import LoadReport
+from router.protocol.replies import Trust, TrustState
+from router.protocol.requests import ConfigOverride, PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.reservations import (
+    Change,
+    OutputBlockAdded,
+    PrefillCompleted,
+    ReservationAdded,
+    ReservationEvent,
+    ReservationFreed,
+)
+from router.protocol.values import Identity, Rank, Scope, pack_hashes
+from router.scheduler.scheduler import Choice, PolicySettings, choose, weigh
+from router.sequence.prompt import HashedPrompt, Prompt
+from router.sequence.tracker import Tracker
+
+T = TypeVar("T")
+
+
+class CoreSettings(Struct, frozen=True):
+    """What the core needs to know of the configuration."""
+
+    router_id: int
+    policy: PolicySettings
+    liveness: LivenessLimits
+    reservation_ttl_s: float
+    max_reservations: int
+
+
+class Placement(Struct, frozen=True):
+    """A choice among candidates, with what it was made from."""
+
+    choice: Choice
+    worker: WorkerAnnouncement
+    prompt: HashedPrompt
+    overlaps: OverlapScores
+
+    @property
+    def rank(self) -> Rank:
+        """The chosen rank."""
+        return self.choice.chosen.rank
+
+
+class RouterCore:
+    """Owner of `fleet`, `index` and `tracker`, which others may read."""
+
+    __slots__ = ("_rng", "_settings", "fleet", "index", "tracker")
+
+    def __init__(
+        self, settings: CoreSettings, make_indexer: Callable[[], Indexer], rng: Random
+    ) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.fleet = Fleet(settings.liveness)
+        self.index = TrustedIndex(make_indexer)
+        self.tracker = Tracker(settings.reservation_ttl_s)
+
+    # ── What the bus says ────────────────────────────────────────────────────────────────────────
+
+    def upsert_worker(self, announcement: WorkerAnnouncement, now_s: float) -> None:
+        """Add a worker or take over what it announces now. A new life forgets the old one."""
+        known = self.fleet.get(announcement.worker_id)
+        before = None if known is None else known.announcement
+        self.fleet.put(announcement, now_s)
+        if announcement == before:
+            return
+        kept = set() if before is None else self._kept_ranks(before, announcement)
+        for rank in before.ranks if before is not None else ():
+            if rank not in kept:
+                self._forget_rank(rank)
+        for rank in announcement.ranks:
+            if rank not in kept:
+                self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
+
+    def remove_worker(self, worker_id: int, reason: str) -> list[Effect]:
+        """Take a worker out, with index, load and reservations; unknown ones are passed over."""
+        worker = self.fleet.get(worker_id)
+        if worker is None:
+            return []
+        self.fleet.remove(worker_id)
+        return [self._forget_worker(worker.announcement, reason)]
+
+    def order_worker(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
+        """Cordon a worker, drain it, or let it serve again; it need not exist yet."""
+        self.fleet.order(worker_id, lifecycle)
+
+    def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
+        """Apply a message of the event log; None if nobody announced its rank. O(blocks named)."""
+        known = self.fleet.get(message.worker_id)
+        if known is None or message.rank not in known.announcement.ranks:
+            return None
+        life_before = self.index.incarnation(message.rank)
+        verdict = self.index.apply(message, now_s)
+        if verdict is Verdict.NEW_LIFE and life_before is not None:
+            self.tracker.drop_rank(message.rank)
+        return verdict
+
+    def apply_load(self, report: LoadReport, now_s: float) -> list[Effect]:
+        """Take in a load report: a sign of life, and a check of the index."""
+        if not self.fleet.hear(report, now_s):
+            return [FetchWorker(report.worker_id)]
+        self.index.compare(report, now_s)
+        return []
+
+    def set_connected(self, connected: bool, now_s: float) -> None:
+        """Note whether the bus can be heard at all."""
+        self.fleet.set_connected(connected, now_s)
+
+    def stream_lost(self, now_s: float) -> None:
+        """Note that the event stream was wiped."""
+        self.index.stream_lost(now_s)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """What time alone brings about: workers gone, reservations expired, checkpoints overdue."""
+        effects: list[Effect] = [
+            self._forget_worker(gone, "silent") for gone in self.fleet.take_gone(now_s)
+        ]
+        for request_id, rank in self.tracker.expire(now_s):
+            effects.append(ReservationExpired(request_id, rank))
+            effects.append(self._tell(request_id, rank, ReservationFreed()))
+        effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
+        return effects
+
+    # ── What callers ask ─────────────────────────────────────────────────────────────────────────
+
+    def identities(self, scope: Scope) -> frozenset[Identity]:
+        """Under which identities a prompt of this scope has to be hashed."""
+        return frozenset(worker.identity for worker in self.fleet.schedulable(scope))
+
+    def match(
+        self, scope: Scope, prompt: Prompt, workers: Iterable[WorkerAnnouncement]
+    ) -> dict[Identity, OverlapScores]:
+        """The cached prefix of every rank of a scope, under each identity these workers use."""
+        return {
+            identity: self.index.find_matches(scope, prompt.hashed(identity).sequence_hashes)
+            for identity in {worker.identity for worker in workers}
+        }
+
+    def select(self, request: SelectRequest, prompt: Prompt) -> Placement:
+        """Choose a rank for a prompt. Mutates nothing but the random state.
+
+        Raises NoEndpointsError.
+        """
+        workers = self._candidates(request)
+        overlaps = self.match(request.scope, prompt, workers)
+        ranks = [(rank, worker.identity) for worker in workers for rank in worker.ranks]
+        held = {rank: self.index.held_blocks(rank) for rank, _ in ranks}
+        terms = weigh(prompt, ranks, overlaps, held, self.tracker)
+        choice = choose(terms, self._policy(request.router_config_override), self._rng)
+        by_id = {worker.worker_id: worker for worker in workers}
+        worker = by_id[choice.chosen.rank.worker_id]
+        hashed = prompt.hashed(worker.identity)
+        return Placement(choice, worker, hashed, overlaps[worker.identity])
+
+    def select_and_reserve(
+        self, request: SelectRequest, prompt: Prompt, now_s: float
+    ) -> tuple[Placement, list[Effect]]:
+        """Choose a rank and book it, in one step.
+
+        Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError,
+        NoEndpointsError; then nothing is booked.
+        """
+        request_id = self._bookable_id(request.request_id)
+        placement = self.select(request, prompt)
+        chosen = placement.choice.chosen
+        booked = self._book(
+            request_id,
+            chosen.rank,
+            placement.prompt,
+            chosen.overlap_blocks,
+            request.expected_output_tokens,
+            now_s,
+        )
+        return placement, [booked]
+
+    def reserve(
+        self, request: ReserveRequest, prompt: Prompt, now_s: float
+    ) -> tuple[WorkerAnnouncement, list[Effect]]:
+        """Book a prompt on a rank the caller chose.
+
+        Raises WorkerNotFoundError, and what `select_and_reserve` raises.
+        """
+        request_id = self._bookable_id(request.request_id)
+        rank = Rank(request.worker_id, request.dp_rank)
+        worker = self._find_worker(request.scope, rank)
+        hashed = prompt.hashed(worker.identity)
+        matches = self.index.find_matches(request.scope, hashed.sequence_hashes)
+        overlap_blocks = matches.get(rank, NO_OVERLAP).device
+        expected = request.expected_output_tokens
+        return worker, [self._book(request_id, rank, hashed, overlap_blocks, expected, now_s)]
+
+    def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
+        """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
+        rank = self.tracker.prefill_complete(request_id, now_s)
+        return [self._tell(request_id, rank, PrefillCompleted())]
+
+    def output_block(
+        self, request_id: str, decay_fraction: float | None, now_s: float
+    ) -> list[Effect]:
+        """A booked request grew by a block. Raises ReservationNotFoundError, InvalidFieldError."""
+        if decay_fraction is not None and not 0 <= decay_fraction <= 1:
+            raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
+        rank = self.tracker.add_output_block(request_id, decay_fraction, now_s)
+        return [self._tell(request_id, rank, OutputBlockAdded(decay_fraction))]
+
+    def free(self, request_id: str) -> list[Effect]:
+        """A booked request ended. Raises ReservationNotFoundError."""
+        rank = self.tracker.free(request_id)
+        return [self._tell(request_id, rank, ReservationFreed())]
+
+    def trust(self, rank: Rank, now_s: float) -> Trust:
+        """How far an announced rank's overlap can be believed."""
+        trust = self.index.trust(rank, now_s)
+        worker = self.fleet.get(rank.worker_id)
+        silent_s = None if worker is None else self.fleet.silence_s(worker, now_s)
+        if silent_s is not None:
+            reason = f"agent silent for {silent_s:.1f} s"
+            return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
+        if trust.state is TrustState.EXACT and not self.fleet.is_connected:
+            reason = "event bus disconnected"
+            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
+        return trust
+
+    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _candidates(self, request: SelectRequest) -> list[WorkerAnnouncement]:
+        workers = self.fleet.schedulable(request.scope)
+        if not workers:
+            raise _no_endpoints(request, "no schedulable workers")
+        if request.allowed_worker_ids is not None:
+            allowed = set(request.allowed_worker_ids)
+            workers = [worker for worker in workers if worker.worker_id in allowed]
+        if not workers:
+            raise _no_endpoints(request, "none of allowed_worker_ids is schedulable")
+        return workers
+
+    def _policy(self, override: ConfigOverride | None) -> PolicySettings:
+        default = self._settings.policy
+        if override is None:
+            return default
+        return PolicySettings(
+            _first(override.overlap_score_weight, default.overlap_score_weight),
+            _first(override.router_temperature, default.router_temperature),
+        )
+
+    def _bookable_id(self, request_id: str | None) -> str:
+        if request_id is None:
+            raise MissingRequestIdError
+        if request_id in self.tracker:
+            raise DuplicateReservationError(request_id)
+        if len(self.tracker) >= self._settings.max_reservations:
+            raise TooManyReservationsError(self._settings.max_reservations)
+        return request_id
+
+    def _find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
+        for worker in self.fleet.schedulable(scope):
+            if rank in worker.ranks:
+                return worker
+        detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
+        raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
+
+    def _book(
+        self,
+        request_id: str,
+        rank: Rank,
+        prompt: HashedPrompt,
+        overlap_blocks: int,
+        expected_output_tokens: int | None,
+        now_s: float,
+    ) -> Effect:
+        self.tracker.book(request_id, rank, prompt, overlap_blocks, now_s)
+        hashes = pack_hashes(prompt.sequence_hashes)
+        added = ReservationAdded(hashes, prompt.isl_tokens, overlap_blocks, expected_output_tokens)
+        return self._tell(request_id, rank, added)
+
+    def _tell(self, request_id: str, rank: Rank, change: Change) -> Effect:
+        event = ReservationEvent(self._settings.router_id, request_id, rank, change)
+        return PublishReservation(event)
+
+    def _kept_ranks(self, before: WorkerAnnouncement, after: WorkerAnnouncement) -> set[Rank]:
+        """Ranks whose index and reservations survive a change of announcement.
+
+        A new life keeps nothing, unless its first checkpoint came before its announcement.
+        """
+        if (before.scope, before.identity) != (after.scope, after.identity):
+            return set()
+        both = set(before.ranks) & set(after.ranks)
+        if before.incarnation == after.incarnation:
+            return both
+        return {rank for rank in both if self.index.incarnation(rank) == after.incarnation}
+
+    def _forget_worker(self, announcement: WorkerAnnouncement, reason: str) -> WorkerGone:
+        dropped = sum(self._forget_rank(rank) for rank in announcement.ranks)
+        return WorkerGone(announcement.worker_id, reason, dropped)
+
+    def _forget_rank(self, rank: Rank) -> int:
+        self.index.drop_rank(rank)
+        return len(self.tracker.drop_rank(rank))
+
+
+def _no_endpoints(request: PromptRequest, reason: str) -> NoEndpointsError:
+    return NoEndpointsError(request.model_name, request.routing_group, reason)
+
+
+def _first(override: T | None, default: T) -> T:
+    return default if override is None else override

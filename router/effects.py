@@ -1,0 +1,49 @@
+"""What the core asks the world to do. Commands return effects; adapters carry them out and count
+them.
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from router.protocol.reservations import ReservationEvent
+from router.protocol.values import Rank
+
+
+class RequestCheckpoint(Struct, frozen=True):
+    """Ask the agent of this rank for a checkpoint."""
+
+    rank: Rank
+    reason: str
+
+
+class FetchWorker(Struct, frozen=True):
+    """Somebody reports under this id whom we do not know: read the announcement."""
+
+    worker_id: int
+
+
+class WorkerGone(Struct, frozen=True):
+    """A worker was taken out, with its index, load and reservations."""
+
+    worker_id: int
+    reason: str
+    dropped_reservations: int
+
+
+class ReservationExpired(Struct, frozen=True):
+    """A reservation showed no progress for its time to live and was freed."""
+
+    request_id: str
+    rank: Rank
+
+
+class PublishReservation(Struct, frozen=True):
+    """Tell the other routers."""
+
+    event: ReservationEvent
+
+
+Effect: TypeAlias = (
+    RequestCheckpoint | FetchWorker | WorkerGone | ReservationExpired | PublishReservation
+)

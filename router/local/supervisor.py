@@ -1,0 +1,90 @@
+"""Child processes: started, kept running, stopped."""
+
+import asyncio
+import contextlib
+import ctypes
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+RESTART_S = 0.5
+RESTART_MAX_S = 8.0
+STEADY_S = 10.0
+STOP_S = 15.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One process, and the file that its output goes to."""
+
+    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return None if self._process is None else self._process.pid
+
+    async def keep_running(self, report: Callable[[str], None]) -> None:
+        """Start it, and again whenever it ends, until cancelled; then stop it.
+
+        `report` is told of each end. Ends in quick succession are waited out, up to a bound.
+        """
+        delay_s = RESTART_S
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                started_s = clock()
+                await self._start()
+                status = await self._wait()
+                delay_s = RESTART_S if clock() - started_s > STEADY_S else delay_s
+                report(f"{self.name} {_ending(status)}; again in {delay_s:g} s ({self.log_path})")
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RESTART_MAX_S)
+        finally:
+            await self._stop()
+
+    async def _start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for us alone: we stop the children, in order.
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: if we are killed without a chance to stop it, it goes too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

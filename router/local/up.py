@@ -1,0 +1,111 @@
+"""`kv-router up`: a whole fleet on one machine, shown at work, and then kept serving."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from router.local import report
+from router.local.config import UpConfig
+from router.local.demo import Demo, Outcome, Summary
+from router.local.fleet import Fleet, FleetPlan
+from router.local.workload import conversations
+
+REQUEST_TIMEOUT_S = 60.0
+
+
+async def up(config: UpConfig, stop: asyncio.Event) -> None:
+    """Start everything, show it, serve until `stop` is set. Children that die are started again."""
+    with _directory(config.data_dir) as directory:
+        fleet = Fleet(
+            FleetPlan(
+                directory=directory,
+                workers=config.workers,
+                dp_size=config.dp_size,
+                num_blocks=config.num_blocks,
+                router_port=config.port,
+            )
+        )
+        _say(f"starting a bus, a router and {config.workers} workers …")
+        async with fleet.running(_complain):
+            shown = asyncio.create_task(_show(fleet, config))
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait((shown, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if shown.done():
+                await shown
+                await (stopped if config.stay else asyncio.sleep(0))
+            for task in (shown, stopped):
+                task.cancel()
+            _say("\nstopping …")
+    _say("stopped")
+
+
+async def _show(fleet: Fleet, config: UpConfig) -> None:
+    await fleet.until_ready()
+    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
+        demo = Demo(client, fleet.router_url)
+        _say(report.fleet_table(fleet, await demo.look_around()))
+        if config.demo:
+            await _demonstrate(demo)
+    _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
+    if config.stay:
+        _say("Ctrl-C stops everything")
+
+
+async def _demonstrate(demo: Demo) -> None:
+    """A child that dies ends the demonstration, not the fleet."""
+    try:
+        await _run_both_ways(demo)
+    except* (httpx.HTTPError, TimeoutError) as group:
+        _complain(f"the demonstration was interrupted: {group.exceptions[0]!r}")
+
+
+async def _run_both_ways(demo: Demo) -> None:
+    workload = conversations()
+    requests = sum(len(conversation) for conversation in workload)
+    _say(f"\n{len(workload)} conversations, {requests} requests, first placed round-robin …")
+    await demo.warm_up(workload[0][0].prompt)
+    await demo.forget_everything()
+    round_robin = await demo.round_robin(workload, _ignore)
+    await demo.forget_everything()
+    _say(f"… and now by the router:\n\n{report.header()}")
+    baseline = {(o.turn.conversation, o.turn.number): o for o in round_robin}
+    routed = await demo.by_router(workload, lambda outcome: _say(report.row(outcome, baseline)))
+    _sum_up(routed, round_robin)
+
+
+def _sum_up(routed: Sequence[Outcome], round_robin: Sequence[Outcome]) -> None:
+    _say(f"\n{report.comparison(Summary.of(routed), Summary.of(round_robin))}")
+    _say(f"\n{report.agreement(routed)}")
+    explained = max(routed, key=lambda outcome: outcome.cached_tokens).decision
+    if explained is not None:
+        _say(f"\n{report.explanation(explained)}")
+
+
+@contextmanager
+def _directory(data_dir: str | None) -> Iterator[Path]:
+    if data_dir is not None:
+        path = Path(data_dir)
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="kv-router-") as directory:
+        yield Path(directory)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"! {text}\n")
+    sys.stderr.flush()
+
+
+def _ignore(_: Outcome) -> None:
+    """The baseline is shown beside what follows it."""

@@ -1,0 +1,212 @@
+"""The routes, and what OpenAPI says of them. Schemas come from the types that decode and encode."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from msgspec import Struct
+
+from router.protocol.catalogue import RouterAnnouncement
+from router.protocol.replies import (
+    Decision,
+    OverlapScores,
+    PotentialLoad,
+    ReservationReply,
+    ScopeLoads,
+)
+from router.protocol.requests import (
+    OutputBlockRequest,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+    WorkerPatch,
+)
+from router.views import WorkerView
+
+
+class Refusal(Struct):
+    """Why not: a sentence, a code for programs, and the error's own fields."""
+
+    error: str
+    code: str
+
+
+class Ok(Struct):
+    """Done."""
+
+    status: str
+
+
+class Ready(Struct):
+    """Whether the process can be relied on; `degraded`: what is wrong although it can."""
+
+    ready: bool
+    reason: str | None
+    degraded: str | None
+    schedulable_workers: int
+
+
+class Route(Struct, frozen=True):
+    """One route: a handler of `router.api.Api`, the body it reads, what it answers and refuses."""
+
+    method: str
+    path: str
+    handler: str
+    summary: str
+    answer: Any
+    body: Any = None
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+
+
+_BODY = (400, 408, 413, 415, 422)
+_BOOKING = (*_BODY, 409, 503)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/select",
+        "select",
+        "Choose a rank for a prompt",
+        Decision,
+        SelectRequest,
+        refusals=(*_BODY, 503),
+    ),
+    Route(
+        "POST",
+        "/select_and_reserve",
+        "select_and_reserve",
+        "Choose a rank and book it",
+        Decision,
+        SelectRequest,
+        refusals=_BOOKING,
+    ),
+    Route(
+        "POST",
+        "/reservations",
+        "reserve",
+        "Book a rank that the caller chose",
+        ReservationReply,
+        ReserveRequest,
+        status=201,
+        refusals=(*_BOOKING, 404),
+    ),
+    Route(
+        "POST",
+        "/reservations/{request_id}/prefill_complete",
+        "prefill_complete",
+        "A booked prompt is computed",
+        Ok,
+        refusals=(404,),
+    ),
+    Route(
+        "POST",
+        "/reservations/{request_id}/output_block",
+        "output_block",
+        "A booked request grew by a block",
+        Ok,
+        OutputBlockRequest,
+        refusals=(*_BODY, 404),
+    ),
+    Route(
+        "DELETE",
+        "/reservations/{request_id}",
+        "free",
+        "A booked request ended",
+        Ok,
+        refusals=(404,),
+    ),
+    Route("GET", "/workers", "workers", "Every worker", list[WorkerView]),
+    Route("GET", "/workers/{worker_id:int}", "worker", "One worker", WorkerView, refusals=(404,)),
+    Route(
+        "PATCH",
+        "/workers/{worker_id:int}",
+        "patch_worker",
+        "Cordon a worker, drain it, or let it serve again",
+        WorkerView,
+        WorkerPatch,
+        refusals=(*_BODY, 404, 503),
+    ),
+    Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
+    Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads]),
+    Route(
+        "POST",
+        "/potential_loads",
+        "potential_loads",
+        "Load of every rank, were a prompt there",
+        list[PotentialLoad],
+        PromptRequest,
+        refusals=_BODY,
+    ),
+    Route(
+        "POST",
+        "/overlap_scores",
+        "overlap_scores",
+        "Cached prefix of a prompt on every rank",
+        OverlapScores,
+        PromptRequest,
+        refusals=_BODY,
+    ),
+    Route("GET", "/dump", "dump", "Every held block, as events", dict[str, Any]),
+    Route("GET", "/health", "health", "The process lives", Ok),
+    Route("GET", "/ready", "ready", "The process can be relied on", Ready, refusals=(503,)),
+    Route("GET", "/metrics", "metrics", "Prometheus metrics", str),
+)
+
+_REASONS = {
+    400: "a field is missing or the body is not JSON",
+    404: "no such worker or reservation",
+    408: "the body did not arrive in time",
+    409: "the id is already booked",
+    413: "the body is too large",
+    415: "the body is not application/json",
+    422: "a field has the wrong type or range",
+    503: "nobody can take it now",
+}
+
+
+def document(app: FastAPI) -> None:
+    """Add the schemas of bodies and answers to what the app says of itself."""
+    _, components = msgspec.json.schema_components(_types(), ref_template=_REF)
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def extra(route: Route) -> dict[str, Any]:
+    """Parameters, request body and responses of a route, in OpenAPI's terms."""
+    result: dict[str, Any] = {
+        "responses": {str(route.status): _content("The answer", route.answer)}
+        | {str(status): _content(_REASONS[status], Refusal) for status in route.refusals}
+    }
+    if route.body is not None:
+        content = _content("", route.body)["content"]
+        result["requestBody"] = {"required": True, "content": content}
+    names = [part.strip("{}") for part in route.path.split("/") if part.startswith("{")]
+    if names:
+        result["parameters"] = [_parameter(name) for name in names]
+    return result
+
+
+_REF = "#/components/schemas/{name}"
+
+
+def _types() -> list[Any]:
+    return [t for route in ROUTES for t in (route.body, route.answer) if t is not None] + [Refusal]
+
+
+def _content(description: str, answer: Any) -> dict[str, Any]:
+    (schema,), _ = msgspec.json.schema_components([answer], ref_template=_REF)
+    media_type = "text/plain" if answer is str else "application/json"
+    return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    plain, _, kind = name.partition(":")
+    schema = {"type": "integer", "minimum": 0} if kind == "int" else {"type": "string"}
+    return {"name": plain, "in": "path", "required": True, "schema": schema}

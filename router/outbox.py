@@ -1,0 +1,90 @@
+"""Carries out what the core asks of the world.
+
+Effects are logged and counted at once; those that need the bus wait in a bounded queue. When it is
+full the newest is dropped and counted: checkpoints and announcements are asked for again by the
+next tick or report, and reservations of a lost message expire.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from router.effects import (
+    Effect,
+    FetchWorker,
+    PublishReservation,
+    RequestCheckpoint,
+    ReservationExpired,
+    WorkerGone,
+)
+from router.errors import BusError, BusUnavailableError
+from router.metrics import RouterMetrics
+from router.protocol.reservations import encode_reservation
+from router.protocol.subjects import Subjects
+from router.publisher.bus import Bus, translated
+
+log = logging.getLogger(__name__)
+
+CAPACITY = 10_000
+
+
+class Outbox:
+    """Effects on their way out. `perform` never waits; `run` needs a bus."""
+
+    def __init__(self, subjects: Subjects, metrics: RouterMetrics) -> None:
+        self._subjects = subjects
+        self._metrics = metrics
+        self._queue: asyncio.Queue[Effect] = asyncio.Queue(CAPACITY)
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Log and count effects, and queue what needs the bus."""
+        for effect in effects:
+            self._note(effect)
+            if isinstance(effect, RequestCheckpoint | FetchWorker | PublishReservation):
+                self._enqueue(effect)
+
+    async def run(self, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]) -> None:
+        """Carry out queued effects until cancelled."""
+        while True:
+            effect = await self._queue.get()
+            try:
+                await self._carry_out(effect, bus, fetch_worker)
+            except BusError as error:
+                log.debug("%s failed: %s", effect, error)
+                self._metrics.outbox_failures.labels(type(effect).__name__).inc()
+
+    async def _carry_out(
+        self, effect: Effect, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]
+    ) -> None:
+        match effect:
+            case RequestCheckpoint(rank, _):
+                await self._tell(bus, self._subjects.checkpoint_wanted(rank), b"")
+            case PublishReservation(event):
+                await self._tell(bus, self._subjects.sequences, encode_reservation(event))
+            case FetchWorker(worker_id):
+                await fetch_worker(worker_id)
+
+    async def _tell(self, bus: Bus, subject: str, payload: bytes) -> None:
+        if not bus.client.is_connected:
+            raise BusUnavailableError("not connected")
+        async with translated(subject, 0):
+            await bus.client.publish(subject, payload)
+
+    def _note(self, effect: Effect) -> None:
+        match effect:
+            case RequestCheckpoint(rank, reason):
+                log.info("asking %s for a checkpoint: %s", rank, reason)
+                self._metrics.checkpoints_requested.labels(reason).inc()
+            case WorkerGone(worker_id, reason, dropped):
+                log.warning("worker %d is gone: %s (%d reservations)", worker_id, reason, dropped)
+                self._metrics.workers_gone.labels(reason).inc()
+                self._metrics.reservations_dropped.labels("worker gone").inc(dropped)
+            case ReservationExpired(request_id, rank):
+                log.info("reservation %s on %s expired", request_id, rank)
+                self._metrics.reservations_dropped.labels("expired").inc()
+
+    def _enqueue(self, effect: Effect) -> None:
+        try:
+            self._queue.put_nowait(effect)
+        except asyncio.QueueFull:
+            self._metrics.outbox_overflows.inc()

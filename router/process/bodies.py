@@ -1,0 +1,71 @@
+"""Request bodies, from bytes to checked values; the errors name the field and what is allowed."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+
+from router.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ClientGoneError,
+    InvalidFieldError,
+    MalformedBodyError,
+)
+
+T = TypeVar("T")
+
+THREAD_BYTES = 65_536
+"""Longer bodies are decoded on another thread, so that they do not hold up short ones."""
+
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+async def read_body(chunks: AsyncIterator[bytes], limit_bytes: int, timeout_s: float) -> bytes:
+    """A whole body. Raises BodyTooLargeError (at once), BodyTimeoutError, ClientGoneError."""
+    received, size_bytes = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in chunks:
+                received.append(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > limit_bytes:
+                    raise BodyTooLargeError(limit_bytes)
+    except TimeoutError as error:
+        raise BodyTimeoutError(timeout_s) from error
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    return b"".join(received)
+
+
+async def decode_body(decoder: Callable[[bytes], T], body: bytes) -> T:
+    """A checked value. Raises MalformedBodyError, InvalidFieldError."""
+    if len(body) > THREAD_BYTES:
+        return await asyncio.to_thread(decode_now, decoder, body)
+    return decode_now(decoder, body)
+
+
+def decode_now(decoder: Callable[[bytes], T], body: bytes) -> T:
+    """The same, on this thread."""
+    try:
+        return decoder(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedBodyError(str(error)) from error
+
+
+def _invalid_field(text: str) -> InvalidFieldError:
+    """msgspec says «Expected X, got Y - at `$.path`» or «Object missing required field `f`»."""
+    reason, _, place = text.partition(" - at `$")
+    path = place.removesuffix("`").removeprefix(".")
+    missing = _MISSING.fullmatch(reason)
+    if missing:
+        field = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidFieldError(field, "missing", "a value; /docs says which")
+    expected, _, got = reason.removeprefix("Expected ").partition(", got ")
+    problem = f"got {got}" if got else "not allowed"
+    return InvalidFieldError(path or "body", problem, expected, status=422)

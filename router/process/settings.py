@@ -1,0 +1,131 @@
+"""One loader for the configuration of every process: flag > environment > file > default.
+
+A process's configuration is one frozen struct. Each field is `Annotated` with its limits and a
+description, which are its documentation, its `--help` and its validation at once. Unknown keys are
+errors wherever they come from.
+"""
+
+import argparse
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Meta, Struct
+from xxhash import xxh3_64_intdigest
+
+from router.errors import ConfigError
+
+T = TypeVar("T", bound=Struct)
+
+ROUTER_PREFIX = "KV_ROUTER_"
+AGENT_PREFIX = "KV_ROUTER_AGENT_"
+UP_PREFIX = "KV_ROUTER_UP_"
+
+_KUBERNETES_SERVICE_LINK = re.compile(
+    r"KV_ROUTER_(AGENT_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
+)
+"""Kubernetes sets such variables in every pod beside a service named `kv-router`."""
+
+
+def load(
+    config_type: type[T], arguments: Sequence[str], environment: Mapping[str, str], prefix: str
+) -> T:
+    """The configuration of a process. Raises ConfigError; prints help and exits on `--help`."""
+    parser = _parser(config_type)
+    flags = vars(parser.parse_args(arguments))
+    path = flags.pop("config", None) or environment.get(f"{prefix}CONFIG")
+    values = {
+        **_checked(config_type, _from_file(path), f"file {path}"),
+        **_checked(config_type, _from_environment(environment, prefix), "environment"),
+        **_checked(config_type, flags, "flag"),
+    }
+    try:
+        return config_type(**values)
+    except TypeError as error:
+        missing = ", ".join(_required(config_type) - values.keys())
+        raise ConfigError(missing, "missing", f"a flag, or {prefix}…") from error
+
+
+def id_of_name(name: str) -> int:
+    """A stable id for a process, made from its name; below 2^53, so that JSON readers keep it
+    whole.
+    """
+    return xxh3_64_intdigest(name.encode()) >> 11
+
+
+def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
+    """Name, default (None where it must be given) and description of every field."""
+    hints = get_type_hints(config_type, include_extras=True)
+    return [
+        (
+            field.name,
+            None if field.default is NODEFAULT else field.default,
+            _text(hints[field.name]),
+        )
+        for field in msgspec.structs.fields(config_type)
+    ]
+
+
+def _parser(config_type: type[Struct]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=config_type.__name__, argument_default=argparse.SUPPRESS, add_help=True
+    )
+    parser.prog = parser.prog.removesuffix("Config").lower()
+    parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys")
+    for name, default, text in describe(config_type):
+        flag = f"--{name.replace('_', '-')}"
+        shown = f"{text} (default: {default})".replace("%", "%%")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=shown)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=shown)
+    return parser
+
+
+def _from_file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError("config", str(error), "a readable TOML file") from error
+
+
+def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Variables of other commands, whose prefixes begin with the router's, are none of ours."""
+    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX} - {prefix}
+    foreign = tuple(other for other in others if other.startswith(prefix))
+    values = {
+        key.removeprefix(prefix).lower(): value
+        for key, value in environment.items()
+        if key.startswith(prefix)
+        and not key.startswith(foreign)
+        and not _KUBERNETES_SERVICE_LINK.fullmatch(key)
+    }
+    values.pop("config", None)
+    return values
+
+
+def _checked(config_type: type[Struct], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    fields = {field.name: field for field in msgspec.structs.fields(config_type)}
+    checked = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ConfigError(name, f"unknown key ({source})", ", ".join(sorted(fields)))
+        try:
+            checked[name] = msgspec.convert(value, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(name, f"{value!r} ({source})", str(error)) from error
+    return checked
+
+
+def _required(config_type: type[Struct]) -> set[str]:
+    return {f.name for f in msgspec.structs.fields(config_type) if f.required}
+
+
+def _text(hint: Any) -> str:
+    texts = [meta.description for meta in get_args(hint) if isinstance(meta, Meta)]
+    return next((text for text in texts if text), "")

@@ -1,0 +1,104 @@
+"""Who exists: key-value bucket `kv-{ns}-workers`, JSON so that the NATS tools can read it.
+
+Keys: `worker.{worker_id}` and `router.{router_id}`, each written by the process it names and
+renewed while it lives; `order.{worker_id}`, written by operators through a router, kept until
+revoked.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct, json
+
+from router.protocol.codec import decode
+from router.protocol.values import DpRank, Endpoint, Identity, Name, Rank, Scope, UInt
+
+
+class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
+    """A worker, as its agent announces it.
+
+    `agent_is_engine`: the agent runs the engine itself, so its silence is the engine's;
+    otherwise it stands beside an engine that may well outlive it.
+    """
+
+    worker_id: UInt
+    name: Name
+    model_name: Name = "default"
+    routing_group: Name = "default"
+    endpoint: Endpoint
+    identity: Identity
+    total_kv_blocks: Annotated[int, Meta(ge=1)]
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)]
+    data_parallel_start_rank: DpRank = 0
+    data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    role: Literal["aggregated", "prefill", "decode"] = "aggregated"
+    incarnation: UInt
+    agent_is_engine: bool = True
+
+    @property
+    def scope(self) -> Scope:
+        """The scope this worker serves."""
+        return Scope(self.model_name, self.routing_group)
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The ranks of this worker, in order."""
+        first = self.data_parallel_start_rank
+        return tuple(Rank(self.worker_id, first + i) for i in range(self.data_parallel_size))
+
+
+class RouterAnnouncement(Struct, frozen=True, kw_only=True):
+    """A router, as it announces itself, so that routers find each other."""
+
+    router_id: UInt
+    name: Name
+    endpoint: Endpoint
+    incarnation: UInt
+
+
+Lifecycle: TypeAlias = Literal["schedulable", "cordoned", "draining"]
+
+
+class WorkerOrder(Struct, frozen=True):
+    """What an operator wants of a worker; it outlives routers and workers."""
+
+    lifecycle: Lifecycle
+
+
+_worker_decoder = json.Decoder(WorkerAnnouncement)
+_router_decoder = json.Decoder(RouterAnnouncement)
+_order_decoder = json.Decoder(WorkerOrder)
+
+
+def worker_key(worker_id: int) -> str:
+    """Key of a worker's announcement."""
+    return f"worker.{worker_id}"
+
+
+def router_key(router_id: int) -> str:
+    """Key of a router's announcement."""
+    return f"router.{router_id}"
+
+
+def order_key(worker_id: int) -> str:
+    """Key of an operator's order about a worker."""
+    return f"order.{worker_id}"
+
+
+def encode_entry(entry: WorkerAnnouncement | RouterAnnouncement | WorkerOrder) -> bytes:
+    """The bytes of an entry."""
+    return json.encode(entry)
+
+
+def decode_worker(payload: bytes) -> WorkerAnnouncement:
+    """A worker's announcement. Raises WireError for foreign bytes."""
+    return decode(_worker_decoder.decode, payload)
+
+
+def decode_router(payload: bytes) -> RouterAnnouncement:
+    """A router's announcement. Raises WireError for foreign bytes."""
+    return decode(_router_decoder.decode, payload)
+
+
+def decode_order(payload: bytes) -> WorkerOrder:
+    """An operator's order. Raises WireError for foreign bytes."""
+    return decode(_order_decoder.decode, payload)

@@ -1,0 +1,162 @@
+"""What callers are told, over HTTP and NATS. Overlap is raw; `predicted_cached_blocks` is what the
+engine will really reuse, since it always computes at least one prompt token.
+"""
+
+import enum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+class TrustState(enum.StrEnum):
+    """How far the index of a rank can be believed."""
+
+    EXACT = "exact"
+    LAGGING = "lagging"
+    DEGRADED = "degraded"
+    BLIND = "blind"
+
+
+class Trust(Struct, frozen=True):
+    """A rank's index equals its engine's cache as of `event_id`, published `age_s` ago, or not
+    quite.
+    """
+
+    state: TrustState
+    event_id: int
+    age_s: float | None
+    reason: str | None = None
+
+
+class OverlapTokens(Struct, frozen=True):
+    """Cached prefix of the chosen worker in tokens, cumulative over tiers; `dp`: of each rank."""
+
+    longest_matched: int
+    gpu: int
+    cpu: int
+    disk: int
+    remote: int
+    dp: dict[str, int]
+
+
+class Candidate(Struct, frozen=True):
+    """One rank's terms in a decision. `cost` is the policy's, lower is better."""
+
+    worker_id: int
+    dp_rank: int
+    cost: float
+    overlap_blocks: int
+    predicted_cached_blocks: int
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    held_blocks: int
+    trust: Trust
+
+
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank for a prompt, and why."""
+
+    request_id: str | None = None
+    model_name: str
+    routing_group: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str
+    block_size: int
+    isl_tokens: int
+    overlap: OverlapTokens
+    overlap_blocks: int
+    predicted_cached_blocks: int
+    effective_prefill_tokens: int
+    potential_decode_blocks: int
+    policy: str
+    trust: Trust
+    candidates: list[Candidate] | None = None
+
+
+class ReservationReply(Struct, frozen=True):
+    """A booking was made."""
+
+    request_id: str
+    model_name: str
+    routing_group: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str
+
+
+class PotentialLoad(Struct, frozen=True):
+    """The booked load of a rank, with the prompt in question where there is one."""
+
+    worker_id: int
+    dp_rank: int
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    active_requests: int
+
+
+class ScopeLoads(Struct, frozen=True):
+    """The booked load of every rank of a scope."""
+
+    model_name: str
+    routing_group: str
+    loads: list[PotentialLoad]
+    pending_count: int = 0
+    pending_isl_tokens: int = 0
+
+
+class RankOverlap(Struct, frozen=True):
+    """Cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative."""
+
+    worker_id: int
+    dp_rank: int
+    block_size: int
+    device_blocks: int
+    host_pinned_blocks: int
+    disk_blocks: int
+    remote_blocks: int
+    host_pinned_extension_blocks: int
+    disk_extension_blocks: int
+    trust: Trust
+
+
+class OverlapScores(Struct, frozen=True):
+    """Cached prefix of every rank of a scope; block_size and num_blocks are the first worker's."""
+
+    block_size: int
+    num_blocks: int
+    workers: list[RankOverlap]
+
+
+class NewReply(Struct, frozen=True, tag_field="method", tag="new"):
+    """NATS: where the request was booked."""
+
+    request_id: str
+    worker_id: int
+    dp_rank: int
+    overlap_blocks: int
+    predicted_cached_blocks: int
+    endpoint: str
+
+
+class PrefillMarkedReply(Struct, frozen=True, tag_field="method", tag="prefill_marked"):
+    """NATS: answer to `mark_prefill`."""
+
+    success: bool
+
+
+class FreeMarkedReply(Struct, frozen=True, tag_field="method", tag="free_marked"):
+    """NATS: answer to `mark_free`."""
+
+    success: bool
+
+
+class PotentialLoadsReply(Struct, frozen=True, tag_field="method", tag="potential_loads"):
+    """NATS: answer to `potential_loads`."""
+
+    loads: list[PotentialLoad]
+    pending_count: int = 0
+    pending_isl_tokens: int = 0
+
+
+Reply: TypeAlias = NewReply | PrefillMarkedReply | FreeMarkedReply | PotentialLoadsReply

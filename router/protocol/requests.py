@@ -1,0 +1,115 @@
+"""What callers ask, over HTTP (JSON) and NATS (JSON, tagged by `method`). Unknown fields are
+ignored.
+"""
+
+from typing import Annotated, ClassVar, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from router.protocol.catalogue import Lifecycle
+from router.protocol.values import U64_MAX, DpRank, Name, Scope, TokenId, UInt
+
+RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class MmObject(Struct, frozen=True):
+    """A multimodal object that touches a block; offsets are carried, not hashed."""
+
+    mm_hash: UInt
+    offsets: list[tuple[int, int]] = []
+
+    def __post_init__(self) -> None:
+        if self.mm_hash > U64_MAX:
+            raise ValueError(f"Expected `int` <= {U64_MAX}")
+
+
+class BlockMmInfo(Struct, frozen=True):
+    """The multimodal objects of one block."""
+
+    mm_objects: list[MmObject] = []
+
+
+class ConfigOverride(Struct, frozen=True):
+    """Settings of the cost policy for one request."""
+
+    overlap_score_weight: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    router_temperature: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+
+
+class PromptRequest(Struct, frozen=True, kw_only=True):
+    """A prompt, and whose it is. `tokens_field` is what callers know `token_ids` by."""
+
+    tokens_field: ClassVar[str] = "token_ids"
+    token_ids: list[TokenId] | None = None
+    model_name: Name = "default"
+    routing_group: Name = "default"
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    block_mm_infos: list[BlockMmInfo | None] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The scope asked about."""
+        return Scope(self.model_name, self.routing_group)
+
+
+class SelectRequest(PromptRequest, frozen=True, kw_only=True):
+    """Which rank should serve this prompt?"""
+
+    request_id: RequestId | None = None
+    allowed_worker_ids: list[UInt] | None = None
+    expected_output_tokens: UInt | None = None
+    router_config_override: ConfigOverride | None = None
+    explain: bool = False
+
+
+class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
+    """Book this prompt on a rank that the caller chose."""
+
+    worker_id: UInt
+    dp_rank: DpRank = 0
+    request_id: RequestId | None = None
+    expected_output_tokens: UInt | None = None
+
+
+class OutputBlockRequest(Struct, frozen=True):
+    """The request grew by a block; `decay_fraction` (0 to 1) weighs blocks that only it holds."""
+
+    decay_fraction: float | None = None
+
+
+class WorkerPatch(Struct, frozen=True, forbid_unknown_fields=True):
+    """Cordon a worker, drain it, or let it serve again."""
+
+    lifecycle: Lifecycle
+
+
+class NewCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="new"):
+    """NATS: select and book."""
+
+    tokens_field: ClassVar[str] = "tokens"
+    token_ids: list[TokenId] | None = field(default=None, name="tokens")
+
+
+class MarkPrefillCommand(Struct, frozen=True, tag_field="method", tag="mark_prefill"):
+    """NATS: the prefill of this request is over."""
+
+    request_id: RequestId | None = None
+
+
+class MarkFreeCommand(Struct, frozen=True, tag_field="method", tag="mark_free"):
+    """NATS: this request ended."""
+
+    request_id: RequestId | None = None
+
+
+class PotentialLoadsCommand(
+    PromptRequest, frozen=True, kw_only=True, tag_field="method", tag="potential_loads"
+):
+    """NATS: the load of every rank, were this prompt placed there."""
+
+    tokens_field: ClassVar[str] = "tokens"
+    token_ids: list[TokenId] | None = field(default=None, name="tokens")
+
+
+Command: TypeAlias = NewCommand | MarkPrefillCommand | MarkFreeCommand | PotentialLoadsCommand

@@ -1,0 +1,74 @@
+"""Every name on the bus."""
+
+import re
+
+from msgspec import Struct
+
+from router.errors import WireError
+from router.protocol.values import Rank
+
+NAMESPACE_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+
+
+class Subjects(Struct, frozen=True):
+    """Names on the bus, for one namespace. Raises ValueError for one that NATS could not carry."""
+
+    namespace: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(NAMESPACE_PATTERN, self.namespace):
+            raise ValueError(f"namespace {self.namespace!r} does not match {NAMESPACE_PATTERN}")
+
+    @property
+    def event_stream(self) -> str:
+        """The JetStream stream of all events."""
+        return f"kv-{self.namespace}-events"
+
+    @property
+    def bucket(self) -> str:
+        """The key-value bucket of workers, routers and orders."""
+        return f"kv-{self.namespace}-workers"
+
+    @property
+    def all_events(self) -> str:
+        """Events of every rank."""
+        return f"kv.{self.namespace}.events.*.*"
+
+    @property
+    def all_loads(self) -> str:
+        """Load of every rank."""
+        return f"kv.{self.namespace}.load.*.*"
+
+    @property
+    def router(self) -> str:
+        """Where routers answer commands, in queue group `router`."""
+        return f"kv.{self.namespace}.router"
+
+    @property
+    def sequences(self) -> str:
+        """Reservations, between routers."""
+        return f"kv.{self.namespace}.sequences"
+
+    def events(self, rank: Rank) -> str:
+        """Events of one rank, which is their only writer."""
+        return f"kv.{self.namespace}.events.{rank}"
+
+    def load(self, rank: Rank) -> str:
+        """Load of one rank."""
+        return f"kv.{self.namespace}.load.{rank}"
+
+    def ping(self, worker_id: int) -> str:
+        """Answered with its incarnation by the live agent of this worker."""
+        return f"kv.{self.namespace}.worker.{worker_id}.ping"
+
+    def checkpoint_wanted(self, rank: Rank) -> str:
+        """Asks the agent of this rank for a checkpoint."""
+        return f"kv.{self.namespace}.worker.{rank}.checkpoint"
+
+
+def rank_of(subject: str) -> Rank:
+    """The rank that an event or load subject ends in. Raises WireError."""
+    *_, worker_id, dp_rank = ["", "", *subject.split(".")]
+    if not (worker_id.isdecimal() and dp_rank.isdecimal()):
+        raise WireError(f"subject {subject!r} names no rank")
+    return Rank(int(worker_id), int(dp_rank))

@@ -1,0 +1,91 @@
+"""The values every message is made of: hashes, tiers, identities, ranks, scopes."""
+
+import enum
+from typing import Annotated, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+
+HashArray: TypeAlias = npt.NDArray[np.uint64]
+"""Sequence hashes, in prefix order where they form a prompt. Shape: (blocks,)."""
+
+SCHEME = "xxh3-64-1337"
+"""The one rule this version hashes blocks by (seed 1337, LoRA and salt in the seed)."""
+
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
+
+UInt: TypeAlias = Annotated[int, Meta(ge=0)]
+DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class Tier(enum.IntEnum):
+    """Where a block lies, fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+    REMOTE = 3
+
+
+TIERS = len(Tier)
+
+FASTEST_TIER = tuple(
+    next((tier for tier in range(TIERS) if mask >> tier & 1), TIERS) for mask in range(1 << TIERS)
+)
+"""Of each tier mask (bit t: held in tier t) the fastest tier, TIERS for none."""
+
+
+class Identity(Struct, frozen=True, array_like=True):
+    """How a worker names its blocks; two workers compare only under equal identities."""
+
+    scheme: str
+    block_size: Annotated[int, Meta(ge=1, le=65_536)]
+    eagle: bool = False
+
+
+class Rank(Struct, frozen=True, array_like=True, order=True):
+    """One data-parallel rank of one worker: what is chosen, and what holds blocks."""
+
+    worker_id: UInt
+    dp_rank: DpRank
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}.{self.dp_rank}"
+
+
+class Scope(Struct, frozen=True, order=True):
+    """What state is kept per: workers of different scopes never meet in one decision."""
+
+    model_name: Name = "default"
+    routing_group: Name = "default"
+
+
+PerTier: TypeAlias = tuple[UInt, UInt, UInt, UInt]
+
+
+class HeldState(Struct, frozen=True, array_like=True):
+    """What a rank holds after a message, small enough to travel with each one.
+
+    `holes[t]`: held blocks whose parent is not held, a block counting as held if its fastest
+    tier is at most t; 0 means that membership along every prompt is monotone. `counts[t]` and
+    `digests[t]` (XOR of a mix of the hashes) describe tier t alone.
+    """
+
+    holes: PerTier = (0, 0, 0, 0)
+    counts: PerTier = (0, 0, 0, 0)
+    digests: PerTier = (0, 0, 0, 0)
+
+
+def pack_hashes(hashes: HashArray) -> bytes:
+    """Hashes as little-endian u64."""
+    return hashes.astype("<u8", copy=False).tobytes()
+
+
+def unpack_hashes(packed: bytes) -> HashArray:
+    """Packed hashes as a read-only array, without a copy; their length is checked at decoding."""
+    return np.frombuffer(packed, dtype="<u8")

@@ -1,0 +1,208 @@
+"""The connection to NATS, and what has to exist there."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, BadRequestError
+
+from router.errors import (
+    BusError,
+    BusUnavailableError,
+    LogConflictError,
+    LogFullError,
+)
+from router.protocol.subjects import Subjects
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2
+RETRY_S = 1.0
+RECONNECT_S = 0.25
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_STREAM_FULL = 10077
+_OTHER_CONFIGURATION = 10058
+REQUEST_TIMEOUT_S = 5.0
+
+
+class StreamLimits(Struct, frozen=True):
+    """Limits of the event stream, applied when it is first created."""
+
+    max_bytes: int = 1 << 30
+    num_replicas: int = 1
+
+
+class Bus:
+    """A connection to NATS, with its JetStream; `closed` is set when the client has given it up (a
+    refused login, say). A mere loss heals by itself and does not set it.
+    """
+
+    __slots__ = ("client", "closed", "js")
+
+    def __init__(self, client: Client, closed: asyncio.Event) -> None:
+        self.client = client
+        self.closed = closed
+        self.js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def connection(url: str, name: str, on_change: Callable[[bool], None]) -> AsyncIterator[Bus]:
+    """A connection that outlives restarts of the server; waits, and says so, until there is one.
+
+    `on_change` is told of each loss (False) and return (True). Leaving flushes what was published.
+    """
+    bus = await _connect(url, name, on_change)
+    on_change(True)
+    try:
+        yield bus
+    finally:
+        on_change(False)
+        await _close(bus.client)
+
+
+async def live_on_bus(
+    url: str,
+    name: str,
+    on_change: Callable[[bool], None],
+    live: Callable[[Bus], Awaitable[None]],
+) -> None:
+    """Live on a connection, and on the next one when it is given up, until cancelled.
+
+    A life that ends in a BusError is begun again; any other error is ours to die of.
+    """
+    while True:
+        async with connection(url, name, on_change) as bus:
+            try:
+                await live(bus)
+            except* BusError as group:
+                log.error("starting again on the bus: %s", group.exceptions[0])
+        await asyncio.sleep(RETRY_S)
+
+
+async def until_closed(bus: Bus) -> None:
+    """Wait until the client has given the connection up. Raises BusUnavailableError."""
+    await bus.closed.wait()
+    raise BusUnavailableError(f"connection closed: {bus.client.last_error}")
+
+
+async def subscribe(bus: Bus, subject: str, queue: str = "") -> Subscription:
+    """A core subscription, to iterate. Raises BusUnavailableError."""
+    async with translated(subject, 0):
+        return await bus.client.subscribe(subject, queue=queue)
+
+
+async def ensure_event_stream(
+    js: JetStreamContext, subjects: Subjects, limits: StreamLimits
+) -> None:
+    """Create the event stream unless it exists; an existing one keeps its limits.
+
+    No maximum age, and new messages are refused when it is full: a rank's history is the only copy
+    of its state, and only its writer may shorten it.
+    """
+    config = api.StreamConfig(
+        name=subjects.event_stream,
+        subjects=[subjects.all_events],
+        discard=api.DiscardPolicy.NEW,
+        max_bytes=limits.max_bytes,
+        num_replicas=limits.num_replicas,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+        storage=api.StorageType.FILE,
+    )
+    await _unless_it_exists(lambda: js.add_stream(config))
+
+
+async def ensure_bucket(js: JetStreamContext, subjects: Subjects, num_replicas: int) -> None:
+    """Create the key-value bucket of announcements unless it exists."""
+    config = api.KeyValueConfig(
+        bucket=subjects.bucket, history=1, replicas=num_replicas, direct=True
+    )
+    await _unless_it_exists(lambda: js.create_key_value(config))
+
+
+@asynccontextmanager
+async def translated(subject: str, expected_sequence: int) -> AsyncIterator[None]:
+    """Turn the client's exceptions into BusErrors."""
+    try:
+        yield
+    except APIError as error:
+        if error.err_code in _WRONG_LAST_SEQUENCE:
+            raise LogConflictError(subject, expected_sequence) from error
+        if error.err_code == _STREAM_FULL:
+            raise LogFullError(subject) from error
+        raise BusUnavailableError(str(error)) from error
+    except (NatsError, OSError, TimeoutError) as error:
+        raise BusUnavailableError(str(error) or type(error).__name__) from error
+
+
+async def _unless_it_exists(create: Callable[[], Awaitable[object]]) -> None:
+    """Creating twice is no error on the server, unless the configurations differ."""
+    try:
+        await create()
+    except BadRequestError as error:
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise BusUnavailableError(str(error)) from error
+    except (NatsError, APIError, OSError, TimeoutError) as error:
+        raise BusUnavailableError(str(error) or type(error).__name__) from error
+
+
+async def _connect(url: str, name: str, on_change: Callable[[bool], None]) -> Bus:
+    while True:
+        bus = Bus(Client(), asyncio.Event())
+        try:
+            await _connect_once(bus, url, name, on_change)
+        except (OSError, NatsError, TimeoutError) as error:
+            log.warning("no NATS at %s yet (%s); trying again", url, error or type(error).__name__)
+            await asyncio.sleep(RETRY_S)
+        else:
+            log.info("connected to NATS at %s", url)
+            return bus
+
+
+async def _connect_once(bus: Bus, url: str, name: str, on_change: Callable[[bool], None]) -> None:
+    async def disconnected() -> None:
+        if not bus.client.is_closed:
+            log.warning("lost the connection to NATS at %s; reconnecting", url)
+            on_change(False)
+
+    async def reconnected() -> None:
+        log.warning("connected to NATS at %s again", url)
+        on_change(True)
+
+    async def closed() -> None:
+        bus.closed.set()
+
+    async def failed(error: Exception) -> None:
+        log.debug("NATS: %r", error)
+
+    # Attempts are limited for the first connection only, so that each failure can be told.
+    await bus.client.connect(
+        url,
+        name=name,
+        max_reconnect_attempts=1,
+        reconnect_time_wait=0,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        ping_interval=5,
+        error_cb=failed,
+        disconnected_cb=disconnected,
+        reconnected_cb=reconnected,
+        closed_cb=closed,
+    )
+    bus.client.options.update(max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S)
+
+
+async def _close(client: Client) -> None:
+    if client.is_connected:
+        try:
+            await client.flush(timeout=2)
+        except (NatsError, TimeoutError):
+            log.warning("could not flush the last messages to NATS")
+    # Closing a connection that is already lost fails on the dead socket.
+    with suppress(OSError):
+        await client.close()

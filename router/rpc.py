@@ -1,0 +1,123 @@
+"""NATS: the same commands as over HTTP, as request and reply, tagged by `method`."""
+
+import asyncio
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from router.commands import Commands
+from router.errors import KvRouterError, MissingRequestIdError, ReservationNotFoundError
+from router.metrics import RouterMetrics
+from router.process.bodies import decode_body
+from router.protocol.replies import (
+    FreeMarkedReply,
+    NewReply,
+    PotentialLoadsReply,
+    PrefillMarkedReply,
+    Reply,
+)
+from router.protocol.requests import (
+    Command,
+    MarkFreeCommand,
+    MarkPrefillCommand,
+    NewCommand,
+    PotentialLoadsCommand,
+)
+from router.protocol.subjects import Subjects
+from router.publisher.bus import Bus, subscribe
+
+QUEUE_GROUP = "router"
+PARALLEL = 8
+"""Commands answered at once; more only wait for longer prompts being hashed."""
+
+REQUEST_ID_HEADER = "x-request-id"
+
+
+class Rpc:
+    """Answers commands on the router's subject, in a queue group with the other routers."""
+
+    def __init__(self, commands: Commands, metrics: RouterMetrics, subjects: Subjects) -> None:
+        self._commands = commands
+        self._metrics = metrics
+        self._subjects = subjects
+        self._decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+    async def run(self, bus: Bus) -> None:
+        """Answer until cancelled."""
+        subscription = await subscribe(bus, self._subjects.router, QUEUE_GROUP)
+
+        async def serve() -> None:
+            async for message in subscription.messages:
+                await self._serve(message)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PARALLEL):
+                group.create_task(serve())
+
+    async def _serve(self, message: Msg) -> None:
+        reply = await self._reply(message)
+        if message.reply:
+            try:
+                await message.respond(reply)
+            except NatsError:
+                self._metrics.refusals.labels("nats", "undeliverable").inc()
+
+    async def _reply(self, message: Msg) -> bytes:
+        method = "unknown"
+        try:
+            command = await decode_body(self._decoder.decode, message.data)
+            method = str(command.__struct_config__.tag)
+            answer = msgspec.json.encode(await self._answer(command, message))
+            code = "ok"
+        except KvRouterError as error:
+            self._metrics.refusals.labels("nats", error.code).inc()
+            answer = msgspec.json.encode({"method": "error", **error.body()})
+            code = error.code
+        self._metrics.requests.labels("nats", method, code).inc()
+        return answer
+
+    async def _answer(self, command: Command, message: Msg) -> Reply:
+        match command:
+            case NewCommand():
+                return await self._new(command, message)
+            case MarkPrefillCommand(request_id):
+                return PrefillMarkedReply(self._mark_prefill(_id(request_id, message)))
+            case MarkFreeCommand(request_id):
+                return FreeMarkedReply(self._mark_free(_id(request_id, message)))
+            case PotentialLoadsCommand():
+                return PotentialLoadsReply(await self._commands.potential_loads(command))
+
+    async def _new(self, command: NewCommand, message: Msg) -> NewReply:
+        request_id = _id(command.request_id, message)
+        booking = msgspec.structs.replace(command, request_id=request_id)
+        decision = await self._commands.select_and_reserve(booking)
+        return NewReply(
+            request_id=request_id,
+            worker_id=decision.worker_id,
+            dp_rank=decision.dp_rank,
+            overlap_blocks=decision.overlap_blocks,
+            predicted_cached_blocks=decision.predicted_cached_blocks,
+            endpoint=decision.endpoint,
+        )
+
+    def _mark_prefill(self, request_id: str) -> bool:
+        try:
+            self._commands.prefill_complete(request_id)
+        except ReservationNotFoundError:
+            return False
+        return True
+
+    def _mark_free(self, request_id: str) -> bool:
+        try:
+            self._commands.free(request_id)
+        except ReservationNotFoundError:
+            return False
+        return True
+
+
+def _id(request_id: str | None, message: Msg) -> str:
+    found = request_id or (message.headers or {}).get(REQUEST_ID_HEADER)
+    if not found:
+        raise MissingRequestIdError
+    return found

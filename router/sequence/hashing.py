@@ -1,0 +1,101 @@
+"""From tokens to block names, byte for byte as the field does it.
+
+    tokens ──per block──▶ local block hash ──chained──▶ sequence hash
+             XXH3-64                        XXH3-64
+             seed = 1337 + LoRA + salt      seed = 1337
+
+The local hash names the content of one block; the sequence hash names that block after everything
+before it, and is the only name a block has on the bus and in the index. Sources: Dynamo's
+`compute_block_hash_for_seq` and `compute_seq_hash_for_block` (1.0.2 and 1.6.1).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from router.protocol.requests import BlockMmInfo
+from router.protocol.values import U64_MAX, HashArray
+
+TokenArray: TypeAlias = npt.NDArray[np.uint32]
+
+HASH_SEED = 1337
+
+_U64_PAIR = struct.Struct("<QQ")
+
+
+def token_array(token_ids: Sequence[int]) -> TokenArray:
+    """Token ids as little-endian u32. Raises OverflowError for an id outside u32."""
+    return np.array(token_ids, dtype="<u4")
+
+
+def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
+    """The seed of local hashes. An empty name or salt counts as none.
+
+    The inner seeds differ (0 and 1), so that LoRA "x" and salt "x" give different blocks.
+    """
+    seed = HASH_SEED
+    if lora_name:
+        seed += xxh3_64_intdigest(lora_name.encode(), 0)
+    if cache_salt:
+        seed += xxh3_64_intdigest(cache_salt.encode(), 1)
+    return seed & U64_MAX
+
+
+def local_block_hash(tokens: TokenArray, seed: int) -> int:
+    """Name of the content of one block."""
+    return xxh3_64_intdigest(tokens.tobytes(), seed)
+
+
+def chain_hash(parent_sequence_hash: int | None, local_hash: int) -> int:
+    """Sequence hash of a block after its parent; of a first block, its local hash itself."""
+    if parent_sequence_hash is None:
+        return local_hash
+    return xxh3_64_intdigest(_U64_PAIR.pack(parent_sequence_hash, local_hash), HASH_SEED)
+
+
+def local_block_hashes(
+    tokens: TokenArray,
+    block_size: int,
+    *,
+    seed: int = HASH_SEED,
+    block_mm_infos: Sequence[BlockMmInfo | None] | None = None,
+    eagle: bool = False,
+) -> list[int]:
+    """Local hashes of the full blocks of a prompt; a trailing incomplete block has none.
+
+    With `eagle` a block is hashed over a window one token longer than the stride, so a prompt
+    has (tokens − 1) // block_size of them. `block_mm_infos` may be shorter than the blocks; the
+    order of the objects within a block does not matter. O(tokens).
+    """
+    stride_bytes, window_bytes = 4 * block_size, 4 * (block_size + eagle)
+    blocks = max(len(tokens) - eagle, 0) // block_size
+    token_bytes = tokens.astype("<u4", copy=False).tobytes()
+    suffixes = [_mm_suffix(info) for info in (block_mm_infos or ())[:blocks]]
+    suffixes += [b""] * (blocks - len(suffixes))
+    return [
+        xxh3_64_intdigest(token_bytes[start : start + window_bytes] + suffix, seed)
+        for start, suffix in zip(
+            range(0, stride_bytes * blocks, stride_bytes), suffixes, strict=True
+        )
+    ]
+
+
+def chain(local_hashes: Sequence[int]) -> HashArray:
+    """Sequence hashes of a prompt, in prefix order. Shape: (blocks,). O(blocks)."""
+    sequence_hashes = np.empty(len(local_hashes), dtype=np.uint64)
+    parent: int | None = None
+    for position, local_hash in enumerate(local_hashes):
+        parent = chain_hash(parent, local_hash)
+        sequence_hashes[position] = parent
+    return sequence_hashes
+
+
+def _mm_suffix(info: BlockMmInfo | None) -> bytes:
+    if info is None:
+        return b""
+    hashes = sorted(mm_object.mm_hash for mm_object in info.mm_objects)
+    return struct.pack(f"<{len(hashes)}Q", *hashes)

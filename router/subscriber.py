@@ -1,0 +1,108 @@
+"""From the bus into the core: the event stream and the load reports.
+
+Foreign bytes are counted, told (at most once per interval) and dropped, one message at a time. What
+a dropped message would have said shows as a gap or a differing digest, and is healed by a
+checkpoint.
+"""
+
+import logging
+import time
+
+from router.core import RouterCore
+from router.errors import WireError
+from router.indexer.event_log import Verdict
+from router.metrics import RouterMetrics
+from router.outbox import Outbox
+from router.protocol.events import LogMessage, decode_log_message
+from router.protocol.loads import LoadReport, decode_load_report
+from router.protocol.subjects import Subjects, rank_of
+from router.publisher.bus import Bus, StreamLimits, ensure_event_stream, subscribe
+from router.status import ServiceStatus
+from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
+
+log = logging.getLogger(__name__)
+
+_WARN_INTERVAL_S = 5.0
+
+
+class Subscriber:
+    """Feeds events and load reports to the core."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        outbox: Outbox,
+        status: ServiceStatus,
+        metrics: RouterMetrics,
+        subjects: Subjects,
+        limits: StreamLimits,
+    ) -> None:
+        self._core = core
+        self._outbox = outbox
+        self._status = status
+        self._metrics = metrics
+        self._subjects = subjects
+        self._limits = limits
+        self._warned_s = float("-inf")
+
+    async def run_events(self, bus: Bus) -> None:
+        """Follow the event stream until cancelled, each rank from its last checkpoint."""
+        reader = StreamReader(bus, self._subjects.event_stream, lambda: self._ensure(bus))
+        async for item in reader.read():
+            self._metrics.stream_reopens.labels("events").inc(reader.take_reopened())
+            match item:
+                case Message(subject, payload):
+                    self._metrics.log_messages.labels(self._apply(subject, payload)).inc()
+                case CaughtUp():
+                    self._status.caught_up(events=True)
+                case Restarted():
+                    log.warning("the event stream was made anew; asking for checkpoints")
+                    self._core.stream_lost(time.monotonic())
+
+    async def run_loads(self, bus: Bus) -> None:
+        """Follow the load reports until cancelled."""
+        subscription = await subscribe(bus, self._subjects.all_loads)
+        async for message in subscription.messages:
+            outcome = self._apply_load(message.subject, message.data)
+            self._metrics.load_reports.labels(outcome).inc()
+
+    async def _ensure(self, bus: Bus) -> None:
+        await ensure_event_stream(bus.js, self._subjects, self._limits)
+
+    def _apply(self, subject: str, payload: bytes) -> str:
+        try:
+            message = decode_log_message(payload)
+            _check_sender(subject, message)
+        except WireError as error:
+            self._warn("a message on %s is unreadable and dropped: %s", subject, error)
+            return "unreadable"
+        verdict = self._core.apply(message, time.monotonic())
+        if verdict is None:
+            return "unannounced"
+        if verdict is Verdict.FOREIGN:
+            self._warn("%s announced another identity than %s", message.rank, message.identity)
+        elif verdict is Verdict.GAP:
+            self._warn("%s: events are missing; a checkpoint will heal it", message.rank)
+        return verdict.value
+
+    def _apply_load(self, subject: str, payload: bytes) -> str:
+        try:
+            report = decode_load_report(payload)
+            _check_sender(subject, report)
+        except WireError as error:
+            self._warn("a report on %s is unreadable and dropped: %s", subject, error)
+            return "unreadable"
+        effects = self._core.apply_load(report, time.monotonic())
+        self._outbox.perform(effects)
+        return "unannounced" if effects else "applied"
+
+    def _warn(self, text: str, *values: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= _WARN_INTERVAL_S:
+            self._warned_s = now_s
+            log.warning(text, *values)
+
+
+def _check_sender(subject: str, message: LogMessage | LoadReport) -> None:
+    if rank_of(subject) != message.rank:
+        raise WireError(f"speaks for rank {message.rank}")

@@ -1,0 +1,221 @@
+"""What the core knows, in the shapes that callers read. Mutates nothing."""
+
+from msgspec import Struct
+
+from router.core import RouterCore
+from router.fleet import Worker
+from router.indexer.base import NO_OVERLAP, Overlap
+from router.protocol.loads import LoadGauges
+from router.protocol.replies import (
+    OverlapScores,
+    PotentialLoad,
+    RankOverlap,
+    ScopeLoads,
+    Trust,
+)
+from router.protocol.requests import PromptRequest
+from router.protocol.values import Rank, Scope
+from router.sequence.prompt import Prompt
+
+
+class RankView(Struct, frozen=True):
+    """One rank of a worker."""
+
+    dp_rank: int
+    trust: Trust
+    held_blocks: int
+    active_requests: int
+    active_prefill_tokens: int
+    active_decode_blocks: int
+    reported: LoadGauges | None
+
+
+class WorkerView(Struct, frozen=True):
+    """One worker, as it announced itself and as it stands."""
+
+    worker_id: int
+    name: str
+    model_name: str
+    routing_group: str
+    lifecycle: str
+    endpoint: str
+    block_size: int
+    is_eagle: bool
+    data_parallel_start_rank: int
+    data_parallel_size: int
+    max_num_batched_tokens: int
+    total_kv_blocks: int
+    role: str
+    incarnation: int
+    last_heard_s: float
+    not_schedulable_reasons: list[str]
+    ranks: list[RankView]
+
+
+def loads(core: RouterCore) -> list[ScopeLoads]:
+    """The booked load of every rank, by scope."""
+    by_scope: dict[Scope, list[PotentialLoad]] = {}
+    for worker in core.fleet:
+        announcement = worker.announcement
+        here = by_scope.setdefault(announcement.scope, [])
+        for rank in announcement.ranks:
+            active = core.tracker.active(rank)
+            here.append(_load(core, rank, active.active_prefill_tokens, active.active_blocks))
+    return [
+        ScopeLoads(scope.model_name, scope.routing_group, here)
+        for scope, here in sorted(by_scope.items())
+    ]
+
+
+def potential_loads(
+    core: RouterCore, request: PromptRequest, prompt: Prompt
+) -> list[PotentialLoad]:
+    """The load of every schedulable rank of a scope, were this prompt placed there."""
+    workers = core.fleet.schedulable(request.scope)
+    overlaps = core.match(request.scope, prompt, workers)
+    result = []
+    for worker in workers:
+        hashed = prompt.hashed(worker.identity)
+        for rank in worker.ranks:
+            overlap_blocks = overlaps[worker.identity].get(rank, NO_OVERLAP).device
+            load = core.tracker.projected(rank, hashed, overlap_blocks)
+            result.append(_load(core, rank, load.prefill_tokens, load.decode_blocks))
+    return result
+
+
+def overlap_scores(
+    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
+) -> OverlapScores:
+    """The cached prefix of every announced rank of a scope."""
+    workers = [w.announcement for w in core.fleet if w.announcement.scope == request.scope]
+    overlaps = core.match(request.scope, prompt, workers)
+    ranks = [
+        _rank_overlap(
+            rank,
+            worker.identity.block_size,
+            overlaps[worker.identity].get(rank, NO_OVERLAP),
+            core.trust(rank, now_s),
+        )
+        for worker in workers
+        for rank in worker.ranks
+    ]
+    if not workers:
+        return OverlapScores(0, 0, ranks)
+    first = prompt.hashed(workers[0].identity)
+    return OverlapScores(first.block_size, len(first.hash_list), ranks)
+
+
+def workers(core: RouterCore, now_s: float) -> list[WorkerView]:
+    """Every worker, by id."""
+    return [worker_view(core, worker, now_s) for worker in core.fleet]
+
+
+def worker_view(core: RouterCore, worker: Worker, now_s: float) -> WorkerView:
+    """One worker."""
+    announcement = worker.announcement
+    lifecycle, reasons = _lifecycle(core, worker)
+    return WorkerView(
+        worker_id=announcement.worker_id,
+        name=announcement.name,
+        model_name=announcement.model_name,
+        routing_group=announcement.routing_group,
+        lifecycle=lifecycle,
+        endpoint=announcement.endpoint,
+        block_size=announcement.identity.block_size,
+        is_eagle=announcement.identity.eagle,
+        data_parallel_start_rank=announcement.data_parallel_start_rank,
+        data_parallel_size=announcement.data_parallel_size,
+        max_num_batched_tokens=announcement.max_num_batched_tokens,
+        total_kv_blocks=announcement.total_kv_blocks,
+        role=announcement.role,
+        incarnation=announcement.incarnation,
+        last_heard_s=round(now_s - worker.heard_s, 3),
+        not_schedulable_reasons=reasons,
+        ranks=[_rank_view(core, worker, rank, now_s) for rank in announcement.ranks],
+    )
+
+
+def dump(core: RouterCore) -> dict[str, object]:
+    """Every held block, in the event form that peers of this field exchange.
+
+    `block_hash` is the sequence hash; the index keeps no local hashes, so `tokens_hash` is null.
+    """
+    by_scope: dict[str, list[object]] = {}
+    for scope, held in core.index.dump():
+        blocks = [
+            {"block_hash": sequence_hash, "tokens_hash": None, "mm_extra_info": None}
+            for sequence_hash in held.sequence_hashes.tolist()
+        ]
+        stored = {"parent_hash": None, "start_position": None, "blocks": blocks}
+        by_scope.setdefault(f"{scope.model_name}:{scope.routing_group}", []).append(
+            {
+                "worker_id": held.rank.worker_id,
+                "storage_tier": _TIER_NAMES[held.tier],
+                "residency_domain": "worker",
+                "event": {
+                    "event_id": held.event_id,
+                    "data": {"stored": stored},
+                    "dp_rank": held.rank.dp_rank,
+                },
+            }
+        )
+    return {
+        name: {"block_size": _block_size(core, name), "events": events}
+        for name, events in by_scope.items()
+    }
+
+
+_TIER_NAMES = ("device", "host_pinned", "disk", "external")
+
+
+def _block_size(core: RouterCore, scope_name: str) -> int | None:
+    for worker in core.fleet:
+        scope = worker.announcement.scope
+        if f"{scope.model_name}:{scope.routing_group}" == scope_name:
+            return worker.announcement.identity.block_size
+    return None
+
+
+def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:
+    requests = core.tracker.active(rank).active_requests
+    return PotentialLoad(rank.worker_id, rank.dp_rank, prefill_tokens, decode_blocks, requests)
+
+
+def _rank_overlap(rank: Rank, block_size: int, overlap: Overlap, trust: Trust) -> RankOverlap:
+    return RankOverlap(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        block_size=block_size,
+        device_blocks=overlap.device,
+        host_pinned_blocks=overlap.host,
+        disk_blocks=overlap.disk,
+        remote_blocks=overlap.remote,
+        host_pinned_extension_blocks=overlap.host - overlap.device,
+        disk_extension_blocks=overlap.disk - overlap.host,
+        trust=trust,
+    )
+
+
+def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
+    wanted = core.fleet.lifecycle(worker.announcement.worker_id)
+    reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
+    if worker.is_expected:
+        reasons.append("announced, but not heard yet")
+    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
+    if wanted == "draining" and not busy:
+        return "drained", reasons
+    return ("incomplete" if worker.is_expected else wanted), reasons
+
+
+def _rank_view(core: RouterCore, worker: Worker, rank: Rank, now_s: float) -> RankView:
+    active = core.tracker.active(rank)
+    report = worker.reports.get(rank)
+    return RankView(
+        dp_rank=rank.dp_rank,
+        trust=core.trust(rank, now_s),
+        held_blocks=core.index.held_blocks(rank),
+        active_requests=active.active_requests,
+        active_prefill_tokens=active.active_prefill_tokens,
+        active_decode_blocks=active.active_blocks,
+        reported=None if report is None else report.gauges,
+    )

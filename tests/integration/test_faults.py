@@ -1,0 +1,132 @@
+"""Processes are killed; the fleet is right again without help."""
+
+import asyncio
+import time
+
+from servers import eventually
+
+PROMPTS = [list(f"Prompt number {i}, {'long enough to be cached ' * 4}".encode()) for i in range(9)]
+
+
+async def fill(fleet):
+    for prompt in PROMPTS:
+        await fleet.ask(prompt)
+    await fleet.until_drained()
+
+
+async def test_a_killed_agent_is_out_within_three_seconds(fleet):
+    await fleet.start(workers=3)
+    await fill(fleet)
+    fleet.workers[2].kill()
+    killed_s = time.monotonic()
+    await eventually(lambda: _is(fleet.worker_ids(), [1, 3]))
+    assert time.monotonic() - killed_s < 3.0
+    for prompt in PROMPTS:
+        assert (await fleet.select(prompt))["worker_id"] != 2
+    assert not any(worker == 2 for worker, _ in await fleet.held_by_index())
+    assert all(load["worker_id"] != 2 for load in (await fleet.get("/loads"))[0]["loads"])
+
+
+async def test_a_killed_agent_comes_back_empty(fleet):
+    await fleet.start(workers=3)
+    await fill(fleet)
+    held = set(await fleet.held_by_index())
+    fleet.workers[2].kill()
+    fleet.workers[2].start()
+    await eventually(lambda: _is(_incarnations(fleet), 3), timeout_s=30)
+    await fleet.until_ready(3)
+    await fleet.until_drained()
+    assert set(await fleet.held_by_index()) == held - {(2, 0)}
+    await eventually(fleet.all_exact)
+    await fill(fleet)
+
+
+async def test_a_killed_router_comes_back_with_everything(fleet):
+    await fleet.start(workers=3, dp_size=2)
+    await fill(fleet)
+    expected = await fleet.held_by_workers()
+    assert expected
+    for _ in range(2):
+        fleet.router.kill()
+        fleet.router.start()
+        await fleet.until_ready(3)
+        assert await fleet.held_by_index() == expected
+        assert await fleet.all_exact()
+
+
+async def test_a_router_killed_while_events_flow(fleet):
+    await fleet.start(workers=3, **{"num-blocks": 128})
+    await fill(fleet)
+
+    async def traffic():
+        for number in range(40):
+            prompt = list(f"Unique {number} {'and still more to say ' * 6}".encode())
+            await fleet.complete(1 + number % 3, 0, prompt)
+
+    flowing = asyncio.create_task(traffic())
+    await asyncio.sleep(0.2)
+    fleet.router.kill()
+    await asyncio.sleep(0.2)
+    fleet.router.start()
+    await flowing
+    await fleet.until_ready(3)
+    await fleet.until_drained()
+    await eventually(fleet.all_exact)
+
+
+async def test_a_killed_bus_comes_back_with_its_store(fleet, nats_server):
+    await fleet.start(workers=3)
+    await fill(fleet)
+    nats_server.kill()
+    for prompt in PROMPTS[:3]:
+        decision = await fleet.select(prompt)
+        answer = await fleet.complete(
+            decision["worker_id"], decision["dp_rank"], prompt + [65] * 64
+        )
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert not await fleet.is_drained()
+    nats_server.start()
+    await fleet.until_drained(timeout_s=20)
+    await eventually(fleet.all_exact)
+
+
+async def test_a_bus_that_lost_its_store_is_filled_again(fleet, nats_server):
+    await fleet.start(workers=3)
+    await fill(fleet)
+    nats_server.kill()
+    nats_server.start(empty=True)
+    await eventually(fleet.all_exact, timeout_s=20)
+    assert await fleet.is_drained()
+    await fill(fleet)
+    fleet.router.kill()
+    fleet.router.start()
+    await fleet.until_ready(3)
+    await fleet.until_drained(timeout_s=20)
+
+
+async def test_a_second_agent_of_the_same_id_is_refused(fleet):
+    await fleet.start(workers=2)
+    await fill(fleet)
+    fleet.add_worker(1)
+    twin = fleet.workers[1]
+    assert await asyncio.to_thread(twin.popen.wait, 30) == 3
+    assert "worker.1 is taken" in twin.log.read_text()
+    assert await fleet.worker_ids() == [1, 2]
+    assert await fleet.all_exact()
+
+
+async def test_both_stop_cleanly_on_sigterm(fleet):
+    await fleet.start(workers=2)
+    assert await asyncio.to_thread(fleet.workers[1].stop) == 0
+    await eventually(lambda: _is(fleet.worker_ids(), [2]), timeout_s=1.0)
+    assert await asyncio.to_thread(fleet.router.stop) == 0
+
+
+async def _is(answer, expected):
+    return await answer == expected
+
+
+async def _incarnations(fleet):
+    """How many workers of a life that is alive now are announced."""
+    workers = await fleet.get("/workers")
+    return sum(worker["last_heard_s"] < 1.5 for worker in workers)

@@ -1,0 +1,165 @@
+"""`kv-router up`, as a user starts it."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+
+import httpx
+import pytest
+
+from servers import free_port
+
+
+class Up:
+    """The command, its output so far, and the processes it started."""
+
+    def __init__(self, *options):
+        self.port = free_port()
+        self.output = ""
+        self._command = [
+            sys.executable, "-m", "router", "up", "--port", str(self.port), *options
+        ]  # fmt: skip
+        self.process = None
+        self._reading = None
+
+    async def start(self):
+        self.process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self):
+        while line := await self.process.stdout.readline():
+            self.output += line.decode()
+
+    async def until(self, text, timeout_s=90):
+        deadline_s = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert self.process.returncode is None, self.output
+            assert time.monotonic() < deadline_s, self.output
+            await asyncio.sleep(0.05)
+
+    async def wait(self, timeout_s=60):
+        async with asyncio.timeout(timeout_s):
+            await self.process.wait()
+            await self._reading
+        return self.process.returncode
+
+    def pids(self):
+        return {name: int(pid) for name, pid in re.findall(r"^(\S+)\s+\S+://\S+\s+(\d+)\s",
+                                                           self.output, re.MULTILINE)}  # fmt: skip
+
+
+@pytest.fixture
+async def up():
+    started = []
+
+    async def start(*options):
+        started.append(Up(*options))
+        await started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.returncode is None:
+            each.process.kill()
+        await each.wait()
+
+
+def alive(pids):
+    return [pid for pid in pids if _is_alive(pid)]
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def figures(output, name):
+    """The two figures of a line of the comparison: by the router, and round-robin."""
+    line = next(line for line in output.splitlines() if line.startswith(name))
+    return [int(number) for number in re.findall(r"(\d+)(?: ms| \()", line)]
+
+
+@pytest.mark.timeout(180)
+async def test_the_demonstration_shows_what_placement_does(up):
+    fleet = await up("--no-stay")
+    assert await fleet.wait(150) == 0, fleet.output
+    assert set(fleet.pids()) == {"nats", "router", "worker-1", "worker-2", "worker-3"}
+    routed, round_robin = figures(fleet.output, "cached prompt tokens")
+    assert routed > round_robin
+    routed_ms, round_robin_ms = figures(fleet.output, "TTFT, mean")
+    assert routed_ms > 0
+    assert round_robin_ms > 0
+    right = int(re.search(r"^(\d+) of 54 predictions equal", fleet.output, re.MULTILINE)[1])
+    assert right >= 50
+    assert re.search(r"^Why \d/0 for a prompt of \d+ tokens\?", fleet.output, re.MULTILINE)
+    assert not alive(fleet.pids().values())
+
+
+@pytest.mark.timeout(180)
+async def test_keeps_serving_starts_the_dead_again_and_stops_on_ctrl_c(up, tmp_path):
+    options = ("--no-demo", "--workers", "2", "--dp-size", "2", "--data-dir", str(tmp_path))
+    fleet = await up(*options)
+    await fleet.until("Ctrl-C stops everything", timeout_s=60)
+    pids = fleet.pids()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{fleet.port}") as client:
+        workers = (await client.get("/workers")).json()
+        assert [(w["worker_id"], w["data_parallel_size"]) for w in workers] == [(1, 2), (2, 2)]
+        os.kill(pids["worker-1"], signal.SIGKILL)
+        os.kill(pids["router"], signal.SIGKILL)
+        await fleet.until("! worker-1 was killed by SIGKILL")
+        await fleet.until("! router was killed by SIGKILL")
+        await _until_ready(client, 2)
+    assert (tmp_path / "worker-1.log").read_text()
+    fleet.process.send_signal(signal.SIGINT)
+    assert await fleet.wait() == 0
+    assert "stopped" in fleet.output
+    assert not alive([pids["nats"], pids["worker-2"]])
+
+
+@pytest.mark.timeout(120)
+async def test_children_do_not_outlive_it(up):
+    fleet = await up("--no-demo", "--workers", "1")
+    await fleet.until("Ctrl-C stops everything", timeout_s=60)
+    pids = fleet.pids().values()
+    fleet.process.kill()
+    deadline_s = time.monotonic() + 20
+    while alive(pids):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.1)
+
+
+async def test_a_wrong_option_is_a_clear_error(up):
+    fleet = await up("--workers", "0")
+    assert await fleet.wait() == 2
+    assert "workers: '0' (flag)" in fleet.output
+
+
+async def test_a_port_that_is_taken_is_told(up):
+    first = await up("--no-demo", "--workers", "1")
+    await first.until("Ctrl-C stops everything", timeout_s=60)
+    second = await up("--no-demo", "--workers", "1", "--port", str(first.port))
+    assert await second.wait() == 2
+    assert str(first.port) in second.output
+
+
+async def _until_ready(client, workers):
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                answer = await client.get("/ready")
+            except httpx.HTTPError:
+                answer = None
+            if answer is not None and answer.json()["schedulable_workers"] == workers:
+                return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,221 @@
+"""The index and how far it can be believed."""
+
+import numpy as np
+import pytest
+
+from oracle.index import ExactIndex
+from router.indexer.event_log import Verdict
+from router.indexer.radix_tree import RadixTree
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, LoadReport
+from router.protocol.replies import TrustState
+from router.protocol.values import SCHEME, HeldState, Identity, Rank, Scope, Tier
+from router.publisher.journal import EventJournal
+
+RANK, SCOPE, IDENTITY = Rank(1, 0), Scope("m", "g"), Identity(SCHEME, 16)
+
+
+class Edge:
+    """A rank's journal, and an index that follows it."""
+
+    def __init__(self, make_indexer, incarnation=1, identity=IDENTITY):
+        self.index = TrustedIndex(make_indexer)
+        self.index.add_rank(RANK, SCOPE, IDENTITY, now_s=0.0)
+        self.restart(incarnation, identity)
+
+    def restart(self, incarnation, identity=IDENTITY):
+        self.incarnation = incarnation
+        self.journal = EventJournal(RANK, incarnation, identity)
+
+    def deliver(self, now_s=0.0):
+        return [self.index.apply(message, now_s) for message in self.journal.take()]
+
+    def report(self, **changes):
+        fields = {
+            "worker_id": 1,
+            "dp_rank": 0,
+            "incarnation": self.incarnation,
+            "event_id": self.journal.last_event_id,
+            "state": self.journal.taken_state,
+            "counters": LoadCounters(),
+            "gauges": LoadGauges(),
+            "constants": LoadConstants(),
+        }
+        return LoadReport(**{**fields, **changes})
+
+    def overlap(self, *hashes):
+        prompt = np.array(hashes, dtype=np.uint64)
+        scores = self.index.find_matches(SCOPE, prompt)
+        return scores[RANK].device if RANK in scores else 0
+
+    def trust(self, now_s=0.0):
+        return self.index.trust(RANK, now_s)
+
+
+@pytest.fixture(params=[RadixTree, ExactIndex])
+def edge(request):
+    return Edge(request.param)
+
+
+def test_a_rank_is_blind_then_exact(edge):
+    assert edge.trust().state is TrustState.BLIND
+    edge.journal.stored(Tier.DEVICE, [1, 2], None)
+    assert edge.deliver(now_s=1.0) == [Verdict.NEW_LIFE]
+    trust = edge.trust(now_s=3.0)
+    assert (trust.state, trust.event_id, trust.age_s) == (TrustState.EXACT, 1, 2.0)
+    assert edge.overlap(1, 2, 3) == 2
+
+
+def test_follows_stores_removals_and_clears(edge):
+    edge.deliver()
+    edge.journal.stored(Tier.DEVICE, [1, 2, 3], None)
+    edge.deliver()
+    edge.journal.removed(Tier.DEVICE, [3])
+    assert edge.deliver() == [Verdict.APPLY]
+    assert edge.overlap(1, 2, 3) == 2
+    edge.journal.cleared()
+    edge.deliver()
+    assert edge.overlap(1, 2, 3) == 0
+    assert edge.trust().state is TrustState.EXACT
+
+
+def test_a_lost_batch_degrades_until_a_checkpoint(edge):
+    edge.deliver()
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    edge.journal.take()
+    edge.journal.stored(Tier.DEVICE, [2], 1)
+    assert edge.deliver(now_s=5.0) == [Verdict.GAP]
+    assert edge.trust().state is TrustState.DEGRADED
+    assert edge.index.take_wanted_checkpoints(5.9) == []
+    assert edge.index.take_wanted_checkpoints(6.0) == [(RANK, "events missing")]
+    edge.journal.require_checkpoint()
+    assert edge.deliver() == [Verdict.APPLY]
+    assert edge.trust().state is TrustState.EXACT
+    assert edge.overlap(1, 2) == 2
+
+
+def test_a_wanted_checkpoint_is_asked_for_again_but_not_at_once(edge):
+    wanted = [bool(edge.index.take_wanted_checkpoints(t)) for t in (0.5, 1.0, 1.5, 2.5, 3.0)]
+    assert wanted == [False, True, False, False, True]
+
+
+def test_a_state_that_does_not_add_up_is_noticed(edge):
+    edge.journal.stored(Tier.DEVICE, [1, 2], None)
+    edge.deliver()
+    edge.index._indexer(SCOPE).store(RANK, Tier.DEVICE, np.array([99], dtype=np.uint64))
+    edge.journal.stored(Tier.DEVICE, [3], 2)
+    edge.deliver()
+    trust = edge.trust()
+    assert (trust.state, trust.reason) == (TrustState.DEGRADED, "digest differs")
+
+
+def test_silent_drift_is_noticed_by_a_report(edge):
+    edge.journal.stored(Tier.DEVICE, [1, 2], None)
+    edge.deliver()
+    edge.index.compare(edge.report(), now_s=1.0)
+    assert edge.trust().state is TrustState.EXACT
+    edge.index._indexer(SCOPE).remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
+    edge.index.compare(edge.report(), now_s=2.0)
+    assert edge.trust().state is TrustState.DEGRADED
+
+
+def test_a_report_ahead_of_the_index_means_lagging(edge):
+    edge.deliver()
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    messages = edge.journal.take()
+    edge.index.compare(edge.report(), now_s=1.0)
+    assert edge.trust().state is TrustState.LAGGING
+    edge.index.apply(messages[0], 1.1)
+    assert edge.trust().state is TrustState.EXACT
+    assert edge.index.take_wanted_checkpoints(10.0) == []
+
+
+def test_a_lasting_lag_asks_for_a_checkpoint(edge):
+    edge.deliver()
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    edge.journal.take()
+    edge.index.compare(edge.report(), now_s=1.0)
+    assert edge.index.take_wanted_checkpoints(2.0) == [(RANK, "behind its reports")]
+
+
+def test_a_report_that_agrees_settles_a_doubt(edge):
+    edge.deliver()
+    edge.index.compare(edge.report(event_id=5), now_s=1.0)
+    edge.index.compare(edge.report(), now_s=1.5)
+    assert edge.index.take_wanted_checkpoints(9.0) == []
+
+
+def test_a_new_life_forgets_the_old(edge):
+    edge.journal.stored(Tier.DEVICE, [1, 2], None)
+    edge.deliver()
+    edge.restart(incarnation=2)
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    assert edge.deliver() == [Verdict.NEW_LIFE]
+    assert edge.overlap(1, 2) == 1
+    assert edge.index.incarnation(RANK) == 2
+
+
+def test_a_wiped_stream_degrades_everybody(edge):
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    edge.deliver()
+    edge.index.stream_lost(now_s=3.0)
+    assert edge.trust().state is TrustState.DEGRADED
+    assert edge.overlap(1) == 1
+    edge.journal.require_checkpoint()
+    edge.deliver()
+    assert edge.trust().state is TrustState.EXACT
+
+
+@pytest.mark.parametrize(
+    "identity", [Identity(SCHEME, 32), Identity(SCHEME, 16, eagle=True), Identity("sha256", 16)]
+)
+def test_events_of_another_identity_are_refused(identity):
+    edge = Edge(RadixTree, identity=identity)
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    assert edge.deliver() == [Verdict.FOREIGN]
+    assert edge.overlap(1) == 0
+    assert edge.trust().state is TrustState.BLIND
+
+
+def test_an_unknown_scheme_is_blind_even_if_announced():
+    edge = Edge(RadixTree)
+    edge.index.add_rank(RANK, SCOPE, Identity("sha256", 16), now_s=0.0)
+    edge.restart(1, Identity("sha256", 16))
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    assert edge.deliver() == [Verdict.FOREIGN]
+    assert "sha256" in edge.trust().reason
+
+
+def test_an_unknown_rank_is_nobodys(edge):
+    edge.index.drop_rank(RANK)
+    assert edge.deliver() == [None]
+    assert edge.index.block_counts() == {}
+
+
+def test_scopes_do_not_meet(edge):
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    edge.deliver()
+    assert edge.index.find_matches(Scope("m", "other"), np.array([1], dtype=np.uint64)) == {}
+
+
+def test_an_index_goes_with_its_last_rank(edge):
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    edge.deliver()
+    assert edge.index.block_counts() == {SCOPE: 1}
+    edge.index.drop_rank(RANK)
+    assert edge.index.block_counts() == {}
+    assert edge.overlap(1) == 0
+
+
+def test_dumps_what_is_held(edge):
+    edge.journal.stored(Tier.DEVICE, [1, 2], None)
+    edge.journal.stored(Tier.DISK, [2], 1)
+    edge.deliver()
+    dumped = {(scope, h.tier): sorted(h.sequence_hashes.tolist()) for scope, h in edge.index.dump()}
+    assert dumped == {(SCOPE, Tier.DEVICE): [1, 2], (SCOPE, Tier.DISK): [2]}
+
+
+def test_an_empty_state_needs_no_checkpoint_content(edge):
+    assert edge.deliver() == [Verdict.NEW_LIFE]
+    assert edge.journal.taken_state == HeldState()
+    assert edge.trust().state is TrustState.EXACT

@@ -1,0 +1,220 @@
+"""The bytes on the bus: what is written today is what was written yesterday, and is read back."""
+
+import contextlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import WireError
+from router.protocol.catalogue import (
+    RouterAnnouncement,
+    WorkerAnnouncement,
+    WorkerOrder,
+    decode_order,
+    decode_router,
+    decode_worker,
+    encode_entry,
+    order_key,
+    router_key,
+    worker_key,
+)
+from router.protocol.events import (
+    Checkpoint,
+    Cleared,
+    EventBatch,
+    Removed,
+    Stored,
+    TierBlocks,
+    decode_log_message,
+    encode_log_message,
+)
+from router.protocol.loads import (
+    LoadConstants,
+    LoadCounters,
+    LoadGauges,
+    LoadReport,
+    decode_load_report,
+    encode_load_report,
+)
+from router.protocol.reservations import (
+    OutputBlockAdded,
+    PrefillCompleted,
+    ReservationAdded,
+    ReservationEvent,
+    ReservationFreed,
+    decode_reservation,
+    encode_reservation,
+)
+from router.protocol.values import (
+    SCHEME,
+    HeldState,
+    Identity,
+    Rank,
+    Tier,
+    pack_hashes,
+    unpack_hashes,
+)
+
+PACKED = pack_hashes(np.array([1, 2**64 - 1], dtype=np.uint64))
+STATE = HeldState((1, 0, 0, 0), (2, 0, 0, 0), (2**64 - 1, 0, 0, 0))
+IDENTITY = Identity(SCHEME, 16)
+
+BATCH = EventBatch(
+    7, 1, 99, IDENTITY, 5,
+    (Stored(Tier.DEVICE, PACKED), Removed(Tier.HOST, PACKED[:8]), Cleared(), Cleared(Tier.DISK)),
+    STATE,
+)  # fmt: skip
+CHECKPOINT = Checkpoint(7, 1, 99, IDENTITY, 5, 0, 1, (TierBlocks(Tier.REMOTE, PACKED),), STATE)
+REPORT = LoadReport(
+    7, 1, 99, 5, STATE,
+    LoadCounters(1, 2.5, 3, 4.5, 5, 6, 7, 8, 9), LoadGauges(1, 2, 3, 4), LoadConstants(5, 6, 7),
+)  # fmt: skip
+WORKER = WorkerAnnouncement(
+    worker_id=7, name="pod-7", endpoint="http://w7:8000", identity=IDENTITY, total_kv_blocks=100,
+    max_num_batched_tokens=2048, data_parallel_size=2, incarnation=99,
+)  # fmt: skip
+ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
+ADDED = ReservationEvent(3, "id", Rank(7, 1), ReservationAdded(PACKED, 40, 1, 64))
+
+STATE_HEX = "939401000000940200000094cfffffffffffffffff000000"
+IDENTITY_HEX = "93ac787868332d36342d3133333710c2"
+HEAD_HEX = f"070163{IDENTITY_HEX}05"
+
+
+def test_batch():
+    assert encode_log_message(BATCH).hex() == (
+        f"98a56261746368{HEAD_HEX}"
+        "9493a673746f72656400c4100100000000000000ffffffffffffffff"
+        "93a772656d6f76656401c4080100000000000000"
+        "92a7636c6561726564c092a7636c656172656402"
+        f"{STATE_HEX}"
+    )
+
+
+def test_checkpoint():
+    assert encode_log_message(CHECKPOINT).hex() == (
+        f"9aaa636865636b706f696e74{HEAD_HEX}0001"
+        "919203c4100100000000000000ffffffffffffffff"
+        f"{STATE_HEX}"
+    )
+
+
+def test_load_report():
+    encoded = encode_load_report(REPORT)
+    assert msgspec.msgpack.decode(encoded) == {
+        "worker_id": 7, "dp_rank": 1, "incarnation": 99, "event_id": 5,
+        "state": [[1, 0, 0, 0], [2, 0, 0, 0], [2**64 - 1, 0, 0, 0]],
+        "counters": {
+            "steps": 1, "busy_s": 2.5, "prefill_tokens": 3, "prefill_token_contexts": 4.5,
+            "decode_requests": 5, "resident_kv_tokens": 6, "requests_received": 7,
+            "requests_finished": 8, "cached_tokens": 9,
+        },
+        "gauges": {
+            "running_requests": 1, "waiting_requests": 2, "waiting_uncached_tokens": 3,
+            "kv_used_blocks": 4,
+        },
+        "constants": {"chunk_tokens": 5, "max_running_requests": 6, "num_blocks": 7},
+    }  # fmt: skip
+    assert encoded[:13].hex() == "88a9776f726b65725f696407a7"
+
+
+def test_worker_announcement():
+    assert encode_entry(WORKER) == (
+        b'{"worker_id":7,"name":"pod-7","model_name":"default","routing_group":"default",'
+        b'"endpoint":"http://w7:8000","identity":["xxh3-64-1337",16,false],"total_kv_blocks":100,'
+        b'"max_num_batched_tokens":2048,"data_parallel_start_rank":0,"data_parallel_size":2,'
+        b'"role":"aggregated","incarnation":99,"agent_is_engine":true}'
+    )
+    assert WORKER.ranks == (Rank(7, 0), Rank(7, 1))
+
+
+def test_router_announcement_and_order():
+    assert encode_entry(ROUTER) == (
+        b'{"router_id":3,"name":"r","endpoint":"http://r:8092","incarnation":4}'
+    )
+    assert encode_entry(WorkerOrder("draining")) == b'{"lifecycle":"draining"}'
+    assert (worker_key(7), router_key(3), order_key(7)) == ("worker.7", "router.3", "order.7")
+
+
+def test_reservation_events():
+    assert encode_reservation(ADDED).hex() == (
+        "9403a2696492070195a56164646564c4100100000000000000ffffffffffffffff280140"
+    )
+    steps = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed()]
+    encoded = [encode_reservation(ReservationEvent(3, "id", Rank(7, 1), s)).hex() for s in steps]
+    head = "9403a26964920701"
+    assert encoded == [
+        f"{head}91b170726566696c6c5f636f6d706c65746564",
+        f"{head}92ac6f75747075745f626c6f636bcb3fe0000000000000",
+        f"{head}91a56672656564",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decode", "encoded", "value"),
+    [
+        (decode_log_message, encode_log_message(BATCH), BATCH),
+        (decode_log_message, encode_log_message(CHECKPOINT), CHECKPOINT),
+        (decode_load_report, encode_load_report(REPORT), REPORT),
+        (decode_worker, encode_entry(WORKER), WORKER),
+        (decode_router, encode_entry(ROUTER), ROUTER),
+        (decode_order, encode_entry(WorkerOrder("cordoned")), WorkerOrder("cordoned")),
+        (decode_reservation, encode_reservation(ADDED), ADDED),
+    ],
+)
+def test_is_read_back(decode, encoded, value):
+    assert decode(encoded) == value
+
+
+def test_fields_may_be_appended():
+    longer = [*msgspec.msgpack.decode(encode_log_message(BATCH)), "from the future"]
+    assert decode_log_message(msgspec.msgpack.encode(longer)) == BATCH
+
+
+def changed(position, value, message=BATCH):
+    fields = msgspec.msgpack.decode(encode_log_message(message))
+    fields[position] = value
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff\xff",
+        b"garbage",
+        encode_log_message(BATCH)[:-3],
+        changed(0, "batches"),
+        changed(1, -1),
+        changed(2, 70_000),
+        changed(4, ["xxh3-64-1337", 0]),
+        changed(5, 0),
+        changed(6, []),
+        changed(6, [["stored", 0, b"seven b"]]),
+        changed(6, [["stored", 4, b""]]),
+        changed(6, [["vanished", 0, b""]]),
+        changed(7, [[0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+        changed(6, 2, CHECKPOINT),
+        changed(7, 0, CHECKPOINT),
+    ],
+)
+def test_foreign_bytes_are_one_error(payload):
+    with pytest.raises(WireError):
+        decode_log_message(payload)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(payload):
+    for decode in (decode_log_message, decode_load_report, decode_worker, decode_reservation):
+        with contextlib.suppress(WireError):
+            decode(payload)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_hashes_are_packed_little_endian(hashes):
+    packed = pack_hashes(np.array(hashes, dtype=np.uint64))
+    assert packed == b"".join(h.to_bytes(8, "little") for h in hashes)
+    assert unpack_hashes(packed).tolist() == hashes

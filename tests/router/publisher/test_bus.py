@@ -1,0 +1,73 @@
+"""The connection: patient at the start, and back by itself."""
+
+import asyncio
+import logging
+
+import pytest
+
+from router.errors import BusUnavailableError
+from router.protocol.subjects import Subjects
+from router.publisher.bus import (
+    StreamLimits,
+    connection,
+    ensure_bucket,
+    ensure_event_stream,
+    until_closed,
+)
+
+SUBJECTS = Subjects("test")
+
+
+async def test_waits_for_the_server_and_says_so(stopped_nats_server, eventually, caplog):
+    server, seen = stopped_nats_server, []
+
+    async def connect():
+        async with connection(server.url, "test", seen.append) as bus:
+            await bus.client.flush()
+
+    with caplog.at_level(logging.WARNING):
+        task = asyncio.create_task(connect())
+        await eventually(lambda: f"no NATS at {server.url} yet" in caplog.text)
+    assert seen == []
+    server.start()
+    await task
+    assert seen == [True, False]
+
+
+async def test_tells_losses_and_returns(nats_server, eventually):
+    seen = []
+    async with connection(nats_server.url, "test", seen.append):
+        nats_server.kill()
+        await eventually(lambda: seen == [True, False])
+        nats_server.start()
+        await eventually(lambda: seen == [True, False, True])
+
+
+async def test_what_exists_is_kept_as_it_is(bus):
+    await ensure_event_stream(bus.js, SUBJECTS, StreamLimits(max_bytes=5 << 20))
+    await ensure_event_stream(bus.js, SUBJECTS, StreamLimits(max_bytes=9 << 20))
+    info = await bus.js.stream_info(SUBJECTS.event_stream)
+    assert info.config.max_bytes == 5 << 20
+    await ensure_bucket(bus.js, SUBJECTS, 1)
+    await ensure_bucket(bus.js, SUBJECTS, 1)
+
+
+async def test_the_stream_loses_nothing_by_itself(bus):
+    await ensure_event_stream(bus.js, SUBJECTS, StreamLimits())
+    config = (await bus.js.stream_info(SUBJECTS.event_stream)).config
+    assert (config.discard, config.max_age, config.allow_rollup_hdrs) == ("new", 0, True)
+
+
+async def test_a_bus_that_is_away_is_one_error(bus, nats_server, eventually):
+    nats_server.kill()
+    await eventually(lambda: not bus.client.is_connected)
+    with pytest.raises(BusUnavailableError):
+        await ensure_event_stream(bus.js, SUBJECTS, StreamLimits())
+
+
+async def test_a_connection_given_up_is_told(bus):
+    waiting = asyncio.create_task(until_closed(bus))
+    await asyncio.sleep(0)
+    await bus.client.close()
+    with pytest.raises(BusUnavailableError):
+        await waiting

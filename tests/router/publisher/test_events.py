@@ -1,0 +1,177 @@
+"""The event publisher over a transport that fails in every way a bus can."""
+
+import asyncio
+
+import pytest
+
+from router.errors import BusUnavailableError, LogConflictError, LogFullError, TwinError
+from router.protocol.events import Checkpoint, EventBatch, decode_log_message
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher import events
+from router.publisher.events import KvEventPublisher
+from router.publisher.journal import EventJournal, JournalLimits
+from router.publisher.transport import MemoryTransport
+
+SUBJECT, RANK = "kv.test.events.1.0", Rank(1, 0)
+
+
+class FaultyTransport(MemoryTransport):
+    """Fails as told: `before` the append, or `after` it, so that only the answer is lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = [], []
+
+    async def append(self, subject, payload, **arguments):
+        if self.before:
+            raise self.before.pop(0)
+        sequence = await super().append(subject, payload, **arguments)
+        if self.after:
+            raise self.after.pop(0)
+        return sequence
+
+
+async def nobody_else():
+    """The worker id is ours."""
+
+
+@pytest.fixture
+def transport(monkeypatch):
+    monkeypatch.setattr(events, "_BACKOFF_S", (0.0,))
+    return FaultyTransport()
+
+
+def publisher(incarnation=1, **limits):
+    journal = EventJournal(RANK, incarnation, Identity(SCHEME, 16), JournalLimits(**limits))
+    return KvEventPublisher(journal, SUBJECT, flush_interval_s=0.001)
+
+
+def logged(transport):
+    return [decode_log_message(payload) for _, _, payload in transport.log]
+
+
+async def test_starts_with_a_checkpoint_and_goes_on_with_batches(transport):
+    ours = publisher()
+    await ours.flush(transport, nobody_else)
+    ours.stored(Tier.DEVICE, [1, 2], None)
+    await ours.flush(transport, nobody_else)
+    assert [type(m) for m in logged(transport)] == [Checkpoint, EventBatch]
+    assert ours.published.event_id == 1
+    assert ours.published.state.counts[0] == 2
+
+
+async def test_a_checkpoint_replaces_history(transport):
+    ours = publisher()
+    for block in range(5):
+        ours.stored(Tier.DEVICE, [block], None)
+        await ours.flush(transport, nobody_else)
+    ours.require_checkpoint()
+    await ours.flush(transport, nobody_else)
+    (only,) = logged(transport)
+    assert (only.event_id, only.state.counts[0]) == (5, 5)
+
+
+async def test_a_checkpoint_in_parts_replaces_history_too(transport):
+    ours = publisher(checkpoint_part_blocks=2)
+    ours.stored(Tier.DEVICE, [1, 2, 3, 4, 5], None)
+    await ours.flush(transport, nobody_else)
+    ours.require_checkpoint()
+    await ours.flush(transport, nobody_else)
+    assert [(m.part, m.parts) for m in logged(transport)] == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("fault", [BusUnavailableError("down"), LogFullError(SUBJECT)])
+@pytest.mark.parametrize("where", ["before", "after"])
+async def test_nothing_is_lost_when_an_append_fails(transport, fault, where):
+    ours = publisher()
+    await ours.flush(transport, nobody_else)
+    getattr(transport, where).append(fault)
+    ours.stored(Tier.DEVICE, [1], None)
+    await ours.flush(transport, nobody_else)
+    last = logged(transport)[-1]
+    assert isinstance(last, Checkpoint)
+    assert last.state.counts[0] == 1
+    assert ours.failures == 1
+    ours.stored(Tier.DEVICE, [2], 1)
+    await ours.flush(transport, nobody_else)
+    assert [type(m) for m in logged(transport)] == [Checkpoint, EventBatch]
+
+
+async def test_a_fault_in_the_middle_of_parts_starts_them_over(transport):
+    ours = publisher(checkpoint_part_blocks=1)
+    ours.stored(Tier.DEVICE, [1, 2, 3], None)
+    transport.after.append(BusUnavailableError("down"))
+    await ours.flush(transport, nobody_else)
+    assert [(m.part, m.parts) for m in logged(transport)] == [(0, 3), (1, 3), (2, 3)]
+
+
+async def test_what_is_published_is_what_was_acknowledged(transport):
+    ours = publisher()
+    await ours.flush(transport, nobody_else)
+    transport.before += [BusUnavailableError("down")]
+    ours.stored(Tier.DEVICE, [1], None)
+    seen = []
+
+    async def verify():
+        seen.append(ours.published.event_id)
+
+    await ours.flush(transport, verify)
+    assert seen == [0]
+    assert ours.published.event_id == 1
+
+
+async def test_a_lost_store_is_answered_with_a_checkpoint(transport):
+    ours = publisher()
+    ours.stored(Tier.DEVICE, [1], None)
+    await ours.flush(transport, nobody_else)
+    transport.log.clear()
+    ours.stored(Tier.DEVICE, [2], 1)
+    await ours.flush(transport, nobody_else)
+    (only,) = logged(transport)
+    assert (only.state.counts[0], only.event_id) == (2, 2)
+
+
+async def test_a_twin_stops_whoever_no_longer_owns_the_id(transport):
+    ours, twin = publisher(incarnation=1), publisher(incarnation=2)
+    await ours.flush(transport, nobody_else)
+    await twin.flush(transport, nobody_else)
+    ours.stored(Tier.DEVICE, [1], None)
+
+    async def not_ours():
+        raise TwinError("worker.1", "incarnation 2 has taken over")
+
+    with pytest.raises(TwinError):
+        await ours.flush(transport, not_ours)
+    assert [m.incarnation for m in logged(transport)] == [2]
+
+
+async def test_runs_until_cancelled_and_delivers_news_soon(transport, eventually):
+    ours = publisher()
+    task = asyncio.create_task(ours.run(transport, nobody_else))
+    await eventually(lambda: logged(transport))
+    ours.stored(Tier.DEVICE, [1], None)
+    await eventually(lambda: ours.published.event_id == 1)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_new_run_takes_the_log_over_again(transport):
+    """Another connection to the bus: where the log stands is anybody's guess."""
+    ours = publisher()
+    await ours.flush(transport, nobody_else)
+    elsewhere = FaultyTransport()
+    task = asyncio.create_task(ours.run(elsewhere, nobody_else))
+    ours.stored(Tier.DEVICE, [1], None)
+    async with asyncio.timeout(5):
+        while not elsewhere.log:
+            await asyncio.sleep(0.001)
+    task.cancel()
+    assert isinstance(logged(elsewhere)[0], Checkpoint)
+
+
+async def test_conflicts_are_faults_like_any(transport):
+    ours = publisher()
+    transport.before += [LogConflictError(SUBJECT, 3), LogConflictError(SUBJECT, 4)]
+    await ours.flush(transport, nobody_else)
+    assert ours.failures == 2
+    assert len(logged(transport)) == 1

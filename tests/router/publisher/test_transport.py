@@ -1,0 +1,95 @@
+"""Both transports keep the same contract; NATS with a real server."""
+
+import pytest
+
+from router.errors import BusUnavailableError, LogConflictError, LogFullError
+from router.protocol.subjects import Subjects
+from router.publisher.bus import StreamLimits
+from router.publisher.transport import MemoryTransport, NatsTransport
+
+SUBJECTS = Subjects("test")
+SUBJECT, OTHER = "kv.test.events.1.0", "kv.test.events.2.0"
+
+
+@pytest.fixture(params=["memory", "nats"])
+def transport(request, bus):
+    if request.param == "memory":
+        return MemoryTransport()
+    return NatsTransport(bus, SUBJECTS, StreamLimits())
+
+
+async def test_appends_in_order(transport):
+    assert await transport.last_sequence(SUBJECT) == 0
+    first = await transport.append(SUBJECT, b"a", expected_sequence=0)
+    second = await transport.append(SUBJECT, b"b", expected_sequence=first)
+    assert second > first
+    assert await transport.last_sequence(SUBJECT) == second
+
+
+async def test_subjects_are_apart(transport):
+    assert await transport.last_sequence(OTHER) == 0
+    first = await transport.append(SUBJECT, b"a", expected_sequence=0)
+    await transport.append(OTHER, b"b", expected_sequence=0)
+    assert await transport.last_sequence(SUBJECT) == first
+
+
+async def test_refuses_to_follow_what_it_did_not_expect(transport):
+    assert await transport.last_sequence(SUBJECT) == 0
+    first = await transport.append(SUBJECT, b"a", expected_sequence=0)
+    with pytest.raises(LogConflictError) as caught:
+        await transport.append(SUBJECT, b"b", expected_sequence=0)
+    assert caught.value.subject == SUBJECT
+    assert await transport.last_sequence(SUBJECT) == first
+
+
+async def test_replaces_history(transport):
+    await transport.last_sequence(SUBJECT)
+    first = await transport.append(SUBJECT, b"a", expected_sequence=0)
+    await transport.append(OTHER, b"x", expected_sequence=0)
+    second = await transport.append(SUBJECT, b"b", expected_sequence=first, replaces_history=True)
+    third = await transport.append(SUBJECT, b"c", expected_sequence=second)
+    await transport.drop_before(SUBJECT, third)
+    assert await transport.last_sequence(SUBJECT) == third
+    assert await transport.last_sequence(OTHER) > 0
+
+
+async def test_nats_keeps_only_what_replaced_history(bus):
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits())
+    sequence = await transport.last_sequence(SUBJECT)
+    for payload in (b"a", b"b", b"c"):
+        sequence = await transport.append(SUBJECT, payload, expected_sequence=sequence)
+    await transport.append(SUBJECT, b"d", expected_sequence=sequence, replaces_history=True)
+    info = await bus.js.stream_info(SUBJECTS.event_stream)
+    assert info.state.messages == 1
+
+
+async def test_nats_refuses_when_the_stream_is_full(bus):
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits(max_bytes=1 << 20))
+    sequence = await transport.last_sequence(SUBJECT)
+    for _ in range(2):
+        sequence = await transport.append(SUBJECT, bytes(500_000), expected_sequence=sequence)
+    with pytest.raises(LogFullError):
+        await transport.append(SUBJECT, bytes(500_000), expected_sequence=sequence)
+
+
+async def test_nats_away_is_said_so(bus, nats_server, eventually):
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits())
+    await transport.last_sequence(SUBJECT)
+    nats_server.kill()
+    await eventually(lambda: not bus.client.is_connected)
+    with pytest.raises(BusUnavailableError):
+        await transport.broadcast("kv.test.load.1.0", b"")
+
+
+async def test_broadcasts_reach_who_listens(bus):
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits())
+    subscription = await bus.client.subscribe("kv.test.load.*.*")
+    await transport.broadcast("kv.test.load.1.0", b"busy")
+    message = await subscription.next_msg(timeout=5)
+    assert (message.subject, message.data) == ("kv.test.load.1.0", b"busy")
+
+
+async def test_memory_broadcasts_can_be_read():
+    transport = MemoryTransport()
+    await transport.broadcast("kv.test.load.1.0", b"busy")
+    assert transport.told == [("kv.test.load.1.0", b"busy")]

@@ -1,0 +1,111 @@
+"""Reservations of all ranks: by id, by rank, by expiry."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.errors import DuplicateReservationError, ReservationNotFoundError
+from router.protocol.requests import PromptRequest
+from router.protocol.values import SCHEME, Identity, Rank
+from router.sequence.prompt import Prompt
+from router.sequence.tracker import ProjectedLoad, Tracker
+
+A, B = Rank(1, 0), Rank(2, 0)
+
+
+def prompt(tokens=10, first=0):
+    request = PromptRequest(token_ids=list(range(first, first + tokens)))
+    return Prompt(request).hashed(Identity(SCHEME, 4))
+
+
+@pytest.fixture
+def tracker():
+    return Tracker(ttl_s=100.0)
+
+
+def test_projects_load_with_a_prompt_added(tracker):
+    assert tracker.projected(A, prompt(10), 1) == ProjectedLoad(6, 3)
+    tracker.book("x", A, prompt(10), 1, now_s=0.0)
+    assert tracker.projected(A, prompt(10), 2) == ProjectedLoad(6 + 2, 3 + 1)
+    assert tracker.projected(B, prompt(10), 2) == ProjectedLoad(2, 3)
+
+
+def test_an_id_is_booked_once(tracker):
+    tracker.book("x", A, prompt(), 0, now_s=0.0)
+    with pytest.raises(DuplicateReservationError) as caught:
+        tracker.book("x", B, prompt(), 0, now_s=0.0)
+    assert caught.value.request_id == "x"
+    assert tracker.active(B).active_requests == 0
+
+
+def test_unknown_ids_are_told(tracker):
+    for command in (
+        lambda: tracker.free("x"),
+        lambda: tracker.prefill_complete("x", 0.0),
+        lambda: tracker.add_output_block("x", None, 0.0),
+    ):
+        with pytest.raises(ReservationNotFoundError):
+            command()
+
+
+def test_expires_without_progress_not_with_age(tracker):
+    tracker.book("idle", A, prompt(), 0, now_s=0.0)
+    tracker.book("busy", A, prompt(), 0, now_s=0.0)
+    tracker.prefill_complete("busy", now_s=60.0)
+    tracker.add_output_block("busy", None, now_s=90.0)
+    assert tracker.expire(99.0) == []
+    assert tracker.expire(100.0) == [("idle", A)]
+    assert tracker.expire(189.0) == []
+    assert tracker.expire(190.0) == [("busy", A)]
+    assert len(tracker) == 0
+
+
+def test_dropping_a_rank_frees_what_is_booked_there(tracker):
+    tracker.book("a1", A, prompt(), 0, now_s=0.0)
+    tracker.book("b1", B, prompt(), 0, now_s=1.0)
+    tracker.book("a2", A, prompt(), 0, now_s=2.0)
+    assert tracker.drop_rank(A) == ["a1", "a2"]
+    assert "b1" in tracker
+    assert len(tracker) == 1
+
+
+class Consistent(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.tracker, self.now_s, self.live = Tracker(ttl_s=10.0), 0.0, {}
+
+    @rule(request_id=st.sampled_from("abcdef"), rank=st.sampled_from([A, B]),
+          tokens=st.integers(0, 20), first=st.integers(0, 1))  # fmt: skip
+    def book(self, request_id, rank, tokens, first):
+        if request_id not in self.live:
+            self.tracker.book(request_id, rank, prompt(tokens, first), 0, self.now_s)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1))
+    def grow(self, request_id, fraction):
+        if request_id in self.live:
+            self.tracker.add_output_block(request_id, fraction, self.now_s)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"))
+    def free(self, request_id):
+        if request_id in self.live:
+            self.tracker.free(request_id)
+            del self.live[request_id]
+
+    @rule(passed_s=st.floats(0, 8))
+    def wait(self, passed_s):
+        self.now_s += passed_s
+        due = {request_id for request_id, due_s in self.live.items() if due_s <= self.now_s}
+        assert {request_id for request_id, _ in self.tracker.expire(self.now_s)} == due
+        self.live = {i: due_s for i, due_s in self.live.items() if i not in due}
+
+    @invariant()
+    def holds(self):
+        self.tracker.check_invariants()
+        assert len(self.tracker) == len(self.live)
+
+
+Consistent.TestCase.settings = settings(max_examples=100, deadline=None)
+TestConsistent = Consistent.TestCase

@@ -1,0 +1,82 @@
+"""Effects on their way out: counted at once, carried out when there is a bus, bounded."""
+
+import asyncio
+
+from builders import rank
+from router.effects import (
+    FetchWorker,
+    PublishReservation,
+    RequestCheckpoint,
+    ReservationExpired,
+    WorkerGone,
+)
+from router.metrics import RouterMetrics
+from router.outbox import CAPACITY, Outbox
+from router.protocol.reservations import (
+    ReservationEvent,
+    ReservationFreed,
+    decode_reservation,
+)
+from router.protocol.subjects import Subjects
+
+SUBJECTS = Subjects("test")
+FREED = PublishReservation(ReservationEvent(9, "x", rank(1), ReservationFreed()))
+
+
+def outbox():
+    metrics = RouterMetrics()
+    return Outbox(SUBJECTS, metrics), metrics
+
+
+def value(metrics, name, **labels):
+    return metrics.registry.get_sample_value(f"kv_router_{name}_total", labels)
+
+
+async def test_carries_out_what_needs_the_bus(bus):
+    out, _ = outbox()
+    fetched = []
+
+    async def fetch(worker_id):
+        fetched.append(worker_id)
+
+    wanted = await bus.client.subscribe(SUBJECTS.checkpoint_wanted(rank(1)))
+    told = await bus.client.subscribe(SUBJECTS.sequences)
+    out.perform([RequestCheckpoint(rank(1), "events missing"), FREED, FetchWorker(7)])
+    running = asyncio.create_task(out.run(bus, fetch))
+    await wanted.next_msg(timeout=5)
+    assert decode_reservation((await told.next_msg(timeout=5)).data) == FREED.event
+    assert fetched == [7]
+    running.cancel()
+
+
+async def test_counts_what_happened():
+    out, metrics = outbox()
+    out.perform(
+        [
+            WorkerGone(1, "silent", 3),
+            ReservationExpired("x", rank(1)),
+            RequestCheckpoint(rank(1), "digest differs"),
+        ]
+    )
+    assert value(metrics, "workers_gone", reason="silent") == 1
+    assert value(metrics, "reservations_dropped", reason="worker gone") == 3
+    assert value(metrics, "reservations_dropped", reason="expired") == 1
+    assert value(metrics, "checkpoints_requested", reason="digest differs") == 1
+
+
+async def test_is_bounded_and_counts_what_it_drops():
+    out, metrics = outbox()
+    out.perform([FREED] * (CAPACITY + 5))
+    assert value(metrics, "outbox_overflows") == 5
+
+
+async def test_a_bus_that_is_away_is_counted(bus, nats_server, eventually):
+    out, metrics = outbox()
+    nats_server.kill()
+    await eventually(lambda: not bus.client.is_connected)
+    running = asyncio.create_task(out.run(bus, None))
+    out.perform([FREED])
+    failures = {"effect": "PublishReservation"}
+    await eventually(lambda: value(metrics, "outbox_failures", **failures) == 1)
+    assert not running.done()
+    running.cancel()

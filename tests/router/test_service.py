@@ -1,0 +1,291 @@
+"""The router process against the faults of its world, with a real server."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from builders import rank
+from router.config import RouterConfig
+from router.errors import ConfigError
+from router.protocol.events import encode_log_message
+from router.protocol.requests import SelectRequest
+from router.protocol.subjects import Subjects
+from router.protocol.values import SCHEME, Identity, Tier
+from router.publisher.events import KvEventPublisher
+from router.publisher.journal import EventJournal
+from router.sequence.prompt import prepare
+from router.service import RouterService
+from running import RunningRouter
+from servers import free_port
+
+PROMPT = list(range(40))
+SUBJECTS = Subjects("test")
+
+
+async def ready(router):
+    answer = await router.client.get("/ready")
+    return answer.status_code, answer.json()
+
+
+async def overlaps(router):
+    answer = await router.post("/overlap_scores", {"token_ids": PROMPT})
+    return {w["worker_id"]: w["device_blocks"] for w in answer.json()["workers"]}
+
+
+async def cache(worker, tokens=40, to=None):
+    """Let a fake worker's rank hold a prompt, and say so."""
+    holder = to or rank(worker.announcement.worker_id)
+    prompt = prepare(SelectRequest(token_ids=PROMPT[:tokens]), ())
+    hashes = prompt.hashed(worker.announcement.identity).hash_list
+    worker.journals[holder].stored(Tier.DEVICE, hashes, None)
+    await worker.deliver(holder)
+
+
+async def test_is_not_ready_until_somebody_can_be_chosen(router, eventually):
+    async def waits_for_workers():
+        status, body = await ready(router)
+        return (status, body["reason"]) == (503, "no schedulable workers")
+
+    await eventually(waits_for_workers)
+    await router.worker(1)
+    await eventually(lambda: _is(_status(router), 200))
+
+
+async def test_waits_for_the_bus_and_says_so(stopped_nats_server, eventually):
+    server = stopped_nats_server
+    async with RunningRouter(server.url).running() as router:
+        status, body = await ready(router)
+        assert status == 503
+        assert f"not connected to NATS at {server.url}" in body["reason"]
+        assert (await router.client.get("/health")).status_code == 200
+        server.start()
+        await router.worker(1)
+        await eventually(lambda: _is(_status(router), 200))
+
+
+async def test_without_the_bus_it_answers_from_what_it_knows(router, nats_server, eventually):
+    worker = await router.worker(1)
+    await cache(worker)
+    await eventually(lambda: _is(overlaps(router), {1: 10}))
+    nats_server.kill()
+
+    async def degraded():
+        return (await ready(router))[1]["degraded"]
+
+    await eventually(degraded)
+    await asyncio.sleep(3.0)
+    status, body = await ready(router)
+    assert (status, "not connected" in body["degraded"]) == (200, True)
+    answer = await router.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "x"})
+    assert (answer.status_code, answer.json()["overlap_blocks"]) == (200, 10)
+    assert answer.json()["trust"]["state"] == "lagging"
+    order = await router.client.patch("/workers/1", json={"lifecycle": "cordoned"})
+    assert (order.status_code, order.json()["code"]) == (503, "bus_unavailable")
+    nats_server.start()
+    await eventually(lambda: _is(degraded(), None))
+    worker.journals[rank(1)].cleared()
+    await worker.deliver()
+    await eventually(lambda: _is(overlaps(router), {1: 0}))
+
+
+async def test_a_lost_store_is_healed_by_checkpoints(router, nats_server, eventually):
+    worker = await router.worker(1)
+    await cache(worker)
+    await eventually(lambda: _is(overlaps(router), {1: 10}))
+    nats_server.kill()
+    nats_server.start(empty=True)
+    asked = await _next(worker.bus, SUBJECTS.checkpoint_wanted(rank(1)))
+    assert asked
+    view = await router.view(1)
+    assert view["ranks"][0]["trust"]["state"] == "degraded"
+    await worker.announce()
+    worker.journals[rank(1)].require_checkpoint()
+    await worker.deliver()
+    await eventually(lambda: router.trusts(1))
+    assert await overlaps(router) == {1: 10}
+
+
+async def test_a_checkpoint_larger_than_a_message_comes_in_parts(router, eventually):
+    worker = await router.worker(1)
+    journal = worker.journals[rank(1)]
+    journal.stored(Tier.DEVICE, range(200_000), None)
+    events = KvEventPublisher(journal, SUBJECTS.events(rank(1)), flush_interval_s=0.02)
+
+    async def ours():
+        """Nobody else has the id."""
+
+    await events.flush(worker.transport, ours)
+    stream = await worker.bus.js.stream_info(SUBJECTS.event_stream)
+    assert stream.state.messages == 3
+
+    async def held():
+        return (await router.view(1))["ranks"][0]["held_blocks"]
+
+    await eventually(lambda: _is(held(), 200_000))
+    assert await router.trusts(1)
+
+
+async def test_a_late_router_reads_from_the_last_checkpoints(router, nats_server, eventually):
+    workers = [await router.worker(i) for i in (1, 2)]
+    for worker in workers:
+        await cache(worker, 8)
+        await cache(worker)
+    async with RunningRouter(nats_server.url, name="late").running() as late:
+        await eventually(lambda: _is(overlaps(late), {1: 10, 2: 10}))
+        await eventually(lambda: late.trusts(1))
+        await eventually(lambda: _is(_status(late), 200))
+
+        async def routers():
+            return {r["name"] for r in (await late.client.get("/routers")).json()}
+
+        await eventually(lambda: _is(routers(), {"r", "late"}))
+
+
+async def test_orders_reach_every_router_and_outlive_them(router, nats_server, eventually):
+    await router.worker(1)
+    await router.client.patch("/workers/1", json={"lifecycle": "cordoned"})
+    async with RunningRouter(nats_server.url, name="late").running() as late:
+
+        async def lifecycle():
+            view = await late.view(1)
+            return view and view["lifecycle"]
+
+        await eventually(lambda: _is(lifecycle(), "cordoned"))
+        await late.client.patch("/workers/1", json={"lifecycle": "schedulable"})
+
+    async def seen():
+        return (await router.view(1))["lifecycle"]
+
+    await eventually(lambda: _is(seen(), "schedulable"))
+
+
+async def test_a_silent_worker_is_out_within_three_seconds(router, eventually):
+    workers = [await router.worker(i) for i in (1, 2, 3)]
+    workers[0].is_reporting = False
+    await eventually(lambda: _is(router.view(1), None), timeout_s=3.2)
+    assert await router.metric('kv_router_workers_gone_total{reason="silent"}') == 1
+    assert sorted(await overlaps(router)) == [2, 3]
+
+
+async def test_a_worker_that_was_only_silent_comes_back(router, eventually):
+    workers = [await router.worker(i) for i in (1, 2, 3)]
+    await cache(workers[0])
+    workers[0].is_reporting = False
+    await eventually(lambda: _is(router.view(1), None))
+    workers[0].is_reporting = True
+    await eventually(lambda: router.view(1))
+    await _next(workers[0].bus, SUBJECTS.checkpoint_wanted(rank(1)))
+    workers[0].journals[rank(1)].require_checkpoint()
+    await workers[0].deliver()
+    await eventually(lambda: router.trusts(1))
+    assert (await overlaps(router))[1] == 10
+
+
+async def test_a_withdrawn_worker_is_out_at_once(router, eventually):
+    worker = await router.worker(1)
+    announcer = await worker.announce()
+    await announcer.withdraw()
+    await eventually(lambda: _is(router.view(1), None), timeout_s=1.0)
+
+
+async def test_garbage_on_the_event_stream_disturbs_nobody(router, eventually):
+    worker = await router.worker(1)
+    other = await router.worker(2)
+    await cache(other)
+    js = worker.bus.js
+    for payload in (b"", b"garbage", b"\xff" * 50):
+        await js.publish(SUBJECTS.events(rank(1)), payload)
+        await js.publish("kv.test.events.x.y", payload)
+        await worker.bus.client.publish(SUBJECTS.load(rank(1)), payload)
+    line = 'kv_router_log_messages_total{outcome="unreadable"}'
+    await eventually(lambda: _is(router.metric(line), 6))
+    await cache(worker)
+    await eventually(lambda: _is(overlaps(router), {1: 10, 2: 10}))
+    assert await router.metric('kv_router_load_reports_total{outcome="unreadable"}') == 3
+
+
+async def test_nobody_speaks_for_another_rank(router, eventually):
+    worker = await router.worker(1)
+    await router.worker(2)
+    worker.journals[rank(1)].require_checkpoint()
+    (checkpoint,) = worker.journals[rank(1)].take()
+    await worker.bus.js.publish(SUBJECTS.events(rank(2)), encode_log_message(checkpoint))
+    line = 'kv_router_log_messages_total{outcome="unreadable"}'
+    await eventually(lambda: _is(router.metric(line), 1))
+
+
+@pytest.mark.parametrize(
+    "entry", [("worker.7", b"garbage"), ("worker.7", b'{"worker_id":8}'), ("worker.x", b"{}"),
+              ("alien.7", b"{}"), ("order.7", b'{"lifecycle":"dead"}')],
+)  # fmt: skip
+async def test_garbage_in_the_registry_disturbs_nobody(router, eventually, entry):
+    worker = await router.worker(1)
+    key, payload = entry
+    await worker.bus.js.publish(f"$KV.{SUBJECTS.bucket}.{key}", payload)
+    line = 'kv_router_announcements_total{outcome="unreadable"}'
+    await eventually(lambda: _is(router.metric(line), 1))
+    assert (await router.client.get("/workers")).json()[0]["worker_id"] == 1
+
+
+async def test_a_worker_with_another_hash_scheme_is_blind_and_loud(router, eventually):
+    await router.worker(1)
+    fields = {"identity": Identity("sha256-cbor", 4)}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await router.worker(2, **fields)
+    trust = (await router.view(2))["ranks"][0]["trust"]
+    assert trust["state"] == "blind"
+    assert "sha256-cbor" in trust["reason"]
+    assert await router.metric('kv_router_log_messages_total{outcome="foreign"}') == 1
+
+
+async def test_block_sizes_that_disagree_are_told(router, eventually):
+    """The announcement says 4, the events say 8."""
+    worker = await router.worker(1)
+    worker.journals[rank(1)] = EventJournal(rank(1), 1, Identity(SCHEME, 8))
+    await worker.deliver()
+
+    async def reason():
+        return (await router.view(1))["ranks"][0]["trust"]["reason"]
+
+    await eventually(lambda: _is(reason(), "events of another identity than announced"))
+
+
+async def test_a_port_that_is_taken_is_a_clear_error():
+    port = free_port()
+    config = RouterConfig(http_port=port, nats_url="nats://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match=str(port)):
+        await RouterService(config).run(asyncio.Event())
+
+
+async def test_drains_before_it_closes(nats_server, eventually):
+    router = RunningRouter(nats_server.url, drain_s=1.0)
+    stop = asyncio.Event()
+    running = asyncio.create_task(router.service.run(stop))
+    await eventually(router.is_up)
+    stop.set()
+
+    async def draining():
+        return "draining" in ((await ready(router))[1]["reason"] or "")
+
+    await eventually(draining)
+    assert (await router.client.get("/health")).status_code == 200
+    await running
+    with pytest.raises(httpx.ConnectError):
+        await router.client.get("/health")
+    await router.client.aclose()
+
+
+async def _status(router):
+    return (await ready(router))[0]
+
+
+async def _is(answer, expected):
+    return await answer == expected
+
+
+async def _next(bus, subject):
+    subscription = await bus.client.subscribe(subject)
+    return await subscription.next_msg(timeout=10)

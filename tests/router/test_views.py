@@ -1,0 +1,152 @@
+"""What callers read of the state."""
+
+import msgspec
+import pytest
+
+from builders import World, announcement, rank
+from router import views
+from router.explain import explain
+from router.protocol.replies import PotentialLoad, TrustState
+from router.protocol.requests import PromptRequest, SelectRequest
+from router.protocol.values import Tier
+from router.sequence.hashing import chain
+from router.sequence.prompt import prepare
+
+PROMPT = list(range(40))
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.worker(1)
+    world.worker(2, data_parallel_size=2)
+    world.cache(rank(2, 1), PROMPT)
+    return world
+
+
+def decide(world, **fields):
+    request = SelectRequest(token_ids=PROMPT, request_id="x", **fields)
+    placement = world.core.select(request, prepare(request, ()))
+    return explain(world.core, request, placement, now_s=2.0)
+
+
+def test_a_decision_says_what_it_is_based_on(world):
+    decision = decide(world)
+    assert (decision.worker_id, decision.dp_rank, decision.endpoint) == (2, 1, "http://w2")
+    assert (decision.overlap_blocks, decision.predicted_cached_blocks) == (10, 9)
+    assert (decision.effective_prefill_tokens, decision.potential_decode_blocks) == (0, 10)
+    assert (decision.isl_tokens, decision.block_size, decision.policy) == (40, 4, "dynamo-1.0")
+    assert (decision.trust.state, decision.trust.event_id) == (TrustState.EXACT, 1)
+    overlap = decision.overlap
+    assert (overlap.longest_matched, overlap.gpu, overlap.cpu, overlap.disk) == (40, 40, 40, 40)
+    assert overlap.dp == {"0": 0, "1": 40}
+
+
+def test_overlap_is_cumulative_over_tiers(world):
+    journal = world.journals[rank(1)]
+    hashes = prepare(SelectRequest(token_ids=PROMPT), ()).hashed(journal._identity).hash_list
+    journal.stored(Tier.DEVICE, hashes[:2], None)
+    journal.stored(Tier.HOST, hashes[2:5], hashes[1])
+    journal.stored(Tier.REMOTE, hashes[5:6], hashes[4])
+    world.deliver(rank(1))
+    overlap = decide(world, allowed_worker_ids=[1]).overlap
+    assert (overlap.gpu, overlap.cpu, overlap.disk, overlap.remote) == (8, 20, 20, 24)
+    assert overlap.longest_matched == 24
+
+
+def test_candidates_are_shown_on_request_only(world):
+    assert decide(world).candidates is None
+    candidates = decide(world, explain=True).candidates
+    assert [(c.worker_id, c.dp_rank) for c in candidates] == [(1, 0), (2, 0), (2, 1)]
+    assert [c.cost for c in candidates] == [20.0, 20.0, 10.0]
+    assert candidates[2].held_blocks == 10
+
+
+def test_a_reply_leaves_out_what_it_does_not_have(world):
+    body = msgspec.to_builtins(decide(world))
+    assert "candidates" not in body
+    assert body["trust"]["state"] == "exact"
+
+
+def test_loads_are_what_is_booked(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    (scope,) = views.loads(world.core)
+    assert scope.loads == [
+        PotentialLoad(1, 0, 40, 10, 1),
+        PotentialLoad(2, 0, 0, 0, 0),
+        PotentialLoad(2, 1, 0, 0, 0),
+    ]
+
+
+def test_potential_loads_add_the_prompt(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    request = PromptRequest(token_ids=PROMPT)
+    assert views.potential_loads(world.core, request, prepare(request, ())) == [
+        PotentialLoad(1, 0, 80, 10, 1),
+        PotentialLoad(2, 0, 40, 10, 0),
+        PotentialLoad(2, 1, 0, 10, 0),
+    ]
+
+
+def test_overlap_scores_name_every_rank(world):
+    request = PromptRequest(token_ids=PROMPT)
+    scores = views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    assert (scores.block_size, scores.num_blocks) == (4, 10)
+    assert [(o.worker_id, o.dp_rank, o.device_blocks) for o in scores.workers] == [
+        (1, 0, 0), (2, 0, 0), (2, 1, 10),
+    ]  # fmt: skip
+
+
+def test_overlap_scores_of_an_unknown_scope_are_empty(world):
+    request = PromptRequest(token_ids=PROMPT, model_name="zz")
+    scores = views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    assert scores.workers == []
+
+
+def lifecycles(world):
+    return {v.worker_id: v.lifecycle for v in views.workers(world.core, now_s=1.0)}
+
+
+def test_workers_show_where_they_stand(world):
+    world.core.upsert_worker(announcement(3), 0.0)
+    world.core.order_worker(1, "cordoned")
+    assert lifecycles(world) == {1: "cordoned", 2: "schedulable", 3: "incomplete"}
+    worker = views.workers(world.core, now_s=1.0)[2]
+    assert worker.not_schedulable_reasons == ["announced, but not heard yet"]
+
+
+def test_a_draining_worker_is_drained_when_its_last_request_ended(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    world.core.order_worker(1, "draining")
+    assert lifecycles(world)[1] == "draining"
+    world.core.free("a")
+    assert lifecycles(world)[1] == "drained"
+
+
+def test_workers_show_reported_and_booked_load(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    view = views.workers(world.core, now_s=1.0)[0].ranks[0]
+    assert (view.active_requests, view.active_prefill_tokens, view.active_decode_blocks) == (
+        1,
+        40,
+        10,
+    )
+    assert view.reported.running_requests == 2
+
+
+def test_dump_is_everything_held(world):
+    world.worker(3, routing_group="other")
+    world.cache(rank(3), PROMPT[:4])
+    dump = views.dump(world.core)
+    assert set(dump) == {"default:default", "default:other"}
+    (event,) = dump["default:default"]["events"]
+    assert (event["worker_id"], event["event"]["dp_rank"], event["storage_tier"]) == (
+        2,
+        1,
+        "device",
+    )
+    blocks = event["event"]["data"]["stored"]["blocks"]
+    assert len(blocks) == 10
+    assert blocks[0]["tokens_hash"] is None
+    assert dump["default:other"]["block_size"] == 4
+    assert chain([1]).tolist() == [1]

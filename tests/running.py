@@ -1,0 +1,135 @@
+"""A whole router, in process, on a real bus."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import msgspec
+
+from builders import announcement, report
+from router.config import RouterConfig
+from router.protocol.catalogue import encode_entry, worker_key
+from router.protocol.events import encode_log_message
+from router.protocol.loads import encode_load_report
+from router.protocol.subjects import Subjects
+from router.publisher.announcer import Announcer
+from router.publisher.bus import StreamLimits, connection
+from router.publisher.journal import EventJournal
+from router.publisher.transport import NatsTransport
+from router.service import RouterService
+from servers import eventually, free_port
+
+SUBJECTS = Subjects("test")
+
+
+class FakeWorker:
+    """An agent reduced to what the bus sees of one: announcement, log, reports."""
+
+    def __init__(self, bus, worker_id, **fields):
+        self.announcement = announcement(worker_id, **fields)
+        self.bus = bus
+        self.transport = NatsTransport(bus, SUBJECTS, StreamLimits())
+        incarnation, identity = self.announcement.incarnation, self.announcement.identity
+        self.journals = {
+            rank: EventJournal(rank, incarnation, identity) for rank in self.announcement.ranks
+        }
+        self.is_reporting = True
+
+    async def announce(self):
+        key = worker_key(self.announcement.worker_id)
+        announcer = Announcer(self.bus.js, SUBJECTS, key, self.announcement.incarnation)
+        await announcer.look()
+        await announcer.claim(encode_entry(self.announcement))
+        return announcer
+
+    async def deliver(self, rank=None):
+        for each in self.journals if rank is None else (rank,):
+            subject = SUBJECTS.events(each)
+            for message in self.journals[each].take():
+                await self.transport.append(
+                    subject,
+                    encode_log_message(message),
+                    expected_sequence=await self.transport.last_sequence(subject),
+                )
+
+    async def report_forever(self):
+        while True:
+            for rank, journal in self.journals.items() if self.is_reporting else ():
+                sent = report(
+                    rank.worker_id,
+                    rank.dp_rank,
+                    incarnation=self.announcement.incarnation,
+                    event_id=journal.last_event_id,
+                    state=journal.taken_state,
+                )
+                if self.bus.client.is_connected:
+                    await self.bus.client.publish(SUBJECTS.load(rank), encode_load_report(sent))
+            await asyncio.sleep(0.2)
+
+
+class RunningRouter:
+    """A router service, and clients of it."""
+
+    def __init__(self, nats_url, **fields):
+        port = free_port()
+        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
+        self.config = RouterConfig(nats_url=nats_url, http_port=port, **settings)
+        self.service = RouterService(self.config)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+        self._stop = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.service.run(self._stop))
+        try:
+            await eventually(self.is_up)
+            yield self
+        finally:
+            await self._stack.aclose()
+            self._stop.set()
+            await task
+            await self.client.aclose()
+
+    async def is_up(self):
+        try:
+            return (await self.client.get("/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def worker(self, worker_id, **fields):
+        """A fake worker, announced, with its first checkpoint delivered, reporting."""
+        bus = await self._stack.enter_async_context(
+            connection(self.config.nats_url, f"w{worker_id}", lambda _: None)
+        )
+        worker = FakeWorker(bus, worker_id, **fields)
+        await worker.announce()
+        await worker.deliver()
+        reporting = asyncio.create_task(worker.report_forever())
+        self._stack.push_async_callback(asyncio.wait, [reporting])
+        self._stack.callback(reporting.cancel)
+        await eventually(lambda: self.trusts(worker_id))
+        await eventually(lambda: self.schedules(worker_id))
+        return worker
+
+    async def trusts(self, worker_id):
+        view = await self.view(worker_id)
+        return view is not None and all(r["trust"]["state"] == "exact" for r in view["ranks"])
+
+    async def schedules(self, worker_id):
+        return not (await self.view(worker_id))["not_schedulable_reasons"]
+
+    async def view(self, worker_id):
+        answer = await self.client.get(f"/workers/{worker_id}")
+        return answer.json() if answer.status_code == 200 else None
+
+    async def post(self, path, body, **arguments):
+        headers = {"content-type": "application/json", **arguments.pop("headers", {})}
+        content = msgspec.json.encode(body)
+        return await self.client.post(path, content=content, headers=headers, **arguments)
+
+    async def metric(self, line):
+        """The value of a metric, given its line up to the value; None if it is not there."""
+        text = (await self.client.get("/metrics")).text
+        found = [each for each in text.splitlines() if each.startswith(f"{line} ")]
+        return float(found[0].split()[-1]) if found else None

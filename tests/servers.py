@@ -1,0 +1,67 @@
+"""Real servers on free ports, and patience."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def wait_for_port(port: int, timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=0.2).close()
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+class NatsServer:
+    """A nats-server that can be killed and started again, with or without its store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._directory = directory
+        self._stores = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, empty: bool = False) -> None:
+        self._stores += empty
+        store = self._directory / f"store-{self._stores}"
+        command = [str(BIN / "nats-server"), "-js", "-sd", str(store)]
+        self._process = subprocess.Popen(
+            [*command, "-a", "127.0.0.1", "-p", str(self.port)], stderr=subprocess.DEVNULL
+        )
+        wait_for_port(self.port)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+async def eventually(condition, timeout_s: float = 10.0, poll_s: float = 0.02):
+    """What an (async or plain) condition returns, once it is true."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return result
+            await asyncio.sleep(poll_s)

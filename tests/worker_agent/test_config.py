@@ -1,0 +1,51 @@
+"""What an agent can be told, and what contradicts itself."""
+
+import msgspec
+import pytest
+
+from router.config import RouterConfig
+from router.errors import ConfigError
+from router.local.config import UpConfig
+from router.process.settings import describe, id_of_name
+from worker_agent.config import AgentConfig, load_agent_config
+
+
+def test_the_id_is_configured_or_made_from_the_name():
+    assert AgentConfig(name="pod-0").id == id_of_name("pod-0")
+    assert AgentConfig(name="pod-0", worker_id=7).id == 7
+
+
+def test_flags_and_environment():
+    config = load_agent_config(
+        ["--num-blocks", "512"], {"KV_ROUTER_AGENT_BLOCK_SIZE": "32", "KV_ROUTER_HTTP_PORT": "1"}
+    )
+    assert (config.num_blocks, config.identity.block_size) == (512, 32)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--num-heads", "3"], "num_heads"),
+        (["--num-kv-heads", "3"], "num_kv_heads"),
+        (["--hidden-size", "24", "--num-heads", "8"], "hidden_size"),
+        (["--num-blocks", "8"], "max_model_len"),
+        (["--worker-id", "-1"], "worker_id"),
+        (["--worker-id", str(2**64)], "worker_id"),
+        (["--namespace", "a.b"], "namespace"),
+    ],
+)
+def test_contradictions_name_their_key(flags, key):
+    with pytest.raises(ConfigError) as caught:
+        load_agent_config(flags, {})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("config_type", [AgentConfig, RouterConfig, UpConfig])
+def test_every_field_is_described_and_takes_its_default(config_type):
+    assert all(text for _, _, text in describe(config_type))
+    for field in msgspec.structs.fields(config_type):
+        assert msgspec.convert(field.default, field.type, strict=False) == field.default
+
+
+def test_the_endpoint_can_be_told():
+    assert load_agent_config(["--endpoint", "http://w:1"], {}).endpoint == "http://w:1"

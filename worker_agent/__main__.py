@@ -1,0 +1,8 @@
+"""`python -m worker_agent` is `kv-worker-agent`."""
+
+import sys
+
+from worker_agent.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

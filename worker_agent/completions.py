@@ -1,0 +1,140 @@
+"""The OpenAI completions interface: bodies in, bodies out, for a byte-level model."""
+
+import codecs
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from router.errors import InvalidFieldError
+from worker_agent.engine.batching import GenerationRequest
+from worker_agent.engine.model import VOCABULARY
+from worker_agent.engine.reference import Generated
+
+ByteToken = Annotated[int, Meta(ge=0, lt=VOCABULARY)]
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(Struct, frozen=True, kw_only=True):
+    """A completion; greedy unless a temperature is given. `return_token_ids` adds tokens."""
+
+    prompt: str | list[ByteToken]
+    model: str | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool = False
+    n: int = 1
+    best_of: int = 1
+    echo: bool = False
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+
+
+def checked(
+    body: CompletionRequest, model_name: str, max_model_len: int, request_id: str
+) -> GenerationRequest:
+    """What the engine is to do. Raises InvalidFieldError for what it cannot."""
+    prompt = list(body.prompt.encode() if isinstance(body.prompt, str) else body.prompt)
+    _refuse_unsupported(body)
+    if body.model not in (None, model_name):
+        raise InvalidFieldError("model", f"{body.model!r} is not served", model_name, status=404)
+    if not prompt:
+        raise InvalidFieldError("prompt", "empty", "at least one token")
+    if len(prompt) + body.max_tokens > max_model_len:
+        length = f"{len(prompt)} prompt and {body.max_tokens} output tokens"
+        raise InvalidFieldError("max_tokens", length, f"at most {max_model_len} together")
+    return GenerationRequest(
+        request_id, prompt, body.max_tokens, body.cache_salt, body.temperature, body.seed
+    )
+
+
+class Answer:
+    """A completion in the making: text so far, and the bodies that say it."""
+
+    def __init__(self, body: CompletionRequest, request: GenerationRequest, model: str) -> None:
+        self._body = body
+        self._model = model
+        self._id = f"cmpl-{request.request_id}"
+        self._created = int(time.time())
+        self._prompt_tokens = len(request.prompt)
+        self._cached_tokens = 0
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, generated: Generated) -> bytes:
+        """Take in a token; the stream's next chunk."""
+        text = self._decoder.decode(bytes([generated.token]), final=generated.is_last)
+        self._tokens.append(generated.token)
+        self._text.append(text)
+        self._cached_tokens = generated.cached_tokens
+        finish_reason = "length" if generated.is_last else None
+        return _event(self._body_of(text, [generated.token], finish_reason))
+
+    def whole(self) -> bytes:
+        """The answer of a request that does not stream."""
+        body = self._body_of("".join(self._text), self._tokens, "length")
+        return msgspec.json.encode({**body, "usage": self._usage()})
+
+    def end(self) -> bytes:
+        """The end of a stream."""
+        done = b"data: [DONE]\n\n"
+        options = self._body.stream_options
+        if options is None or not options.include_usage:
+            return done
+        usage = {**self._head(), "choices": [], "usage": self._usage()}
+        return _event(usage) + done
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+        }
+
+    def _body_of(self, text: str, tokens: list[int], finish_reason: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = tokens
+        return {**self._head(), "choices": [choice]}
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": len(self._tokens),
+            "total_tokens": self._prompt_tokens + len(self._tokens),
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }
+
+
+def _refuse_unsupported(body: CompletionRequest) -> None:
+    asked: dict[str, tuple[object, object]] = {
+        "n": (body.n, 1),
+        "best_of": (body.best_of, 1),
+        "echo": (body.echo, False),
+        "stop": (body.stop or None, None),
+        "logprobs": (body.logprobs, None),
+    }
+    for field, (value, only) in asked.items():
+        if value != only:
+            raise InvalidFieldError(field, f"{value!r} is not supported", f"{only}")
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

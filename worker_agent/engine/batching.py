@@ -1,0 +1,209 @@
+"""Continuous batching over one block pool: who is admitted, what is computed in the next step.
+
+A request is admitted, first come first served, when every block it may ever need fits; its cached
+prefix is looked up then, short of its last token, which is always computed. Each step computes one
+token of every decoding request and fills up with chunks of prefill. Blocks are named as soon as
+they are full and computed, decode's too.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from router.sequence.hashing import (
+    chain,
+    chain_hash,
+    hash_seed,
+    local_block_hash,
+    local_block_hashes,
+    token_array,
+)
+from worker_agent.blocks.pool import BlockPool
+
+
+class GenerationRequest(Struct, frozen=True):
+    """A prompt to be continued by `max_tokens` tokens."""
+
+    request_id: str
+    prompt: Sequence[int]
+    max_tokens: int
+    cache_salt: str | None = None
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+class Running:
+    """A request in the making. Tokens [0, computed) have their keys and values in `blocks`."""
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "hash_seed",
+        "named",
+        "prompt_hashes",
+        "request",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerationRequest, block_size: int) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.hash_seed = hash_seed(cache_salt=request.cache_salt)
+        prompt = token_array(request.prompt)
+        local_hashes = local_block_hashes(prompt, block_size, seed=self.hash_seed)
+        self.prompt_hashes: list[int] = chain(local_hashes).tolist()
+        self.blocks: list[int] = []
+        self.named: list[int] = []
+        self.computed = 0
+        self.cached_tokens = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """Its prompt is computed: a step adds one token."""
+        return self.computed >= len(self.request.prompt)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def is_finished(self) -> bool:
+        """It has all the tokens it asked for."""
+        return len(self.tokens) - len(self.request.prompt) >= self.request.max_tokens
+
+
+class Chunk(Struct, frozen=True):
+    """Positions [start, stop) of a request, to be computed in one step."""
+
+    running: Running
+    start: int
+    stop: int
+
+    @property
+    def is_prefill(self) -> bool:
+        """Part of the prompt."""
+        return not self.running.is_decoding
+
+    @property
+    def samples(self) -> bool:
+        """Its last row predicts a new token."""
+        return self.stop == len(self.running.tokens)
+
+
+class Batcher:
+    """Requests of one rank, waiting and running.
+
+    Invariants: a running request's blocks suffice for all it may become; its first `len(named)`
+    blocks are named, and are full and computed.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, max_batched_tokens: int, max_running: int
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._max_batched_tokens = max_batched_tokens
+        self._max_running = max_running
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to compute?"""
+        return bool(self.waiting or self.running)
+
+    @property
+    def waiting_uncached_tokens(self) -> int:
+        """Prompt tokens of waiting requests that are not cached now."""
+        return sum(
+            len(w.request.prompt) - self._reusable_blocks(w) * self._block_size
+            for w in self.waiting
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Let a request wait for admission."""
+        self.waiting.append(Running(request, self._block_size))
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request, wherever it is; False if it is nowhere."""
+        for waiting in self.waiting:
+            if waiting.request.request_id == request_id:
+                self.waiting.remove(waiting)
+                return True
+        for running in self.running:
+            if running.request.request_id == request_id:
+                self._retire(running)
+                return True
+        return False
+
+    def admit(self) -> list[Running]:
+        """Admit whoever is next and fits, in order of arrival; the ones admitted."""
+        admitted = []
+        while self.waiting and len(self.running) < self._max_running:
+            if not self._place(self.waiting[0]):
+                break
+            admitted.append(self.waiting.popleft())
+            self.running.append(admitted[-1])
+        return admitted
+
+    def plan(self) -> list[Chunk]:
+        """What to compute next: decodes first, then prefill, within the token budget."""
+        budget = self._max_batched_tokens
+        chunks = []
+        for running in sorted(self.running, key=lambda r: not r.is_decoding):
+            count = min(running.remaining_tokens, budget)
+            if count:
+                chunks.append(Chunk(running, running.computed, running.computed + count))
+                budget -= count
+        return chunks
+
+    def computed(self, chunk: Chunk, sampled: int | None) -> None:
+        """A chunk was computed; `sampled` is the token it predicted, if it was to."""
+        running = chunk.running
+        running.computed = chunk.stop
+        self._name_full_blocks(running)
+        if sampled is not None:
+            running.tokens.append(sampled)
+        if running.is_finished:
+            self._retire(running)
+
+    def _place(self, waiting: Running) -> bool:
+        request = waiting.request
+        most_tokens = max(len(request.prompt) + request.max_tokens - 1, 1)
+        needed = -(-most_tokens // self._block_size)
+        reusable = self._reusable_blocks(waiting)
+        matched = self._pool.match(waiting.prompt_hashes[:reusable])
+        fresh = self._pool.allocate(needed - len(matched))
+        if fresh is None:
+            self._pool.release(matched)
+            return False
+        waiting.blocks = matched + fresh
+        waiting.named = waiting.prompt_hashes[: len(matched)]
+        waiting.computed = waiting.cached_tokens = len(matched) * self._block_size
+        return True
+
+    def _reusable_blocks(self, waiting: Running) -> int:
+        most = (len(waiting.request.prompt) - 1) // self._block_size
+        return self._pool.matching(waiting.prompt_hashes[:most])
+
+    def _name_full_blocks(self, running: Running) -> None:
+        for index in range(len(running.named), running.computed // self._block_size):
+            parent = running.named[-1] if running.named else None
+            name = self._name(running, index, parent)
+            running.blocks[index] = self._pool.register(running.blocks[index], name, parent)
+            running.named.append(name)
+
+    def _name(self, running: Running, index: int, parent: int | None) -> int:
+        if index < len(running.prompt_hashes):
+            return running.prompt_hashes[index]
+        start = index * self._block_size
+        tokens = np.array(running.tokens[start : start + self._block_size], dtype="<u4")
+        return chain_hash(parent, local_block_hash(tokens, running.hash_seed))
+
+    def _retire(self, running: Running) -> None:
+        self.running.remove(running)
+        self._pool.release(running.blocks)

@@ -1,0 +1,217 @@
+"""The reference engine: one rank that really computes, over one pool of real blocks.
+
+`step` is a pure exchange: what came in since the last step goes in, what came of it comes out. It
+may therefore run on any thread, as long as it is one at a time.
+"""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
+from worker_agent.blocks.pool import BlockPool, Change
+from worker_agent.engine.batching import Batcher, Chunk, GenerationRequest, Running
+from worker_agent.engine.model import Model, PagedContext, TileInput
+from worker_agent.engine.tiles import TILE, Segment, Tile, pack
+
+
+class EngineConfig(Struct, frozen=True):
+    """Size of a rank."""
+
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_running_requests: int
+
+
+class StepInput(Struct):
+    """What came in since the last step."""
+
+    added: list[GenerationRequest] = []
+    aborted: list[str] = []
+    clear_cache: bool = False
+
+
+class Generated(Struct, frozen=True):
+    """A new token of a request, its prompt's cached tokens, and whether it was the last."""
+
+    request_id: str
+    token: int
+    cached_tokens: int
+    is_last: bool
+
+
+class StepOutput(Struct, frozen=True):
+    """What came of a step. `changes` are to blocks' names, in order."""
+
+    generated: list[Generated]
+    changes: list[Change]
+    counters: LoadCounters
+    gauges: LoadGauges
+    has_work: bool
+
+
+class ReferenceEngine:
+    """One rank: a block pool, its keys and values in one tensor, and the requests on it."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._pool = BlockPool(config.num_blocks)
+        self._batcher = Batcher(
+            self._pool,
+            config.block_size,
+            config.max_num_batched_tokens,
+            config.max_running_requests,
+        )
+        shape = model.config
+        self._cache = torch.zeros(
+            (config.num_blocks, shape.num_layers, 2, config.block_size, shape.num_kv_heads,
+             shape.head_dim),
+            device=model.device,
+        )  # fmt: skip
+        self._counters = LoadCounters()
+        self._samplers: dict[str, torch.Generator] = {}
+
+    @property
+    def constants(self) -> LoadConstants:
+        """What does not change."""
+        return LoadConstants(
+            self._config.max_num_batched_tokens,
+            self._config.max_running_requests,
+            self._config.num_blocks,
+        )
+
+    def step(self, arrived: StepInput) -> StepOutput:
+        """Take in what arrived, and compute one step if there is anything to compute."""
+        started_s = time.perf_counter()
+        aborted = self._take_in(arrived)
+        admitted = self._batcher.admit()
+        chunks = self._batcher.plan()
+        self._count(len(arrived.added), aborted, admitted, chunks)
+        generated = self._compute(chunks) if chunks else []
+        if chunks:
+            self._count_busy(time.perf_counter() - started_s, generated)
+        return StepOutput(
+            generated,
+            self._pool.take_changes(),
+            self._counters,
+            self._gauges(),
+            self._batcher.has_work,
+        )
+
+    def _take_in(self, arrived: StepInput) -> int:
+        """How many of the aborted requests there were."""
+        if arrived.clear_cache:
+            self._pool.clear()
+        for request in arrived.added:
+            self._batcher.add(request)
+        for request_id in arrived.aborted:
+            self._samplers.pop(request_id, None)
+        return sum(self._batcher.abort(request_id) for request_id in arrived.aborted)
+
+    @torch.inference_mode()
+    def _compute(self, chunks: list[Chunk]) -> list[Generated]:
+        last_rows: dict[int, Tensor] = {}
+        for tile in pack((i, chunk.start, chunk.stop) for i, chunk in enumerate(chunks)):
+            logits = self._model.forward(self._tile_input(tile, chunks), self._cache)
+            for segment in tile.segments:
+                last_rows[segment.request] = logits[segment.rows[-1]]
+        return [
+            generated
+            for index, chunk in enumerate(chunks)
+            for generated in self._finish(chunk, last_rows[index])
+        ]
+
+    def _finish(self, chunk: Chunk, logits: Tensor) -> list[Generated]:
+        if not chunk.samples:
+            self._batcher.computed(chunk, None)
+            return []
+        running = chunk.running
+        token = self._sample(running.request, logits)
+        self._batcher.computed(chunk, token)
+        request_id = running.request.request_id
+        if running.is_finished:
+            self._samplers.pop(request_id, None)
+        return [Generated(request_id, token, running.cached_tokens, running.is_finished)]
+
+    def _sample(self, request: GenerationRequest, logits: Tensor) -> int:
+        if request.temperature == 0:
+            return int(logits.argmax())
+        sampler = self._samplers.get(request.request_id)
+        if sampler is None:
+            sampler = torch.Generator()
+            sampler.seed() if request.seed is None else sampler.manual_seed(request.seed)
+            self._samplers[request.request_id] = sampler
+        probabilities = torch.softmax(logits.double() / request.temperature, dim=-1).cpu()
+        return int(torch.multinomial(probabilities, 1, generator=sampler))
+
+    def _tile_input(self, tile: Tile, chunks: Sequence[Chunk]) -> TileInput:
+        tokens, positions = [0] * TILE, [0] * TILE
+        rows, blocks, offsets = [], [], []
+        for segment in tile.segments:
+            running = chunks[segment.request].running
+            for row, position in zip(segment.rows, range(segment.start, segment.stop), strict=True):
+                index, offset = divmod(position, self._config.block_size)
+                tokens[row], positions[row] = running.tokens[position], position
+                rows.append(row)
+                blocks.append(running.blocks[index])
+                offsets.append(offset)
+        return TileInput(
+            self._indices(tokens),
+            self._indices(positions),
+            self._indices(rows),
+            self._indices(blocks),
+            self._indices(offsets),
+            [self._context(segment, chunks[segment.request].running) for segment in tile.segments],
+        )
+
+    def _context(self, segment: Segment, running: Running) -> PagedContext:
+        needed = -(-segment.stop // self._config.block_size)
+        return PagedContext(
+            self._indices(running.blocks[:needed]),
+            self._indices(list(segment.rows)),
+            segment.stop - 1,
+        )
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._model.device)
+
+    def _gauges(self) -> LoadGauges:
+        return LoadGauges(
+            running_requests=len(self._batcher.running),
+            waiting_requests=len(self._batcher.waiting),
+            waiting_uncached_tokens=self._batcher.waiting_uncached_tokens,
+            kv_used_blocks=self._pool.used_blocks,
+        )
+
+    def _count(
+        self, added: int, aborted: int, admitted: list[Running], chunks: list[Chunk]
+    ) -> None:
+        before = self._counters
+        prefill = [chunk for chunk in chunks if chunk.is_prefill]
+        decode = [chunk for chunk in chunks if not chunk.is_prefill]
+        sizes = [chunk.stop - chunk.start for chunk in prefill]
+        self._counters = msgspec.structs.replace(
+            before,
+            steps=before.steps + bool(chunks),
+            prefill_tokens=before.prefill_tokens + sum(sizes),
+            prefill_token_contexts=before.prefill_token_contexts
+            + sum(n * (c.start + n / 2) for c, n in zip(prefill, sizes, strict=True)),
+            decode_requests=before.decode_requests + len(decode),
+            resident_kv_tokens=before.resident_kv_tokens + sum(c.stop for c in decode),
+            requests_received=before.requests_received + added,
+            requests_finished=before.requests_finished + aborted,
+            cached_tokens=before.cached_tokens + sum(r.cached_tokens for r in admitted),
+        )
+
+    def _count_busy(self, busy_s: float, generated: list[Generated]) -> None:
+        self._counters = msgspec.structs.replace(
+            self._counters,
+            busy_s=self._counters.busy_s + busy_s,
+            requests_finished=self._counters.requests_finished + sum(g.is_last for g in generated),
+        )

@@ -1,0 +1,145 @@
+"""Runs one rank of the engine: requests in, tokens out, news of its blocks to the publisher.
+
+The engine computes on a thread of its own, one step at a time; between steps everything is here, on
+the event loop. A step is given what arrived since the last, and tells what came of it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+
+from router.errors import KvRouterError
+from router.protocol.loads import LoadCounters, LoadGauges, LoadReport
+from router.protocol.values import Rank, Tier
+from router.publisher.events import KvEventPublisher
+from router.publisher.loads import LoadPublisher
+from worker_agent.blocks.pool import BlockRemoved, BlockStored, Change
+from worker_agent.engine.batching import GenerationRequest
+from worker_agent.engine.reference import Generated, ReferenceEngine, StepInput, StepOutput
+
+
+class EngineBusyError(KvRouterError):
+    """The rank has as many waiting requests as it may have."""
+
+    code = "engine_busy"
+    http_status = 429
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"waiting requests: the limit is reached (allowed: {limit} a rank)")
+        self.limit = limit
+
+
+class RankRunner:
+    """One rank. `run` owns the engine; `generate` and `clear_cache` may be called by anybody."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        incarnation: int,
+        engine: ReferenceEngine,
+        events: KvEventPublisher,
+        load_subject: str,
+        *,
+        load_interval_s: float,
+        max_waiting: int,
+    ) -> None:
+        self.rank = rank
+        self.events = events
+        self.loads = LoadPublisher(self._report, load_subject, interval_s=load_interval_s)
+        self.gauges = LoadGauges()
+        self.counters = LoadCounters()
+        self.constants = engine.constants
+        self._incarnation = incarnation
+        self._engine = engine
+        self._max_waiting = max_waiting
+        self._streams: dict[str, asyncio.Queue[Generated]] = {}
+        self._arrived = StepInput()
+        self._work = asyncio.Event()
+
+    @property
+    def request_count(self) -> int:
+        """Requests whose callers wait for tokens."""
+        return len(self._streams)
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Generated, None]:
+        """Tokens of a request as they come; closing the generator early aborts it.
+
+        Raises EngineBusyError, at once.
+        """
+        waiting = self.gauges.waiting_requests + len(self._arrived.added)
+        if waiting >= self._max_waiting:
+            raise EngineBusyError(self._max_waiting)
+        stream: asyncio.Queue[Generated] = asyncio.Queue(request.max_tokens)
+        self._streams[request.request_id] = stream
+        self._arrived.added.append(request)
+        self._work.set()
+        return self._tokens(request.request_id, stream)
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix, in the next step."""
+        self._arrived.clear_cache = True
+        self._work.set()
+
+    async def run(self, executor: Executor) -> None:
+        """Compute steps on the executor until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            arrived, self._arrived = self._arrived, StepInput()
+            output = await loop.run_in_executor(executor, self._engine.step, arrived)
+            if output.has_work:
+                self._work.set()
+            self._take(output)
+
+    async def _tokens(
+        self, request_id: str, stream: asyncio.Queue[Generated]
+    ) -> AsyncGenerator[Generated, None]:
+        is_last = False
+        try:
+            while not is_last:
+                generated = await stream.get()
+                is_last = generated.is_last
+                yield generated
+        finally:
+            if self._streams.pop(request_id, None) is not None:
+                self._arrived.aborted.append(request_id)
+                self._work.set()
+
+    def _take(self, output: StepOutput) -> None:
+        for change in output.changes:
+            self._publish(change)
+        for generated in output.generated:
+            self._hand_over(generated)
+        if output.gauges != self.gauges or output.changes:
+            self.loads.changed()
+        self.gauges, self.counters = output.gauges, output.counters
+
+    def _hand_over(self, generated: Generated) -> None:
+        """To its caller, unless it went away; the queue has room for every token it asked for."""
+        stream = self._streams.get(generated.request_id)
+        if stream is not None:
+            stream.put_nowait(generated)
+            if generated.is_last:
+                del self._streams[generated.request_id]
+
+    def _publish(self, change: Change) -> None:
+        match change:
+            case BlockStored(sequence_hash, parent):
+                self.events.stored(Tier.DEVICE, [sequence_hash], parent)
+            case BlockRemoved(sequence_hash):
+                self.events.removed(Tier.DEVICE, [sequence_hash])
+            case _:
+                self.events.cleared()
+
+    def _report(self) -> LoadReport:
+        return LoadReport(
+            worker_id=self.rank.worker_id,
+            dp_rank=self.rank.dp_rank,
+            incarnation=self._incarnation,
+            event_id=self.events.published.event_id,
+            state=self.events.published.state,
+            counters=self.counters,
+            gauges=self.gauges,
+            constants=self.constants,
+        )

@@ -1,0 +1,154 @@
+"""HTTP of the agent: the engine's OpenAI interface, and what operators ask of it."""
+
+import itertools
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from router.errors import InvalidFieldError, KvRouterError
+from router.process.bodies import decode_body, read_body
+from router.protocol.values import Tier
+from worker_agent.completions import Answer, CompletionRequest, checked
+from worker_agent.config import AgentConfig
+from worker_agent.engine.reference import Generated
+from worker_agent.metrics import AgentCollector
+from worker_agent.runner import RankRunner
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Tokens: TypeAlias = AsyncGenerator[Generated, None]
+
+BODY_LIMIT_BYTES = 8 * 1024 * 1024
+BODY_TIMEOUT_S = 30.0
+RANK_HEADER = "x-data-parallel-rank"
+
+
+class EngineServer:
+    """The handlers. `is_ready` says whether routers know of us."""
+
+    def __init__(
+        self, config: AgentConfig, runners: Sequence[RankRunner], is_ready: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._runners = {runner.rank.dp_rank: runner for runner in runners}
+        self._is_ready = is_ready
+        self._metrics = AgentCollector(config.model_name, config.block_size, runners)
+        self._decode = msgspec.json.Decoder(CompletionRequest).decode
+        self._request_numbers = itertools.count(1)
+        self._started_ns = time.time_ns()
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes: tuple[tuple[str, str, Handler], ...] = (
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+            ("GET", "/dump", self.dump),
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.ready),
+            ("GET", "/metrics", self.metrics),
+        )
+        return Starlette(
+            routes=[Route(path, _answering(handler), methods=[m]) for m, path, handler in routes]
+        )
+
+    async def completions(self, request: Request) -> Response:
+        """OpenAI's completions."""
+        runner = self._runner(request.headers.get(RANK_HEADER))
+        raw = await read_body(request.stream(), BODY_LIMIT_BYTES, BODY_TIMEOUT_S)
+        body = await decode_body(self._decode, raw)
+        request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
+        generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)
+        answer = Answer(body, generation, self._config.model_name)
+        tokens = runner.generate(generation)
+        if body.stream:
+            return StreamingResponse(_stream(answer, tokens), media_type="text/event-stream")
+        return await _whole(request, answer, tokens)
+
+    async def models(self, _: Request) -> Response:
+        """The one model served."""
+        model = {"id": self._config.model_name, "object": "model", "owned_by": "kv-router"}
+        return _json({"object": "list", "data": [model]})
+
+    async def reset_prefix_cache(self, _: Request) -> Response:
+        """Forget every cached prefix of every rank."""
+        for runner in self._runners.values():
+            runner.clear_cache()
+        return _json({"status": "ok"})
+
+    async def dump(self, _: Request) -> Response:
+        """Every block held, by rank and tier, as it was or will be told to routers."""
+        held = {
+            str(rank): {tier.name.lower(): runner.events.held(tier).tolist() for tier in Tier}
+            for rank, runner in self._runners.items()
+        }
+        events = {str(rank): r.events.published.event_id for rank, r in self._runners.items()}
+        return _json({"worker_id": self._config.id, "event_ids": events, "ranks": held})
+
+    async def health(self, _: Request) -> Response:
+        """The process lives."""
+        return _json({"status": "ok"})
+
+    async def ready(self, _: Request) -> Response:
+        """Routers know of us."""
+        is_ready = self._is_ready()
+        return _json({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus metrics."""
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _runner(self, header: str | None) -> RankRunner:
+        """The rank asked for, or the one with the fewest requests."""
+        if header is None:
+            return min(self._runners.values(), key=lambda runner: runner.request_count)
+        runner = self._runners.get(int(header)) if header.isdecimal() else None
+        if runner is None:
+            allowed = ", ".join(str(rank) for rank in self._runners)
+            raise InvalidFieldError(RANK_HEADER, repr(header), allowed)
+        return runner
+
+
+def _answering(handler: Handler) -> Handler:
+    """The handler, its refusals turned into answers of OpenAI's shape."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except KvRouterError as error:
+            body = {
+                "message": str(error),
+                "type": "invalid_request_error" if error.http_status < 500 else "server_error",
+                "param": error.body().get("field"),
+                "code": error.code,
+            }
+            return _json({"error": body}, error.http_status)
+
+    return answer
+
+
+async def _stream(answer: Answer, tokens: Tokens) -> AsyncGenerator[bytes, None]:
+    async with aclosing(tokens):
+        async for generated in tokens:
+            yield answer.add(generated)
+    yield answer.end()
+
+
+async def _whole(request: Request, answer: Answer, tokens: Tokens) -> Response:
+    async with aclosing(tokens):
+        async for generated in tokens:
+            answer.add(generated)
+            if await request.is_disconnected():
+                return Response(status_code=499)
+    return Response(answer.whole(), media_type="application/json")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
