@@ -6,9 +6,10 @@ import socket
 import httpx
 import pytest
 
-from builders import rank
+from builders import announcement, rank
 from router.config import RouterConfig
 from router.errors import ConfigError
+from router.protocol.catalogue import encode_entry
 from router.protocol.events import encode_log_message
 from router.protocol.requests import SelectRequest
 from router.protocol.subjects import Subjects
@@ -217,9 +218,15 @@ async def test_nobody_speaks_for_another_rank(router, eventually):
 
 
 @pytest.mark.parametrize(
-    "entry", [("worker.7", b"garbage"), ("worker.7", b'{"worker_id":8}'), ("worker.x", b"{}"),
-              ("alien.7", b"{}"), ("order.7", b'{"lifecycle":"dead"}')],
-)  # fmt: skip
+    "entry",
+    [
+        ("worker.7", b"garbage"),
+        ("worker.7", encode_entry(announcement(8))),
+        ("worker.x", b"{}"),
+        ("alien.7", b"{}"),
+        ("order.7", b'{"lifecycle":"dead"}'),
+    ],
+)
 async def test_garbage_in_the_registry_disturbs_nobody(router, eventually, entry):
     worker = await router.worker(1)
     key, payload = entry

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from router import stream_reader
 from router.protocol.subjects import Subjects
 from router.publisher.bus import StreamLimits, connection, ensure_event_stream
 from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
@@ -140,3 +141,18 @@ async def test_goes_on_when_its_consumer_was_deleted(bus, read, eventually):
     await publish(bus, 1)
     await eventually(lambda: reading.payloads == [0, 1])
     assert reading.count(Restarted) == 0
+
+
+async def test_a_message_lost_on_the_way_is_read_again(bus, read, eventually, monkeypatch):
+    await publish(bus, *range(6))
+    receive, seen = stream_reader._next, []
+
+    async def losing(subscription):
+        message = await receive(subscription)
+        seen.append(message)
+        return await receive(subscription) if len(seen) == 3 else message
+
+    monkeypatch.setattr(stream_reader, "_next", losing)
+    reading = read()
+    await eventually(lambda: CaughtUp() in reading.items)
+    assert reading.payloads == [0, 1, 2, 3, 4, 5]

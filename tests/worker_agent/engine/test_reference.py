@@ -63,6 +63,27 @@ def test_a_warm_cache_says_the_same_as_a_cold_one():
     assert first["a"] == cold(TEXT[:200])
 
 
+def named_blocks(rank):
+    """The bits under every name in a rank's cache."""
+    return {name: rank._cache[block] for name, block in rank._pool._by_hash.items()}
+
+
+def test_keys_and_values_are_the_same_to_the_bit_however_they_came_about():
+    alone = engine(max_batched_tokens=512)
+    run(alone, request("a", TEXT[:200], 40))
+    expected = named_blocks(alone)
+    assert len(expected) == 14
+    crowded = engine(max_batched_tokens=23)
+    others = [request(str(i), TEXT[i : 90 + 7 * i], 9) for i in range(1, 5)]
+    run(crowded, *others, request("a", TEXT[:200], 40), arriving_at=[0, 1, 2, 3, 1])
+    resumed = engine()
+    for length in (70, 130, 200):
+        run(resumed, request("a", TEXT[:length], 40))
+    for rank in (crowded, resumed):
+        found = named_blocks(rank)
+        assert all(torch.equal(found[name], bits) for name, bits in expected.items())
+
+
 def test_generated_blocks_are_as_good_as_computed_ones():
     rank = engine()
     first, _, _ = run(rank, request("a", TEXT[:60], 40))
