@@ -11,7 +11,7 @@ from router.core import Placement, RouterCore
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
-from router.protocol.replies import Decision, OverlapScores, PotentialLoad, ReservationReply
+from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.sequence.prompt import Prompt, prepare
 from router.views import overlap_scores, potential_loads
@@ -74,7 +74,7 @@ class Commands:
         """The load of every rank, were this prompt placed there."""
         return potential_loads(self.core, request, await self._prepare(request))
 
-    async def overlap_scores(self, request: PromptRequest) -> OverlapScores:
+    async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
         """The cached prefix of every rank."""
         prompt = await self._prepare(request)
         return overlap_scores(self.core, request, prompt, time.monotonic())

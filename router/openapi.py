@@ -9,7 +9,7 @@ from msgspec import Struct
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import (
     Decision,
-    OverlapScores,
+    OverlapScoresReply,
     PotentialLoad,
     ReservationReply,
     ScopeLoads,
@@ -143,7 +143,7 @@ ROUTES = (
         "/overlap_scores",
         "overlap_scores",
         "Cached prefix of a prompt on every rank",
-        OverlapScores,
+        OverlapScoresReply,
         PromptRequest,
         refusals=_BODY,
     ),

@@ -7,7 +7,7 @@ from router.fleet import Worker
 from router.indexer.base import NO_OVERLAP, Overlap
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
-    OverlapScores,
+    OverlapScoresReply,
     PotentialLoad,
     RankOverlap,
     ScopeLoads,
@@ -85,7 +85,7 @@ def potential_loads(
 
 def overlap_scores(
     core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
-) -> OverlapScores:
+) -> OverlapScoresReply:
     """The cached prefix of every announced rank of a scope."""
     workers = [w.announcement for w in core.fleet if w.announcement.scope == request.scope]
     overlaps = core.match(request.scope, prompt, workers)
@@ -100,9 +100,9 @@ def overlap_scores(
         for rank in worker.ranks
     ]
     if not workers:
-        return OverlapScores(0, 0, ranks)
+        return OverlapScoresReply(0, 0, ranks)
     first = prompt.hashed(workers[0].identity)
-    return OverlapScores(first.block_size, len(first.hash_list), ranks)
+    return OverlapScoresReply(first.block_size, len(first.hash_list), ranks)
 
 
 def workers(core: RouterCore, now_s: float) -> list[WorkerView]:

@@ -120,7 +120,7 @@ class RankOverlap(Struct, frozen=True):
     trust: Trust
 
 
-class OverlapScores(Struct, frozen=True):
+class OverlapScoresReply(Struct, frozen=True):
     """Cached prefix of every rank of a scope; block_size and num_blocks are the first worker's."""
 
     block_size: int

@@ -1,7 +1,5 @@
 """Who booked what, where, until when: the reservations of all ranks."""
 
-from typing import TypeAlias
-
 from msgspec import Struct
 from sortedcontainers import SortedSet
 
@@ -9,8 +7,6 @@ from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.values import Rank
 from router.sequence.active import ActiveSequences
 from router.sequence.prompt import HashedPrompt
-
-Expiry: TypeAlias = tuple[float, str]
 
 
 class Reservation(Struct, frozen=True):

@@ -104,6 +104,20 @@ async def test_a_bus_that_lost_its_store_is_filled_again(fleet, nats_server):
     await fleet.until_drained(timeout_s=20)
 
 
+async def test_foreign_messages_on_a_rank_s_subject_are_written_over(fleet, bus):
+    await fleet.start(workers=2)
+    await fill(fleet)
+    for payload in (b"", b"garbage", b"\x98" * 40):
+        await bus.js.publish("kv.default.events.1.0", payload)
+    for number in range(3):
+        prompt = list(f"{number} more, and long enough to be cached as well".encode())
+        await fleet.complete(1, 0, prompt)
+    await fleet.until_drained()
+    await eventually(fleet.all_exact)
+    log = await bus.js.stream_info("kv-default-events", subjects_filter="kv.default.events.1.0")
+    assert log.state.subjects["kv.default.events.1.0"] <= 4
+
+
 async def test_a_second_agent_of_the_same_id_is_refused(fleet):
     await fleet.start(workers=2)
     await fill(fleet)
