@@ -14,10 +14,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from router import views
-from router.commands import Commands
+from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
 from router.config import RouterConfig
 from router.errors import (
-    InvalidFieldError,
     KvRouterError,
     UnsupportedMediaTypeError,
     WorkerNotFoundError,
@@ -39,7 +38,6 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Booking = TypeVar("Booking", SelectRequest, ReserveRequest)
 T = TypeVar("T")
 
-REQUEST_ID_HEADER = "x-request-id"
 _OK = b'{"status":"ok"}'
 
 
@@ -64,6 +62,11 @@ class Api:
         self._metrics = metrics
         self._order_worker = order_worker
         self._routers = routers
+        self._decoders: dict[Any, Callable[[bytes], Any]] = {
+            route.body: msgspec.json.Decoder(route.body).decode
+            for route in ROUTES
+            if route.body is not None
+        }
 
     def app(self) -> FastAPI:
         """The application, with every route of `router/openapi.py`."""
@@ -182,7 +185,8 @@ class Api:
             raise UnsupportedMediaTypeError(content_type)
         limits = (self._config.body_limit_bytes, self._config.body_timeout_s)
         body = await read_body(request.stream(), *limits)
-        return await decode_body(msgspec.json.Decoder(body_type).decode, body)
+        decoder: Callable[[bytes], T] = self._decoders[body_type]
+        return await decode_body(decoder, body)
 
     def _answering(self, path: str, handler: Handler) -> Handler:
         """The handler, its refusals turned into answers, its answers counted."""
@@ -211,12 +215,8 @@ class Api:
 
 def _with_id(body: Booking, request: Request) -> Booking:
     """A booking whose id may be in the header."""
-    header = request.headers.get(REQUEST_ID_HEADER)
-    if body.request_id is not None or header is None:
-        return body
-    if not 1 <= len(header) <= 256:
-        raise InvalidFieldError(REQUEST_ID_HEADER, f"{len(header)} characters", "1 to 256")
-    return msgspec.structs.replace(body, request_id=header)
+    request_id = request_id_of(body.request_id, request.headers.get(REQUEST_ID_HEADER))
+    return msgspec.structs.replace(body, request_id=request_id)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -8,6 +8,7 @@ import asyncio
 import time
 
 from router.core import Placement, RouterCore
+from router.errors import InvalidFieldError
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -15,6 +16,8 @@ from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad,
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.sequence.prompt import Prompt, prepare
 from router.views import overlap_scores, potential_loads
+
+REQUEST_ID_HEADER = "x-request-id"
 
 THREAD_TOKENS = 16_384
 """Longer prompts are hashed on another thread, so that they do not hold up short ones."""
@@ -95,3 +98,12 @@ class Commands:
         self._metrics.predicted_cached_tokens.inc(cached_tokens)
         self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
         return decision
+
+
+def request_id_of(request_id: str | None, header: str | None) -> str | None:
+    """A request's id: its own, or the header's. Raises InvalidFieldError for an unfit header."""
+    if request_id is not None or header is None:
+        return request_id
+    if not 1 <= len(header) <= 256:
+        raise InvalidFieldError(REQUEST_ID_HEADER, f"{len(header)} characters", "1 to 256")
+    return header

@@ -124,9 +124,6 @@ class RouterCore:
 
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
         """Apply a message of the event log; None if nobody announced its rank. O(blocks named)."""
-        known = self.fleet.get(message.worker_id)
-        if known is None or message.rank not in known.announcement.ranks:
-            return None
         life_before = self.index.incarnation(message.rank)
         verdict = self.index.apply(message, now_s)
         if verdict is Verdict.NEW_LIFE and life_before is not None:

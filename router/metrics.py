@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -66,13 +66,12 @@ class StateCollector(Collector):
     def __init__(self, core: RouterCore, status: ServiceStatus, metrics: RouterMetrics) -> None:
         self._core = core
         self._status = status
-        self._up = Gauge("kv_router_up", "1 while the process runs", registry=metrics.registry)
-        self._up.set(1)
         metrics.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges of this moment."""
         now_s = time.monotonic()
+        yield _gauge("up", "1 while the process runs", 1)
         yield _gauge("bus_connected", "1 while connected to NATS", self._core.fleet.is_connected)
         yield _gauge("ready", "1 while ready", self._status.readiness(self._core).is_ready)
         yield _gauge("workers", "Workers known", len(self._core.fleet))

@@ -67,7 +67,7 @@ class Outbox:
     async def _tell(self, bus: Bus, subject: str, payload: bytes) -> None:
         if not bus.client.is_connected:
             raise BusUnavailableError("not connected")
-        async with translated(subject, 0):
+        async with translated(subject):
             await bus.client.publish(subject, payload)
 
     def _note(self, effect: Effect) -> None:

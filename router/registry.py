@@ -5,8 +5,6 @@ import logging
 import time
 from collections.abc import Iterator
 
-from nats.js.errors import NotFoundError
-
 from router.core import RouterCore
 from router.errors import WireError
 from router.metrics import RouterMetrics
@@ -24,7 +22,7 @@ from router.protocol.catalogue import (
 )
 from router.protocol.subjects import Subjects
 from router.publisher.announcer import TTL_S
-from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, ensure_bucket, translated
+from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, ensure_bucket, last_message, translated
 from router.status import ServiceStatus
 from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
 
@@ -50,12 +48,11 @@ class Registry:
         self._subjects = subjects
         self._num_replicas = num_replicas
         self._routers: dict[int, tuple[RouterAnnouncement, float]] = {}
-        self._prefix = f"$KV.{subjects.bucket}."
         self.caught_up = asyncio.Event()
 
     async def run(self, bus: Bus) -> None:
         """Follow the bucket until cancelled."""
-        stream = f"KV_{self._subjects.bucket}"
+        stream = self._subjects.bucket_stream
         reader = StreamReader(bus, stream, lambda: self._ensure(bus), latest_only=True)
         async for item in reader.read():
             self._metrics.stream_reopens.labels("workers").inc(reader.take_reopened())
@@ -63,27 +60,22 @@ class Registry:
                 case Message():
                     self._take(item)
                 case CaughtUp():
-                    self._status.caught_up(registry=True)
+                    self._status.registry_caught_up = True
                     self.caught_up.set()
                 case Restarted():
                     log.warning("the bucket of workers was made anew; workers announce themselves")
 
     async def fetch_worker(self, bus: Bus, worker_id: int) -> None:
         """Read one worker's announcement, which we lack. Raises BusUnavailableError."""
-        subject = f"{self._prefix}{worker_key(worker_id)}"
-        async with translated(subject, 0):
-            try:
-                message = await bus.js.get_last_msg(
-                    f"KV_{self._subjects.bucket}", subject, direct=True
-                )
-            except NotFoundError:
-                return
-        self._take(Message(subject, message.data or b"", message.headers or {}))
+        subject = self._subjects.key(worker_key(worker_id))
+        message = await last_message(bus.js, self._subjects.bucket_stream, subject)
+        if message is not None:
+            self._take(Message(subject, message.data or b"", message.headers or {}))
 
     async def order(self, bus: Bus, worker_id: int, lifecycle: Lifecycle) -> None:
         """Write an operator's order for all routers, then obey it. Raises BusUnavailableError."""
-        subject = f"{self._prefix}{order_key(worker_id)}"
-        async with translated(subject, 0):
+        subject = self._subjects.key(order_key(worker_id))
+        async with translated(subject):
             await bus.js.publish(
                 subject, encode_entry(WorkerOrder(lifecycle)), timeout=REQUEST_TIMEOUT_S
             )
@@ -102,7 +94,7 @@ class Registry:
         await ensure_bucket(bus.js, self._subjects, self._num_replicas)
 
     def _take(self, message: Message) -> None:
-        key = message.subject.removeprefix(self._prefix)
+        key = message.subject.removeprefix(self._subjects.key(""))
         is_gone = "KV-Operation" in message.headers or not message.payload
         kind, _, entry_id = key.partition(".")
         try:

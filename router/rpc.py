@@ -1,12 +1,13 @@
 """NATS: the same commands as over HTTP, as request and reply, tagged by `method`."""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from router.commands import Commands
+from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
 from router.errors import KvRouterError, MissingRequestIdError, ReservationNotFoundError
 from router.metrics import RouterMetrics
 from router.process.bodies import decode_body
@@ -30,8 +31,6 @@ from router.publisher.bus import Bus, subscribe
 QUEUE_GROUP = "router"
 PARALLEL = 8
 """Commands answered at once; more only wait for longer prompts being hashed."""
-
-REQUEST_ID_HEADER = "x-request-id"
 
 
 class Rpc:
@@ -82,9 +81,11 @@ class Rpc:
             case NewCommand():
                 return await self._new(command, message)
             case MarkPrefillCommand(request_id):
-                return PrefillMarkedReply(self._mark_prefill(_id(request_id, message)))
+                return PrefillMarkedReply(
+                    _marked(self._commands.prefill_complete, request_id, message)
+                )
             case MarkFreeCommand(request_id):
-                return FreeMarkedReply(self._mark_free(_id(request_id, message)))
+                return FreeMarkedReply(_marked(self._commands.free, request_id, message))
             case PotentialLoadsCommand():
                 return PotentialLoadsReply(await self._commands.potential_loads(command))
 
@@ -101,23 +102,17 @@ class Rpc:
             endpoint=decision.endpoint,
         )
 
-    def _mark_prefill(self, request_id: str) -> bool:
-        try:
-            self._commands.prefill_complete(request_id)
-        except ReservationNotFoundError:
-            return False
-        return True
 
-    def _mark_free(self, request_id: str) -> bool:
-        try:
-            self._commands.free(request_id)
-        except ReservationNotFoundError:
-            return False
-        return True
+def _marked(mark: Callable[[str], None], request_id: str | None, message: Msg) -> bool:
+    try:
+        mark(_id(request_id, message))
+    except ReservationNotFoundError:
+        return False
+    return True
 
 
 def _id(request_id: str | None, message: Msg) -> str:
-    found = request_id or (message.headers or {}).get(REQUEST_ID_HEADER)
-    if not found:
+    found = request_id_of(request_id, (message.headers or {}).get(REQUEST_ID_HEADER))
+    if found is None:
         raise MissingRequestIdError
     return found

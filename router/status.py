@@ -16,26 +16,13 @@ class Readiness(Struct, frozen=True):
 class ServiceStatus:
     """Where the process stands; adapters set the fields, nobody else."""
 
-    __slots__ = (
-        "events_caught_up",
-        "is_draining",
-        "nats_url",
-        "registry_caught_up",
-        "was_caught_up",
-    )
+    __slots__ = ("events_caught_up", "is_draining", "nats_url", "registry_caught_up")
 
     def __init__(self, nats_url: str) -> None:
         self.nats_url = nats_url
         self.is_draining = False
         self.registry_caught_up = False
         self.events_caught_up = False
-        self.was_caught_up = False
-
-    def caught_up(self, *, registry: bool | None = None, events: bool | None = None) -> None:
-        """Note what has been read to its end, or has to be read again."""
-        self.registry_caught_up = self.registry_caught_up if registry is None else registry
-        self.events_caught_up = self.events_caught_up if events is None else events
-        self.was_caught_up |= self.registry_caught_up and self.events_caught_up
 
     def readiness(self, core: RouterCore) -> Readiness:
         """Not ready until the index has once caught up and somebody can be chosen; later faults of
@@ -43,14 +30,14 @@ class ServiceStatus:
         """
         reasons: list[str] = []
         degraded: list[str] = []
+        has_caught_up = self.registry_caught_up and self.events_caught_up
         if self.is_draining:
             reasons.append("draining")
         if not core.fleet.is_connected:
             text = f"not connected to NATS at {self.nats_url}"
-            (degraded if self.was_caught_up else reasons).append(text)
-        if not (self.registry_caught_up and self.events_caught_up):
-            text = "the index has not caught up with the event stream"
-            (degraded if self.was_caught_up else reasons).append(text)
+            (degraded if has_caught_up else reasons).append(text)
+        if not has_caught_up:
+            reasons.append("the index has not caught up with the event stream")
         if not core.fleet.schedulable_count():
             reasons.append("no schedulable workers")
         if core.fleet.is_frozen:

@@ -98,7 +98,7 @@ class StreamReader:
         if not self._bus.client.is_connected:
             raise BusUnavailableError("not connected")
         await self._ensure()
-        async with translated(self._stream, 0):
+        async with translated(self._stream):
             info = await self._bus.js.stream_info(self._stream)
         known, self._created = self._created, info.created
         if known in (None, info.created) and info.state.last_seq >= self._position:
@@ -108,7 +108,7 @@ class StreamReader:
 
     async def _read_consumer(self) -> AsyncGenerator[Item, None]:
         inbox = self._bus.client.new_inbox()
-        async with translated(self._stream, 0):
+        async with translated(self._stream):
             # Room for a whole pull of the largest messages: beyond it the client drops silently.
             room_bytes = _BATCH * self._bus.client.max_payload
             subscription = await self._bus.client.subscribe(inbox, pending_bytes_limit=room_bytes)

@@ -54,7 +54,7 @@ class Subscriber:
                 case Message(subject, payload):
                     self._metrics.log_messages.labels(self._apply(subject, payload)).inc()
                 case CaughtUp():
-                    self._status.caught_up(events=True)
+                    self._status.events_caught_up = True
                 case Restarted():
                     log.warning("the event stream was made anew; asking for checkpoints")
                     self._core.stream_lost(time.monotonic())

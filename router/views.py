@@ -5,6 +5,7 @@ from msgspec import Struct
 from router.core import RouterCore
 from router.fleet import Worker
 from router.indexer.base import NO_OVERLAP, Overlap
+from router.indexer.trusted_index import RankBlocks
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -140,40 +141,41 @@ def dump(core: RouterCore) -> dict[str, object]:
 
     `block_hash` is the sequence hash; the index keeps no local hashes, so `tokens_hash` is null.
     """
-    by_scope: dict[str, list[object]] = {}
-    for scope, held in core.index.dump():
-        blocks = [
-            {"block_hash": sequence_hash, "tokens_hash": None, "mm_extra_info": None}
-            for sequence_hash in held.sequence_hashes.tolist()
-        ]
-        stored = {"parent_hash": None, "start_position": None, "blocks": blocks}
-        by_scope.setdefault(f"{scope.model_name}:{scope.routing_group}", []).append(
-            {
-                "worker_id": held.rank.worker_id,
-                "storage_tier": _TIER_NAMES[held.tier],
-                "residency_domain": "worker",
-                "event": {
-                    "event_id": held.event_id,
-                    "data": {"stored": stored},
-                    "dp_rank": held.rank.dp_rank,
-                },
-            }
-        )
+    block_sizes: dict[Scope, int] = {}
+    for worker in core.fleet:
+        announced = worker.announcement
+        block_sizes.setdefault(announced.scope, announced.identity.block_size)
+    events: dict[Scope, list[object]] = {}
+    for scope, blocks in core.index.dump():
+        events.setdefault(scope, []).append(_stored_event(blocks))
     return {
-        name: {"block_size": _block_size(core, name), "events": events}
-        for name, events in by_scope.items()
+        f"{scope.model_name}:{scope.routing_group}": {
+            "block_size": block_sizes.get(scope),
+            "events": here,
+        }
+        for scope, here in events.items()
     }
 
 
 _TIER_NAMES = ("device", "host_pinned", "disk", "external")
 
 
-def _block_size(core: RouterCore, scope_name: str) -> int | None:
-    for worker in core.fleet:
-        scope = worker.announcement.scope
-        if f"{scope.model_name}:{scope.routing_group}" == scope_name:
-            return worker.announcement.identity.block_size
-    return None
+def _stored_event(held: RankBlocks) -> dict[str, object]:
+    blocks = [
+        {"block_hash": sequence_hash, "tokens_hash": None, "mm_extra_info": None}
+        for sequence_hash in held.sequence_hashes.tolist()
+    ]
+    stored = {"parent_hash": None, "start_position": None, "blocks": blocks}
+    return {
+        "worker_id": held.rank.worker_id,
+        "storage_tier": _TIER_NAMES[held.tier],
+        "residency_domain": "worker",
+        "event": {
+            "event_id": held.event_id,
+            "data": {"stored": stored},
+            "dp_rank": held.rank.dp_rank,
+        },
+    }
 
 
 def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:

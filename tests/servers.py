@@ -1,6 +1,7 @@
 """Real servers on free ports, and patience."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -65,3 +66,16 @@ async def eventually(condition, timeout_s: float = 10.0, poll_s: float = 0.02):
             if result:
                 return result
             await asyncio.sleep(poll_s)
+
+
+async def equals(answer, expected):
+    """Whether an awaited answer is the expected one; for `eventually`."""
+    return await answer == expected
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

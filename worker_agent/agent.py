@@ -1,8 +1,9 @@
 """The agent process: who is made of whom, who runs when, and how it stops.
 
     run ─┬─ HTTP server
-         ├─ one runner a rank, all computing on one thread └─ bus: connect ▶ look, refuse a
-         twin, claim ▶ renew, events, loads, control   again when closed
+         ├─ one runner a rank, all computing on one thread
+         └─ bus: connect ▶ look, refuse a twin, claim ▶ renew, events, loads, control
+                                                        again when closed
 
 It stops in the order in which it is depended on: first routers forget it, then requests end, then
 the server closes.
@@ -53,7 +54,7 @@ class WorkerAgent:
         self._is_announced = False
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
-        self._runners = [self._runner(model, rank) for rank in self._announcement("none").ranks]
+        self._runners = [self._runner(model, rank) for rank in config.ranks]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then withdraw, drain, close. Raises ConfigError, and TwinError

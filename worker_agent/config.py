@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from router.errors import ConfigError
 from router.process.settings import AGENT_PREFIX, id_of_name, load
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.protocol.values import SCHEME, Endpoint, Identity
+from router.protocol.values import SCHEME, Endpoint, Identity, Rank, ranks_of
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):
@@ -90,6 +90,11 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     def id(self) -> int:
         """The worker id."""
         return id_of_name(self.name) if self.worker_id is None else self.worker_id
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Its data-parallel ranks, in order."""
+        return ranks_of(self.id, self.data_parallel_start_rank, self.data_parallel_size)
 
     @property
     def identity(self) -> Identity:

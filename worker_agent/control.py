@@ -24,7 +24,7 @@ async def refuse_twin(bus: Bus, subjects: Subjects, worker_id: int) -> None:
     The bus knows at once when nobody listens; who listens but does not answer is not dead either.
     """
     subject = subjects.ping(worker_id)
-    async with translated(subject, 0):
+    async with translated(subject):
         try:
             answer = await bus.client.request(subject, timeout=PING_TIMEOUT_S)
             detail = f"incarnation {answer.data.decode(errors='replace')} answers"
@@ -38,7 +38,7 @@ async def refuse_twin(bus: Bus, subjects: Subjects, worker_id: int) -> None:
 async def listen_for_pings(bus: Bus, subjects: Subjects, worker_id: int) -> Subscription:
     """From now on pings reach us; `answer_pings` answers them."""
     subscription = await subscribe(bus, subjects.ping(worker_id))
-    async with translated(subscription.subject, 0):
+    async with translated(subscription.subject):
         await bus.client.flush()
     return subscription
 
@@ -47,7 +47,7 @@ async def answer_pings(subscription: Subscription, incarnation: int) -> None:
     """Say that we live, until cancelled."""
     async for message in subscription.messages:
         if message.reply:
-            async with translated(message.subject, 0):
+            async with translated(message.subject):
                 await message.respond(str(incarnation).encode())
 
 

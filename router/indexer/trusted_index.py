@@ -45,7 +45,7 @@ class _RankIndex:
         self.asked_s = float("-inf")
 
 
-class HeldBlocks(Struct, frozen=True):
+class RankBlocks(Struct, frozen=True):
     """Blocks of one rank in one tier, for dumps."""
 
     rank: Rank
@@ -82,8 +82,9 @@ class TrustedIndex:
             del self._indexers[place.scope]
 
     def incarnation(self, rank: Rank) -> int | None:
-        """Which life of the rank the index shows; None while blind."""
-        return self._ranks[rank].log.incarnation
+        """Which life of the rank the index shows; None while blind, or unknown."""
+        place = self._ranks.get(rank)
+        return None if place is None else place.log.incarnation
 
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
         """Apply a message of the log; None if its rank is unknown. O(blocks named)."""
@@ -159,13 +160,13 @@ class TrustedIndex:
         """Distinct blocks per scope."""
         return {scope: indexer.block_count() for scope, indexer in self._indexers.items()}
 
-    def dump(self) -> Iterator[tuple[Scope, HeldBlocks]]:
+    def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
         """Everything held, by rank and tier."""
         for rank, place in sorted(self._ranks.items()):
             for tier in Tier:
                 held = self._indexer(place.scope).held(rank, tier)
                 if len(held):
-                    yield place.scope, HeldBlocks(rank, tier, place.log.cursor, held)
+                    yield place.scope, RankBlocks(rank, tier, place.log.cursor, held)
 
     def _apply(self, place: _RankIndex, message: LogMessage, now_s: float) -> None:
         indexer = self._indexer(place.scope)

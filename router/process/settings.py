@@ -1,8 +1,8 @@
 """One loader for the configuration of every process: flag > environment > file > default.
 
-A process's configuration is one frozen struct. Each field is `Annotated` with its limits and a
-description, which are its documentation, its `--help` and its validation at once. Unknown keys are
-errors wherever they come from.
+A process's configuration is one frozen struct. Each field has a default and is `Annotated` with
+its limits and a description: its documentation, its `--help` and its validation at once. Unknown
+keys are errors wherever they come from.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Struct
+from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
 from router.errors import ConfigError
@@ -42,11 +42,7 @@ def load(
         **_checked(config_type, _from_environment(environment, prefix), "environment"),
         **_checked(config_type, flags, "flag"),
     }
-    try:
-        return config_type(**values)
-    except TypeError as error:
-        missing = ", ".join(_required(config_type) - values.keys())
-        raise ConfigError(missing, "missing", f"a flag, or {prefix}…") from error
+    return config_type(**values)
 
 
 def id_of_name(name: str) -> int:
@@ -57,23 +53,17 @@ def id_of_name(name: str) -> int:
 
 
 def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
-    """Name, default (None where it must be given) and description of every field."""
+    """Name, default and description of every field."""
     hints = get_type_hints(config_type, include_extras=True)
     return [
-        (
-            field.name,
-            None if field.default is NODEFAULT else field.default,
-            _text(hints[field.name]),
-        )
+        (field.name, field.default, _text(hints[field.name]))
         for field in msgspec.structs.fields(config_type)
     ]
 
 
 def _parser(config_type: type[Struct]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=config_type.__name__, argument_default=argparse.SUPPRESS, add_help=True
-    )
-    parser.prog = parser.prog.removesuffix("Config").lower()
+    name_of_process = config_type.__name__.removesuffix("Config").lower()
+    parser = argparse.ArgumentParser(prog=name_of_process, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys")
     for name, default, text in describe(config_type):
         flag = f"--{name.replace('_', '-')}"
@@ -120,10 +110,6 @@ def _checked(config_type: type[Struct], values: Mapping[str, Any], source: str) 
         except msgspec.ValidationError as error:
             raise ConfigError(name, f"{value!r} ({source})", str(error)) from error
     return checked
-
-
-def _required(config_type: type[Struct]) -> set[str]:
-    return {f.name for f in msgspec.structs.fields(config_type) if f.required}
 
 
 def _text(hint: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, json
 
 from router.protocol.codec import decode
-from router.protocol.values import DpRank, Endpoint, Identity, Name, Rank, Scope, UInt
+from router.protocol.values import DpRank, Endpoint, Identity, Name, Rank, Scope, UInt, ranks_of
 
 
 class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
@@ -42,8 +42,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> tuple[Rank, ...]:
         """The ranks of this worker, in order."""
-        first = self.data_parallel_start_rank
-        return tuple(Rank(self.worker_id, first + i) for i in range(self.data_parallel_size))
+        start_rank, size = self.data_parallel_start_rank, self.data_parallel_size
+        return ranks_of(self.worker_id, start_rank, size)
 
 
 class RouterAnnouncement(Struct, frozen=True, kw_only=True):

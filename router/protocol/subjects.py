@@ -30,6 +30,11 @@ class Subjects(Struct, frozen=True):
         return f"kv-{self.namespace}-workers"
 
     @property
+    def bucket_stream(self) -> str:
+        """The stream that keeps the bucket."""
+        return f"KV_{self.bucket}"
+
+    @property
     def all_events(self) -> str:
         """Events of every rank."""
         return f"kv.{self.namespace}.events.*.*"
@@ -48,6 +53,10 @@ class Subjects(Struct, frozen=True):
     def sequences(self) -> str:
         """Reservations, between routers."""
         return f"kv.{self.namespace}.sequences"
+
+    def key(self, key: str) -> str:
+        """Where a key of the bucket is written."""
+        return f"$KV.{self.bucket}.{key}"
 
     def events(self, rank: Rank) -> str:
         """Events of one rank, which is their only writer."""

@@ -58,6 +58,11 @@ class Rank(Struct, frozen=True, array_like=True, order=True):
         return f"{self.worker_id}.{self.dp_rank}"
 
 
+def ranks_of(worker_id: int, start_rank: int, size: int) -> tuple[Rank, ...]:
+    """The data-parallel ranks of a worker, in order."""
+    return tuple(Rank(worker_id, start_rank + i) for i in range(size))
+
+
 class Scope(Struct, frozen=True, order=True):
     """What state is kept per: workers of different scopes never meet in one decision."""
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from msgspec import Struct, json
 from nats.js import JetStreamContext, api
-from nats.js.errors import NotFoundError
 
 from router.errors import (
     BusError,
@@ -23,7 +22,7 @@ from router.errors import (
 )
 from router.protocol.codec import decode
 from router.protocol.subjects import Subjects
-from router.publisher.bus import REQUEST_TIMEOUT_S, ensure_bucket, translated
+from router.publisher.bus import REQUEST_TIMEOUT_S, ensure_bucket, last_message, translated
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ class Announcer:
         headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(self._revision)
         async with translated(self._key, self._revision):
             ack = await self._js.publish(
-                f"$KV.{self._subjects.bucket}.{self._key}",
+                self._subjects.key(self._key),
                 value,
                 timeout=REQUEST_TIMEOUT_S,
                 headers=headers,
@@ -152,15 +151,10 @@ class Announcer:
         return ack.seq
 
     async def _read(self) -> _Entry:
-        async with translated(self._key, 0):
-            try:
-                message = await self._js.get_last_msg(
-                    f"KV_{self._subjects.bucket}",
-                    f"$KV.{self._subjects.bucket}.{self._key}",
-                    direct=True,
-                )
-            except NotFoundError:
-                return _Entry(0, None)
+        subject = self._subjects.key(self._key)
+        message = await last_message(self._js, self._subjects.bucket_stream, subject)
+        if message is None:
+            return _Entry(0, None)
         return _Entry(message.seq or 0, _owner(message.data))
 
 

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, BadRequestError
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from router.errors import (
     BusError,
@@ -93,7 +93,7 @@ async def until_closed(bus: Bus) -> None:
 
 async def subscribe(bus: Bus, subject: str, queue: str = "") -> Subscription:
     """A core subscription, to iterate. Raises BusUnavailableError."""
-    async with translated(subject, 0):
+    async with translated(subject):
         return await bus.client.subscribe(subject, queue=queue)
 
 
@@ -115,7 +115,7 @@ async def ensure_event_stream(
         allow_direct=True,
         storage=api.StorageType.FILE,
     )
-    await _unless_it_exists(lambda: js.add_stream(config))
+    await _unless_it_exists(subjects.event_stream, lambda: js.add_stream(config))
 
 
 async def ensure_bucket(js: JetStreamContext, subjects: Subjects, num_replicas: int) -> None:
@@ -123,11 +123,20 @@ async def ensure_bucket(js: JetStreamContext, subjects: Subjects, num_replicas: 
     config = api.KeyValueConfig(
         bucket=subjects.bucket, history=1, replicas=num_replicas, direct=True
     )
-    await _unless_it_exists(lambda: js.create_key_value(config))
+    await _unless_it_exists(subjects.bucket, lambda: js.create_key_value(config))
+
+
+async def last_message(js: JetStreamContext, stream: str, subject: str) -> api.RawStreamMsg | None:
+    """The last message of a subject, if there is one. Raises BusUnavailableError."""
+    async with translated(subject):
+        try:
+            return await js.get_last_msg(stream, subject, direct=True)
+        except NotFoundError:
+            return None
 
 
 @asynccontextmanager
-async def translated(subject: str, expected_sequence: int) -> AsyncIterator[None]:
+async def translated(subject: str, expected_sequence: int = 0) -> AsyncIterator[None]:
     """Turn the client's exceptions into BusErrors."""
     try:
         yield
@@ -141,15 +150,14 @@ async def translated(subject: str, expected_sequence: int) -> AsyncIterator[None
         raise BusUnavailableError(str(error) or type(error).__name__) from error
 
 
-async def _unless_it_exists(create: Callable[[], Awaitable[object]]) -> None:
+async def _unless_it_exists(name: str, create: Callable[[], Awaitable[object]]) -> None:
     """Creating twice is no error on the server, unless the configurations differ."""
-    try:
-        await create()
-    except BadRequestError as error:
-        if error.err_code != _OTHER_CONFIGURATION:
-            raise BusUnavailableError(str(error)) from error
-    except (NatsError, APIError, OSError, TimeoutError) as error:
-        raise BusUnavailableError(str(error) or type(error).__name__) from error
+    async with translated(name):
+        try:
+            await create()
+        except BadRequestError as error:
+            if error.err_code != _OTHER_CONFIGURATION:
+                raise
 
 
 async def _connect(url: str, name: str, on_change: Callable[[bool], None]) -> Bus:

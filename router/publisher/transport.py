@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from nats.js import api
-from nats.js.errors import NotFoundError
 
 from router.errors import BusUnavailableError, LogConflictError
 from router.protocol.subjects import Subjects
@@ -12,6 +11,7 @@ from router.publisher.bus import (
     Bus,
     StreamLimits,
     ensure_event_stream,
+    last_message,
     translated,
 )
 
@@ -73,25 +73,19 @@ class NatsTransport:
     async def last_sequence(self, subject: str) -> int:
         """See `Transport`; creates the stream where it does not exist (any more)."""
         await ensure_event_stream(self._js, self._subjects, self._limits)
-        async with translated(subject, 0):
-            try:
-                message = await self._js.get_last_msg(
-                    self._subjects.event_stream, subject, direct=True
-                )
-            except NotFoundError:
-                return 0
-        return message.seq or 0
+        message = await last_message(self._js, self._subjects.event_stream, subject)
+        return 0 if message is None else message.seq or 0
 
     async def drop_before(self, subject: str, sequence: int) -> None:
         """See `Transport`; a round trip."""
-        async with translated(subject, 0):
+        async with translated(subject):
             await self._js.purge_stream(self._subjects.event_stream, subject=subject, seq=sequence)
 
     async def broadcast(self, subject: str, payload: bytes) -> None:
         """See `Transport`; nothing is sent, nor queued, while there is no connection."""
         if not self._client.is_connected:
             raise BusUnavailableError("not connected")
-        async with translated(subject, 0):
+        async with translated(subject):
             await self._client.publish(subject, payload)
 
 

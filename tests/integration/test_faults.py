@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from servers import eventually
+from servers import equals, eventually
 
 PROMPTS = [list(f"Prompt number {i}, {'long enough to be cached ' * 4}".encode()) for i in range(9)]
 
@@ -19,7 +19,7 @@ async def test_a_killed_agent_is_out_within_three_seconds(fleet):
     await fill(fleet)
     fleet.workers[2].kill()
     killed_s = time.monotonic()
-    await eventually(lambda: _is(fleet.worker_ids(), [1, 3]))
+    await eventually(lambda: equals(fleet.worker_ids(), [1, 3]))
     assert time.monotonic() - killed_s < 3.0
     for prompt in PROMPTS:
         assert (await fleet.select(prompt))["worker_id"] != 2
@@ -33,7 +33,7 @@ async def test_a_killed_agent_comes_back_empty(fleet):
     held = set(await fleet.held_by_index())
     fleet.workers[2].kill()
     fleet.workers[2].start()
-    await eventually(lambda: _is(_incarnations(fleet), 3), timeout_s=30)
+    await eventually(lambda: equals(_incarnations(fleet), 3), timeout_s=30)
     await fleet.until_ready(3)
     await fleet.until_drained()
     assert set(await fleet.held_by_index()) == held - {(2, 0)}
@@ -132,12 +132,8 @@ async def test_a_second_agent_of_the_same_id_is_refused(fleet):
 async def test_both_stop_cleanly_on_sigterm(fleet):
     await fleet.start(workers=2)
     assert await asyncio.to_thread(fleet.workers[1].stop) == 0
-    await eventually(lambda: _is(fleet.worker_ids(), [2]), timeout_s=1.0)
+    await eventually(lambda: equals(fleet.worker_ids(), [2]), timeout_s=1.0)
     assert await asyncio.to_thread(fleet.router.stop) == 0
-
-
-async def _is(answer, expected):
-    return await answer == expected
 
 
 async def _incarnations(fleet):

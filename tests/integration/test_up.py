@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from servers import free_port
+from servers import free_port, is_alive
 
 
 class Up:
@@ -73,15 +73,7 @@ async def up():
 
 
 def alive(pids):
-    return [pid for pid in pids if _is_alive(pid)]
-
-
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def figures(output, name):

@@ -11,6 +11,7 @@ from router.openapi import ROUTES
 from router.protocol.values import Tier
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from running import RunningRouter
+from servers import equals
 
 PROMPT = list(range(40))
 
@@ -94,6 +95,12 @@ async def test_the_request_id_may_be_in_the_header(fleet):
     body = {"token_ids": PROMPT, "request_id": "from-body"}
     answer = await fleet.post("/select_and_reserve", body, headers=header)
     assert answer.json()["request_id"] == "from-body"
+
+
+async def test_an_unfit_header_is_refused(fleet):
+    header = {"x-request-id": "h" * 257}
+    answer = await fleet.post("/select_and_reserve", {"token_ids": PROMPT}, headers=header)
+    assert (answer.status_code, answer.json()["field"]) == (400, "x-request-id")
 
 
 async def test_potential_loads_and_overlap_scores(fleet):
@@ -313,7 +320,7 @@ async def test_a_caller_that_hangs_up_disturbs_nobody(fleet, eventually, caplog)
     await asyncio.sleep(0.1)
     writer.close()
     line = 'kv_router_refusals_total{code="client_gone",interface="http"}'
-    await eventually(lambda: _is(fleet.metric(line), 1))
+    await eventually(lambda: equals(fleet.metric(line), 1))
     assert "Traceback" not in caplog.text
     assert (await select(fleet))[0] == 200
 
@@ -340,7 +347,3 @@ async def test_garbage_never_breaks_the_next_request(fleet):
         answer = await fleet.client.post("/select", content=body, headers=headers)
         assert answer.status_code in (400, 422)
     assert (await select(fleet))[0] == 200
-
-
-async def _is(answer, expected):
-    return await answer == expected

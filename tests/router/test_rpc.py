@@ -55,6 +55,11 @@ async def test_the_request_id_may_be_in_the_header(ask):
     assert answer["success"]
 
 
+async def test_an_unfit_header_is_refused_as_over_http(ask):
+    answer = await ask({"method": "new", "tokens": PROMPT}, **{"x-request-id": "h" * 257})
+    assert (answer["code"], answer["field"]) == ("invalid_field", "x-request-id")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [

@@ -19,7 +19,7 @@ from router.publisher.journal import EventJournal
 from router.sequence.prompt import prepare
 from router.service import RouterService
 from running import RunningRouter
-from servers import free_port
+from servers import equals, free_port
 
 PROMPT = list(range(40))
 SUBJECTS = Subjects("test")
@@ -51,7 +51,7 @@ async def test_is_not_ready_until_somebody_can_be_chosen(router, eventually):
 
     await eventually(waits_for_workers)
     await router.worker(1)
-    await eventually(lambda: _is(_status(router), 200))
+    await eventually(lambda: equals(_status(router), 200))
 
 
 async def test_waits_for_the_bus_and_says_so(stopped_nats_server, eventually):
@@ -63,13 +63,13 @@ async def test_waits_for_the_bus_and_says_so(stopped_nats_server, eventually):
         assert (await router.client.get("/health")).status_code == 200
         server.start()
         await router.worker(1)
-        await eventually(lambda: _is(_status(router), 200))
+        await eventually(lambda: equals(_status(router), 200))
 
 
 async def test_without_the_bus_it_answers_from_what_it_knows(router, nats_server, eventually):
     worker = await router.worker(1)
     await cache(worker)
-    await eventually(lambda: _is(overlaps(router), {1: 10}))
+    await eventually(lambda: equals(overlaps(router), {1: 10}))
     nats_server.kill()
 
     async def degraded():
@@ -85,16 +85,16 @@ async def test_without_the_bus_it_answers_from_what_it_knows(router, nats_server
     order = await router.client.patch("/workers/1", json={"lifecycle": "cordoned"})
     assert (order.status_code, order.json()["code"]) == (503, "bus_unavailable")
     nats_server.start()
-    await eventually(lambda: _is(degraded(), None))
+    await eventually(lambda: equals(degraded(), None))
     worker.journals[rank(1)].cleared()
     await worker.deliver()
-    await eventually(lambda: _is(overlaps(router), {1: 0}))
+    await eventually(lambda: equals(overlaps(router), {1: 0}))
 
 
 async def test_a_lost_store_is_healed_by_checkpoints(router, nats_server, eventually):
     worker = await router.worker(1)
     await cache(worker)
-    await eventually(lambda: _is(overlaps(router), {1: 10}))
+    await eventually(lambda: equals(overlaps(router), {1: 10}))
     nats_server.kill()
     nats_server.start(empty=True)
     asked = await _next(worker.bus, SUBJECTS.checkpoint_wanted(rank(1)))
@@ -124,7 +124,7 @@ async def test_a_checkpoint_larger_than_a_message_comes_in_parts(router, eventua
     async def held():
         return (await router.view(1))["ranks"][0]["held_blocks"]
 
-    await eventually(lambda: _is(held(), 200_000))
+    await eventually(lambda: equals(held(), 200_000))
     assert await router.trusts(1)
 
 
@@ -134,14 +134,14 @@ async def test_a_late_router_reads_from_the_last_checkpoints(router, nats_server
         await cache(worker, 8)
         await cache(worker)
     async with RunningRouter(nats_server.url, name="late").running() as late:
-        await eventually(lambda: _is(overlaps(late), {1: 10, 2: 10}))
+        await eventually(lambda: equals(overlaps(late), {1: 10, 2: 10}))
         await eventually(lambda: late.trusts(1))
-        await eventually(lambda: _is(_status(late), 200))
+        await eventually(lambda: equals(_status(late), 200))
 
         async def routers():
             return {r["name"] for r in (await late.client.get("/routers")).json()}
 
-        await eventually(lambda: _is(routers(), {"r", "late"}))
+        await eventually(lambda: equals(routers(), {"r", "late"}))
 
 
 async def test_orders_reach_every_router_and_outlive_them(router, nats_server, eventually):
@@ -153,19 +153,19 @@ async def test_orders_reach_every_router_and_outlive_them(router, nats_server, e
             view = await late.view(1)
             return view and view["lifecycle"]
 
-        await eventually(lambda: _is(lifecycle(), "cordoned"))
+        await eventually(lambda: equals(lifecycle(), "cordoned"))
         await late.client.patch("/workers/1", json={"lifecycle": "schedulable"})
 
     async def seen():
         return (await router.view(1))["lifecycle"]
 
-    await eventually(lambda: _is(seen(), "schedulable"))
+    await eventually(lambda: equals(seen(), "schedulable"))
 
 
 async def test_a_silent_worker_is_out_within_three_seconds(router, eventually):
     workers = [await router.worker(i) for i in (1, 2, 3)]
     workers[0].is_reporting = False
-    await eventually(lambda: _is(router.view(1), None), timeout_s=3.2)
+    await eventually(lambda: equals(router.view(1), None), timeout_s=3.2)
     assert await router.metric('kv_router_workers_gone_total{reason="silent"}') == 1
     assert sorted(await overlaps(router)) == [2, 3]
 
@@ -174,7 +174,7 @@ async def test_a_worker_that_was_only_silent_comes_back(router, eventually):
     workers = [await router.worker(i) for i in (1, 2, 3)]
     await cache(workers[0])
     workers[0].is_reporting = False
-    await eventually(lambda: _is(router.view(1), None))
+    await eventually(lambda: equals(router.view(1), None))
     workers[0].is_reporting = True
     await eventually(lambda: router.view(1))
     await _next(workers[0].bus, SUBJECTS.checkpoint_wanted(rank(1)))
@@ -188,7 +188,7 @@ async def test_a_withdrawn_worker_is_out_at_once(router, eventually):
     worker = await router.worker(1)
     announcer = await worker.announce()
     await announcer.withdraw()
-    await eventually(lambda: _is(router.view(1), None), timeout_s=1.0)
+    await eventually(lambda: equals(router.view(1), None), timeout_s=1.0)
 
 
 async def test_garbage_on_the_event_stream_disturbs_nobody(router, eventually):
@@ -201,9 +201,9 @@ async def test_garbage_on_the_event_stream_disturbs_nobody(router, eventually):
         await js.publish("kv.test.events.x.y", payload)
         await worker.bus.client.publish(SUBJECTS.load(rank(1)), payload)
     line = 'kv_router_log_messages_total{outcome="unreadable"}'
-    await eventually(lambda: _is(router.metric(line), 6))
+    await eventually(lambda: equals(router.metric(line), 6))
     await cache(worker)
-    await eventually(lambda: _is(overlaps(router), {1: 10, 2: 10}))
+    await eventually(lambda: equals(overlaps(router), {1: 10, 2: 10}))
     assert await router.metric('kv_router_load_reports_total{outcome="unreadable"}') == 3
 
 
@@ -214,7 +214,7 @@ async def test_nobody_speaks_for_another_rank(router, eventually):
     (checkpoint,) = worker.journals[rank(1)].take()
     await worker.bus.js.publish(SUBJECTS.events(rank(2)), encode_log_message(checkpoint))
     line = 'kv_router_log_messages_total{outcome="unreadable"}'
-    await eventually(lambda: _is(router.metric(line), 1))
+    await eventually(lambda: equals(router.metric(line), 1))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ async def test_garbage_in_the_registry_disturbs_nobody(router, eventually, entry
     key, payload = entry
     await worker.bus.js.publish(f"$KV.{SUBJECTS.bucket}.{key}", payload)
     line = 'kv_router_announcements_total{outcome="unreadable"}'
-    await eventually(lambda: _is(router.metric(line), 1))
+    await eventually(lambda: equals(router.metric(line), 1))
     assert (await router.client.get("/workers")).json()[0]["worker_id"] == 1
 
 
@@ -257,7 +257,7 @@ async def test_block_sizes_that_disagree_are_told(router, eventually):
     async def reason():
         return (await router.view(1))["ranks"][0]["trust"]["reason"]
 
-    await eventually(lambda: _is(reason(), "events of another identity than announced"))
+    await eventually(lambda: equals(reason(), "events of another identity than announced"))
 
 
 async def test_a_port_that_is_taken_is_a_clear_error():
@@ -287,10 +287,6 @@ async def test_drains_before_it_closes(nats_server, eventually):
 
 async def _status(router):
     return (await ready(router))[0]
-
-
-async def _is(answer, expected):
-    return await answer == expected
 
 
 async def _next(bus, subject):

@@ -9,6 +9,7 @@ import pytest
 
 from router.local import supervisor
 from router.local.supervisor import Child
+from servers import is_alive
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -17,14 +18,6 @@ STUBBORN = [
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True);"
     "time.sleep(60)",
 ]
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture
