@@ -120,7 +120,7 @@ class Batcher:
     def waiting_uncached_tokens(self) -> int:
         """Prompt tokens of waiting requests that are not cached now."""
         return sum(
-            len(w.request.prompt) - self._reusable_blocks(w) * self._block_size
+            len(w.request.prompt) - self._pool.matching(self._reusable(w)) * self._block_size
             for w in self.waiting
         )
 
@@ -175,8 +175,7 @@ class Batcher:
         request = waiting.request
         most_tokens = max(len(request.prompt) + request.max_tokens - 1, 1)
         needed = -(-most_tokens // self._block_size)
-        reusable = self._reusable_blocks(waiting)
-        matched = self._pool.match(waiting.prompt_hashes[:reusable])
+        matched = self._pool.match(self._reusable(waiting))
         fresh = self._pool.allocate(needed - len(matched))
         if fresh is None:
             self._pool.release(matched)
@@ -186,9 +185,9 @@ class Batcher:
         waiting.computed = waiting.cached_tokens = len(matched) * self._block_size
         return True
 
-    def _reusable_blocks(self, waiting: Running) -> int:
-        most = (len(waiting.request.prompt) - 1) // self._block_size
-        return self._pool.matching(waiting.prompt_hashes[:most])
+    def _reusable(self, waiting: Running) -> list[int]:
+        """Names of the prompt's blocks, short of its last token."""
+        return waiting.prompt_hashes[: (len(waiting.request.prompt) - 1) // self._block_size]
 
     def _name_full_blocks(self, running: Running) -> None:
         for index in range(len(running.named), running.computed // self._block_size):
