@@ -11,15 +11,18 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Kernels are compiled here for any CPU, and copied to /tmp by the processes that run them.
+ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
 RUN useradd --uid 10001 --no-create-home kv
 COPY constraints.txt /constraints.txt
 COPY --from=wheel /wheels /wheels
 
 FROM base AS router
-RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
+  && python -m router.warm
 USER 10001
-ENV KV_ROUTER_HOST=0.0.0.0
-EXPOSE 8092
+ENV KV_ROUTER_HOST=0.0.0.0 KV_ROUTER_INDEXER_HOST=0.0.0.0
+EXPOSE 8090 8092
 HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
   CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8092/health').raise_for_status()"]
 ENTRYPOINT ["kv-router"]
@@ -28,7 +31,8 @@ CMD ["serve"]
 FROM base AS worker-agent
 ARG PIP_EXTRA_INDEX_URL=""
 RUN pip install --no-cache-dir --constraint /constraints.txt \
-  "$(find /wheels -name '*.whl')[agent]"
+  "$(find /wheels -name '*.whl')[agent]" \
+  && python -m router.warm
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8000
 EXPOSE 8000

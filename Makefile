@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UP_ARGS ?=
 
-.PHONY: up test unit lint format bench clean
+.PHONY: up test unit fuzz lint format bench clean
 
 up: $(STAMP)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -15,6 +15,11 @@ test: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest -q -m "not integration"
+
+# Longer random sequences against the index's definition; FUZZ_SEQUENCES=10000 runs for hours.
+FUZZ_SEQUENCES ?= 2000
+fuzz: $(STAMP)
+	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q tests/router/indexer/test_radix_tree_machine.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -30,10 +35,12 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/placement.py
+	$(BIN)/python benchmarks/index.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,dev]"
+	$(BIN)/python -m router.warm
 	touch $@
 
 clean:

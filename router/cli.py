@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from router.config import load_router_config
 from router.errors import ConfigError
+from router.index_config import load_indexer_config
+from router.index_service import IndexService
 from router.local.config import load_up_config
 from router.local.up import up
 from router.process.serving import log_to_stderr, run_until_signal
@@ -14,15 +16,16 @@ from router.service import RouterService
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
 
-  up      start a whole fleet on this machine, show what it does, and keep serving
-  serve   start a router against a NATS server
+  up       start a whole fleet on this machine, show what it does, and keep serving
+  serve    start a router against a NATS server
+  indexer  start the index alone against a NATS server
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status. 2 for a wrong command line or setting."""
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
-    commands = {"serve": _serve, "up": _up}
+    commands = {"serve": _serve, "up": _up, "indexer": _indexer}
     if command not in commands:
         sys.stderr.write(USAGE)
         return 0 if command in ("-h", "--help") else 2
@@ -37,6 +40,13 @@ def _serve(arguments: Sequence[str]) -> int:
     config = load_router_config(arguments, os.environ)
     log_to_stderr(config.log_level)
     run_until_signal(RouterService(config).run)
+    return 0
+
+
+def _indexer(arguments: Sequence[str]) -> int:
+    config = load_indexer_config(arguments, os.environ)
+    log_to_stderr(config.log_level)
+    run_until_signal(IndexService(config).run)
     return 0
 
 

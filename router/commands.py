@@ -4,7 +4,6 @@ Adds to the core what is not its business: the clock, another thread for long pr
 the outbox. Between reading and changing the core nothing awaits.
 """
 
-import asyncio
 import time
 
 from router.core import Placement, RouterCore
@@ -12,15 +11,13 @@ from router.errors import InvalidFieldError
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
-from router.sequence.prompt import Prompt, prepare
+from router.sequence.prompt import Prompt
 from router.views import overlap_scores, potential_loads
 
 REQUEST_ID_HEADER = "x-request-id"
-
-THREAD_TOKENS = 16_384
-"""Longer prompts are hashed on another thread, so that they do not hold up short ones."""
 
 
 class Commands:
@@ -83,10 +80,7 @@ class Commands:
         return overlap_scores(self.core, request, prompt, time.monotonic())
 
     async def _prepare(self, request: PromptRequest) -> Prompt:
-        identities = self.core.identities(request.scope)
-        if len(request.token_ids or ()) > THREAD_TOKENS:
-            return await asyncio.to_thread(prepare, request, identities)
-        return prepare(request, identities)
+        return await prepared(request, self.core.identities(request.scope))
 
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, started_s: float

@@ -2,12 +2,17 @@
 
 import socket
 from collections.abc import Mapping, Sequence
+from secrets import randbits
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from router.core import CoreSettings
 from router.fleet import LivenessLimits
+from router.indexer.approximate import ApproximateLimits
+from router.indexer.base import IndexMode
+from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
+from router.indexer.selection import IndexSettings, index_mode
 from router.process.settings import ROUTER_PREFIX, id_of_name, load
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.scheduler.scheduler import PolicySettings
@@ -15,11 +20,12 @@ from router.scheduler.scheduler import PolicySettings
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-class RouterConfig(Struct, frozen=True, kw_only=True):
-    """Everything a router can be told. Seconds, bytes and blocks as the names end."""
+class ServiceConfig(Struct, frozen=True, kw_only=True):
+    """What every process with a core can be told. Seconds and bytes as the names end."""
 
     name: Annotated[
-        str, Meta(min_length=1, max_length=256, description="its id is made from name and port")
+        str,
+        Meta(min_length=1, max_length=256, description="stable; a router's id is made from it"),
     ] = socket.gethostname()
     namespace: Annotated[
         str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to serve on the bus")
@@ -29,19 +35,6 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     )
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
-    overlap_score_weight: Annotated[
-        float,
-        Meta(ge=0, le=1e9, description="blocks of decode load one block of prefill counts for"),
-    ] = 1.0
-    router_temperature: Annotated[
-        float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
-    ] = 0.0
-    reservation_ttl_s: Annotated[
-        float, Meta(gt=0, description="a reservation without progress for so long is freed")
-    ] = 300.0
-    max_reservations: Annotated[
-        int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
-    ] = 1_000_000
     worker_silence_s: Annotated[
         float, Meta(ge=1.5, description="an agent that is its engine, silent for so long, is gone")
     ] = 2.5
@@ -57,13 +50,66 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     drain_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
     ] = 1.0
+    event_threads: Annotated[
+        int, Meta(ge=1, le=64, description="above 1, the index is changed in so many threads")
+    ] = 1
+    index_max_blocks: Annotated[
+        int,
+        Meta(ge=1024, le=1 << 31, description="per scope; a rank that does not fit is degraded"),
+    ] = DEFAULT_MAX_BLOCKS
     event_stream_max_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="event stream, where this router creates it")
+        int, Meta(ge=1 << 20, description="event stream, where created here")
     ] = 1 << 30
     num_replicas: Annotated[
         int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
     ] = 1
     log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
+
+    @property
+    def index(self) -> IndexSettings:
+        """The index that events are applied to, with a secret way of spreading its keys."""
+        return IndexSettings(
+            overlap_score_weight=1.0,
+            use_kv_events=True,
+            event_threads=self.event_threads,
+            max_blocks=self.index_max_blocks,
+            multiplier=randbits(64) | 1,
+        )
+
+
+class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
+    """Everything a router can be told."""
+
+    overlap_score_weight: Annotated[
+        float,
+        Meta(ge=0, le=1e9, description="blocks of decode load one block of prefill counts for"),
+    ] = 1.0
+    use_kv_events: Annotated[
+        bool, Meta(description="false: caches are guessed from bookings, not read from events")
+    ] = True
+    approximate_ttl_s: Annotated[
+        float, Meta(gt=0, description="without events: a booked prompt counts as cached so long")
+    ] = 120.0
+    approximate_max_blocks: Annotated[
+        int,
+        Meta(ge=1024, le=1 << 28, description="guessed blocks per scope; beyond, oldest pruned"),
+    ] = 1 << 20
+    approximate_prune_target: Annotated[
+        float, Meta(ge=0, le=1, description="pruning leaves this fraction of the guessed blocks")
+    ] = 0.8
+    predicted_ttl_s: Annotated[
+        float,
+        Meta(ge=0, description="beside events: a booked prompt counts as cached so long; 0: not"),
+    ] = 0.0
+    router_temperature: Annotated[
+        float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
+    ] = 0.0
+    reservation_ttl_s: Annotated[
+        float, Meta(gt=0, description="a reservation without progress for so long is freed")
+    ] = 300.0
+    max_reservations: Annotated[
+        int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
+    ] = 1_000_000
 
     @property
     def router_id(self) -> int:
@@ -79,7 +125,27 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
             liveness=LivenessLimits(silence_s=self.worker_silence_s),
             reservation_ttl_s=self.reservation_ttl_s,
             max_reservations=self.max_reservations,
+            mode=index_mode(self.index),
+            prediction=self._prediction,
         )
+
+    @property
+    def index(self) -> IndexSettings:
+        """The index that events are applied to, if they are."""
+        return structs.replace(
+            super().index,
+            overlap_score_weight=self.overlap_score_weight,
+            use_kv_events=self.use_kv_events,
+        )
+
+    @property
+    def _prediction(self) -> ApproximateLimits | None:
+        """Limits of what is guessed from bookings; None: nothing is."""
+        mode = index_mode(self.index)
+        ttl_s = self.predicted_ttl_s if mode is IndexMode.EVENTS else self.approximate_ttl_s
+        if mode is IndexMode.NONE or not ttl_s:
+            return None
+        return ApproximateLimits(ttl_s, self.approximate_max_blocks, self.approximate_prune_target)
 
 
 def load_router_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RouterConfig:

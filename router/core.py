@@ -8,7 +8,7 @@ answer and the effects that the world owes them.
     requests ──▶ select, reserve, free, …            ──▶ scheduler over both, Tracker
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import TypeVar
 
@@ -31,9 +31,11 @@ from router.errors import (
     WorkerNotFoundError,
 )
 from router.fleet import Fleet, LivenessLimits
-from router.indexer.base import NO_OVERLAP, Indexer, OverlapScores
+from router.indexer.approximate import ApproximateLimits
+from router.indexer.base import NO_OVERLAP, Indexer, IndexMode, OverlapScores
 from router.indexer.event_log import Verdict
-from router.indexer.trusted_index import TrustedIndex
+from router.indexer.predictions import Predictions
+from router.indexer.trusted_index import RankBlocks, TrustedIndex
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -54,6 +56,9 @@ from router.sequence.tracker import Tracker
 
 T = TypeVar("T")
 
+SWEEP_SUB_TABLES = 64
+"""Sub-tables swept without a pause."""
+
 
 class CoreSettings(Struct, frozen=True):
     """What the core needs to know of the configuration."""
@@ -63,6 +68,8 @@ class CoreSettings(Struct, frozen=True):
     liveness: LivenessLimits
     reservation_ttl_s: float
     max_reservations: int
+    mode: IndexMode = IndexMode.EVENTS
+    prediction: ApproximateLimits | None = None
 
 
 class Placement(Struct, frozen=True):
@@ -80,9 +87,9 @@ class Placement(Struct, frozen=True):
 
 
 class RouterCore:
-    """Owner of `fleet`, `index` and `tracker`, which others may read."""
+    """Owner of `fleet`, `index`, `predictions` and `tracker`, which others may read."""
 
-    __slots__ = ("_rng", "_settings", "fleet", "index", "tracker")
+    __slots__ = ("_rng", "_settings", "fleet", "index", "predictions", "tracker")
 
     def __init__(
         self, settings: CoreSettings, make_indexer: Callable[[], Indexer], rng: Random
@@ -90,8 +97,14 @@ class RouterCore:
         self._settings = settings
         self._rng = rng
         self.fleet = Fleet(settings.liveness)
-        self.index = TrustedIndex(make_indexer)
+        self.index = TrustedIndex(make_indexer, settings.mode)
+        self.predictions = Predictions(settings.prediction)
         self.tracker = Tracker(settings.reservation_ttl_s)
+
+    @property
+    def reads_events(self) -> bool:
+        """Whether the index follows what engines say."""
+        return self._settings.mode is IndexMode.EVENTS
 
     # ── What the bus says ────────────────────────────────────────────────────────────────────────
 
@@ -123,12 +136,19 @@ class RouterCore:
         self.fleet.order(worker_id, lifecycle)
 
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
-        """Apply a message of the event log; None if nobody announced its rank. O(blocks named)."""
+        """Apply a message of the event log, or its first slice; None if nobody announced its rank.
+
+        The rest of a long message follows with `apply_slice`, at the latest with the rank's next.
+        """
         life_before = self.index.incarnation(message.rank)
         verdict = self.index.apply(message, now_s)
         if verdict is Verdict.NEW_LIFE and life_before is not None:
             self.tracker.drop_rank(message.rank)
         return verdict
+
+    def apply_slice(self) -> bool:
+        """Apply one more slice of the messages begun; False if there is none."""
+        return self.index.apply_slice()
 
     def apply_load(self, report: LoadReport, now_s: float) -> list[Effect]:
         """Take in a load report: a sign of life, and a check of the index."""
@@ -156,6 +176,10 @@ class RouterCore:
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         return effects
 
+    def tidy(self, now_s: float) -> bool:
+        """Free a slice of what expired or was cleared; False once nothing is left to do."""
+        return self.predictions.expire(now_s) | self.index.sweep(SWEEP_SUB_TABLES)
+
     # ── What callers ask ─────────────────────────────────────────────────────────────────────────
 
     def identities(self, scope: Scope) -> frozenset[Identity]:
@@ -167,7 +191,7 @@ class RouterCore:
     ) -> dict[Identity, OverlapScores]:
         """The cached prefix of every rank of a scope, under each identity these workers use."""
         return {
-            identity: self.index.find_matches(scope, prompt.hashed(identity).sequence_hashes)
+            identity: self._overlaps(scope, prompt.hashed(identity))
             for identity in {worker.identity for worker in workers}
         }
 
@@ -200,6 +224,7 @@ class RouterCore:
         chosen = placement.choice.chosen
         booked = self._book(
             request_id,
+            request.scope,
             chosen.rank,
             placement.prompt,
             chosen.overlap_blocks,
@@ -219,10 +244,17 @@ class RouterCore:
         rank = Rank(request.worker_id, request.dp_rank)
         worker = self._find_worker(request.scope, rank)
         hashed = prompt.hashed(worker.identity)
-        matches = self.index.find_matches(request.scope, hashed.sequence_hashes)
-        overlap_blocks = matches.get(rank, NO_OVERLAP).device
-        expected = request.expected_output_tokens
-        return worker, [self._book(request_id, rank, hashed, overlap_blocks, expected, now_s)]
+        overlap_blocks = self._overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
+        booked = self._book(
+            request_id,
+            request.scope,
+            rank,
+            hashed,
+            overlap_blocks,
+            request.expected_output_tokens,
+            now_s,
+        )
+        return worker, [booked]
 
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
@@ -256,6 +288,13 @@ class RouterCore:
             return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
         return trust
 
+    def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
+        """Everything held, by scope, rank and tier; guesses only where there is nothing better."""
+        yield from self.index.dump()
+        if self._settings.mode is IndexMode.APPROXIMATE:
+            for scope, held in self.predictions.dump():
+                yield scope, RankBlocks(held.rank, held.tier, 0, held.sequence_hashes)
+
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
     def _candidates(self, request: SelectRequest) -> list[WorkerAnnouncement]:
@@ -268,6 +307,10 @@ class RouterCore:
         if not workers:
             raise _no_endpoints(request, "none of allowed_worker_ids is schedulable")
         return workers
+
+    def _overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        known = self.index.find_matches(scope, prompt.sequence_hashes)
+        return self.predictions.added_to(known, scope, prompt.sequence_hashes)
 
     def _policy(self, override: ConfigOverride | None) -> PolicySettings:
         default = self._settings.policy
@@ -297,6 +340,7 @@ class RouterCore:
     def _book(
         self,
         request_id: str,
+        scope: Scope,
         rank: Rank,
         prompt: HashedPrompt,
         overlap_blocks: int,
@@ -304,6 +348,7 @@ class RouterCore:
         now_s: float,
     ) -> Effect:
         self.tracker.book(request_id, rank, prompt, overlap_blocks, now_s)
+        self.predictions.insert(scope, rank, prompt.sequence_hashes, now_s)
         hashes = pack_hashes(prompt.sequence_hashes)
         added = ReservationAdded(hashes, prompt.isl_tokens, overlap_blocks, expected_output_tokens)
         return self._tell(request_id, rank, added)
@@ -330,6 +375,7 @@ class RouterCore:
 
     def _forget_rank(self, rank: Rank) -> int:
         self.index.drop_rank(rank)
+        self.predictions.drop_rank(rank)
         return len(self.tracker.drop_rank(rank))
 
 

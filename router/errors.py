@@ -12,8 +12,11 @@ values, not exceptions.
     ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
     ├── WorkerNotFoundError, NoEndpointsError
+    ├── IndexDisabledError           the configuration says to keep no index
+    ├── …                            what the index alone refuses: see `index_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
+    ├── SnapshotError                undecodable bytes of a kept index
     ├── TwinError                    another live process has this id
     └── BusError
         ├── BusUnavailableError      not connected, no answer in time
@@ -178,6 +181,20 @@ class NoEndpointsError(KvRouterError):
         self.reason = reason
 
 
+class IndexDisabledError(KvRouterError):
+    """Somebody asks what the index holds, and the configuration says to keep none.
+
+    409 rather than 503: the router is well, and asking again will not help.
+    """
+
+    code = "index_disabled"
+    http_status = 409
+
+    def __init__(self) -> None:
+        super().__init__("no index is kept: overlap_score_weight is 0 (allowed: above 0, at start)")
+        self.setting = "overlap_score_weight"
+
+
 class ConfigError(KvRouterError):
     """A setting is unknown, malformed or contradicts another."""
 
@@ -198,6 +215,16 @@ class WireError(KvRouterError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+        self.reason = reason
+
+
+class SnapshotError(KvRouterError):
+    """What should be a snapshot of an index is none, or not one of this version."""
+
+    code = "snapshot"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"unusable snapshot: {reason}")
         self.reason = reason
 
 

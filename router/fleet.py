@@ -122,9 +122,13 @@ class Fleet:
         return sum(self.is_schedulable(worker) for worker in self)
 
     def silence_s(self, worker: Worker, now_s: float) -> float | None:
-        """How long a worker has been silent; None up to the limit, or while we are deaf."""
+        """How long a worker has been silent that reports; None up to the limit, or while we are
+        deaf.
+        """
+        if not (self._connected and worker.announcement.reports_load):
+            return None
         silent_s = now_s - worker.heard_s
-        return silent_s if self._connected and silent_s > self._limits.silence_s else None
+        return silent_s if silent_s > self._limits.silence_s else None
 
     @property
     def is_connected(self) -> bool:

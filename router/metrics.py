@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core import RouterCore
@@ -68,7 +68,7 @@ class StateCollector(Collector):
         self._status = status
         metrics.registry.register(self)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The gauges of this moment."""
         now_s = time.monotonic()
         yield _gauge("up", "1 while the process runs", 1)
@@ -77,15 +77,27 @@ class StateCollector(Collector):
         yield _gauge("workers", "Workers known", len(self._core.fleet))
         yield _gauge("reservations", "Live reservations", len(self._core.tracker))
         yield from self._per_scope()
+        yield from self._index_counters()
         yield from self._per_rank(now_s)
 
     def _per_scope(self) -> Iterator[GaugeMetricFamily]:
-        blocks = GaugeMetricFamily(
-            "kv_router_index_blocks", "Distinct blocks held", labels=("model_name", "routing_group")
-        )
-        for scope, count in self._core.index.block_counts().items():
-            blocks.add_metric((scope.model_name, scope.routing_group), count)
-        yield blocks
+        gauges = [_scope_gauge(f"index_{field}", text) for field, text in _INDEX_STATS.items()]
+        for scope, stats in self._core.index.stats().items():
+            for gauge, field in zip(gauges, _INDEX_STATS, strict=True):
+                gauge.add_metric((scope.model_name, scope.routing_group), getattr(stats, field))
+        predicted = _scope_gauge("predicted_blocks", "Entries guessed from decisions")
+        for scope, entries in self._core.predictions.entry_counts().items():
+            predicted.add_metric((scope.model_name, scope.routing_group), entries)
+        yield from (*gauges, predicted)
+
+    def _index_counters(self) -> Iterator[CounterMetricFamily]:
+        expired, pruned = self._core.predictions.freed_blocks()
+        refused = self._core.index.refused_messages
+        yield _counter("index_refused_messages", "Messages over the limit on blocks", refused)
+        yield _counter("predicted_blocks_expired", "Guessed entries that expired", expired)
+        yield _counter("predicted_blocks_pruned", "Guessed entries pruned for want of room", pruned)
+        prompts = self._core.predictions.refused_prompts
+        yield _counter("predicted_prompts_refused", "Booked prompts that found no room", prompts)
 
     def _per_rank(self, now_s: float) -> Iterator[GaugeMetricFamily]:
         labels = ("worker_id", "dp_rank")
@@ -105,6 +117,24 @@ class StateCollector(Collector):
                 active.add_metric(names, self._core.tracker.active(rank).active_requests)
                 trust.add_metric((*names, self._core.trust(rank, now_s).state), 1)
         yield from (held, active, trust)
+
+
+_INDEX_STATS = {
+    "blocks": "Distinct blocks in the index, those waiting to be swept included",
+    "max_blocks": "Limit on distinct blocks",
+    "holder_sets": "Distinct sets of several holders",
+    "unswept_holders": "Cleared ranks whose blocks are not freed yet",
+    "checked_answers": "Searches that were found a second time by walking",
+    "differing_answers": "Overlaps that a second, walking search found to differ",
+}
+
+
+def _scope_gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kv_router_{name}", text, labels=("model_name", "routing_group"))
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"kv_router_{name}", text, value=value)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -1,5 +1,6 @@
 """The routes, and what OpenAPI says of them. Schemas come from the types that decode and encode."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ from fastapi import FastAPI
 from msgspec import Struct
 
 from router.protocol.catalogue import RouterAnnouncement
+from router.protocol.dumps import Dump
 from router.protocol.replies import (
     Decision,
     OverlapScoresReply,
@@ -47,7 +49,7 @@ class Ready(Struct):
 
 
 class Route(Struct, frozen=True):
-    """One route: a handler of `router.api.Api`, the body it reads, what it answers and refuses."""
+    """One route: the name of its handler, the body it reads, what it answers and refuses."""
 
     method: str
     path: str
@@ -59,8 +61,8 @@ class Route(Struct, frozen=True):
     refusals: tuple[int, ...] = ()
 
 
-_BODY = (400, 408, 413, 415, 422)
-_BOOKING = (*_BODY, 409, 503)
+BODY = (400, 408, 413, 415, 422)
+_BOOKING = (*BODY, 409, 503)
 
 ROUTES = (
     Route(
@@ -70,7 +72,7 @@ ROUTES = (
         "Choose a rank for a prompt",
         Decision,
         SelectRequest,
-        refusals=(*_BODY, 503),
+        refusals=(*BODY, 503),
     ),
     Route(
         "POST",
@@ -106,7 +108,7 @@ ROUTES = (
         "A booked request grew by a block",
         Ok,
         OutputBlockRequest,
-        refusals=(*_BODY, 404),
+        refusals=(*BODY, 404),
     ),
     Route(
         "DELETE",
@@ -125,7 +127,7 @@ ROUTES = (
         "Cordon a worker, drain it, or let it serve again",
         WorkerView,
         WorkerPatch,
-        refusals=(*_BODY, 404, 503),
+        refusals=(*BODY, 404, 503),
     ),
     Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads]),
@@ -136,7 +138,7 @@ ROUTES = (
         "Load of every rank, were a prompt there",
         list[PotentialLoad],
         PromptRequest,
-        refusals=_BODY,
+        refusals=BODY,
     ),
     Route(
         "POST",
@@ -145,9 +147,9 @@ ROUTES = (
         "Cached prefix of a prompt on every rank",
         OverlapScoresReply,
         PromptRequest,
-        refusals=_BODY,
+        refusals=BODY,
     ),
-    Route("GET", "/dump", "dump", "Every held block, as events", dict[str, Any]),
+    Route("GET", "/dump", "dump", "Every held block, as events", Dump),
     Route("GET", "/health", "health", "The process lives", Ok),
     Route("GET", "/ready", "ready", "The process can be relied on", Ready, refusals=(503,)),
     Route("GET", "/metrics", "metrics", "Prometheus metrics", str),
@@ -155,19 +157,21 @@ ROUTES = (
 
 _REASONS = {
     400: "a field is missing or the body is not JSON",
-    404: "no such worker or reservation",
+    404: "no such worker, reservation or index",
     408: "the body did not arrive in time",
-    409: "the id is already booked",
+    409: "the id is taken, or what is there contradicts it",
     413: "the body is too large",
     415: "the body is not application/json",
     422: "a field has the wrong type or range",
+    501: "this version lacks it",
     503: "nobody can take it now",
 }
 
 
-def document(app: FastAPI) -> None:
+def document(app: FastAPI, routes: Sequence[Route]) -> None:
     """Add the schemas of bodies and answers to what the app says of itself."""
-    _, components = msgspec.json.schema_components(_types(), ref_template=_REF)
+    types = [t for route in routes for t in (route.body, route.answer) if t is not None]
+    _, components = msgspec.json.schema_components([*types, Refusal], ref_template=_REF)
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -194,10 +198,6 @@ def extra(route: Route) -> dict[str, Any]:
 
 
 _REF = "#/components/schemas/{name}"
-
-
-def _types() -> list[Any]:
-    return [t for route in ROUTES for t in (route.body, route.answer) if t is not None] + [Refusal]
 
 
 def _content(description: str, answer: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from router.protocol.catalogue import (
 from router.protocol.subjects import Subjects
 from router.publisher.announcer import TTL_S
 from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, ensure_bucket, last_message, translated
+from router.registrations import RegisteredWorker
 from router.status import ServiceStatus
 from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
 
@@ -120,7 +121,7 @@ class Registry:
 
     def _note_worker(self, worker_id: int, value: bytes | None) -> None:
         if value is None:
-            self._outbox.perform(self._core.remove_worker(worker_id, "withdrawn"))
+            self._withdraw_worker(worker_id)
             return
         announcement = decode_worker(value)
         if announcement.worker_id != worker_id:
@@ -134,6 +135,12 @@ class Registry:
                 announcement.endpoint,
             )
         self._core.upsert_worker(announcement, time.monotonic())
+
+    def _withdraw_worker(self, worker_id: int) -> None:
+        """What a caller registered is not the bucket's to withdraw."""
+        known = self._core.fleet.get(worker_id)
+        if known is None or not isinstance(known.announcement, RegisteredWorker):
+            self._outbox.perform(self._core.remove_worker(worker_id, "withdrawn"))
 
     def _note_router(self, router_id: int, value: bytes | None) -> None:
         if value is None:

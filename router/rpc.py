@@ -1,12 +1,11 @@
 """NATS: the same commands as over HTTP, as request and reply, tagged by `method`."""
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
+from router.answering import answer_requests
 from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
 from router.errors import KvRouterError, MissingRequestIdError, ReservationNotFoundError
 from router.metrics import RouterMetrics
@@ -26,11 +25,9 @@ from router.protocol.requests import (
     PotentialLoadsCommand,
 )
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, subscribe
+from router.publisher.bus import Bus
 
 QUEUE_GROUP = "router"
-PARALLEL = 8
-"""Commands answered at once; more only wait for longer prompts being hashed."""
 
 
 class Rpc:
@@ -44,23 +41,7 @@ class Rpc:
 
     async def run(self, bus: Bus) -> None:
         """Answer until cancelled."""
-        subscription = await subscribe(bus, self._subjects.router, QUEUE_GROUP)
-
-        async def serve() -> None:
-            async for message in subscription.messages:
-                await self._serve(message)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(PARALLEL):
-                group.create_task(serve())
-
-    async def _serve(self, message: Msg) -> None:
-        reply = await self._reply(message)
-        if message.reply:
-            try:
-                await message.respond(reply)
-            except NatsError:
-                self._metrics.refusals.labels("nats", "undeliverable").inc()
+        await answer_requests(bus, self._subjects.router, QUEUE_GROUP, self._reply, self._metrics)
 
     async def _reply(self, message: Msg) -> bytes:
         method = "unknown"

@@ -1,43 +1,31 @@
-"""The router process: who is made of whom, who runs when, and how it stops.
-
-    run ─┬─ HTTP server                                     up from the first moment
-         ├─ ticks                                           silence, expiry, overdue checkpoints
-         └─ bus: connect ▶ announce, registry, events, loads, commands, outbox   again when closed
-
-One TaskGroup owns every task: what crashes takes the process down, visibly.
-"""
+"""The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from random import Random
 
 from router.api import Api
 from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
+from router.core_host import CoreHost, Task
 from router.errors import BusUnavailableError, TwinError
-from router.indexer.radix_tree import RadixTree
-from router.metrics import RouterMetrics, StateCollector
-from router.outbox import Outbox
-from router.process.serving import HttpServer, endpoint_of, listening
+from router.index_rpc import IndexRpc
+from router.indexer.selection import make_indexer
+from router.lookups import Lookups
 from router.protocol.catalogue import (
     Lifecycle,
     RouterAnnouncement,
     encode_entry,
     router_key,
 )
-from router.protocol.subjects import Subjects
 from router.publisher.announcer import Announcer
-from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
-from router.registry import Registry
+from router.publisher.bus import Bus
 from router.rpc import Rpc
-from router.status import ServiceStatus
-from router.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
-
-TICK_S = 0.2
 
 
 class RouterService:
@@ -45,77 +33,34 @@ class RouterService:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._subjects = Subjects(config.namespace)
         self._incarnation = time.time_ns() // 1000
-        self._core = RouterCore(config.core, RadixTree, Random())
-        self._status = ServiceStatus(config.nats_url)
-        self._metrics = RouterMetrics()
-        StateCollector(self._core, self._status, self._metrics)
-        self._outbox = Outbox(self._subjects, self._metrics)
-        self._commands = Commands(self._core, self._outbox, self._metrics)
-        self._bus: Bus | None = None
         self._announcer: Announcer | None = None
-        limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
-        shared = (self._core, self._outbox, self._status, self._metrics, self._subjects)
-        self._registry = Registry(*shared, config.num_replicas)
-        self._subscriber = Subscriber(*shared, limits)
-        self._rpc = Rpc(self._commands, self._metrics, self._subjects)
+        index = config.index
+        core = RouterCore(config.core, lambda: make_indexer(index), Random())
+        self._host = CoreHost(
+            "router", config, core, needs_workers=True, on_reconnect=self._renew_soon
+        )
+        self._commands = Commands(core, self._host.outbox, self._host.metrics)
+        told = (self._host.metrics, self._host.subjects)
+        self._rpc = Rpc(self._commands, *told)
+        self._index_rpc = IndexRpc(core, Lookups(core, frequency_window_s=0.0), *told)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
-        with listening(self._config.host, self._config.http_port) as listener:
-            endpoint = endpoint_of(listener)
-            server = self._http_server()
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(server.serve([listener]))
-                background = [
-                    group.create_task(self._tick_forever()),
-                    group.create_task(self._follow_bus(endpoint)),
-                ]
-                log.info("router %d listens on %s", self._config.router_id, endpoint)
-                await stop.wait()
-                await self._drain(server)
-                await serving
-                for task in background:
-                    task.cancel()
-        log.info("router stopped")
-
-    async def _drain(self, server: HttpServer) -> None:
-        log.info("draining for %g s", self._config.drain_s)
-        self._status.is_draining = True
-        await asyncio.sleep(self._config.drain_s)
-        server.should_exit = True
-
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._outbox.perform(self._core.tick(time.monotonic()))
-
-    async def _follow_bus(self, endpoint: str) -> None:
-        await live_on_bus(
-            self._config.nats_url,
-            f"router {self._config.name}",
-            self._connected,
-            lambda bus: self._live(bus, endpoint),
+        api = Api(
+            self._config,
+            self._commands,
+            self._host.status,
+            self._host.metrics,
+            self._order_worker,
+            lambda: list(self._host.registry.routers()),
         )
+        await self._host.run(stop, api.app(), self._live)
 
-    async def _live(self, bus: Bus, endpoint: str) -> None:
-        self._bus = bus
-        async with asyncio.TaskGroup() as group:
-            group.create_task(until_closed(bus))
-            group.create_task(self._announce(bus, endpoint))
-            group.create_task(self._registry.run(bus))
-            group.create_task(self._events_after_registry(bus))
-            group.create_task(self._subscriber.run_loads(bus))
-            group.create_task(self._rpc.run(bus))
-            group.create_task(
-                self._outbox.run(bus, lambda worker_id: self._registry.fetch_worker(bus, worker_id))
-            )
-
-    async def _events_after_registry(self, bus: Bus) -> None:
-        """Events of ranks nobody announced would be dropped."""
-        await self._registry.caught_up.wait()
-        await self._subscriber.run_events(bus)
+    def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
+        yield self._announce(bus, endpoint)
+        yield self._rpc.run(bus)
+        yield self._index_rpc.run(bus)
 
     async def _announce(self, bus: Bus, endpoint: str) -> None:
         announcement = RouterAnnouncement(
@@ -126,7 +71,7 @@ class RouterService:
         )
         announcer = Announcer(
             bus.js,
-            self._subjects,
+            self._host.subjects,
             router_key(announcement.router_id),
             self._incarnation,
             num_replicas=self._config.num_replicas,
@@ -141,25 +86,13 @@ class RouterService:
         finally:
             await announcer.withdraw()
 
-    def _connected(self, connected: bool) -> None:
-        self._core.set_connected(connected, time.monotonic())
-        if not connected:
-            self._metrics.bus_losses.inc()
-        elif self._announcer is not None:
+    def _renew_soon(self) -> None:
+        """The bus may have come back without its store."""
+        if self._announcer is not None:
             self._announcer.renew_soon()
 
     async def _order_worker(self, worker_id: int, lifecycle: Lifecycle) -> None:
-        if self._bus is None or not self._bus.client.is_connected:
+        bus = self._host.bus
+        if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("orders about workers are kept there")
-        await self._registry.order(self._bus, worker_id, lifecycle)
-
-    def _http_server(self) -> HttpServer:
-        api = Api(
-            self._config,
-            self._commands,
-            self._status,
-            self._metrics,
-            self._order_worker,
-            lambda: list(self._registry.routers()),
-        )
-        return HttpServer(api.app(), self._config.max_connections)
+        await self._host.registry.order(bus, worker_id, lifecycle)

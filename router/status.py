@@ -14,11 +14,21 @@ class Readiness(Struct, frozen=True):
 
 
 class ServiceStatus:
-    """Where the process stands; adapters set the fields, nobody else."""
+    """Where the process stands; adapters set the fields, nobody else.
 
-    __slots__ = ("events_caught_up", "is_draining", "nats_url", "registry_caught_up")
+    `needs_workers`: with nobody to choose, the process is of no use.
+    """
 
-    def __init__(self, nats_url: str) -> None:
+    __slots__ = (
+        "_needs_workers",
+        "events_caught_up",
+        "is_draining",
+        "nats_url",
+        "registry_caught_up",
+    )
+
+    def __init__(self, nats_url: str, *, needs_workers: bool) -> None:
+        self._needs_workers = needs_workers
         self.nats_url = nats_url
         self.is_draining = False
         self.registry_caught_up = False
@@ -38,7 +48,7 @@ class ServiceStatus:
             (degraded if has_caught_up else reasons).append(text)
         if not has_caught_up:
             reasons.append("the index has not caught up with the event stream")
-        if not core.fleet.schedulable_count():
+        if self._needs_workers and not core.fleet.schedulable_count():
             reasons.append("no schedulable workers")
         if core.fleet.is_frozen:
             degraded.append("most workers fell silent together; none is taken out for now")

@@ -5,6 +5,7 @@ a dropped message would have said shows as a gap or a differing digest, and is h
 checkpoint.
 """
 
+import asyncio
 import logging
 import time
 
@@ -53,6 +54,8 @@ class Subscriber:
             match item:
                 case Message(subject, payload):
                     self._metrics.log_messages.labels(self._apply(subject, payload)).inc()
+                    while self._core.apply_slice():
+                        await asyncio.sleep(0)
                 case CaughtUp():
                     self._status.events_caught_up = True
                 case Restarted():
@@ -73,10 +76,10 @@ class Subscriber:
         try:
             message = decode_log_message(payload)
             _check_sender(subject, message)
+            verdict = self._core.apply(message, time.monotonic())
         except WireError as error:
             self._warn("a message on %s is unreadable and dropped: %s", subject, error)
             return "unreadable"
-        verdict = self._core.apply(message, time.monotonic())
         if verdict is None:
             return "unannounced"
         if verdict is Verdict.FOREIGN:

@@ -6,6 +6,7 @@ from router.core import RouterCore
 from router.fleet import Worker
 from router.indexer.base import NO_OVERLAP, Overlap
 from router.indexer.trusted_index import RankBlocks
+from router.protocol.dumps import Dump, DumpEvent, ScopeDump, dump_event, scope_key
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -51,6 +52,13 @@ class WorkerView(Struct, frozen=True):
     last_heard_s: float
     not_schedulable_reasons: list[str]
     ranks: list[RankView]
+
+
+class HeldSnapshot(Struct, frozen=True):
+    """What every rank holds, and the block size of each scope (one of them, should they differ)."""
+
+    block_sizes: dict[Scope, int]
+    held: list[tuple[Scope, RankBlocks]]
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
@@ -136,45 +144,24 @@ def worker_view(core: RouterCore, worker: Worker, now_s: float) -> WorkerView:
     )
 
 
-def dump(core: RouterCore) -> dict[str, object]:
-    """Every held block, in the event form that peers of this field exchange.
+def held(core: RouterCore, only: Scope | None = None) -> HeldSnapshot:
+    """What is held at this moment, in one scope or in all. O(blocks held in all)."""
+    block_sizes = {w.announcement.scope: w.announcement.identity.block_size for w in core.fleet}
+    blocks = [(scope, blocks) for scope, blocks in core.dump() if only in (None, scope)]
+    return HeldSnapshot(block_sizes, blocks)
 
-    `block_hash` is the sequence hash; the index keeps no local hashes, so `tokens_hash` is null.
+
+def dump(snapshot: HeldSnapshot) -> Dump:
+    """Every held block, as processes of this field exchange it. Pure, so that it may run on another
+    thread. O(blocks held).
     """
-    block_sizes: dict[Scope, int] = {}
-    for worker in core.fleet:
-        announced = worker.announcement
-        block_sizes.setdefault(announced.scope, announced.identity.block_size)
-    events: dict[Scope, list[object]] = {}
-    for scope, blocks in core.index.dump():
-        events.setdefault(scope, []).append(_stored_event(blocks))
+    events: dict[Scope, list[DumpEvent]] = {}
+    for scope, blocks in snapshot.held:
+        event = dump_event(blocks.rank, blocks.tier, blocks.event_id, blocks.sequence_hashes)
+        events.setdefault(scope, []).append(event)
     return {
-        f"{scope.model_name}:{scope.routing_group}": {
-            "block_size": block_sizes.get(scope),
-            "events": here,
-        }
+        scope_key(scope): ScopeDump(snapshot.block_sizes.get(scope), here)
         for scope, here in events.items()
-    }
-
-
-_TIER_NAMES = ("device", "host_pinned", "disk", "external")
-
-
-def _stored_event(held: RankBlocks) -> dict[str, object]:
-    blocks = [
-        {"block_hash": sequence_hash, "tokens_hash": None, "mm_extra_info": None}
-        for sequence_hash in held.sequence_hashes.tolist()
-    ]
-    stored = {"parent_hash": None, "start_position": None, "blocks": blocks}
-    return {
-        "worker_id": held.rank.worker_id,
-        "storage_tier": _TIER_NAMES[held.tier],
-        "residency_domain": "worker",
-        "event": {
-            "event_id": held.event_id,
-            "data": {"stored": stored},
-            "dp_rank": held.rank.dp_rank,
-        },
     }
 
 

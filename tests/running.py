@@ -67,14 +67,11 @@ class FakeWorker:
             await asyncio.sleep(0.2)
 
 
-class RunningRouter:
-    """A router service, and clients of it."""
+class RunningService:
+    """A service on a port, and a client of it."""
 
-    def __init__(self, nats_url, **fields):
-        port = free_port()
-        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
-        self.config = RouterConfig(nats_url=nats_url, http_port=port, **settings)
-        self.service = RouterService(self.config)
+    def __init__(self, service, port):
+        self.service = service
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -96,6 +93,27 @@ class RunningRouter:
             return (await self.client.get("/health")).status_code == 200
         except httpx.HTTPError:
             return False
+
+    async def post(self, path, body, **arguments):
+        headers = {"content-type": "application/json", **arguments.pop("headers", {})}
+        content = msgspec.json.encode(body)
+        return await self.client.post(path, content=content, headers=headers, **arguments)
+
+    async def metric(self, line):
+        """The value of a metric, given its line up to the value; None if it is not there."""
+        text = (await self.client.get("/metrics")).text
+        found = [each for each in text.splitlines() if each.startswith(f"{line} ")]
+        return float(found[0].split()[-1]) if found else None
+
+
+class RunningRouter(RunningService):
+    """A router service, and workers for it."""
+
+    def __init__(self, nats_url, **fields):
+        port = free_port()
+        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
+        self.config = RouterConfig(nats_url=nats_url, http_port=port, **settings)
+        super().__init__(RouterService(self.config), port)
 
     async def worker(self, worker_id, **fields):
         """A fake worker, announced, with its first checkpoint delivered, reporting."""
@@ -122,14 +140,3 @@ class RunningRouter:
     async def view(self, worker_id):
         answer = await self.client.get(f"/workers/{worker_id}")
         return answer.json() if answer.status_code == 200 else None
-
-    async def post(self, path, body, **arguments):
-        headers = {"content-type": "application/json", **arguments.pop("headers", {})}
-        content = msgspec.json.encode(body)
-        return await self.client.post(path, content=content, headers=headers, **arguments)
-
-    async def metric(self, line):
-        """The value of a metric, given its line up to the value; None if it is not there."""
-        text = (await self.client.get("/metrics")).text
-        found = [each for each in text.splitlines() if each.startswith(f"{line} ")]
-        return float(found[0].split()[-1]) if found else None

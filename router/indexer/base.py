@@ -1,11 +1,13 @@
 """What an index of held blocks is asked and told, free of how it keeps them."""
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+import enum
+from collections.abc import ItemsView, Iterator
+from typing import Protocol
 
 from msgspec import Struct
 
-from router.protocol.values import HashArray, PerTier, Rank, Tier
+from router.protocol.events import EventBatch
+from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
 
 class Overlap(Struct, frozen=True, array_like=True):
@@ -19,8 +21,21 @@ class Overlap(Struct, frozen=True, array_like=True):
 
 NO_OVERLAP = Overlap(0, 0, 0, 0)
 
-OverlapScores: TypeAlias = Mapping[Rank, Overlap]
-"""Ranks that hold at least the first block of the prompt in some tier."""
+
+class OverlapScores(Protocol):
+    """Ranks that hold at least the first block of the prompt in some tier; a `dict` will do."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Rank]: ...
+
+    def __getitem__(self, rank: Rank, /) -> Overlap: ...
+
+    def get(self, rank: Rank, default: Overlap, /) -> Overlap:
+        """The rank's overlap, or the default."""
+
+    def items(self) -> ItemsView[Rank, Overlap]:
+        """Ranks and their overlaps."""
 
 
 class HeldSummary(Struct, frozen=True):
@@ -30,30 +45,109 @@ class HeldSummary(Struct, frozen=True):
     digests: PerTier
 
 
+NOTHING_HELD = HeldSummary((0,) * TIERS, (0,) * TIERS)  # type: ignore[arg-type]
+
+
+class HeldBlocks(Struct, frozen=True):
+    """Blocks of one rank in one tier, in no order."""
+
+    rank: Rank
+    tier: Tier
+    sequence_hashes: HashArray
+
+
+DONE, DIFFERENT, REFUSED = -1, -2, -3
+"""Of a batch: applied, and the index shows what the rank says it holds, or something else; or the
+limit on blocks was reached, and some of what it names is missing."""
+
+
+class IndexMode(enum.StrEnum):
+    """Where the knowledge of caches comes from: engines' events, our own decisions, or nowhere."""
+
+    EVENTS = "events"
+    APPROXIMATE = "approximate"
+    NONE = "none"
+
+
+class IndexStats(Struct, frozen=True):
+    """How full an index is, and how its checks of its own answers ended.
+
+    `max_blocks`: 0 where there is no limit. `unswept_holders`: cleared ranks whose blocks are not
+    freed yet. `differing_answers`: rows that a check by walking found to differ.
+    """
+
+    blocks: int = 0
+    max_blocks: int = 0
+    holder_sets: int = 0
+    unswept_holders: int = 0
+    checked_answers: int = 0
+    differing_answers: int = 0
+
+
 class Indexer(Protocol):
     """Which blocks does every rank hold? Exact: neither order nor repetition of changes matters.
 
-    Hash arguments are arrays of shape (blocks,). Ranks come into being with their first block.
-    Complexities are per call, in blocks named.
+    Hash arguments are arrays of shape (blocks,) and are not mutated. Ranks come into being with
+    their first block. Where the limit on blocks is reached, `store`, `stage` and `remove` answer
+    False, and what they name is done in part.
     """
 
-    def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> None:
-        """Note that the rank holds these blocks in this tier. O(blocks)."""
+    def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Note that the rank holds these blocks in this tier. O(blocks named)."""
 
-    def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> None:
-        """Note that it no longer does; blocks it does not hold there are passed over. O(blocks)."""
+    def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Note that it no longer does; blocks it does not hold there are passed over."""
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Note that the rank holds nothing in this tier; None: in any."""
+        """Note that the rank holds nothing in this tier; None: in any. O(1), swept later."""
+
+    def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
+        """Apply a batch's events from a progress on, 0 at first, for about so many blocks.
+
+        Returns DONE, DIFFERENT, REFUSED, or the progress to go on from; a difference may show late,
+        in `take_differing`. With the last event the holes are noted. Raises WireError for malformed
+        events; nothing was changed then. O(blocks applied).
+        """
+
+    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Collect blocks that will replace all that the rank holds; not visible yet."""
+
+    def commit_staged(self, rank: Rank) -> None:
+        """What was staged is now what the rank holds, and nothing else. O(1)."""
+
+    def drop_staged(self, rank: Rank) -> None:
+        """Forget what was staged. O(1)."""
+
+    def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
+        """Note how many held blocks lack a held parent, per cumulative tier; None: unknown.
+
+        Where there are none, membership along every prompt is monotone, and searches may jump.
+        Unknown until noted, and again after every change to the rank.
+        """
+
+    def check(self, rank: Rank, expected: HeldSummary) -> None:
+        """Compare what the rank holds now with this; the outcome is in `take_differing`."""
+
+    def take_differing(self) -> list[Rank]:
+        """Ranks that a check found to differ since the last call."""
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
-        """The longest held prefix of a prompt, per rank and cumulative tier. Mutates nothing."""
+        """The longest held prefix of a prompt, per rank and cumulative tier."""
 
     def summary(self, rank: Rank) -> HeldSummary:
         """Count and digest of what the rank holds. O(1)."""
 
-    def held(self, rank: Rank, tier: Tier) -> HashArray:
-        """Every block the rank holds in this tier, in no order. O(blocks held)."""
+    def dump(self) -> Iterator[HeldBlocks]:
+        """Everything held, by rank and tier, without empty entries. O(blocks held)."""
 
     def block_count(self) -> int:
-        """Distinct blocks held by anybody. O(1)."""
+        """Distinct blocks kept, those of cleared ranks included until they are swept. O(1)."""
+
+    def stats(self) -> IndexStats:
+        """How full the index is, and how its checks ended. O(1)."""
+
+    def sweep(self, sub_tables: int) -> bool:
+        """Free a slice of what cleared ranks left behind; False once nothing is left to do."""
+
+    def close(self) -> None:
+        """Let go of what is not memory; nothing may be asked or told afterwards."""

@@ -12,10 +12,7 @@ always of a later one; it starts with a checkpoint, and anything else from it is
 
 import enum
 
-import numpy as np
-
-from router.protocol.events import Checkpoint, Event, EventBatch, LogMessage
-from router.protocol.values import HashArray, Tier, unpack_hashes
+from router.protocol.events import Checkpoint, EventBatch, LogMessage, TierBlocks
 
 
 class Verdict(enum.StrEnum):
@@ -37,6 +34,7 @@ class EventLog:
     """
 
     __slots__ = (
+        "_is_restored",
         "_parts",
         "broken_reason",
         "cursor",
@@ -51,17 +49,31 @@ class EventLog:
         self.broken_reason: str | None = "no checkpoint read yet"
         self.doubt_since_s: float | None = now_s
         self.updated_s: float | None = None
+        self._is_restored = False
         self._parts: list[Checkpoint] = []
 
     @property
     def is_blind(self) -> bool:
         """Nothing of the rank's present life is known."""
-        return self.incarnation is None
+        return self.incarnation is None and not self._is_restored
 
     def classify(self, message: LogMessage) -> Verdict:
-        """What to do with the next message; collects the parts of a checkpoint."""
-        if isinstance(message, EventBatch):
-            return self._classify_batch(message)
+        """What to do with the next message; collects the parts of a checkpoint.
+
+        A batch that begins before the cursor and ends behind it is applied whole: events are
+        absolute, and as of its end nothing differs.
+        """
+        if not isinstance(message, EventBatch):
+            return self._classify_checkpoint(message)
+        if message.incarnation != self.incarnation:
+            return Verdict.GAP
+        if message.last_event_id <= self.cursor:
+            return Verdict.DUPLICATE
+        if self.broken_reason is not None or message.first_event_id > self.cursor + 1:
+            return Verdict.GAP
+        return Verdict.APPLY
+
+    def _classify_checkpoint(self, message: Checkpoint) -> Verdict:
         if not self._collect(message):
             return Verdict.PARTIAL
         if message.incarnation != self.incarnation:
@@ -71,30 +83,27 @@ class EventLog:
             return Verdict.DUPLICATE
         return Verdict.APPLY
 
-    def unseen_events(self, batch: EventBatch) -> tuple[Event, ...]:
-        """The events of a batch that come after the cursor."""
-        return batch.events[max(self.cursor + 1 - batch.first_event_id, 0) :]
-
-    def collected_blocks(self) -> dict[Tier, HashArray]:
+    def collected_blocks(self) -> list[TierBlocks]:
         """All blocks of the checkpoint whose last part was just classified."""
-        by_tier: dict[Tier, list[HashArray]] = {}
-        for part in self._parts:
-            for blocks in part.blocks:
-                hashes = unpack_hashes(blocks.sequence_hashes)
-                by_tier.setdefault(blocks.tier, []).append(hashes)
-        return {tier: np.concatenate(arrays) for tier, arrays in by_tier.items()}
+        return [blocks for part in self._parts for blocks in part.blocks]
 
-    def advance(self, message: LogMessage, now_s: float) -> None:
-        """Note that the index now stands as of this message."""
-        if isinstance(message, EventBatch):
-            self.cursor = message.last_event_id
-        else:
-            self.cursor = message.event_id
-        self.incarnation = message.incarnation
+    def resume(self, incarnation: int, event_id: int, now_s: float) -> None:
+        """Note that the index now stands as of this event of this life."""
+        self.cursor = event_id
+        self.incarnation = incarnation
         self.broken_reason = None
         self.doubt_since_s = None
         self.updated_s = now_s
-        self._parts = []
+        if self._parts:
+            self._parts = []
+
+    def restored(self, event_id: int, now_s: float) -> None:
+        """Note that a blind rank shows what somebody else knew of it."""
+        self.cursor = event_id
+        self._is_restored = True
+        self.broken_reason = "restored from a dump"
+        self.updated_s = now_s
+        self.doubt(now_s)
 
     def break_off(self, reason: str, now_s: float) -> None:
         """Note that what the index holds of this rank is no longer right."""
@@ -105,15 +114,6 @@ class EventLog:
         """Note that something speaks against the index; the first time counts."""
         if self.doubt_since_s is None:
             self.doubt_since_s = now_s
-
-    def _classify_batch(self, batch: EventBatch) -> Verdict:
-        if batch.incarnation != self.incarnation:
-            return Verdict.GAP
-        if batch.last_event_id <= self.cursor:
-            return Verdict.DUPLICATE
-        if self.broken_reason is not None or batch.first_event_id > self.cursor + 1:
-            return Verdict.GAP
-        return Verdict.APPLY
 
     def _collect(self, checkpoint: Checkpoint) -> bool:
         if checkpoint.part == 0:

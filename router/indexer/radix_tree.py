@@ -3,137 +3,336 @@
 A node's key is the hash of its whole path, so the node at position i is one look-up away, and there
 are no parent links to walk or to keep right:
 
-    sequence hash ──▶ { rank ──▶ tier mask }            one entry per distinct block
-    rank ──▶ { sequence hash ──▶ tier mask }, summary   the same facts, by holder
+    sequence hash ──▶ reference ──▶ one holder, or an interned set of them, each with a tier mask
+    rank ──▶ holder id ──▶ counts, digests, masks
 
-Invariants: the two maps hold the same (hash, rank, mask) triples; no mask is 0; no inner map is
-empty; a rank's summary is the count and digest of its own map.
+A holder is a rank in one life. Clearing a rank retires its id: matching no longer sees it, a sweep
+strips it from the slots later, and only then is the id used again. The nodes, sets and holders live
+in arrays (`_memory`) that numba kernels work on (`_kernel`).
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
-from router.indexer.base import HeldSummary, Overlap, OverlapScores
-from router.protocol.values import FASTEST_TIER, TIERS, HashArray, Rank, Tier
-from router.sequence.digest import digest
+from router.errors import WireError
+from router.indexer import _kernel, _sets, _table
+from router.indexer._kernel import MALFORMED, PROGRESS_BITS
+from router.indexer._memory import MAX_HOLDERS, SUB_BITS, Memory
+from router.indexer.base import (
+    NOTHING_HELD,
+    REFUSED,
+    HeldBlocks,
+    HeldSummary,
+    IndexStats,
+    OverlapScores,
+)
+from router.indexer.grouping import blocks_by_rank
+from router.indexer.invariants import check_radix_tree
+from router.indexer.matches import ROW_BYTES, Matches
+from router.protocol.events import CLEARED, EventBatch, cleared_tier_at
+from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
+DEFAULT_MAX_BLOCKS = 1 << 25
+MULTIPLIER = 0x9E3779B97F4A7C15
+CHECK_INTERVAL = 1000
 
-class _Holder:
-    """What one rank holds."""
-
-    __slots__ = ("counts", "digests", "masks")
-
-    def __init__(self) -> None:
-        self.masks: dict[int, int] = {}
-        self.counts = [0] * TIERS
-        self.digests = [0] * TIERS
-
-    def note(self, tier: Tier, changed: list[int], sign: int) -> None:
-        self.counts[tier] += sign * len(changed)
-        self.digests[tier] ^= digest(np.array(changed, dtype=np.uint64))
+_ALL = 15
+_COUNTS = slice(int(_sets.COUNTS), int(_sets.COUNTS) + TIERS)
+_DIGESTS = slice(int(_sets.DIGESTS), int(_sets.DIGESTS) + TIERS)
+_SUMMARY = slice(_COUNTS.start, _DIGESTS.stop)
+_VISIBLE, _KEEP, _CLOSED = int(_sets.VISIBLE), int(_sets.KEEP), int(_sets.CLOSED)
+_FORCED_OPEN, _LEFT_OVER = int(_sets.FORCED_OPEN), int(_sets.LEFT_OVER)
+_COUNT = _sets.BLOCK_TABLE + int(_table.COUNT)
+_MAX_COUNT = _sets.BLOCK_TABLE + int(_table.MAX_COUNT)
+_SET_COUNT = _sets.SET_TABLE + int(_table.COUNT)
+_SWEEP_SLICE = 64
 
 
 class RadixTree:
-    """The exact index in plain Python; implements `Indexer`."""
+    """The exact index; implements `Indexer`.
 
-    __slots__ = ("_holders", "_nodes")
+    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a sub-table. One
+    answer in `check_interval` that jumped over blocks is checked by looking at each of them.
+    """
 
-    def __init__(self) -> None:
-        self._nodes: dict[int, dict[Rank, int]] = {}
-        self._holders: dict[Rank, _Holder] = {}
+    __slots__ = (
+        "_address",
+        "_cursor",
+        "_differing",
+        "_ends",
+        "_free",
+        "_holders",
+        "_ids",
+        "_memory",
+        "_next_id",
+        "_rank_of",
+        "_staged",
+        "_state",
+        "_sub_tables",
+        "_unswept",
+    )
 
-    def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> None:
-        """Note that the rank holds these blocks in this tier. O(blocks)."""
-        holder = self._holders.get(rank) or _Holder()
-        bit, changed = 1 << tier, []
-        for sequence_hash in sequence_hashes.tolist():
-            mask = holder.masks.get(sequence_hash, 0)
-            if not mask & bit:
-                self._set_mask(rank, holder, sequence_hash, mask | bit)
-                changed.append(sequence_hash)
-        holder.note(tier, changed, +1)
-        if holder.masks:
-            self._holders[rank] = holder
+    def __init__(
+        self,
+        max_blocks: int = DEFAULT_MAX_BLOCKS,
+        *,
+        multiplier: int = MULTIPLIER,
+        check_interval: int = CHECK_INTERVAL,
+        sub_bits: int = SUB_BITS,
+    ) -> None:
+        self._memory = Memory(max_blocks, multiplier, check_interval, sub_bits)
+        self._address = self._memory.address
+        self._ends = self._memory.ends.data.cast("B")
+        self._state = self._memory.state
+        self._holders = self._memory.holders
+        self._sub_tables = 1 << sub_bits
+        self._ids: dict[Rank, int] = {}
+        self._staged: dict[Rank, int] = {}
+        self._rank_of: list[Rank] = []
+        self._next_id = 0
+        self._free: list[int] = []
+        self._unswept: set[int] = set()
+        self._cursor = 0
+        self._differing: list[Rank] = []
 
-    def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> None:
-        """Note that it no longer does; blocks it does not hold there are passed over. O(blocks)."""
-        holder = self._holders.get(rank)
+    def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Note that the rank holds these blocks in this tier. O(blocks named)."""
+        holder = self._holder(rank)
         if holder is None:
-            return
-        bit, changed = 1 << tier, []
-        for sequence_hash in sequence_hashes.tolist():
-            mask = holder.masks.get(sequence_hash, 0)
-            if mask & bit:
-                self._set_mask(rank, holder, sequence_hash, mask & ~bit)
-                changed.append(sequence_hash)
-        holder.note(tier, changed, -1)
-        if not holder.masks:
-            del self._holders[rank]
+            return False
+        return _kernel.store(self._address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Note that it no longer does; blocks it does not hold there are passed over."""
+        if rank not in self._ids:
+            return True
+        holder = self._holder(rank)
+        if holder is None:
+            return False
+        return _kernel.remove(self._address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
+        """Apply a batch's events from a progress on; see `Indexer`. O(blocks applied)."""
+        packed = batch.packed
+        event_count = batch.last_event_id - batch.first_event_id + 1
+        while True:
+            holder = self._ids.get(rank)
+            if holder is None or self._unswept:
+                holder = self._holder(rank)
+                if holder is None:
+                    return REFUSED
+            reached = _kernel.apply(
+                self._address, holder, packed, event_count, progress, room_blocks
+            )
+            if reached == MALFORMED:
+                raise WireError(f"{rank}: {event_count} events in a malformed string of bytes")
+            if reached < 0:
+                return reached
+            offset = reached >> PROGRESS_BITS << 3
+            if packed[offset] != CLEARED:
+                return reached
+            self.clear(rank, cleared_tier_at(packed, offset))
+            progress = reached + (1 << PROGRESS_BITS)
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Note that the rank holds nothing in this tier; None: in any. O(blocks held)."""
-        for each in Tier if tier is None else (tier,):
-            self.remove(rank, each, self.held(rank, each))
+        """Note that the rank holds nothing in this tier; None: in any. O(1), swept later.
+
+        A tier that is cleared while others are not has to be swept before the rank's next change.
+        """
+        holder = self._ids.get(rank)
+        if holder is None:
+            return
+        row = self._holders[holder]
+        cleared = int(row[_COUNTS.start + tier]) if tier is not None else 0
+        if tier is None or cleared == int(row[_COUNTS].sum()):
+            del self._ids[rank]
+            self._retire(holder)
+        elif cleared:
+            row[_VISIBLE] = row[_KEEP] = int(row[_KEEP]) & ~(1 << tier)
+            row[_COUNTS.start + tier] = row[_DIGESTS.start + tier] = row[_CLOSED] = 0
+            row[_LEFT_OVER] += cleared
+            self._unswept.add(holder)
+
+    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Collect blocks that will replace all that the rank holds; not visible yet."""
+        holder = self._staged.get(rank)
+        if holder is None:
+            holder = self._take_id()
+            if holder is None:
+                return False
+            self._staged[rank] = holder
+        return _kernel.store(self._address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def commit_staged(self, rank: Rank) -> None:
+        """What was staged is now what the rank holds, and nothing else. O(1)."""
+        self.clear(rank)
+        holder = self._staged.pop(rank, None)
+        if holder is not None:
+            self._show(holder, rank)
+
+    def drop_staged(self, rank: Rank) -> None:
+        """Forget what was staged. O(1)."""
+        holder = self._staged.pop(rank, None)
+        if holder is not None:
+            self._retire(holder)
+
+    def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
+        """Note in which cumulative tiers searches may jump; see `Indexer`."""
+        holder = self._ids.get(rank)
+        if holder is None:
+            return
+        row = self._holders[holder]
+        if holes is None or holder in self._unswept or row[_FORCED_OPEN]:
+            row[_CLOSED] = 0
+        else:
+            row[_CLOSED] = _closed_mask(holes) if any(holes) else _ALL
+
+    def check(self, rank: Rank, expected: HeldSummary) -> None:
+        """Compare what the rank holds now with this; the outcome is in `take_differing`."""
+        if self.summary(rank) != expected:
+            self._differing.append(rank)
+
+    def take_differing(self) -> list[Rank]:
+        """Ranks that a check found to differ since the last call."""
+        if not self._differing:
+            return []
+        differing, self._differing = self._differing, []
+        return differing
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
         """The longest held prefix of a prompt, per rank and cumulative tier.
 
-        One walk: `slowest` is the slowest tier a rank has needed so far; when position i forces it
-        from a to b, the overlaps of tiers a to b − 1 end at i. O(blocks · ranks still matching).
+        O(log blocks) look-ups per distinct end where no rank that matches may have holes, else one
+        per block; counts itself, and otherwise mutates nothing.
         """
-        hashes = sequence_hashes.tolist()
-        slowest = dict.fromkeys(self._nodes.get(hashes[0], ()) if hashes else (), 0)
-        ends = {rank: [len(hashes)] * TIERS for rank in slowest}
-        for position, sequence_hash in enumerate(hashes):
-            node = self._nodes.get(sequence_hash, {})
-            for rank, needed in list(slowest.items()):
-                now_needed = FASTEST_TIER[node.get(rank, 0)]
-                if now_needed > needed:
-                    ends[rank][needed:now_needed] = [position] * (now_needed - needed)
-                    slowest[rank] = now_needed
-                    if now_needed == TIERS:
-                        del slowest[rank]
-            if not slowest:
-                break
-        return {rank: Overlap(*end) for rank, end in ends.items()}
+        rows = _kernel.find(self._address, sequence_hashes)
+        return Matches(self._rank_of, self._ends[: rows * ROW_BYTES].tobytes())
 
     def summary(self, rank: Rank) -> HeldSummary:
         """Count and digest of what the rank holds. O(1)."""
-        holder = self._holders.get(rank) or _Holder()
-        return HeldSummary(tuple(holder.counts), tuple(holder.digests))  # type: ignore[arg-type]
+        holder = self._ids.get(rank)
+        if holder is None:
+            return NOTHING_HELD
+        row = self._holders[holder, _SUMMARY].tolist()
+        return HeldSummary(tuple(row[:TIERS]), tuple(row[TIERS:]))
 
-    def held(self, rank: Rank, tier: Tier) -> HashArray:
-        """Every block the rank holds in this tier, in no order. O(blocks held)."""
-        holder = self._holders.get(rank) or _Holder()
-        bit = 1 << tier
-        return np.array([h for h, mask in holder.masks.items() if mask & bit], dtype=np.uint64)
+    def dump(self) -> Iterator[HeldBlocks]:
+        """Everything held, by rank and tier, without empty entries. O(blocks held)."""
+        return self._dump_range(0, self._sub_tables)
+
+    def dump_slices(self, sub_tables: int) -> Iterator[HeldBlocks]:
+        """The same in slices, between which the index may change.
+
+        A block that stays is in one slice, a block that comes or goes meanwhile may be in none.
+        """
+        for first in range(0, self._sub_tables, sub_tables):
+            yield from self._dump_range(first, min(first + sub_tables, self._sub_tables))
 
     def block_count(self) -> int:
-        """Distinct blocks held by anybody. O(1)."""
-        return len(self._nodes)
+        """Distinct blocks kept, those of cleared ranks included until they are swept. O(1)."""
+        return int(self._state[_COUNT])
+
+    def stats(self) -> IndexStats:
+        """How full the index is, and how its self-checks ended. O(1)."""
+        return IndexStats(
+            blocks=self.block_count(),
+            max_blocks=int(self._state[_MAX_COUNT]),
+            holder_sets=int(self._state[_SET_COUNT]),
+            unswept_holders=len(self._unswept),
+            checked_answers=int(self._state[_sets.CHECKED]),
+            differing_answers=int(self._state[_sets.DIFFERED]),
+        )
+
+    def sweep(self, sub_tables: int) -> bool:
+        """Free a slice of what cleared ranks left behind; False once nothing is left to do."""
+        if not self._unswept:
+            return False
+        for _ in range(sub_tables):
+            _kernel.sweep(self._address, self._cursor)
+            self._cursor = (self._cursor + 1) % self._sub_tables
+        for holder in [h for h in self._unswept if not self._holders[h, _LEFT_OVER]]:
+            self._unswept.discard(holder)
+            if self._holders[holder, _KEEP]:
+                self._holders[holder, _VISIBLE] = self._holders[holder, _KEEP] = _ALL
+            else:
+                self._free.append(holder)
+        return bool(self._unswept)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
     def check_invariants(self) -> None:
-        """Assert the invariants in the module's docstring. O(everything)."""
-        by_node = {(h, r): m for h, node in self._nodes.items() for r, m in node.items()}
-        by_rank = {
-            (h, r): m for r, holder in self._holders.items() for h, m in holder.masks.items()
-        }
-        assert by_node == by_rank
-        assert all(by_node.values())
-        assert all(self._nodes.values())
-        assert all(holder.masks for holder in self._holders.values())
-        for rank, holder in self._holders.items():
-            for tier in Tier:
-                held = self.held(rank, tier)
-                assert holder.counts[tier] == len(held)
-                assert holder.digests[tier] == digest(held)
+        """Assert all that this module and those below it promise. O(everything)."""
+        check_radix_tree(self)
 
-    def _set_mask(self, rank: Rank, holder: _Holder, sequence_hash: int, mask: int) -> None:
-        if mask:
-            holder.masks[sequence_hash] = mask
-            self._nodes.setdefault(sequence_hash, {})[rank] = mask
-            return
-        del holder.masks[sequence_hash]
-        node = self._nodes[sequence_hash]
-        del node[rank]
-        if not node:
-            del self._nodes[sequence_hash]
+    def _holder(self, rank: Rank) -> int | None:
+        """The rank's holder id, ready for changes, if need be a new one; None: there is no room."""
+        holder = self._ids.get(rank)
+        if holder is None:
+            holder = self._take_id()
+            if holder is not None:
+                self._show(holder, rank)
+        elif self._unswept and holder in self._unswept and not self._sweep_holder(holder):
+            return None
+        return holder
+
+    def _sweep_holder(self, holder: int) -> bool:
+        """Strip the slots of what the holder no longer keeps; False: there was no room for it."""
+        for _ in range(0, self._sub_tables, _SWEEP_SLICE):
+            self.sweep(_SWEEP_SLICE)
+            if holder not in self._unswept:
+                return True
+        return False
+
+    def _take_id(self) -> int | None:
+        """A holder id that nothing refers to, for blocks not yet visible; None: all are taken."""
+        if self._free:
+            holder = self._free.pop()
+        elif self._next_id < MAX_HOLDERS:
+            holder, self._next_id = self._next_id, self._next_id + 1
+        else:
+            return None
+        self._holders[holder] = 0
+        self._holders[holder, _KEEP] = _ALL
+        return holder
+
+    def _show(self, holder: int, rank: Rank) -> None:
+        self._ids[rank] = holder
+        self._holders[holder, _VISIBLE] = _ALL
+        self._name(holder, rank)
+
+    def _name(self, holder: int, rank: Rank) -> None:
+        """Earlier answers keep the list of names of their search, so no name in it is changed.
+
+        A retired holder keeps its name until its id is used again: nobody sees it.
+        """
+        if holder >= len(self._rank_of):
+            self._rank_of += [rank] * (holder + 1 - len(self._rank_of))
+        elif self._rank_of[holder] != rank:
+            self._rank_of = [*self._rank_of]
+            self._rank_of[holder] = rank
+
+    def _retire(self, holder: int) -> None:
+        row = self._holders[holder]
+        row[_LEFT_OVER] += row[_COUNTS].sum()
+        row[_SUMMARY] = row[_VISIBLE] = row[_KEEP] = row[_CLOSED] = 0
+        if row[_LEFT_OVER]:
+            self._unswept.add(holder)
+        else:
+            self._unswept.discard(holder)
+            self._free.append(holder)
+
+    def _dump_range(self, first: int, end: int) -> Iterator[HeldBlocks]:
+        pairs = [_kernel.export(self._address, sub) for sub in range(first, end)]
+        return blocks_by_rank(self._memory, self._rank_of, np.concatenate(pairs))
+
+
+def _closed_mask(holes: PerTier) -> int:
+    return sum(1 << tier for tier, count in enumerate(holes) if not count)

@@ -6,7 +6,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -81,3 +82,22 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+
+async def serve_until(
+    stop: asyncio.Event,
+    server: HttpServer,
+    listener: socket.socket,
+    background: Iterable[Coroutine[Any, Any, None]],
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Serve, with tasks beside, until `stop` is set; then drain, close, and cancel the tasks."""
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve([listener]))
+        tasks = [group.create_task(each) for each in background]
+        await stop.wait()
+        await drain()
+        server.should_exit = True
+        await serving
+        for task in tasks:
+            task.cancel()

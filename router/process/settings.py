@@ -23,9 +23,10 @@ T = TypeVar("T", bound=Struct)
 ROUTER_PREFIX = "KV_ROUTER_"
 AGENT_PREFIX = "KV_ROUTER_AGENT_"
 UP_PREFIX = "KV_ROUTER_UP_"
+INDEXER_PREFIX = "KV_ROUTER_INDEXER_"
 
 _KUBERNETES_SERVICE_LINK = re.compile(
-    r"KV_ROUTER_(AGENT_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
+    r"KV_ROUTER_(AGENT_|INDEXER_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
 )
 """Kubernetes sets such variables in every pod beside a service named `kv-router`."""
 
@@ -86,7 +87,7 @@ def _from_file(path: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Variables of other commands, whose prefixes begin with the router's, are none of ours."""
-    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX} - {prefix}
+    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX, INDEXER_PREFIX} - {prefix}
     foreign = tuple(other for other in others if other.startswith(prefix))
     values = {
         key.removeprefix(prefix).lower(): value

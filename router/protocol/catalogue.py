@@ -5,7 +5,7 @@ renewed while it lives; `order.{worker_id}`, written by operators through a rout
 revoked.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, json
 
@@ -17,7 +17,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     """A worker, as its agent announces it.
 
     `agent_is_engine`: the agent runs the engine itself, so its silence is the engine's;
-    otherwise it stands beside an engine that may well outlive it.
+    otherwise it stands beside an engine that may well outlive it. `reports_load`: silence says
+    something at all.
     """
 
     worker_id: UInt
@@ -33,6 +34,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     role: Literal["aggregated", "prefill", "decode"] = "aggregated"
     incarnation: UInt
     agent_is_engine: bool = True
+    reports_load: ClassVar[bool] = True
 
     @property
     def scope(self) -> Scope:

@@ -2,14 +2,36 @@
 
 Events are canonical and absolute: blocks are named by sequence hash, packed as little-endian u64,
 and applying an event twice changes nothing. Fields may be appended, never reordered.
+
+A batch carries its events, and what the rank holds after them, as one string of words (u64, little-
+endian), which an index reads without making a Python object for each:
+
+    holes, four tiers │ counts, four tiers │ digests, four tiers │ events …
+    an event: kind | tier << 8 | blocks << 32 │ sequence hash │ …
 """
 
+import struct
+from collections.abc import Iterable, Iterator
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, msgpack
 
+from router.errors import WireError
 from router.protocol.codec import decode
-from router.protocol.values import DpRank, HeldState, Identity, Rank, Tier, UInt
+from router.protocol.values import TIERS, DpRank, HeldState, Identity, PerTier, Rank, Tier, UInt
+
+STORED, REMOVED, CLEARED = 1, 2, 3
+"""Kinds of packed events."""
+
+ANY_TIER = 255
+"""What a packed event that clears every tier says instead of one."""
+
+STATE_WORDS = 3 * TIERS
+"""Words before the first event."""
+
+_HEAD = struct.Struct("<BBHI")
+_STATE = struct.Struct("<12Q")
+_HOLES = struct.Struct("<4Q")
 
 
 class _PackedBlocks(Struct, frozen=True, array_like=True):
@@ -26,15 +48,15 @@ class _PackedBlocks(Struct, frozen=True, array_like=True):
         return len(self.sequence_hashes) // 8
 
 
-class Stored(_PackedBlocks, frozen=True, array_like=True, tag="stored"):
+class Stored(_PackedBlocks, frozen=True, array_like=True):
     """These blocks are now in this tier."""
 
 
-class Removed(_PackedBlocks, frozen=True, array_like=True, tag="removed"):
+class Removed(_PackedBlocks, frozen=True, array_like=True):
     """These blocks are no longer in this tier."""
 
 
-class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
+class Cleared(Struct, frozen=True, array_like=True):
     """This tier is empty; None: every tier is."""
 
     tier: Tier | None = None
@@ -43,16 +65,19 @@ class Cleared(Struct, frozen=True, array_like=True, tag="cleared"):
 Event: TypeAlias = Stored | Removed | Cleared
 
 
-class EventBatch(Struct, frozen=True, array_like=True, tag="batch"):
-    """Consecutive events of one rank; ids start at 1 in each incarnation."""
+class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
+    """Consecutive events of one rank; ids start at 1 in each incarnation.
+
+    Decoding looks at `packed` no further than its length; whoever reads it checks the rest.
+    """
 
     worker_id: UInt
     dp_rank: DpRank
     incarnation: UInt
     identity: Identity
     first_event_id: Annotated[int, Meta(ge=1)]
-    events: Annotated[tuple[Event, ...], Meta(min_length=1)]
-    state: HeldState
+    last_event_id: Annotated[int, Meta(ge=1)]
+    packed: Annotated[bytes, Meta(min_length=8 * (STATE_WORDS + 1))]
 
     @property
     def rank(self) -> Rank:
@@ -60,9 +85,97 @@ class EventBatch(Struct, frozen=True, array_like=True, tag="batch"):
         return Rank(self.worker_id, self.dp_rank)
 
     @property
-    def last_event_id(self) -> int:
-        """Id of the last event in the batch."""
-        return self.first_event_id + len(self.events) - 1
+    def event_count(self) -> int:
+        """How many events there are."""
+        return self.last_event_id - self.first_event_id + 1
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events, one object each. Raises WireError where they are malformed. O(blocks)."""
+        return unpack_events(self.packed, self.event_count)
+
+    @property
+    def state(self) -> HeldState:
+        """What the rank holds after the last event."""
+        return unpack_state(self.packed)
+
+
+def pack_batch(state: HeldState, events: Iterable[Event]) -> bytes:
+    """A state and events as packed words. O(blocks)."""
+    packed = [pack_state(state)]
+    for event in events:
+        if isinstance(event, Cleared):
+            tier = ANY_TIER if event.tier is None else event.tier
+            packed.append(_HEAD.pack(CLEARED, tier, 0, 0))
+        else:
+            kind = STORED if isinstance(event, Stored) else REMOVED
+            packed.append(_HEAD.pack(kind, event.tier, 0, event.block_count))
+            packed.append(event.sequence_hashes)
+    return b"".join(packed)
+
+
+def unpack_events(packed: bytes, event_count: int) -> tuple[Event, ...]:
+    """The events behind a packed state, one object each. O(blocks).
+
+    Raises WireError where they are malformed.
+    """
+    events = tuple(_unpack_events(packed))
+    if len(events) != event_count:
+        raise WireError(f"{len(events)} events, not {event_count}")
+    return events
+
+
+def cleared_tier_at(packed: bytes, offset: int) -> Tier | None:
+    """Which tier the packed event there clears; None: every one."""
+    tier = packed[offset + 1]
+    return None if tier == ANY_TIER else Tier(tier)
+
+
+def pack_state(state: HeldState) -> bytes:
+    """A state as packed words."""
+    return _STATE.pack(*state.holes, *state.counts, *state.digests)
+
+
+def unpack_state(packed: bytes) -> HeldState:
+    """The state that packed words begin with."""
+    words = _STATE.unpack_from(packed)
+    return HeldState(_per_tier(words, 0), _per_tier(words, 1), _per_tier(words, 2))
+
+
+def unpack_holes(packed: bytes) -> PerTier:
+    """The holes that packed words begin with; none in no words."""
+    return _per_tier(_HOLES.unpack_from(packed), 0) if packed else (0, 0, 0, 0)
+
+
+def _per_tier(words: tuple[int, ...], part: int) -> PerTier:
+    first, second, third, fourth = words[part * TIERS : (part + 1) * TIERS]
+    return first, second, third, fourth
+
+
+def _unpack_events(packed: bytes) -> Iterator[Event]:
+    offset = 8 * STATE_WORDS
+    while offset < len(packed):
+        if offset + 8 > len(packed):
+            raise WireError(f"{len(packed) - offset} bytes left, not an event")
+        kind, tier, zero, blocks = _HEAD.unpack_from(packed, offset)
+        start, offset = offset + 8, offset + 8 + 8 * blocks
+        if zero or offset > len(packed):
+            raise WireError(f"an event of {blocks} blocks in {len(packed) - start} bytes")
+        yield _event(kind, tier, packed[start:offset])
+
+
+def _event(kind: int, tier: int, hashes: bytes) -> Event:
+    if kind == CLEARED and not hashes and tier == ANY_TIER:
+        return Cleared()
+    if tier >= TIERS:
+        raise WireError(f"tier {tier} (allowed: 0 to {TIERS - 1})")
+    if kind == STORED:
+        return Stored(Tier(tier), hashes)
+    if kind == REMOVED:
+        return Removed(Tier(tier), hashes)
+    if kind == CLEARED and not hashes:
+        return Cleared(Tier(tier))
+    raise WireError(f"an event of kind {kind} with {len(hashes)} bytes of hashes")
 
 
 class TierBlocks(_PackedBlocks, frozen=True, array_like=True):

@@ -50,6 +50,11 @@ class Subjects(Struct, frozen=True):
         return f"kv.{self.namespace}.router"
 
     @property
+    def index_queries(self) -> str:
+        """Where whoever keeps an index answers questions about it, in queue group `indexer`."""
+        return f"kv.{self.namespace}.indexer.query"
+
+    @property
     def sequences(self) -> str:
         """Reservations, between routers."""
         return f"kv.{self.namespace}.sequences"

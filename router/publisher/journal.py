@@ -20,6 +20,7 @@ from router.protocol.events import (
     Removed,
     Stored,
     TierBlocks,
+    pack_batch,
 )
 from router.protocol.values import HashArray, HeldState, Identity, Rank, Tier, pack_hashes
 from router.publisher.held import HeldBlocks
@@ -172,15 +173,15 @@ class EventJournal:
         )
 
     def _take_batch(self) -> EventBatch:
-        events = tuple(n if isinstance(n, Cleared) else n.event() for n in self._noted)
+        events = [n if isinstance(n, Cleared) else n.event() for n in self._noted]
         batch = EventBatch(
             self._rank.worker_id,
             self._rank.dp_rank,
             self._incarnation,
             self._identity,
             self._last_event_id + 1,
-            events,
-            self._held.state(),
+            self._last_event_id + len(events),
+            pack_batch(self._held.state(), events),
         )
         self._tail_blocks += self._noted_blocks
         self._log_noted()

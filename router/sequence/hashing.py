@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.protocol.requests import BlockMmInfo
 from router.protocol.values import U64_MAX, HashArray
+from router.sequence._hash_kernel import block_hashes, chain_hashes
 
 TokenArray: TypeAlias = npt.NDArray[np.uint32]
 
@@ -64,38 +65,32 @@ def local_block_hashes(
     seed: int = HASH_SEED,
     block_mm_infos: Sequence[BlockMmInfo | None] | None = None,
     eagle: bool = False,
-) -> list[int]:
+) -> HashArray:
     """Local hashes of the full blocks of a prompt; a trailing incomplete block has none.
 
     With `eagle` a block is hashed over a window one token longer than the stride, so a prompt
     has (tokens − 1) // block_size of them. `block_mm_infos` may be shorter than the blocks; the
-    order of the objects within a block does not matter. O(tokens).
+    order of the objects within a block does not matter. O(tokens), without the GIL.
     """
-    stride_bytes, window_bytes = 4 * block_size, 4 * (block_size + eagle)
-    blocks = max(len(tokens) - eagle, 0) // block_size
-    token_bytes = tokens.astype("<u4", copy=False).tobytes()
-    suffixes = [_mm_suffix(info) for info in (block_mm_infos or ())[:blocks]]
-    suffixes += [b""] * (blocks - len(suffixes))
-    return [
-        xxh3_64_intdigest(token_bytes[start : start + window_bytes] + suffix, seed)
-        for start, suffix in zip(
-            range(0, stride_bytes * blocks, stride_bytes), suffixes, strict=True
-        )
-    ]
+    tokens = np.ascontiguousarray(tokens, dtype=np.uint32)
+    window = block_size + eagle
+    hashes = np.empty(max(len(tokens) - eagle, 0) // block_size, dtype=np.uint64)
+    block_hashes(tokens, block_size, window, seed, hashes)
+    for index, info in enumerate((block_mm_infos or ())[: len(hashes)]):
+        if info is not None:
+            start = index * block_size
+            content = tokens[start : start + window].tobytes() + _mm_suffix(info)
+            hashes[index] = xxh3_64_intdigest(content, seed)
+    return hashes
 
 
-def chain(local_hashes: Sequence[int]) -> HashArray:
-    """Sequence hashes of a prompt, in prefix order. Shape: (blocks,). O(blocks)."""
+def chain(local_hashes: HashArray | Sequence[int]) -> HashArray:
+    """Sequence hashes of a prompt, in prefix order. O(blocks), without the GIL."""
     sequence_hashes = np.empty(len(local_hashes), dtype=np.uint64)
-    parent: int | None = None
-    for position, local_hash in enumerate(local_hashes):
-        parent = chain_hash(parent, local_hash)
-        sequence_hashes[position] = parent
+    chain_hashes(np.ascontiguousarray(local_hashes, dtype=np.uint64), sequence_hashes)
     return sequence_hashes
 
 
-def _mm_suffix(info: BlockMmInfo | None) -> bytes:
-    if info is None:
-        return b""
+def _mm_suffix(info: BlockMmInfo) -> bytes:
     hashes = sorted(mm_object.mm_hash for mm_object in info.mm_objects)
     return struct.pack(f"<{len(hashes)}Q", *hashes)

@@ -1,11 +1,30 @@
-"""A whole router, in process, on a real bus."""
+"""A whole router, and an index alone, in process, on a real bus."""
 
 import pytest
 
+from indexing import PROMPT, Engine, RunningIndex, publishing
 from running import RunningRouter
+from servers import equals
 
 
 @pytest.fixture
 async def router(nats_server):
     async with RunningRouter(nats_server.url).running() as router:
         yield router
+
+
+@pytest.fixture
+async def index(nats_server):
+    async with RunningIndex(nats_server.url).running() as index:
+        yield index
+
+
+@pytest.fixture
+async def served(index, bus, eventually):
+    """An index alone; its instance 1, registered, holds the prompt."""
+    engine = Engine(bus, 1)
+    engine.cache(PROMPT)
+    assert (await index.register(1)).status_code == 201
+    async with publishing(engine):
+        await eventually(lambda: equals(index.scores(PROMPT), {"1": {"0": 160}}))
+        yield index

@@ -137,7 +137,7 @@ def test_workers_show_reported_and_booked_load(world):
 def test_dump_is_everything_held(world):
     world.worker(3, routing_group="other")
     world.cache(rank(3), PROMPT[:4])
-    dump = views.dump(world.core)
+    dump = msgspec.to_builtins(views.dump(views.held(world.core)))
     assert set(dump) == {"default:default", "default:other"}
     (event,) = dump["default:default"]["events"]
     assert (event["worker_id"], event["event"]["dp_rank"], event["storage_tier"]) == (

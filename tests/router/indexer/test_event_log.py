@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from router.indexer.event_log import EventLog, Verdict
-from router.protocol.events import Checkpoint, EventBatch, Stored, TierBlocks
-from router.protocol.values import SCHEME, HeldState, Identity, Tier, pack_hashes
+from router.protocol.events import Checkpoint, EventBatch, Stored, TierBlocks, pack_batch
+from router.protocol.values import SCHEME, HeldState, Identity, Tier, pack_hashes, unpack_hashes
 
 IDENTITY = Identity(SCHEME, 16)
 LIFE, NEXT_LIFE = 100, 200
@@ -16,8 +16,16 @@ def packed(*hashes):
 
 
 def batch(first_event_id, events=1, incarnation=LIFE):
-    stored = tuple(Stored(Tier.DEVICE, packed(first_event_id + i)) for i in range(events))
-    return EventBatch(1, 0, incarnation, IDENTITY, first_event_id, stored, HeldState())
+    stored = [Stored(Tier.DEVICE, packed(first_event_id + i)) for i in range(events)]
+    batch = pack_batch(HeldState(), stored)
+    return EventBatch(
+        1, 0, incarnation, IDENTITY, first_event_id, first_event_id + events - 1, batch
+    )
+
+
+def advance(log, message, now_s):
+    event_id = getattr(message, "last_event_id", None) or message.event_id
+    log.resume(message.incarnation, event_id, now_s)
 
 
 def checkpoint(event_id, incarnation=LIFE, part=0, parts=1, blocks=()):
@@ -28,7 +36,7 @@ def checkpoint(event_id, incarnation=LIFE, part=0, parts=1, blocks=()):
 def log():
     log = EventLog(now_s=0.0)
     log.classify(checkpoint(10))
-    log.advance(checkpoint(10), now_s=1.0)
+    advance(log, checkpoint(10), now_s=1.0)
     return log
 
 
@@ -41,7 +49,7 @@ def test_is_blind_until_a_checkpoint():
 
 def test_applies_what_follows(log):
     assert log.classify(batch(11, events=3)) is Verdict.APPLY
-    log.advance(batch(11, events=3), now_s=2.0)
+    advance(log, batch(11, events=3), now_s=2.0)
     assert (log.cursor, log.updated_s) == (13, 2.0)
 
 
@@ -51,10 +59,8 @@ def test_passes_over_what_was_seen(log):
     assert log.classify(checkpoint(9)) is Verdict.DUPLICATE
 
 
-def test_applies_only_the_unseen_end_of_a_batch(log):
-    overlapping = batch(9, events=4)
-    assert log.classify(overlapping) is Verdict.APPLY
-    assert log.unseen_events(overlapping) == overlapping.events[2:]
+def test_a_batch_that_overlaps_what_was_read_is_applied(log):
+    assert log.classify(batch(9, events=4)) is Verdict.APPLY
 
 
 def test_a_gap_is_a_gap_until_a_checkpoint_heals_it(log):
@@ -62,7 +68,7 @@ def test_a_gap_is_a_gap_until_a_checkpoint_heals_it(log):
     log.break_off("events missing", now_s=3.0)
     assert log.classify(batch(11)) is Verdict.GAP
     assert log.classify(checkpoint(20)) is Verdict.APPLY
-    log.advance(checkpoint(20), now_s=4.0)
+    advance(log, checkpoint(20), now_s=4.0)
     assert (log.broken_reason, log.doubt_since_s) == (None, None)
     assert log.classify(batch(21)) is Verdict.APPLY
 
@@ -75,7 +81,7 @@ def test_an_old_checkpoint_heals_what_is_broken(log):
 def test_a_new_life_begins_with_a_checkpoint_and_nothing_else(log):
     assert log.classify(batch(11, incarnation=NEXT_LIFE)) is Verdict.GAP
     assert log.classify(checkpoint(0, NEXT_LIFE)) is Verdict.NEW_LIFE
-    log.advance(checkpoint(0, NEXT_LIFE), now_s=4.0)
+    advance(log, checkpoint(0, NEXT_LIFE), now_s=4.0)
     assert (log.incarnation, log.cursor) == (NEXT_LIFE, 0)
     assert log.classify(batch(1, incarnation=NEXT_LIFE)) is Verdict.APPLY
 
@@ -87,8 +93,8 @@ def test_a_checkpoint_in_parts_counts_with_its_last(log):
     ]
     verdicts = [log.classify(part) for part in parts]
     assert verdicts == [Verdict.PARTIAL, Verdict.PARTIAL, Verdict.APPLY]
-    blocks = {tier: hashes.tolist() for tier, hashes in log.collected_blocks().items()}
-    assert blocks == {Tier.DEVICE: [0, 10, 1, 11], Tier.HOST: [2, 12]}
+    blocks = [(b.tier, unpack_hashes(b.sequence_hashes).tolist()) for b in log.collected_blocks()]
+    assert blocks == [(Tier.DEVICE, [0, 10]), (Tier.DEVICE, [1, 11]), (Tier.HOST, [2, 12])]
 
 
 def test_a_checkpoint_cut_short_is_dropped_when_the_next_begins(log):
@@ -102,7 +108,7 @@ def test_a_checkpoint_that_says_nothing_new_is_not_kept(log):
     for part in (0, 1):
         verdict = log.classify(checkpoint(10, part=part, parts=2))
     assert verdict is Verdict.DUPLICATE
-    assert log.collected_blocks() == {}
+    assert log.collected_blocks() == []
 
 
 def test_a_doubt_dates_from_its_first_sign(log):

@@ -102,7 +102,7 @@ def test_a_wanted_checkpoint_is_asked_for_again_but_not_at_once(edge):
 def test_a_state_that_does_not_add_up_is_noticed(edge):
     edge.journal.stored(Tier.DEVICE, [1, 2], None)
     edge.deliver()
-    edge.index._indexer(SCOPE).store(RANK, Tier.DEVICE, np.array([99], dtype=np.uint64))
+    edge.index._indexers[SCOPE].store(RANK, Tier.DEVICE, np.array([99], dtype=np.uint64))
     edge.journal.stored(Tier.DEVICE, [3], 2)
     edge.deliver()
     trust = edge.trust()
@@ -114,7 +114,7 @@ def test_silent_drift_is_noticed_by_a_report(edge):
     edge.deliver()
     edge.index.compare(edge.report(), now_s=1.0)
     assert edge.trust().state is TrustState.EXACT
-    edge.index._indexer(SCOPE).remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
+    edge.index._indexers[SCOPE].remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
     edge.index.compare(edge.report(), now_s=2.0)
     assert edge.trust().state is TrustState.DEGRADED
 
@@ -189,7 +189,7 @@ def test_an_unknown_scheme_is_blind_even_if_announced():
 def test_an_unknown_rank_is_nobodys(edge):
     edge.index.drop_rank(RANK)
     assert edge.deliver() == [None]
-    assert edge.index.block_counts() == {}
+    assert edge.index.stats() == {}
 
 
 def test_scopes_do_not_meet(edge):
@@ -201,9 +201,9 @@ def test_scopes_do_not_meet(edge):
 def test_an_index_goes_with_its_last_rank(edge):
     edge.journal.stored(Tier.DEVICE, [1], None)
     edge.deliver()
-    assert edge.index.block_counts() == {SCOPE: 1}
+    assert edge.index.stats()[SCOPE].blocks == 1
     edge.index.drop_rank(RANK)
-    assert edge.index.block_counts() == {}
+    assert edge.index.stats() == {}
     assert edge.overlap(1) == 0
 
 

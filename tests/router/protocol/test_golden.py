@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import WireError
+from router.indexer.radix_tree import RadixTree
 from router.protocol.catalogue import (
     RouterAnnouncement,
     WorkerAnnouncement,
@@ -30,6 +31,8 @@ from router.protocol.events import (
     TierBlocks,
     decode_log_message,
     encode_log_message,
+    pack_batch,
+    pack_state,
 )
 from router.protocol.loads import (
     LoadConstants,
@@ -62,11 +65,10 @@ PACKED = pack_hashes(np.array([1, 2**64 - 1], dtype=np.uint64))
 STATE = HeldState((1, 0, 0, 0), (2, 0, 0, 0), (2**64 - 1, 0, 0, 0))
 IDENTITY = Identity(SCHEME, 16)
 
-BATCH = EventBatch(
-    7, 1, 99, IDENTITY, 5,
-    (Stored(Tier.DEVICE, PACKED), Removed(Tier.HOST, PACKED[:8]), Cleared(), Cleared(Tier.DISK)),
-    STATE,
+EVENTS = (
+    Stored(Tier.DEVICE, PACKED), Removed(Tier.HOST, PACKED[:8]), Cleared(), Cleared(Tier.DISK),
 )  # fmt: skip
+BATCH = EventBatch(7, 1, 99, IDENTITY, 5, 8, pack_batch(STATE, EVENTS))
 CHECKPOINT = Checkpoint(7, 1, 99, IDENTITY, 5, 0, 1, (TierBlocks(Tier.REMOTE, PACKED),), STATE)
 REPORT = LoadReport(
     7, 1, 99, 5, STATE,
@@ -79,6 +81,7 @@ WORKER = WorkerAnnouncement(
 ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
 ADDED = ReservationEvent(3, "id", Rank(7, 1), ReservationAdded(PACKED, 40, 1, 64))
 
+NOTHING_HEX = "0000000000000000"
 STATE_HEX = "939401000000940200000094cfffffffffffffffff000000"
 IDENTITY_HEX = "93ac787868332d36342d3133333710c2"
 HEAD_HEX = f"070163{IDENTITY_HEX}05"
@@ -86,12 +89,62 @@ HEAD_HEX = f"070163{IDENTITY_HEX}05"
 
 def test_batch():
     assert encode_log_message(BATCH).hex() == (
-        f"98a56261746368{HEAD_HEX}"
-        "9493a673746f72656400c4100100000000000000ffffffffffffffff"
-        "93a772656d6f76656401c4080100000000000000"
-        "92a7636c6561726564c092a7636c656172656402"
-        f"{STATE_HEX}"
-    )
+        f"98a56261746368{HEAD_HEX}08c498"
+        "0100000000000000" + 3 * NOTHING_HEX + "0200000000000000" + 3 * NOTHING_HEX
+        + "ffffffffffffffff" + 3 * NOTHING_HEX
+        + "0100000002000000" + "0100000000000000" + "ffffffffffffffff"
+        + "0201000001000000" + "0100000000000000"
+        + "03ff000000000000" + "0302000000000000"
+    )  # fmt: skip
+
+
+def test_a_batch_can_be_read_event_by_event():
+    assert BATCH.events == EVENTS
+    assert BATCH.state == STATE
+
+
+def word(kind, tier, blocks, zero=0):
+    return kind | tier << 8 | zero << 16 | blocks << 32
+
+
+MALFORMED = [
+    [],
+    [word(1, 0, 1)],
+    [word(1, 0, 0), word(1, 0, 2), 5],
+    [word(4, 0, 0)],
+    [word(0, 0, 0)],
+    [word(1, 4, 0)],
+    [word(2, 255, 0)],
+    [word(3, 4, 0)],
+    [word(3, 0, 1), 5],
+    [word(1, 0, 0, zero=1)],
+    [word(1, 0, 2**32 - 1), 5],
+]
+
+
+def malformed_batches():
+    """Batches that decode, and whose events are none."""
+    for words in MALFORMED:
+        packed = pack_state(STATE) + pack_hashes(np.array(words, dtype=np.uint64))
+        yield EventBatch(7, 1, 99, IDENTITY, 5, 4 + max(len(words), 1), packed)
+    one = pack_batch(STATE, EVENTS[:1])
+    yield EventBatch(7, 1, 99, IDENTITY, 5, 6, one)
+    yield EventBatch(7, 1, 99, IDENTITY, 5, 5, one + b"\0")
+    yield EventBatch(7, 1, 99, IDENTITY, 5, 5, one[:-8])
+    yield EventBatch(7, 1, 99, IDENTITY, 5, 3, one)
+
+
+@pytest.mark.parametrize("batch", list(malformed_batches()))
+def test_malformed_events_are_one_error(batch):
+    with pytest.raises(WireError):
+        assert batch.events == ()
+    tree = RadixTree(1024, sub_bits=1)
+    tree.store(Rank(7, 1), Tier.DEVICE, unpack_hashes(PACKED))
+    before = tree.summary(Rank(7, 1))
+    with pytest.raises(WireError):
+        tree.apply(Rank(7, 1), batch, 0, 512)
+    assert tree.summary(Rank(7, 1)) == before
+    tree.check_invariants()
 
 
 def test_checkpoint():
@@ -192,11 +245,11 @@ def changed(position, value, message=BATCH):
         changed(2, 70_000),
         changed(4, ["xxh3-64-1337", 0]),
         changed(5, 0),
-        changed(6, []),
-        changed(6, [["stored", 0, b"seven b"]]),
-        changed(6, [["stored", 4, b""]]),
-        changed(6, [["vanished", 0, b""]]),
-        changed(7, [[0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+        changed(6, 0),
+        changed(6, -1),
+        changed(7, b""),
+        changed(7, bytes(96)),
+        changed(7, []),
         changed(6, 2, CHECKPOINT),
         changed(7, 0, CHECKPOINT),
     ],

@@ -1,0 +1,54 @@
+"""Our index of held blocks against the peer's, a radix tree in Rust.
+
+    python benchmarks/index.py [--quick] [--json] [--only find,cold,…] [--plot]
+
+Both run in one process on one core, hold the same blocks and must give the same answers. The peer
+is searched by local hashes, which is what it takes. A ratio says how many times as fast ours is;
+where the goal bounds our own figure (memory, mixed, hashing), the ratio is ours / peer.
+"""
+
+import argparse
+import sys
+
+import peer
+
+SECTIONS = {
+    "find": "a warm path: from sequence or local hashes, depth × holders",
+    "cold": "another path every time, by depth",
+    "uneven": "a path of 8,192 blocks, held unevenly",
+    "store": "new blocks, from bytes to visible: blocks an event, workers",
+    "remove": "removals, from bytes to visible: blocks an event",
+    "memory": "resident memory, one holder a block, 128 workers",
+    "restore": "a snapshot, from file to visible",
+    "mixed": "searches due at random, 90 % of the time spent ingesting in slices of 512 blocks",
+    "hashing": "8,192 tokens hashed and chained",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--plot", action="store_true", help="measure and draw growth instead")
+    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
+    arguments = parser.parse_args()
+    peer.enter()
+    from index_report import report  # can be imported only now, in the peer's environment
+
+    sections = (
+        {"growth": "by blocks of the tree, and by workers"}
+        if arguments.plot
+        else {n: SECTIONS[n] for n in arguments.only}
+    )
+    return report(sections, quick=arguments.quick, as_rows=arguments.json)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(SECTIONS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Requests on the bus, answered side by side, in a queue group with the other processes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from router.metrics import RouterMetrics
+from router.publisher.bus import Bus, subscribe
+
+PARALLEL = 8
+"""Requests answered at once; more only wait for longer prompts being hashed."""
+
+
+async def answer_requests(
+    bus: Bus,
+    subject: str,
+    queue_group: str,
+    reply: Callable[[Msg], Awaitable[bytes]],
+    metrics: RouterMetrics,
+) -> None:
+    """Answer every request on a subject until cancelled."""
+    subscription = await subscribe(bus, subject, queue_group)
+
+    async def serve() -> None:
+        async for message in subscription.messages:
+            answer = await reply(message)
+            if message.reply:
+                try:
+                    await message.respond(answer)
+                except NatsError:
+                    metrics.refusals.labels("nats", "undeliverable").inc()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(PARALLEL):
+            group.create_task(serve())

@@ -1,0 +1,129 @@
+"""A core in its process: fed by the bus, ticking, served over HTTP. Routers and indexers are both.
+
+    run ─┬─ HTTP server                              up from the first moment
+         ├─ ticks                                    silence, expiry, overdue checkpoints
+         └─ bus: connect ▶ registry, events, loads, outbox, and what else lives on a connection
+                                                     again when closed
+
+One TaskGroup owns every task: what crashes takes the process down, visibly.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeAlias
+
+from starlette.types import ASGIApp
+
+from router.config import ServiceConfig
+from router.core import RouterCore
+from router.metrics import RouterMetrics, StateCollector
+from router.outbox import Outbox
+from router.process.serving import HttpServer, endpoint_of, listening, serve_until
+from router.protocol.subjects import Subjects
+from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
+from router.registry import Registry
+from router.status import ServiceStatus
+from router.subscriber import Subscriber
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+
+Task: TypeAlias = Coroutine[Any, Any, None]
+
+
+class CoreHost:
+    """One core and the adapters that every process has around it, for others to build on.
+
+    `kind` is what the process calls itself. `on_reconnect` is called when a lost bus is back.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        config: ServiceConfig,
+        core: RouterCore,
+        *,
+        needs_workers: bool,
+        on_reconnect: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kind = kind
+        self._config = config
+        self._on_reconnect = on_reconnect
+        self.core = core
+        self.subjects = Subjects(config.namespace)
+        self.status = ServiceStatus(config.nats_url, needs_workers=needs_workers)
+        self.metrics = RouterMetrics()
+        StateCollector(core, self.status, self.metrics)
+        self.outbox = Outbox(self.subjects, self.metrics)
+        limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
+        shared = (core, self.outbox, self.status, self.metrics, self.subjects)
+        self.registry = Registry(*shared, config.num_replicas)
+        self._subscriber = Subscriber(*shared, limits)
+        self.bus: Bus | None = None
+
+    async def run(
+        self,
+        stop: asyncio.Event,
+        app: ASGIApp,
+        live: Callable[[Bus, str], Iterable[Task]],
+        background: Callable[[], Iterable[Task]] = tuple,
+    ) -> None:
+        """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError.
+
+        `live`: what else lives on each connection, given it and the endpoint listened on;
+        `background`: what runs once, beside everything.
+        """
+        with listening(self._config.host, self._config.http_port) as listener:
+            endpoint = endpoint_of(listener)
+            log.info("%s %s listens on %s", self._kind, self._config.name, endpoint)
+            server = HttpServer(app, self._config.max_connections)
+            tasks = [self._tick_forever(), self._follow_bus(live, endpoint), *background()]
+            await serve_until(stop, server, listener, tasks, self._drain)
+        log.info("%s stopped", self._kind)
+
+    async def _drain(self) -> None:
+        log.info("draining for %g s", self._config.drain_s)
+        self.status.is_draining = True
+        await asyncio.sleep(self._config.drain_s)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.outbox.perform(self.core.tick(time.monotonic()))
+            while self.core.tidy(time.monotonic()):
+                await asyncio.sleep(0)
+
+    async def _follow_bus(self, live: Callable[[Bus, str], Iterable[Task]], endpoint: str) -> None:
+        async def live_here(bus: Bus) -> None:
+            self.bus = bus
+            async with asyncio.TaskGroup() as group:
+                for task in (*self._feed(bus), *live(bus, endpoint)):
+                    group.create_task(task)
+
+        name = f"{self._kind} {self._config.name}"
+        await live_on_bus(self._config.nats_url, name, self._connected, live_here)
+
+    def _feed(self, bus: Bus) -> Iterable[Task]:
+        yield until_closed(bus)
+        yield self.registry.run(bus)
+        yield self._events_after_registry(bus)
+        yield self._subscriber.run_loads(bus)
+        yield self.outbox.run(bus, lambda worker_id: self.registry.fetch_worker(bus, worker_id))
+
+    async def _events_after_registry(self, bus: Bus) -> None:
+        """Events of ranks nobody announced would be dropped."""
+        await self.registry.caught_up.wait()
+        if self.core.reads_events:
+            await self._subscriber.run_events(bus)
+        else:
+            self.status.events_caught_up = True
+
+    def _connected(self, connected: bool) -> None:
+        self.core.set_connected(connected, time.monotonic())
+        if connected:
+            self._on_reconnect()
+        else:
+            self.metrics.bus_losses.inc()

@@ -1,0 +1,69 @@
+"""Configuration of the index alone; `kv-router indexer --help` prints it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from router.config import ServiceConfig
+from router.core import CoreSettings
+from router.errors import ConfigError
+from router.fleet import LivenessLimits
+from router.process.settings import INDEXER_PREFIX, load
+from router.protocol.registrations import is_http_url
+from router.scheduler.scheduler import PolicySettings
+
+
+class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
+    """Everything an index alone can be told."""
+
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8090
+    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
+        8 * 1024 * 1024
+    )
+    frequency_window_s: Annotated[
+        float, Meta(ge=0, description="how far back uses of blocks are counted; 0 counts none")
+    ] = 0.0
+    max_registered_ranks: Annotated[
+        int, Meta(ge=1, le=65_536, description="registered over HTTP; beyond, 503")
+    ] = 4096
+    peers: Annotated[
+        str | list[str],
+        Meta(description="URLs, comma-separated or a list; what blind ranks hold is asked there"),
+    ] = ""
+    max_peers: Annotated[int, Meta(ge=1, le=4096, description="known at once; beyond, 503")] = 64
+    peer_timeout_s: Annotated[
+        float, Meta(gt=0, description="time for a peer's dump; beyond, the next peer is asked")
+    ] = 30.0
+    peer_dump_limit_bytes: Annotated[
+        int, Meta(ge=1024, description="a peer's dump; beyond, the next peer is asked")
+    ] = 256 * 1024 * 1024
+
+    @property
+    def peer_urls(self) -> tuple[str, ...]:
+        """Peers to ask, in order."""
+        listed = self.peers.split(",") if isinstance(self.peers, str) else self.peers
+        return tuple(dict.fromkeys(url.strip() for url in listed if url.strip()))
+
+    @property
+    def core(self) -> CoreSettings:
+        """Nothing is chosen nor booked here; only silence matters."""
+        return CoreSettings(
+            router_id=0,
+            policy=PolicySettings(1.0, 0.0),
+            liveness=LivenessLimits(silence_s=self.worker_silence_s),
+            reservation_ttl_s=0.0,
+            max_reservations=0,
+        )
+
+
+def load_indexer_config(arguments: Sequence[str], environment: Mapping[str, str]) -> IndexerConfig:
+    """The configuration of an index alone. Raises ConfigError."""
+    config = load(IndexerConfig, arguments, environment, INDEXER_PREFIX)
+    for url in config.peer_urls:
+        if not is_http_url(url):
+            raise ConfigError("peers", f"{url!r}", "http://host:port, or https://…")
+    if len(config.peer_urls) > config.max_peers:
+        problem = f"{len(config.peer_urls)} of them"
+        raise ConfigError("peers", problem, f"at most max_peers, {config.max_peers}")
+    return config

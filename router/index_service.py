@@ -1,0 +1,39 @@
+"""The index alone, as a process: a hosted core that chooses nothing, and lookups in its index."""
+
+import asyncio
+from collections.abc import Iterable
+from random import Random
+
+from router.core import RouterCore
+from router.core_host import CoreHost, Task
+from router.index_api import IndexApi
+from router.index_config import IndexerConfig
+from router.index_rpc import IndexRpc
+from router.indexer.selection import make_indexer
+from router.lookups import Lookups
+from router.peers import Peers, Recovery
+from router.publisher.bus import Bus
+
+
+class IndexService:
+    """One index. `run` returns after `stop` is set and everything is closed."""
+
+    def __init__(self, config: IndexerConfig) -> None:
+        index = config.index
+        core = RouterCore(config.core, lambda: make_indexer(index), Random())
+        lookups = Lookups(core, config.frequency_window_s)
+        self._host = CoreHost("indexer", config, core, needs_workers=False)
+        self._rpc = IndexRpc(core, lookups, self._host.metrics, self._host.subjects)
+        self._recovery = Recovery(core, config)
+        peers = Peers(config.peer_urls, config.max_peers)
+        self._api = IndexApi(config, self._host, lookups, peers)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
+        await self._host.run(stop, self._api.app(), self._live, self._background)
+
+    def _live(self, bus: Bus, _: str) -> Iterable[Task]:
+        yield self._rpc.run(bus)
+
+    def _background(self) -> Iterable[Task]:
+        yield self._recovery.run(self._host.registry.caught_up)

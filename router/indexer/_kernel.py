@@ -1,0 +1,330 @@
+"""The kernels of the radix tree: what Python calls.
+
+`address` is where the state lies that describes the whole tree (`_sets`). A
+change that would exceed the reserved memory stops the batch where it is; the kernel answers how
+many keys it got through.
+"""
+
+import numpy as np
+
+from router.compiled import device, kernel
+from router.indexer._match import WIDTH, match
+from router.indexer._sets import (
+    CHECK_INTERVAL,
+    CHECKED,
+    CLOSED,
+    COUNTS,
+    DIFFERED,
+    DIGESTS,
+    FORCED_OPEN,
+    KEEP,
+    LEFT_OVER,
+    MASK,
+    MASK_BITS,
+    UNTIL_CHECK,
+    Tree,
+    alter,
+    bits_in,
+    exchange,
+    known_with_member,
+    member_at,
+    member_word,
+    mix,
+    of_holder,
+    position_of,
+    size_of,
+    tree_at,
+    uses_of,
+    with_member,
+    word_of,
+)
+from router.indexer._table import (
+    MISSING,
+    Halves,
+    Words,
+    erase,
+    fetch_ahead,
+    fetch_first,
+    find_position,
+    mixed_of,
+    place,
+    slot_at,
+    sub_table_of,
+)
+from router.indexer._table import export as export_pairs
+from router.indexer.base import DIFFERENT, DONE, REFUSED
+from router.protocol.events import ANY_TIER, CLEARED, REMOVED, STATE_WORDS, STORED
+from router.protocol.values import TIERS
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+
+_CHANGE = "int64(int64, int64, int64, Array(uint64, 1, 'C', readonly=True))"
+
+MALFORMED = -4
+"""Of a batch: it is none, and nothing was changed. Other outcomes are in `router.indexer.base`."""
+
+PROGRESS_BITS = 32
+"""A batch's progress: where its present event begins, in words, then the blocks of it applied."""
+
+_KIND = np.uint64(255)
+_TIER_SHIFT = np.uint64(8)
+_ZERO_SHIFT = np.uint64(16)
+_BLOCKS_SHIFT = np.uint64(32)
+
+
+@device
+def _store(tree: Tree, holder: np.uint64, tier: np.uint64, keys: Words) -> int:
+    """The holder has these blocks in this tier.
+
+    Runs of blocks held by the same others are common: the last step from one reference to the next
+    is remembered, so that a run looks it up once.
+    """
+    bit = _1 << tier
+    alone = member_word(holder, bit)
+    last_from, last_to = _0, alone
+    count, digest, i = _0, _0, 0
+    fetch_first(tree.blocks, keys)
+    while i < len(keys):
+        fetch_ahead(tree.blocks, keys, i)
+        slot = place(tree.blocks, keys[i])
+        if slot == MISSING:
+            break
+        reference = tree.blocks.slots[slot + _1]
+        if reference != last_from:
+            position = position_of(tree, reference, holder)
+            old = word_of(tree, reference, position, holder)
+            if old & bit:
+                i += 1
+                continue
+            reached = with_member(tree, reference, position, old, alone | old)
+            if reached == MISSING:
+                break
+            last_from, last_to = reference, reached
+        if exchange(tree, slot, reference, last_to):
+            last_from, last_to = _0, alone
+        count += _1
+        digest ^= mix(keys[i])
+        i += 1
+    tree.holders[of_holder(holder, COUNTS + tier)] += count
+    tree.holders[of_holder(holder, DIGESTS + tier)] ^= digest
+    if count:
+        tree.holders[of_holder(holder, CLOSED)] = _0
+    return i
+
+
+@device
+def _drop(tree: Tree, mixed: np.uint64, holder: np.uint64, bit: np.uint64) -> int:
+    """The holder has a block in a tier no longer; returns 1, 0: it had not, REFUSED: no room."""
+    place_in_sub = find_position(tree.blocks, mixed)
+    if place_in_sub == MISSING:
+        return 0
+    sub = sub_table_of(tree.blocks, mixed)
+    slot = slot_at(tree.blocks, sub, place_in_sub)
+    reference = tree.blocks.slots[slot + _1]
+    if reference == member_word(holder, bit):  # the common case, and the quickest
+        erase(tree.blocks, sub, place_in_sub)
+        return 1
+    position = position_of(tree, reference, holder)
+    old = word_of(tree, reference, position, holder)
+    if not old & bit:
+        return 0
+    reached = with_member(tree, reference, position, old, old & ~bit if old & MASK != bit else _0)
+    if reached == MISSING:
+        return REFUSED
+    exchange(tree, slot, reference, reached)
+    return 1
+
+
+@device
+def _remove(tree: Tree, holder: np.uint64, tier: np.uint64, keys: Words) -> int:
+    """The holder has these blocks in this tier no longer."""
+    count, digest, i = _0, _0, 0
+    fetch_first(tree.blocks, keys)
+    while i < len(keys):
+        fetch_ahead(tree.blocks, keys, i)
+        outcome = _drop(tree, mixed_of(tree.blocks, keys[i]), holder, _1 << tier)
+        if outcome == REFUSED:
+            break
+        if outcome:
+            count += _1
+            digest ^= mix(keys[i])
+        i += 1
+    tree.holders[of_holder(holder, COUNTS + tier)] -= count
+    tree.holders[of_holder(holder, DIGESTS + tier)] ^= digest
+    if count:
+        tree.holders[of_holder(holder, CLOSED)] = _0
+    return i
+
+
+@device
+def _compare(tree: Tree, galloped: Halves, start: np.uint64) -> None:
+    """Open the holder of the row that starts there, if walking has found another overlap."""
+    for i in range(start, start + WIDTH):
+        if galloped[i] != tree.ends[i]:
+            holder = np.uint64(tree.ends[start])
+            tree.holders[of_holder(holder, FORCED_OPEN)] = MASK
+            tree.holders[of_holder(holder, CLOSED)] = _0
+            tree.state[DIFFERED] += _1
+            return
+
+
+@device
+def _is_well_formed(words: Words, event_count: int) -> bool:
+    head = STATE_WORDS
+    while head < len(words):
+        word = words[head]
+        kind, tier, blocks = word & _KIND, word >> _TIER_SHIFT & _KIND, word >> _BLOCKS_SHIFT
+        is_change = (kind == np.uint64(STORED) or kind == np.uint64(REMOVED)) and tier < TIERS
+        may_clear = kind == np.uint64(CLEARED) and blocks == _0
+        is_clear = may_clear and (tier < TIERS or tier == np.uint64(ANY_TIER))
+        if not (is_change or is_clear) or word >> _ZERO_SHIFT & np.uint64(0xFFFF):
+            return False
+        head += 1 + int(blocks)
+        event_count -= 1
+    return head == len(words) and event_count == 0
+
+
+@kernel(_CHANGE)
+def store(address: int, holder: int, tier: int, keys: Words) -> int:
+    """The holder has these blocks in this tier; returns how many keys it got through."""
+    return _store(tree_at(address), np.uint64(holder), np.uint64(tier), keys)
+
+
+@kernel(_CHANGE)
+def remove(address: int, holder: int, tier: int, keys: Words) -> int:
+    """The holder has these blocks in this tier no longer; returns how many keys it got through."""
+    return _remove(tree_at(address), np.uint64(holder), np.uint64(tier), keys)
+
+
+@device
+def _settle(tree: Tree, holder: np.uint64, said: Words) -> int:
+    """Note where the holder says it has no holes, and whether its sums are what it says."""
+    row = of_holder(holder, COUNTS)
+    closed = _0
+    for tier in range(TIERS):
+        if said[tier] == _0:
+            closed |= _1 << np.uint64(tier)
+    is_doubtful = tree.holders[row + FORCED_OPEN] or tree.holders[row + LEFT_OVER]
+    tree.holders[row + CLOSED] = _0 if is_doubtful else closed
+    for i in range(2 * TIERS):
+        if tree.holders[row + np.uint64(i)] != said[TIERS + i]:
+            return DIFFERENT
+    return DONE
+
+
+@device
+def _change(tree: Tree, holder: np.uint64, event: np.uint64, keys: Words) -> int:
+    tier = event >> _TIER_SHIFT & _KIND
+    if event & _KIND == np.uint64(STORED):
+        return _store(tree, holder, tier, keys)
+    return _remove(tree, holder, tier, keys)
+
+
+@device
+def _apply(tree: Tree, holder: np.uint64, words: Words, progress: int, room: int) -> int:
+    head, done = progress >> PROGRESS_BITS, progress & ((1 << PROGRESS_BITS) - 1)
+    while head < len(words) and room > 0:
+        if words[head] & _KIND == np.uint64(CLEARED):
+            break
+        count = int(words[head] >> _BLOCKS_SHIFT)
+        part = min(count - done, room)
+        keys = words[head + 1 + done : head + 1 + done + part]
+        if _change(tree, holder, words[head], keys) < part:
+            return REFUSED
+        room, done = room - part, done + part
+        if done == count:
+            head, done = head + 1 + count, 0
+    if head < len(words):
+        return head << PROGRESS_BITS | done
+    return _settle(tree, holder, words)
+
+
+@kernel("int64(int64, int64, Bytes(uint8, 1, 'C'), int64, int64, int64)")
+def apply(
+    address: int, holder: int, packed: bytes, event_count: int, progress: int, room: int
+) -> int:
+    """Apply a packed batch (`router.protocol.events`) from a progress on, at most `room` blocks.
+
+    Returns the outcome, or the progress reached: it stops short of an event that clears a tier,
+    which is the caller's to carry out.
+    """
+    if len(packed) % 8:
+        return MALFORMED
+    words = np.frombuffer(packed, np.uint64)
+    if progress == 0:
+        if not _is_well_formed(words, event_count):
+            return MALFORMED
+        progress = STATE_WORDS << PROGRESS_BITS
+    return _apply(tree_at(address), np.uint64(holder), words, progress, room)
+
+
+@kernel("int64(int64, Array(uint64, 1, 'C', readonly=True))")
+def find(address: int, keys: Words) -> int:
+    """Write the rows {holder, overlap in each cumulative tier} to `ends`; returns their number.
+
+    One in `CHECK_INTERVAL` answers is found a second time by walking: a holder whose overlap
+    differs is not as free of holes as it claims, and is never again galloped over.
+    """
+    tree = tree_at(address)
+    rows = match(tree, keys, False)
+    tree.state[UNTIL_CHECK] -= _1
+    if tree.state[UNTIL_CHECK] == _0:
+        tree.state[UNTIL_CHECK] = tree.state[CHECK_INTERVAL]
+        tree.state[CHECKED] += _1
+        galloped = tree.ends[: np.int64(WIDTH) * rows].copy()
+        match(tree, keys, True)
+        for row in range(rows):
+            _compare(tree, galloped, np.uint64(row) * WIDTH)
+    return rows
+
+
+@device
+def _strip(tree: Tree, slot: np.uint64) -> bool:
+    """Leave the members of a slot only the tiers they keep; False: no room for that.
+
+    What a slot's set loses here, it loses at every slot: it is altered for all of them, unless an
+    equal set exists already. Nothing has to be copied, so that a full index can still be swept.
+    """
+    i = _0
+    while i < size_of(tree, tree.blocks.slots[slot + _1]):
+        reference = tree.blocks.slots[slot + _1]
+        word = member_at(tree, reference, i)
+        holder = word >> MASK_BITS
+        lost = word & MASK & ~tree.holders[of_holder(holder, KEEP)]
+        if lost == _0:
+            i += _1
+            continue
+        new, slots = word & ~lost if word & MASK != lost else _0, _1
+        reached = known_with_member(tree, reference, i, word, new)
+        if reached != MISSING:
+            exchange(tree, slot, reference, reached)
+        elif alter(tree, reference, i, word, new):
+            slots = uses_of(tree, reference)
+        else:
+            return False
+        tree.holders[of_holder(holder, LEFT_OVER)] -= bits_in(lost) * slots
+    return True
+
+
+@kernel("int64(int64, int64)")
+def sweep(address: int, sub_table: int) -> int:
+    """Strip one sub-table of what holders no longer keep; returns 0 if there was no room for it."""
+    tree, sub, position = tree_at(address), np.uint64(sub_table), _0
+    while position < np.uint64(tree.blocks.capacity[sub]):
+        slot = slot_at(tree.blocks, sub, position)
+        if tree.blocks.slots[slot + _1] == _0:
+            position += _1
+        elif not _strip(tree, slot):
+            return 0
+        elif tree.blocks.slots[slot + _1] == _0:  # what moves into this place is looked at next
+            erase(tree.blocks, sub, position)
+        else:
+            position += _1
+    return 1
+
+
+@kernel("uint64[:, ::1](int64, int64)")
+def export(address: int, sub_table: int) -> Words:
+    """Every block of a sub-table and the reference to its holders. Shape: (blocks, 2)."""
+    return export_pairs(tree_at(address).blocks, np.uint64(sub_table))

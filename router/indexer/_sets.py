@@ -1,0 +1,444 @@
+"""Who holds a block: a reference of one word, to one holder or to an interned set of several.
+
+    one holder:  │ 0 │ holder id …  │ tier mask (4 bits) │        the member word itself
+    several:     │ 1 │ set id …                          │
+
+A set is a list of member words in the order of holder ids. Equal sets have one id: they are found
+by the XOR of a mix of their members, which follows a change of one member in O(1), so that the
+common step "the same set, and this holder too" costs one look-up and copies nothing. A set lives
+while slots refer to it.
+
+Invariants: no mask is 0; a set has at least two members; `USES` is the number of slots referring
+to it. Two sets of equal mix are taken to be equal, as two blocks of equal hash are (2^-64 a pair).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from router.compiled import device, halves_at, words_at
+from router.indexer._table import (
+    HEADER_WORDS,
+    MAX_COUNT,
+    MISSING,
+    Halves,
+    Table,
+    Words,
+    erase,
+    look_up,
+    mixed_of,
+    place,
+    seek,
+    sub_table_of,
+    table_at,
+)
+
+MASK_BITS = np.uint64(4)
+MASK = np.uint64(15)
+SET = np.uint64(1 << 63)
+SEVERAL = np.uint64(63)
+
+# Columns of a holder.
+COUNTS = np.uint64(0)
+DIGESTS = np.uint64(4)
+VISIBLE = np.uint64(8)
+KEEP = np.uint64(9)
+CLOSED = np.uint64(10)
+FORCED_OPEN = np.uint64(11)
+LEFT_OVER = np.uint64(12)
+HOLDER_COLUMNS = 16
+"""Per tier `COUNTS` and `DIGESTS`; then tier masks: what matching may see, what a sweep keeps, in
+which cumulative tiers there are no holes; `FORCED_OPEN`: claims of no holes were found out as
+wrong; `LEFT_OVER`: blocks, counted per tier, for a sweep to strip."""
+
+ENDS_COLUMNS = 5
+"""Of an answer's row: the holder, then the end of its overlap in each cumulative tier."""
+
+# Columns of a set.
+MIX = np.uint64(0)
+PROFILE = np.uint64(1)
+START = np.uint64(2)
+SIZE = np.uint64(3)
+USES = np.uint64(4)
+ROOM = np.uint64(5)
+SET_COLUMNS = 6
+"""`MIX` and `PROFILE`: of the members, and of their fastest tiers alone. `START`, `SIZE`: where
+the members lie, in a stretch for 2^`ROOM`. `USES`: slots that refer to the set."""
+
+# Words of the state, after the headers of the two tables.
+BLOCK_TABLE = 0
+SET_TABLE = HEADER_WORDS
+HOLDERS = np.uint64(2 * HEADER_WORDS)
+SETS = np.uint64(2 * HEADER_WORDS + 1)
+MEMBERS = np.uint64(2 * HEADER_WORDS + 2)
+MAX_HOLDERS = np.uint64(2 * HEADER_WORDS + 3)
+MAX_MEMBERS = np.uint64(2 * HEADER_WORDS + 4)
+NEXT_SET = np.uint64(2 * HEADER_WORDS + 5)
+NEXT_MEMBER = np.uint64(2 * HEADER_WORDS + 6)
+FREE_SET = np.uint64(2 * HEADER_WORDS + 7)
+SCRATCH = np.uint64(2 * HEADER_WORDS + 8)
+SERIAL = np.uint64(2 * HEADER_WORDS + 9)
+ENDS = np.uint64(2 * HEADER_WORDS + 10)
+UNTIL_CHECK = np.uint64(2 * HEADER_WORDS + 11)
+CHECK_INTERVAL = np.uint64(2 * HEADER_WORDS + 12)
+CHECKED = np.uint64(2 * HEADER_WORDS + 13)
+DIFFERED = np.uint64(2 * HEADER_WORDS + 14)
+ROWS = np.uint64(2 * HEADER_WORDS + 15)
+MATCHING = np.uint64(2 * HEADER_WORDS + 16)
+OPEN = np.uint64(2 * HEADER_WORDS + 17)
+FREE_MEMBERS = np.uint64(2 * HEADER_WORDS + 18)
+STATE_WORDS = 2 * HEADER_WORDS + 18 + 32
+"""Free sets and free stretches of members (by power of two) are linked lists; 0 ends one."""
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_2 = np.uint64(2)
+
+
+class Tree(NamedTuple):
+    """The whole index as kernels see it."""
+
+    state: Words
+    blocks: Table
+    set_table: Table
+    holders: Words
+    sets: Words
+    members: Halves
+    ends: Halves
+
+
+@device
+def tree_at(address: int) -> Tree:
+    """The index that the state at an address describes."""
+    start = np.uint64(address)
+    state = words_at(start, np.uint64(STATE_WORDS))
+    set_table = table_at(start + np.uint64(8 * SET_TABLE))
+    return Tree(
+        state,
+        table_at(start + np.uint64(8 * BLOCK_TABLE)),
+        set_table,
+        words_at(state[HOLDERS], state[MAX_HOLDERS] * np.uint64(HOLDER_COLUMNS)),
+        words_at(state[SETS], (set_table.header[MAX_COUNT] + _1) * np.uint64(SET_COLUMNS)),
+        halves_at(state[MEMBERS], state[MAX_MEMBERS]),
+        halves_at(state[ENDS], state[MAX_HOLDERS] * np.uint64(ENDS_COLUMNS)),
+    )
+
+
+@device
+def mix(word: np.uint64) -> np.uint64:
+    """The finaliser of splitmix64, as in `router.sequence.digest`."""
+    mixed = word + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@device
+def fastest(mask: np.uint64) -> np.uint64:
+    """The fastest tier of a mask; 4 for none."""
+    tier = _0
+    while tier < np.uint64(4) and not (mask >> tier) & _1:
+        tier += _1
+    return tier
+
+
+@device
+def bits_in(mask: np.uint64) -> np.uint64:
+    """How many tiers a mask names."""
+    return (mask & _1) + (mask >> _1 & _1) + (mask >> _2 & _1) + (mask >> np.uint64(3) & _1)
+
+
+@device
+def member_word(holder: np.uint64, mask: np.uint64) -> np.uint64:
+    """A holder with the tiers it holds a block in."""
+    return holder << MASK_BITS | mask
+
+
+@device
+def column(row: np.uint64, name: np.uint64, columns: int) -> np.uint64:
+    """Index of a column of a row."""
+    return row * np.uint64(columns) + name
+
+
+@device
+def of_set(reference: np.uint64, name: np.uint64) -> np.uint64:
+    """Index of a column of the set referred to."""
+    return column(reference & ~SET, name, SET_COLUMNS)
+
+
+@device
+def of_holder(holder: np.uint64, name: np.uint64) -> np.uint64:
+    """Index of a column of a holder."""
+    return column(holder, name, HOLDER_COLUMNS)
+
+
+@device
+def size_of(tree: Tree, reference: np.uint64) -> np.uint64:
+    """How many holders are referred to."""
+    if reference >> SEVERAL:
+        return tree.sets[of_set(reference, SIZE)]
+    return _1 if reference else _0
+
+
+@device
+def uses_of(tree: Tree, reference: np.uint64) -> np.uint64:
+    """How many slots refer to a set."""
+    return tree.sets[of_set(reference, USES)]
+
+
+@device
+def member_at(tree: Tree, reference: np.uint64, i: np.uint64) -> np.uint64:
+    """The i-th member word of what is referred to."""
+    if reference >> SEVERAL:
+        return np.uint64(tree.members[tree.sets[of_set(reference, START)] + i])
+    return reference
+
+
+@device
+def profile_of(tree: Tree, reference: np.uint64) -> np.uint64:
+    """A mix of who holds it, and in which tier at best: equal where searches see no difference."""
+    if reference >> SEVERAL:
+        return tree.sets[of_set(reference, PROFILE)]
+    return _profile_part(reference)
+
+
+@device
+def _profile_part(word: np.uint64) -> np.uint64:
+    if word == _0:
+        return _0
+    return mix((word >> MASK_BITS) << MASK_BITS | fastest(word & MASK))
+
+
+@device
+def position_of(tree: Tree, reference: np.uint64, holder: np.uint64) -> np.uint64:
+    """Where the holder is among the members, or would have to be."""
+    if not reference >> SEVERAL:
+        return _1 if reference and reference >> MASK_BITS < holder else _0
+    low, high = _0, size_of(tree, reference)
+    while low < high:
+        middle = (low + high) >> _1
+        if member_at(tree, reference, middle) >> MASK_BITS < holder:
+            low = middle + _1
+        else:
+            high = middle
+    return low
+
+
+@device
+def word_of(tree: Tree, reference: np.uint64, position: np.uint64, holder: np.uint64) -> np.uint64:
+    """The holder's member word at its position; 0 if it is no member."""
+    if position < size_of(tree, reference):
+        word = member_at(tree, reference, position)
+        if word >> MASK_BITS == holder:
+            return word
+    return _0
+
+
+@device
+def with_member(
+    tree: Tree, reference: np.uint64, position: np.uint64, old: np.uint64, new: np.uint64
+) -> np.uint64:
+    """The same members with one word replaced, added (old is 0) or left out (new is 0).
+
+    Uses of neither reference change. MISSING: no room for another set.
+    """
+    known = known_with_member(tree, reference, position, old, new)
+    if known != MISSING:
+        return known
+    size = _size_with(tree, reference, old, new)
+    return _create(tree, reference, position, old, new, size, _mix_with(tree, reference, old, new))
+
+
+@device
+def known_with_member(
+    tree: Tree, reference: np.uint64, position: np.uint64, old: np.uint64, new: np.uint64
+) -> np.uint64:
+    """What `with_member` answers where that takes no other set than there are; else MISSING."""
+    size = _size_with(tree, reference, old, new)
+    if size == _0:
+        return _0
+    if size == _1:
+        if new != _0:
+            return new
+        return member_at(tree, reference, _1 if position == _0 else _0)
+    known = look_up(tree.set_table, _mix_with(tree, reference, old, new))
+    return SET | known if known else MISSING
+
+
+@device
+def alter(
+    tree: Tree, reference: np.uint64, position: np.uint64, old: np.uint64, new: np.uint64
+) -> bool:
+    """Replace a member, or leave it out (new is 0), for all slots that refer to the set.
+
+    The altered set is none that there is yet. Takes no room but a slot; False: there is none.
+    """
+    wanted = _mix_with(tree, reference, old, new)
+    slot = place(tree.set_table, wanted)
+    if slot == MISSING:
+        return False
+    tree.set_table.slots[slot + _1] = reference & ~SET
+    _forget_mix(tree, reference)
+    tree.sets[of_set(reference, MIX)] = wanted
+    tree.sets[of_set(reference, PROFILE)] ^= _profile_part(old) ^ _profile_part(new)
+    if new != _0:
+        tree.members[tree.sets[of_set(reference, START)] + position] = np.uint32(new)
+    else:
+        _leave_out(tree, reference, position)
+    return True
+
+
+@device
+def _leave_out(tree: Tree, reference: np.uint64, position: np.uint64) -> None:
+    start, size = tree.sets[of_set(reference, START)], tree.sets[of_set(reference, SIZE)]
+    for i in range(position + _1, size):
+        tree.members[start + i - _1] = tree.members[start + i]
+    tree.sets[of_set(reference, SIZE)] = size - _1
+
+
+@device
+def _size_with(tree: Tree, reference: np.uint64, old: np.uint64, new: np.uint64) -> np.uint64:
+    size = size_of(tree, reference)
+    if old == _0:
+        size += _1
+    if new == _0:
+        size -= _1
+    return size
+
+
+@device
+def _mix_with(tree: Tree, reference: np.uint64, old: np.uint64, new: np.uint64) -> np.uint64:
+    return _mix_of(tree, reference) ^ _mix_part(old) ^ _mix_part(new)
+
+
+@device
+def _mix_of(tree: Tree, reference: np.uint64) -> np.uint64:
+    if reference >> SEVERAL:
+        return tree.sets[of_set(reference, MIX)]
+    return _mix_part(reference)
+
+
+@device
+def _mix_part(word: np.uint64) -> np.uint64:
+    return mix(word) if word else _0
+
+
+@device
+def _create(
+    tree: Tree,
+    reference: np.uint64,
+    position: np.uint64,
+    old: np.uint64,
+    new: np.uint64,
+    size: np.uint64,
+    wanted: np.uint64,
+) -> np.uint64:
+    room = _room_for(size)
+    start = _take_members(tree, room)
+    if start == MISSING:
+        return MISSING
+    slot = place(tree.set_table, wanted)
+    if slot == MISSING:
+        _give_members(tree, start, room)
+        return MISSING
+    created = SET | _take_set(tree)
+    tree.set_table.slots[slot + _1] = created & ~SET
+    _copy_members(tree, reference, position, old, new, start)
+    profile = profile_of(tree, reference) ^ _profile_part(old) ^ _profile_part(new)
+    tree.sets[of_set(created, MIX)] = wanted
+    tree.sets[of_set(created, PROFILE)] = profile
+    tree.sets[of_set(created, START)] = start
+    tree.sets[of_set(created, SIZE)] = size
+    tree.sets[of_set(created, USES)] = _0
+    tree.sets[of_set(created, ROOM)] = room
+    return created
+
+
+@device
+def _copy_members(
+    tree: Tree,
+    reference: np.uint64,
+    position: np.uint64,
+    old: np.uint64,
+    new: np.uint64,
+    start: np.uint64,
+) -> None:
+    target = start
+    for i in range(size_of(tree, reference) + _1):
+        if i == position and new != _0:
+            tree.members[target] = np.uint32(new)
+            target += _1
+        if i < size_of(tree, reference) and not (i == position and old != _0):
+            tree.members[target] = np.uint32(member_at(tree, reference, np.uint64(i)))
+            target += _1
+
+
+@device
+def exchange(tree: Tree, slot: np.uint64, old: np.uint64, new: np.uint64) -> bool:
+    """Let a slot refer to other holders; True if that has freed the id of the old set."""
+    tree.blocks.slots[slot + _1] = new
+    if new >> SEVERAL:
+        tree.sets[of_set(new, USES)] += _1
+    if not old >> SEVERAL:
+        return False
+    tree.sets[of_set(old, USES)] -= _1
+    if tree.sets[of_set(old, USES)]:
+        return False
+    _free_set(tree, old)
+    return True
+
+
+@device
+def _free_set(tree: Tree, reference: np.uint64) -> None:
+    _forget_mix(tree, reference)
+    start, room = tree.sets[of_set(reference, START)], tree.sets[of_set(reference, ROOM)]
+    _give_members(tree, start, room)
+    tree.sets[of_set(reference, START)] = tree.state[FREE_SET]
+    tree.sets[of_set(reference, SIZE)] = _0
+    tree.state[FREE_SET] = reference & ~SET
+
+
+@device
+def _forget_mix(tree: Tree, reference: np.uint64) -> None:
+    known = tree.sets[of_set(reference, MIX)]
+    mixed = mixed_of(tree.set_table, known)
+    sub = sub_table_of(tree.set_table, mixed)
+    erase(tree.set_table, sub, seek(tree.set_table, sub, mixed))
+
+
+@device
+def _take_set(tree: Tree) -> np.uint64:
+    free = tree.state[FREE_SET]
+    if free:
+        tree.state[FREE_SET] = tree.sets[of_set(free, START)]
+        return free
+    tree.state[NEXT_SET] += _1
+    return tree.state[NEXT_SET]
+
+
+@device
+def _room_for(size: np.uint64) -> np.uint64:
+    bits = _1
+    while (_1 << bits) < size:
+        bits += _1
+    return bits
+
+
+@device
+def _take_members(tree: Tree, bits: np.uint64) -> np.uint64:
+    """A stretch for 2^bits members; MISSING: there is none."""
+    free = tree.state[FREE_MEMBERS + bits]
+    if free:
+        tree.state[FREE_MEMBERS + bits] = np.uint64(tree.members[free])
+        return free
+    start = tree.state[NEXT_MEMBER]
+    if start + (_1 << bits) > tree.state[MAX_MEMBERS]:
+        return MISSING
+    tree.state[NEXT_MEMBER] = start + (_1 << bits)
+    return start
+
+
+@device
+def _give_members(tree: Tree, start: np.uint64, bits: np.uint64) -> None:
+    tree.members[start] = np.uint32(tree.state[FREE_MEMBERS + bits])
+    tree.state[FREE_MEMBERS + bits] = start

@@ -1,0 +1,228 @@
+"""What ranks probably hold, guessed from where prompts were routed.
+
+For engines that publish no events, and beside the exact index for what they have not published yet.
+What is kept per block is one entry, and the rest per prompt:
+
+    rank ──▶ { sequence hash ──▶ the last prompt that named it }
+    (expiry, serial) of a prompt, sorted ──▶ rank, hashes, how many of them it was the last to name
+
+A block lives as long as the last prompt that named it. Every prompt names its blocks from the first
+on, so no block outlives its parent, and whatever is left of a prompt is a prefix of it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import astuple
+from sortedcontainers import SortedDict
+
+from router.indexer.base import HeldBlocks, HeldSummary, Indexer, Overlap, OverlapScores
+from router.protocol.values import HashArray, PerTier, Rank, Tier
+from router.sequence.digest import digest
+
+_NO_HOLES: PerTier = (0, 0, 0, 0)
+
+
+class ApproximateLimits(Struct, frozen=True):
+    """How long a guess is believed, and how many (rank, block) entries are kept at most.
+
+    One entry too many, and those that expire first are pruned down to this fraction (0 to 1) of
+    the limit; not at once, but with every insertion some more than it adds.
+    """
+
+    ttl_s: float = 120.0
+    max_blocks: int = 2**20
+    prune_target: float = 0.8
+
+
+PRUNE_BLOCKS = 512
+"""While pruning, an insertion frees so many blocks beyond twice those it adds."""
+
+_Key: TypeAlias = tuple[float, int]
+"""Expiry, in seconds, and serial number of a prompt."""
+
+
+class _Prompt(Struct):
+    """`sequence_hashes` may contain as many blocks again that later prompts have named since."""
+
+    rank: Rank
+    sequence_hashes: HashArray
+    live_blocks: int
+
+
+class ApproximateIndex:
+    """Blocks of routed prompts, held by the chosen ranks until they expire.
+
+    Owns the index it is given, which should have room for `max_blocks` and the longest prompt.
+    Invariants: the index holds exactly the entries, on the device; every entry's prompt is kept,
+    and no prompt without entries; at least half of the hashes kept in prompts are entries; there
+    are at most `max_blocks` entries.
+    """
+
+    __slots__ = (
+        "_entries",
+        "_index",
+        "_is_pruning",
+        "_latest",
+        "_limits",
+        "_next_serial",
+        "_prompts",
+        "expired_blocks",
+        "pruned_blocks",
+    )
+
+    def __init__(self, index: Indexer, limits: ApproximateLimits) -> None:
+        self._index = index
+        self._limits = limits
+        self._latest: dict[Rank, dict[int, _Key]] = {}
+        self._prompts: SortedDict = SortedDict()
+        self._is_pruning = False
+        self._next_serial = 0
+        self._entries = 0
+        self.expired_blocks = 0
+        self.pruned_blocks = 0
+
+    def insert(self, rank: Rank, sequence_hashes: HashArray, now_s: float) -> bool:
+        """Count a prompt's blocks, from its first on, as held by this rank for the time to live.
+
+        Where there are too many then, those that expire first are pruned, the deepest of a prompt
+        first. False if the index has no room: nothing changed. Amortised O(blocks).
+        """
+        if not len(sequence_hashes):
+            return True
+        if not self._store(rank, sequence_hashes):
+            return False
+        self._book(rank, sequence_hashes, now_s + self._limits.ttl_s)
+        self._is_pruning |= self._entries > self._limits.max_blocks
+        if self._is_pruning:
+            self._prune(2 * len(sequence_hashes) + PRUNE_BLOCKS)
+        return True
+
+    def expire(self, now_s: float, max_blocks: int) -> int:
+        """Free what is due, or so much of it; how many (rank, block) entries that was."""
+        freed = 0
+        while self._prompts and freed < max_blocks and self._prompts.peekitem(0)[0][0] <= now_s:
+            freed += self._cut_first(max_blocks - freed)
+        self.expired_blocks += freed
+        return freed
+
+    def remove_rank(self, rank: Rank) -> None:
+        """Forget a rank; unknown ones are passed over. O(its blocks); leaves work to `sweep`."""
+        latest = self._latest.pop(rank, {})
+        self._entries -= len(latest)
+        for key in set(latest.values()):
+            del self._prompts[key]
+        if latest:
+            self._index.clear(rank)
+
+    def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
+        """The longest prefix of a prompt that was routed to each rank and has not expired."""
+        return self._index.find_matches(sequence_hashes)
+
+    def dump(self) -> Iterator[HeldBlocks]:
+        """Every entry, by rank."""
+        return self._index.dump()
+
+    def entry_count(self) -> int:
+        """How many (rank, block) entries there are. O(1)."""
+        return self._entries
+
+    def sweep(self, sub_tables: int) -> bool:
+        """Free a slice of what removed ranks left behind; False once nothing is left to do."""
+        return self._index.sweep(sub_tables)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(everything)."""
+        for rank, latest in self._latest.items():
+            held = np.array(list(latest), dtype=np.uint64)
+            expected = HeldSummary((len(held), 0, 0, 0), (digest(held), 0, 0, 0))
+            assert self._index.summary(rank) == expected
+            assert latest
+        assert self._entries == sum(map(len, self._latest.values())) <= self._limits.max_blocks
+        assert self._entries == sum(prompt.live_blocks for prompt in self._prompts.values())
+        for key, prompt in self._prompts.items():
+            live = self._live(key, prompt.rank, prompt.sequence_hashes)
+            assert 0 < prompt.live_blocks == len(live)
+            assert len(prompt.sequence_hashes) <= 2 * len(live)
+
+    def _store(self, rank: Rank, sequence_hashes: HashArray) -> bool:
+        """All or nothing."""
+        known = self._latest.get(rank, {})
+        has_room = self._index.store(rank, Tier.DEVICE, sequence_hashes)
+        if not has_room:
+            new = [h for h in sequence_hashes.tolist() if h not in known]
+            self._index.remove(rank, Tier.DEVICE, np.array(new, dtype=np.uint64))
+        if has_room or known:
+            self._index.note_holes(rank, _NO_HOLES)
+        return has_room
+
+    def _book(self, rank: Rank, sequence_hashes: HashArray, expires_s: float) -> None:
+        """Make a new prompt the last one that named these blocks. Amortised O(blocks)."""
+        key = (expires_s, self._next_serial)
+        self._next_serial += 1
+        named = dict.fromkeys(sequence_hashes.tolist(), key)
+        latest = self._latest.setdefault(rank, {})
+        superseded = Counter(latest[h] for h in named if h in latest)
+        latest.update(named)
+        for earlier, blocks in superseded.items():
+            self._take_live(earlier, blocks)
+        self._entries += len(named) - superseded.total()
+        hashes = np.fromiter(named, dtype=np.uint64, count=len(named))
+        self._prompts[key] = _Prompt(rank, hashes, len(named))
+
+    def _prune(self, max_blocks: int) -> None:
+        target = int(self._limits.prune_target * self._limits.max_blocks)
+        goal = max(target, self._entries - max_blocks)
+        while self._entries > goal:
+            self.pruned_blocks += self._cut_first(self._entries - goal)
+        self._is_pruning = self._entries > target
+
+    def _cut_first(self, max_blocks: int) -> int:
+        """Free so many blocks at the end of the prompt that expires first; how many lived."""
+        key, prompt = self._prompts.peekitem(0)
+        kept_blocks = max(0, len(prompt.sequence_hashes) - max_blocks)
+        latest = self._latest[prompt.rank]
+        live = self._live(key, prompt.rank, prompt.sequence_hashes[kept_blocks:])
+        prompt.sequence_hashes = prompt.sequence_hashes[:kept_blocks]
+        self._index.remove(prompt.rank, Tier.DEVICE, np.array(live, dtype=np.uint64))
+        for sequence_hash in live:
+            del latest[sequence_hash]
+        if latest:
+            self._index.note_holes(prompt.rank, _NO_HOLES)
+        else:
+            del self._latest[prompt.rank]
+        self._entries -= len(live)
+        self._take_live(key, len(live))
+        return len(live)
+
+    def _take_live(self, key: _Key, blocks: int) -> None:
+        """Note that so many of a prompt's blocks are no longer its own.
+
+        Keeping more dead than live ones would let a long shared prefix fill the memory; each
+        compaction drops at least half of what it walks over.
+        """
+        prompt = self._prompts[key]
+        prompt.live_blocks -= blocks
+        if not prompt.live_blocks:
+            del self._prompts[key]
+        elif len(prompt.sequence_hashes) > 2 * prompt.live_blocks:
+            live = self._live(key, prompt.rank, prompt.sequence_hashes)
+            prompt.sequence_hashes = np.array(live, dtype=np.uint64)
+
+    def _live(self, key: _Key, rank: Rank, hashes: HashArray) -> list[int]:
+        latest = self._latest[rank]
+        return [h for h in hashes.tolist() if latest.get(h) == key]
+
+
+def merge_maximum(a: OverlapScores, b: OverlapScores) -> OverlapScores:
+    """Per rank the longer overlap in every tier, of what two indexes found. O(ranks)."""
+    merged = dict(a.items())
+    for rank, overlap in b.items():
+        other = merged.get(rank)
+        if other is not None:
+            overlap = Overlap(*map(max, astuple(overlap), astuple(other)))
+        merged[rank] = overlap
+    return merged

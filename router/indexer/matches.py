@@ -1,0 +1,49 @@
+"""The answer of a search, as the kernel wrote it, read as a mapping."""
+
+from collections.abc import ItemsView, Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from router.indexer.base import Overlap
+from router.protocol.values import TIERS, Rank
+
+ROW_BYTES = 4 * (1 + TIERS)
+
+
+class Matches(Struct):
+    """Overlap per rank; implements `OverlapScores`. Made into Python objects when first asked for.
+
+    `rank_of`: the rank of each holder id at the time of the search; never changed afterwards.
+    `rows`: little-endian u32 {holder id, overlap in each cumulative tier}, one row after the other.
+    """
+
+    rank_of: Sequence[Rank]
+    rows: bytes
+    by_rank: dict[Rank, Overlap] | None = None
+
+    def __getitem__(self, rank: Rank) -> Overlap:
+        return self._overlaps()[rank]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._overlaps())
+
+    def __len__(self) -> int:
+        return len(self.rows) // ROW_BYTES
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._overlaps()
+
+    def get(self, rank: Rank, default: Overlap) -> Overlap:
+        """The rank's overlap, or the default."""
+        return self._overlaps().get(rank, default)
+
+    def items(self) -> ItemsView[Rank, Overlap]:
+        """Ranks and their overlaps."""
+        return self._overlaps().items()
+
+    def _overlaps(self) -> dict[Rank, Overlap]:
+        if self.by_rank is None:
+            rows = np.frombuffer(self.rows, "<u4").reshape(-1, 1 + TIERS).tolist()
+            self.by_rank = {self.rank_of[holder]: Overlap(*ends) for holder, *ends in rows}
+        return self.by_rank

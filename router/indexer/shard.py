@@ -1,0 +1,121 @@
+"""An index, and the thread that changes it as it is told over a queue."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from router.indexer.base import DONE, Indexer
+from router.protocol.events import EventBatch
+from router.protocol.values import Rank
+
+BATCH_CHANGES = 64
+"""Changes taken from the queue at once, and applied before anybody is told."""
+
+_Change: TypeAlias = tuple[Callable[..., object], Rank, tuple[object, ...]]
+_NOBODY_WAITS = -1
+
+
+class Shard:
+    """Told by one caller, and read by it while idle: with nothing pending the thread only waits.
+
+    Ranks that were refused room or differ are appended to `differing`, and what a change raises to
+    `failures`; after that all further changes are passed over, so that no caller waits in vain.
+    `workers`, and `staged`, the ranks with blocks staged here, are the caller's own notes.
+    `_awaited`: the caller sleeps until at most so many changes are pending.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_differing",
+        "_done",
+        "_failures",
+        "_is_over",
+        "_posted",
+        "_queue",
+        "_reached",
+        "_thread",
+        "index",
+        "staged",
+        "workers",
+    )
+
+    def __init__(
+        self, index: Indexer, differing: deque[Rank], failures: list[BaseException]
+    ) -> None:
+        self.index = index
+        self.workers = 0
+        self.staged: set[Rank] = set()
+        self._differing = differing
+        self._failures = failures
+        self._is_over = False
+        self._posted = self._done = 0
+        self._awaited = _NOBODY_WAITS
+        self._queue: SimpleQueue[_Change | None] = SimpleQueue()
+        self._reached: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="index-shard", daemon=True)
+        self._thread.start()
+
+    def pending(self) -> int:
+        """Changes posted that are not known to be applied."""
+        return self._posted - self._done
+
+    def post(
+        self, method: Callable[..., object], rank: Rank, arguments: tuple[object, ...]
+    ) -> None:
+        """Have the thread call a method of the index; False is a refusal."""
+        self._posted += 1
+        self._queue.put((method, rank, arguments))
+
+    def wait(self, pending: int) -> None:
+        """Sleep until at most so many changes are pending."""
+        while self.pending() > pending:
+            self._awaited = pending
+            if self.pending() > pending:  # the thread counts first, and looks who waits then
+                self._reached.get()
+
+    def stop(self) -> None:
+        """Have the thread end after the change it is at; the rest is dropped."""
+        self._is_over = True
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (changes := self._apply_batch()) is not None:
+            self._done += changes
+            if self.pending() <= self._awaited:
+                self._awaited = _NOBODY_WAITS
+                self._reached.put(None)
+
+    def _apply_batch(self) -> int | None:
+        """Wait for changes and apply them; how many there were, None: the thread is to end."""
+        queue = self._queue
+        batch = [queue.get()]
+        batch += [queue.get() for _ in range(min(queue.qsize(), BATCH_CHANGES - 1))]
+        try:
+            self._apply(batch)
+        except BaseException as failure:  # noqa: BLE001 - whatever it is, the caller must learn it
+            self._is_over = True
+            self._failures.append(failure)
+        return len(batch) if batch[-1] is not None else None
+
+    def _apply(self, batch: Sequence[_Change | None]) -> None:
+        for change in batch:
+            if self._is_over or change is None:
+                return
+            method, rank, arguments = change
+            if method(rank, *arguments) is False:
+                self._differing.append(rank)
+        self._differing.extend(self.index.take_differing())
+
+
+def apply_all(rank: Rank, index: Indexer, batch: EventBatch) -> bool:
+    """False if something found no room, or the rank holds something else than it says."""
+    progress = 0
+    while progress >= 0:
+        progress = index.apply(rank, batch, progress, len(batch.packed))
+    return progress == DONE

@@ -1,0 +1,18 @@
+"""Prompts are hashed before the core sees them; long ones on another thread."""
+
+import asyncio
+from collections.abc import Iterable
+
+from router.protocol.requests import PromptRequest
+from router.protocol.values import Identity
+from router.sequence.prompt import Prompt, prepare
+
+THREAD_TOKENS = 16_384
+"""Longer prompts are hashed on another thread, so that they do not hold up short ones."""
+
+
+async def prepared(request: PromptRequest, identities: Iterable[Identity]) -> Prompt:
+    """A prompt, hashed under these identities. Raises what `prepare` raises."""
+    if len(request.token_ids or ()) > THREAD_TOKENS:
+        return await asyncio.to_thread(prepare, request, identities)
+    return prepare(request, identities)

@@ -1,0 +1,135 @@
+"""Everything an index holds, as processes of this field exchange it: `GET /dump`, JSON.
+
+    {"model_name:routing_group": {"block_size": 16, "events": [
+        {"worker_id": 1, "storage_tier": "device", "residency_domain": "worker", "event":
+            {"event_id": 7, "dp_rank": 0, "data": {"stored":
+                {"parent_hash": null, "start_position": null, "blocks":
+                    [{"block_hash": …, "tokens_hash": null, "mm_extra_info": null}, …]}}}}, …]}}
+
+One event a rank and tier, its blocks in no order. `block_hash` is the sequence hash, which says all
+about a block's place; the index keeps no local hashes, so `tokens_hash` is null. `event_id` is the
+last event of the rank that the dump shows.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from msgspec import Meta, Struct, json
+
+from router.errors import WireError
+from router.protocol.codec import decode
+from router.protocol.values import DpRank, HashArray, Rank, Scope, Tier, UInt
+
+TierName: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
+
+_TIER_NAMES: tuple[TierName, ...] = ("device", "host_pinned", "disk", "external")
+_TIERS = {name: Tier(number) for number, name in enumerate(_TIER_NAMES)}
+
+
+class DumpBlock(Struct, frozen=True, gc=False):
+    """One block."""
+
+    block_hash: UInt
+    tokens_hash: int | None = None
+    mm_extra_info: Any = None
+
+
+class StoredBlocks(Struct, frozen=True):
+    """Blocks that are held."""
+
+    parent_hash: int | None
+    start_position: int | None
+    blocks: list[DumpBlock]
+
+
+class StoredData(Struct, frozen=True):
+    """The one kind of event that a dump is made of."""
+
+    stored: StoredBlocks
+
+
+class RankEvent(Struct, frozen=True):
+    """What a rank holds."""
+
+    event_id: UInt
+    data: StoredData
+    dp_rank: DpRank = 0
+
+
+class DumpEvent(Struct, frozen=True):
+    """What a rank holds in one tier."""
+
+    worker_id: UInt
+    storage_tier: TierName
+    residency_domain: str
+    event: RankEvent
+
+
+class ScopeDump(Struct, frozen=True):
+    """Everything held in one scope."""
+
+    block_size: Annotated[int, Meta(ge=1)] | None
+    events: list[DumpEvent]
+
+
+Dump: TypeAlias = dict[str, ScopeDump]
+
+
+class DumpedRank(Struct, frozen=True):
+    """What a dump says of one rank."""
+
+    scope_key: str
+    block_size: int | None
+    rank: Rank
+    event_id: int
+    blocks: Mapping[Tier, HashArray]
+
+
+_decoder = json.Decoder(Dump)
+
+
+def scope_key(scope: Scope) -> str:
+    """Under which key a dump has a scope."""
+    return f"{scope.model_name}:{scope.routing_group}"
+
+
+def dump_event(rank: Rank, tier: Tier, event_id: int, sequence_hashes: HashArray) -> DumpEvent:
+    """What a rank holds in one tier. O(blocks)."""
+    blocks = [DumpBlock(sequence_hash) for sequence_hash in sequence_hashes.tolist()]
+    event = RankEvent(event_id, StoredData(StoredBlocks(None, None, blocks)), rank.dp_rank)
+    return DumpEvent(rank.worker_id, _TIER_NAMES[tier], "worker", event)
+
+
+def decode_dump(payload: bytes) -> list[DumpedRank]:
+    """What a dump says, by rank. Raises WireError for foreign bytes, and for blocks that are named
+    otherwise than by sequence hash: they would never be found.
+    """
+    dump = decode(_decoder.decode, payload)
+    return [rank for key, scope in dump.items() for rank in _ranks(key, scope)]
+
+
+def _ranks(key: str, scope: ScopeDump) -> Iterator[DumpedRank]:
+    by_rank: dict[Rank, dict[Tier, DumpEvent]] = {}
+    for event in scope.events:
+        here = by_rank.setdefault(Rank(event.worker_id, event.event.dp_rank), {})
+        tier = _TIERS[event.storage_tier]
+        if tier in here:
+            raise WireError(f"{key}: two events of one rank in tier {event.storage_tier}")
+        here[tier] = event
+    for rank, events in by_rank.items():
+        event_ids = {event.event.event_id for event in events.values()}
+        if len(event_ids) > 1:
+            raise WireError(f"{key}: rank {rank} as of several events: {sorted(event_ids)}")
+        blocks = {tier: _hashes(key, event) for tier, event in events.items()}
+        yield DumpedRank(key, scope.block_size, rank, event_ids.pop(), blocks)
+
+
+def _hashes(key: str, event: DumpEvent) -> HashArray:
+    blocks = event.event.data.stored.blocks
+    if any(block.tokens_hash is not None for block in blocks):
+        raise WireError(f"{key}: blocks are named by an engine's hashes, not by sequence hashes")
+    try:
+        return np.array([block.block_hash for block in blocks], dtype=np.uint64)
+    except OverflowError as error:
+        raise WireError(f"{key}: a block_hash is larger than 64 bits") from error

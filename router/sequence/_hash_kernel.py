@@ -1,0 +1,48 @@
+"""The names of a prompt's blocks, for `hashing.py`."""
+
+import numpy as np
+import numpy.typing as npt
+
+from router.compiled import kernel
+from router.sequence._xxh3 import LARGE, hash_at, hash_two
+from router.sequence._xxh3_long import LANES, derived_secret, hash_long
+
+_4 = np.uint64(4)
+_16 = np.uint64(16)
+_CHAIN_SEED = np.uint64(1337)
+
+
+@kernel(
+    "void(Array(uint32, 1, 'C', readonly=True, aligned=False), int64, int64, uint64,"
+    " Array(uint64, 1, 'C'))"
+)
+def block_hashes(
+    tokens: npt.NDArray[np.uint32],
+    block_size: int,
+    window: int,
+    seed: int,
+    out: npt.NDArray[np.uint64],
+) -> None:
+    """XXH3-64 of the `window` tokens from the start of each block, as many as `out` has room for.
+
+    The last window has to end within the tokens.
+    """
+    base, stride = np.uint64(tokens.ctypes.data), _4 * np.uint64(block_size)
+    length, seed_word = _4 * np.uint64(window), np.uint64(seed)
+    if length <= LARGE:
+        for block in range(np.uint64(len(out))):
+            out[block] = hash_at(base + block * stride, length, seed_word)
+        return
+    secret, lanes = derived_secret(seed_word), np.empty(LANES, np.uint64)
+    for block in range(np.uint64(len(out))):
+        out[block] = hash_long(base + block * stride, length, secret, lanes)
+
+
+@kernel("void(Array(uint64, 1, 'C', readonly=True), Array(uint64, 1, 'C'))")
+def chain_hashes(local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint64]) -> None:
+    """XXH3-64 of parent and local hash, block after block; of the first, its local hash itself."""
+    parent = np.uint64(0)
+    for block in range(len(out)):
+        local_hash = local_hashes[block]
+        parent = hash_two(parent, local_hash, _16, _CHAIN_SEED) if block else local_hash
+        out[block] = parent

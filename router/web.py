@@ -1,0 +1,119 @@
+"""What every HTTP interface does around its handlers: route, read bodies, refuse, count.
+
+Bodies are JSON and checked by msgspec; FastAPI routes, documents and serves. Every refusal has the
+same shape, `{"error": …, "code": …}` and the error's own fields.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from router.config import ServiceConfig
+from router.core import RouterCore
+from router.errors import KvRouterError, UnsupportedMediaTypeError
+from router.metrics import RouterMetrics
+from router.openapi import Ready, Route, document, extra
+from router.process.bodies import decode_body, read_body
+from router.status import ServiceStatus
+from router.views import dump, held
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+
+OK = b'{"status":"ok"}'
+
+
+class Web:
+    """One set of routes."""
+
+    def __init__(
+        self, title: str, routes: Sequence[Route], config: ServiceConfig, metrics: RouterMetrics
+    ) -> None:
+        self._title = title
+        self._routes = routes
+        self._config = config
+        self._metrics = metrics
+        self._decoders: dict[Any, Callable[[bytes], Any]] = {
+            route.body: msgspec.json.Decoder(route.body).decode
+            for route in routes
+            if route.body is not None
+        }
+
+    def app(self, handlers: object) -> FastAPI:
+        """The application; a route's handler is the method of that name."""
+        app = FastAPI(title=self._title, version="0.1.0", redoc_url=None)
+        for route in self._routes:
+            app.add_api_route(
+                route.path,
+                self._answering(route.path, getattr(handlers, route.handler)),
+                methods=[route.method],
+                name=route.handler,
+                summary=route.summary,
+                openapi_extra=extra(route),
+            )
+        app.add_exception_handler(HTTPException, self._unrouted)
+        document(app, self._routes)
+        return app
+
+    async def body(self, request: Request, body_type: type[T]) -> T:
+        """The checked body of a request. Raises what is wrong with it."""
+        content_type = request.headers.get("content-type")
+        if (content_type or "").partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaTypeError(content_type)
+        limits = (self._config.body_limit_bytes, self._config.body_timeout_s)
+        body = await read_body(request.stream(), *limits)
+        decoder: Callable[[bytes], T] = self._decoders[body_type]
+        return await decode_body(decoder, body)
+
+    def _answering(self, path: str, handler: Handler) -> Handler:
+        """The handler, its refusals turned into answers, its answers counted."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except KvRouterError as error:
+                self._metrics.refusals.labels("http", error.code).inc()
+                response = json_answer(error.body(), error.http_status)
+            self._metrics.requests.labels("http", path, str(response.status_code)).inc()
+            return response
+
+        return answer
+
+    async def _unrouted(self, _: Request, error: Exception) -> Response:
+        """What the framework refuses before a handler sees it."""
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        code = {404: "route_not_found", 405: "method_not_allowed"}.get(status, "refused")
+        self._metrics.refusals.labels("http", code).inc()
+        return json_answer({"error": code.replace("_", " "), "code": code}, status)
+
+
+def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:
+    """Whether the process can be relied on: 200, or 503 with the reasons."""
+    readiness = status.readiness(core)
+    body = Ready(
+        ready=readiness.is_ready,
+        reason="; ".join(readiness.reasons) or None,
+        degraded="; ".join(readiness.degraded) or None,
+        schedulable_workers=core.fleet.schedulable_count(),
+    )
+    return json_answer(body, 200 if readiness.is_ready else 503)
+
+
+async def dump_answer(core: RouterCore) -> Response:
+    """Every held block, encoded on another thread."""
+    snapshot = held(core)
+    return json_bytes(await asyncio.to_thread(lambda: msgspec.json.encode(dump(snapshot))))
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """A value, as JSON."""
+    return json_bytes(msgspec.json.encode(value), status)
+
+
+def json_bytes(content: bytes, status: int = 200) -> Response:
+    """JSON that is encoded already."""
+    return Response(content, status, media_type="application/json")

@@ -1,0 +1,179 @@
+"""The check of a radix tree's memory: whatever is wrong in it is found."""
+
+import numpy as np
+import pytest
+
+from router.indexer import _sets, _table
+from router.indexer.radix_tree import RadixTree
+from router.protocol.values import Rank, Tier
+
+RANKS = [Rank(i, 0) for i in range(6)]
+SET = int(_sets.SET)
+
+
+def span(start, end):
+    return np.arange(start, end, dtype=np.uint64)
+
+
+@pytest.fixture
+def tree():
+    """Ranks that share blocks; one is cleared, one of one tier, one is staged, an id is free."""
+    tree = RadixTree(2000, sub_bits=1)
+    for i in range(8):
+        tree.store(Rank(9, i), Tier.DEVICE, span(0, 10))
+    for i in range(8):
+        tree.clear(Rank(9, i))
+    while tree.sweep(2):
+        pass
+    tree.store(RANKS[4], Tier.DEVICE, span(0, 600))
+    tree.remove(RANKS[4], Tier.DEVICE, span(60, 600))
+    for i, rank in enumerate(RANKS[:4]):
+        tree.store(rank, Tier(i), span(5 * i, 40))
+        tree.store(rank, Tier.HOST, span(30, 50 + i))
+    tree.stage(RANKS[0], Tier.DEVICE, span(0, 20))
+    tree.clear(RANKS[1])
+    tree.clear(RANKS[2], Tier.DISK)
+    tree.note_holes(RANKS[3], (0, 0, 0, 0))
+    tree.check_invariants()
+    return tree
+
+
+def slot_with(table, wanted):
+    """Index of the first used slot whose value is as wanted."""
+    slots = table.slots.reshape(-1, 2)
+    return next(i for i in np.flatnonzero(slots[:, 1]) if wanted(int(slots[i, 1])))
+
+
+def a_set(tree):
+    slot = slot_with(tree._memory.blocks, lambda value: value >= SET)
+    return int(tree._memory.blocks.slots[2 * slot + 1]) & ~SET
+
+
+def change(array, index, difference=1):
+    array[index] = (int(array[index]) + difference) % 2 ** (8 * array.itemsize)
+
+
+def header(name, difference=1):
+    return lambda tree: change(tree._memory.blocks.header, name, difference)
+
+
+def state(name):
+    return lambda tree: change(tree._memory.state, name)
+
+
+def of_a_set(name, difference=1):
+    return lambda tree: change(tree._memory.sets, (a_set(tree), int(name)), difference)
+
+
+def of_a_holder(rank, name, difference=1):
+    return lambda tree: change(
+        tree._memory.holders, (tree._ids[RANKS[rank]], int(name)), difference
+    )
+
+
+def of_members(position, change_of_word):
+    def damage(tree):
+        at = int(tree._memory.sets[a_set(tree), int(_sets.START)]) + position
+        tree._memory.members[at] = change_of_word(int(tree._memory.members[at]))
+
+    return damage
+
+
+def of_a_block(word, change_of_word):
+    def damage(tree):
+        at = 2 * slot_with(tree._memory.blocks, lambda _: True) + word
+        tree._memory.blocks.slots[at] = change_of_word(int(tree._memory.blocks.slots[at]))
+
+    return damage
+
+
+def swap_blocks(tree):
+    slots = tree._memory.blocks.slots.reshape(-1, 2)
+    first = slot_with(tree._memory.blocks, lambda _: True)
+    later = slot_with(tree._memory.blocks, lambda value: value != slots[first, 1])
+    slots[[first, later]] = slots[[later, first]]
+
+
+def move_a_block_back(tree):
+    """To a gap behind it, so that a gap lies between."""
+    slots = tree._memory.blocks.slots.reshape(-1, 2)
+    used = np.flatnonzero(slots[:, 1])
+    last = used[used < 256][-1] if (used < 256).any() else used[-1]
+    slots[last + 2] = slots[last]
+    slots[last] = 0
+
+
+def forget_a_set(tree):
+    tree._memory.set_table.slots[2 * slot_with(tree._memory.set_table, lambda _: True) + 1] = 0
+    sub = int(np.flatnonzero(tree._memory.set_table.used)[0])
+    tree._memory.set_table.used[sub] -= 1
+    tree._memory.set_table.header[_table.COUNT] -= 1
+
+
+def swap_pages(tree):
+    pages = tree._memory.blocks.pages
+    pages[0], pages[1] = pages[1], pages[0]
+
+
+DAMAGES = {
+    "count": header(_table.COUNT),
+    "limit": lambda tree: change(tree._memory.blocks.header, _table.MAX_COUNT, -1990),
+    "multiplier": header(_table.MULTIPLIER, 2),
+    "pages given out": header(_table.NEXT_PAGE),
+    "used": lambda tree: change(tree._memory.blocks.used, 0),
+    "capacity": lambda tree: change(tree._memory.blocks.capacity, 0, 256),
+    "capacity without pages": lambda tree: change(tree._memory.blocks.capacity, 0, 5),
+    "pages": swap_pages,
+    "a page twice": lambda tree: tree._memory.blocks.pages.__setitem__(0, 1),
+    "slots": swap_blocks,
+    "a gap": move_a_block_back,
+    "another key": of_a_block(0, lambda key: key ^ 1),
+    "a key elsewhere": of_a_block(0, lambda key: key ^ 1 << 63),
+    "another holder": of_a_block(1, lambda _: 1 << 4 | 1),
+    "no holder": of_a_block(1, lambda _: 0),
+    "an unknown holder": of_a_block(1, lambda _: 40_000 << 4 | 1),
+    "a holder without a tier": of_a_block(1, lambda _: 1 << 4),
+    "an unknown set": of_a_block(1, lambda _: SET | 1500),
+    "a set forgotten": forget_a_set,
+    "uses": of_a_set(_sets.USES),
+    "mix": of_a_set(_sets.MIX),
+    "profile": of_a_set(_sets.PROFILE),
+    "size": of_a_set(_sets.SIZE, -1),
+    "start": of_a_set(_sets.START),
+    "room": of_a_set(_sets.ROOM),
+    "little room": of_a_set(_sets.ROOM, -1),
+    "a member's tiers": of_members(0, lambda word: word ^ 1),
+    "a member without a tier": of_members(0, lambda word: word & ~15),
+    "a member": of_members(1, lambda word: word + 16),
+    "the order of members": of_members(1, lambda word: word & 15),
+    "sets given out": state(_sets.NEXT_SET),
+    "members given out": state(_sets.NEXT_MEMBER),
+    "free sets": lambda tree: tree._memory.state.__setitem__(_sets.FREE_SET, a_set(tree)),
+    "free members": lambda tree: tree._memory.state.__setitem__(
+        _sets.FREE_MEMBERS + np.uint64(1), tree._memory.sets[a_set(tree), int(_sets.START)]
+    ),
+    "a rank's count": of_a_holder(0, _sets.COUNTS),
+    "a rank's digest": of_a_holder(0, int(_sets.DIGESTS) + 1),
+    "left over": of_a_holder(2, _sets.LEFT_OVER),
+    "left over of nobody": of_a_holder(0, _sets.LEFT_OVER),
+    "visible": of_a_holder(0, _sets.VISIBLE, -1),
+    "kept": of_a_holder(0, _sets.KEEP, -1),
+    "trusted though found out": of_a_holder(3, _sets.FORCED_OPEN),
+    "trusted though unswept": of_a_holder(2, _sets.CLOSED),
+    "an id lost": lambda tree: tree._free.pop(),
+    "an id free twice": lambda tree: tree._free.append(tree._free[0]),
+    "an id free and used": lambda tree: tree._free.append(tree._ids[RANKS[0]]),
+    "an id to be swept and free": lambda tree: tree._free.append(min(tree._unswept)),
+    "a sweep forgotten": lambda tree: tree._unswept.clear(),
+    "a sweep too much": lambda tree: tree._unswept.add(tree._ids[RANKS[0]]),
+    "a name": lambda tree: tree._rank_of.__setitem__(tree._ids[RANKS[0]], RANKS[5]),
+    "a name of the past": lambda tree: tree._rank_of.__setitem__(min(tree._unswept), RANKS[1]),
+    "staged twice": lambda tree: tree._staged.update({RANKS[1]: tree._staged[RANKS[0]]}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_wrong_is_found(tree, damage):
+    damage(tree)
+    with pytest.raises(AssertionError):
+        tree.check_invariants()

@@ -1,0 +1,38 @@
+"""Long random sequences of changes: a radix tree, and four of them, against the definition."""
+
+import pytest
+
+from oracle.machine import IS_FUZZING, IndexMachine, sequence_settings
+from router.indexer.concurrent import ConcurrentIndex
+from router.indexer.radix_tree import RadixTree
+
+TIMEOUT_S = 0 if IS_FUZZING else 600
+
+
+def small_tree(random):
+    """So small that sub-tables crowd and grow; checks of its own answers are rare, or many."""
+    sub_bits, check_interval = random.randint(1, 2), random.choice([2, 5, 10**9])
+    return RadixTree(3000, sub_bits=sub_bits, check_interval=check_interval)
+
+
+class TreeMachine(IndexMachine):
+    def make(self, random):
+        return small_tree(random)
+
+    def trees(self):
+        return [self.index]
+
+
+class ShardsMachine(IndexMachine):
+    def make(self, random):
+        return ConcurrentIndex(lambda: small_tree(random), shards=4)
+
+    def trees(self):
+        self.index.flush()
+        return [shard.index for shard in self.index._shards]
+
+
+TreeMachine.TestCase.settings = sequence_settings(300)
+ShardsMachine.TestCase.settings = sequence_settings(60)
+TestTree = pytest.mark.timeout(TIMEOUT_S)(TreeMachine.TestCase)
+TestShards = pytest.mark.timeout(TIMEOUT_S)(ShardsMachine.TestCase)
