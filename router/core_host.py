@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 
+TIDY_SLICES = 256
+"""Slices of tidying after a tick, at most: what is left waits for the next one."""
+
 Task: TypeAlias = Coroutine[Any, Any, None]
 
 
@@ -93,7 +96,9 @@ class CoreHost:
         while True:
             await asyncio.sleep(TICK_S)
             self.outbox.perform(self.core.tick(time.monotonic()))
-            while self.core.tidy(time.monotonic()):
+            for _ in range(TIDY_SLICES):
+                if not self.core.tidy(time.monotonic()):
+                    break
                 await asyncio.sleep(0)
 
     async def _follow_bus(self, live: Callable[[Bus, str], Iterable[Task]], endpoint: str) -> None:

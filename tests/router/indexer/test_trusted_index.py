@@ -6,6 +6,7 @@ import pytest
 from oracle.index import ExactIndex
 from router.indexer.event_log import Verdict
 from router.indexer.radix_tree import RadixTree
+from router.indexer.slices import SLICE_BLOCKS
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, LoadReport
 from router.protocol.replies import TrustState
@@ -218,4 +219,93 @@ def test_dumps_what_is_held(edge):
 def test_an_empty_state_needs_no_checkpoint_content(edge):
     assert edge.deliver() == [Verdict.NEW_LIFE]
     assert edge.journal.taken_state == HeldState()
+    assert edge.trust().state is TrustState.EXACT
+
+
+# ── Long messages, in slices ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def long_edge():
+    """An edge whose next message names three slices of blocks."""
+    edge = Edge(lambda: RadixTree(1 << 14, sub_bits=2))
+    edge.deliver()
+    blocks = list(range(1, 3 * SLICE_BLOCKS + 1))
+    edge.journal.stored(Tier.DEVICE, blocks, None)
+    return edge
+
+
+def drain(edge):
+    slices = 0
+    while edge.index.apply_slice():
+        slices += 1
+    return slices
+
+
+def test_a_long_message_is_applied_in_slices_and_believed_with_the_last(long_edge):
+    prompt = range(1, 3 * SLICE_BLOCKS + 1)
+    assert long_edge.deliver() == [Verdict.APPLY]
+    assert long_edge.overlap(*prompt) == SLICE_BLOCKS
+    trust = long_edge.trust()
+    assert (trust.state, trust.event_id) == (TrustState.LAGGING, 0)
+    assert trust.reason == "a message is being applied"
+    assert 0 < drain(long_edge) <= 3
+    assert long_edge.overlap(*prompt) == 3 * SLICE_BLOCKS
+    assert long_edge.trust().state is TrustState.EXACT
+
+
+def test_a_long_checkpoint_is_switched_to_when_it_is_whole(long_edge):
+    long_edge.deliver()
+    drain(long_edge)
+    long_edge.journal.removed(Tier.DEVICE, [1])
+    long_edge.journal.require_checkpoint()
+    assert long_edge.deliver() == [Verdict.APPLY]
+    assert long_edge.overlap(1, 2) == 2
+    assert drain(long_edge)
+    assert long_edge.overlap(1, 2) == 0
+    assert long_edge.trust().state is TrustState.EXACT
+
+
+def test_the_next_message_of_a_rank_waits_for_the_rest_of_the_last(long_edge):
+    long_edge.deliver()
+    long_edge.journal.removed(Tier.DEVICE, [3 * SLICE_BLOCKS])
+    assert long_edge.deliver() == [Verdict.APPLY]
+    assert not long_edge.index.apply_slice()
+    assert long_edge.trust().state is TrustState.EXACT
+    assert long_edge.overlap(*range(1, 3 * SLICE_BLOCKS + 1)) == 3 * SLICE_BLOCKS - 1
+
+
+def test_a_rank_that_goes_takes_its_unfinished_message_along(long_edge):
+    long_edge.deliver()
+    long_edge.index.drop_rank(RANK)
+    assert not long_edge.index.apply_slice()
+    assert long_edge.index.stats() == {}
+
+
+# ── The limit on blocks ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rank_that_does_not_fit_is_degraded_and_asks_when_there_is_room():
+    edge, other = Edge(lambda: RadixTree(1000, sub_bits=1)), Rank(2, 0)
+    edge.index.add_rank(other, SCOPE, IDENTITY, now_s=0.0)
+    journal = EventJournal(other, 1, IDENTITY)
+    journal.stored(Tier.DEVICE, list(range(5000, 5900)), None)
+    for message in journal.take():
+        edge.index.apply(message, 0.0)
+    drain(edge)
+    edge.journal.stored(Tier.DEVICE, list(range(1, 400)), None)
+    edge.deliver()
+    drain(edge)
+    trust = edge.trust()
+    assert (trust.state, trust.reason) == (TrustState.DEGRADED, "limit on indexed blocks reached")
+    assert edge.index.refused_messages == 1
+    assert edge.index.trust(other, 0.0).state is TrustState.EXACT
+    assert edge.index.take_wanted_checkpoints(10.0) == []
+    edge.index.drop_rank(other)
+    while edge.index.sweep(64):
+        pass
+    assert [rank for rank, _ in edge.index.take_wanted_checkpoints(10.0)] == [RANK]
+    edge.journal.require_checkpoint()
+    edge.deliver()
+    drain(edge)
     assert edge.trust().state is TrustState.EXACT

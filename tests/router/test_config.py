@@ -1,0 +1,57 @@
+"""What the settings of a router come to."""
+
+import pytest
+
+from router.config import load_router_config
+from router.errors import ConfigError
+from router.indexer.approximate import ApproximateLimits
+from router.indexer.base import IndexMode
+
+
+def core(*arguments):
+    return load_router_config(arguments, {}).core
+
+
+def test_events_are_followed_and_nothing_is_guessed_by_default():
+    assert (core().mode, core().prediction) == (IndexMode.EVENTS, None)
+
+
+def test_bookings_may_be_believed_beside_events():
+    settings = core("--predicted-ttl-s", "2.5")
+    assert settings.mode is IndexMode.EVENTS
+    assert settings.prediction == ApproximateLimits(2.5, 1 << 20, 0.8)
+
+
+def test_or_instead_of_them():
+    settings = core("--no-use-kv-events", "--approximate-max-blocks", "2048")
+    assert settings.mode is IndexMode.APPROXIMATE
+    assert settings.prediction == ApproximateLimits(120.0, 2048, 0.8)
+
+
+@pytest.mark.parametrize("others", [(), ("--no-use-kv-events", "--predicted-ttl-s", "1")])
+def test_without_weight_there_is_no_index(others):
+    settings = core("--overlap-score-weight", "0", *others)
+    assert (settings.mode, settings.prediction) == (IndexMode.NONE, None)
+
+
+def test_the_index_is_bounded_and_its_multiplier_secret():
+    config = load_router_config(("--index-max-blocks", "5000", "--event-threads", "3"), {})
+    assert (config.index.max_blocks, config.index.event_threads) == (5000, 3)
+    assert config.index.multiplier % 2 == 1
+    assert len({load_router_config((), {}).index.multiplier for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("event_threads", "0"),
+        ("event_threads", "65"),
+        ("index_max_blocks", "100"),
+        ("approximate_ttl_s", "0"),
+        ("approximate_prune_target", "1.5"),
+        ("predicted_ttl_s", "-1"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field, value):
+    with pytest.raises(ConfigError, match=field):
+        load_router_config((f"--{field.replace('_', '-')}", value), {})
