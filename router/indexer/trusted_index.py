@@ -43,6 +43,8 @@ ROOM_WANTED = 0.9
 
 _HOLES_BYTES = 8 * TIERS
 
+_APPLY, _NEW_LIFE, _GAP = Verdict.APPLY, Verdict.NEW_LIFE, Verdict.GAP
+
 _FULL = "limit on indexed blocks reached"
 
 
@@ -157,9 +159,9 @@ class TrustedIndex:
             place.log.break_off("events of another identity than announced", now_s)
             return Verdict.FOREIGN
         verdict = place.log.classify(message)
-        if verdict is Verdict.APPLY or verdict is Verdict.NEW_LIFE:
+        if verdict is _APPLY or verdict is _NEW_LIFE:
             self._begin(place, rank, message, now_s)
-        elif verdict is Verdict.GAP:
+        elif verdict is _GAP:
             place.log.break_off(place.log.broken_reason or "events missing", now_s)
         return verdict
 

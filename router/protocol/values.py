@@ -40,7 +40,7 @@ FASTEST_TIER = tuple(
 """Of each tier mask (bit t: held in tier t) the fastest tier, TIERS for none."""
 
 
-class Identity(Struct, frozen=True, array_like=True):
+class Identity(Struct, frozen=True, array_like=True, gc=False):
     """How a worker names its blocks; two workers compare only under equal identities."""
 
     scheme: str
@@ -48,7 +48,7 @@ class Identity(Struct, frozen=True, array_like=True):
     eagle: bool = False
 
 
-class Rank(Struct, frozen=True, array_like=True, order=True):
+class Rank(Struct, frozen=True, array_like=True, order=True, gc=False):
     """One data-parallel rank of one worker: what is chosen, and what holds blocks."""
 
     worker_id: UInt

@@ -32,7 +32,7 @@ class ShardsMachine(IndexMachine):
         return [shard.index for shard in self.index._shards]
 
 
-TreeMachine.TestCase.settings = sequence_settings(300)
-ShardsMachine.TestCase.settings = sequence_settings(60)
+TreeMachine.TestCase.settings = sequence_settings(200)
+ShardsMachine.TestCase.settings = sequence_settings(200)
 TestTree = pytest.mark.timeout(TIMEOUT_S)(TreeMachine.TestCase)
 TestShards = pytest.mark.timeout(TIMEOUT_S)(ShardsMachine.TestCase)
