@@ -242,15 +242,25 @@ def test_a_cleared_tier_can_be_filled_at_once(tier, is_swept):
 
 def test_one_round_of_a_sweep_is_enough():
     """Slots that move up while others are emptied are not passed over."""
-    pair = Pair(max_blocks=20_000, sub_bits=7)
-    pair.do("store", W1, Tier.DEVICE, span(0, 15_000))
-    pair.do("store", W1, Tier.HOST, span(14_000, 16_000))
+    pair, random = Pair(max_blocks=20_000, sub_bits=7), np.random.default_rng(4)
+    hashes = random.integers(0, 2**64, 16_000, np.uint64, endpoint=False)
+    pair.do("store", W1, Tier.DEVICE, hashes[:15_000])
+    pair.do("store", W1, Tier.HOST, hashes[14_000:])
     pair.do("clear", W1, Tier.DEVICE)
     assert not pair.tree.sweep(128)
-    pair.agree(span(14_000, 16_000))
+    pair.agree(hashes[14_000:])
     pair.do("clear", W1)
     assert not pair.tree.sweep(128)
     assert pair.tree.block_count() == 0
+
+
+def test_after_its_only_tier_is_cleared_a_rank_waits_for_no_sweep():
+    pair = Pair()
+    pair.do("store", W1, Tier.HOST, span(0, 20))
+    pair.do("clear", W1, Tier.HOST)
+    pair.do("store", W1, Tier.HOST, span(10, 30))
+    assert pair.tree.stats().unswept_holders == 1
+    pair.agree(span(10, 30))
 
 
 def test_tiers_cleared_one_by_one():

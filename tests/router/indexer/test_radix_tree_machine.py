@@ -33,6 +33,6 @@ class ShardsMachine(IndexMachine):
 
 
 TreeMachine.TestCase.settings = sequence_settings(200)
-ShardsMachine.TestCase.settings = sequence_settings(200)
+ShardsMachine.TestCase.settings = sequence_settings(100)
 TestTree = pytest.mark.timeout(TIMEOUT_S)(TreeMachine.TestCase)
 TestShards = pytest.mark.timeout(TIMEOUT_S)(ShardsMachine.TestCase)
