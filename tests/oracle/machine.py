@@ -82,6 +82,12 @@ class Universe:
         """Blocks from anywhere, in any order, some of them twice."""
         return [random.choice(random.choice(self.paths)) for _ in range(count)]
 
+    def below(self, top):
+        """A block and all that come after it."""
+        chains = self.chains if self.chain_share else ()
+        chained = (block for c in chains if top in c for block in c[c.index(top) :])
+        return list(dict.fromkeys([*(p[-1] for p in self.paths if top in p), *chained]))
+
 
 def _key(random):
     if random.random() < 0.5:
@@ -92,7 +98,8 @@ def _key(random):
 class IndexMachine(RuleBasedStateMachine):
     """Subclasses say how to `make` an index, and which radix `trees` it consists of.
 
-    Of several trees a random one has its invariants checked after an operation, of one this one.
+    Of several trees a random one has its invariants checked after an operation. `tidiness`: how
+    many changes leave no holes, so that searches jump. Half of them are for the path just touched.
     """
 
     def make(self, random):
@@ -105,6 +112,8 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self, seed):
         self.random = Random(seed)
         self.universe = Universe(self.random)
+        self.tidiness = self.random.choice([0.0, 0.6, 0.95])
+        self.touched = self.universe.paths[-1]
         self.index, self.oracle = self.make(self.random), ExactIndex()
         self.held = {rank: HeldBlocks() for rank in RANKS}
         self.staged = {rank: HeldBlocks() for rank in RANKS}
@@ -135,33 +144,48 @@ class IndexMachine(RuleBasedStateMachine):
         if random.random() < 0.8:
             self.index.note_holes(rank, self.held[rank].state().holes)
 
+    def path(self, random):
+        self.touched = self.universe.path(random)
+        return self.touched
+
+    def start(self, random, path):
+        return 0 if random.random() < self.tidiness else random.randrange(len(path))
+
+    def end(self, random, path):
+        """From somewhere on: what a rank gives up of a path, and maybe all that is below."""
+        tail = path[random.randrange(len(path)) :]
+        return self.universe.below(tail[0]) if random.random() < self.tidiness else tail
+
     @rule(seed=SEEDS)
     def store_prefix(self, seed):
         random = Random(seed)
-        path = self.universe.path(random)
+        path = self.path(random)
         self.hold(random, self.held, "store", path[: random.randint(1, len(path))])
 
     @rule(seed=SEEDS)
     def store_path(self, seed):
         random = Random(seed)
-        self.hold(random, self.held, "store", self.universe.path(random))
+        self.hold(random, self.held, "store", self.path(random))
 
     @rule(seed=SEEDS)
     def store_segment(self, seed):
         random = Random(seed)
-        path = self.universe.path(random)
-        self.hold(random, self.held, "store", path[random.randrange(len(path)) :])
+        path = self.path(random)
+        self.hold(random, self.held, "store", path[self.start(random, path) :])
 
     @rule(seed=SEEDS)
     def store_any(self, seed):
         random = Random(seed)
         blocks = self.universe.blocks(random, random.randint(1, 5))
+        if random.random() < self.tidiness:
+            blocks = self.path(random)
         self.hold(random, self.held, "store", blocks * random.randint(1, 2))
 
     @rule(seed=SEEDS)
     def stage(self, seed):
         random = Random(seed)
-        self.hold(random, self.staged, "stage", self.universe.path(random))
+        path = self.path(random)
+        self.hold(random, self.staged, "stage", path[self.start(random, path) :])
 
     @rule(seed=SEEDS)
     def end_staging(self, seed):
@@ -185,14 +209,15 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def remove_tail(self, seed):
         random = Random(seed)
-        path = self.universe.path(random)
-        self.give_up(random, path[random.randrange(len(path)) :])
+        self.give_up(random, self.end(random, self.path(random)))
 
     @rule(seed=SEEDS)
     def remove_any(self, seed):
         random = Random(seed)
-        unknown = random.getrandbits(64)
-        self.give_up(random, [*self.universe.blocks(random, random.randint(1, 8)), unknown])
+        blocks = self.universe.blocks(random, random.randint(1, 8))
+        if random.random() < self.tidiness:
+            blocks = self.end(random, self.path(random))
+        self.give_up(random, [*blocks, random.getrandbits(64)])
 
     @rule(seed=SEEDS)
     def apply(self, seed):
@@ -211,15 +236,16 @@ class IndexMachine(RuleBasedStateMachine):
 
     def change(self, random, held):
         """Something happens to what a rank holds; returns the event that says so."""
-        tier, path = random.choice(TIERS), self.universe.path(random)
-        start, end = sorted(random.choices(range(len(path) + 1), k=2))
+        tier, path = random.choice(TIERS), self.path(random)
         kind = random.choices([Stored, Removed, Cleared], [8, 4, 1])[0]
         if kind is Stored:
-            held.store(tier, path[:end], None)
-            return Stored(tier, pack_hashes(hash_array(path[:end])))
+            blocks = path[: random.randint(0, len(path))]
+            held.store(tier, blocks, None)
+            return Stored(tier, pack_hashes(hash_array(blocks)))
         if kind is Removed:
-            held.remove(tier, path[start:])
-            return Removed(tier, pack_hashes(hash_array(path[start:])))
+            blocks = self.end(random, path)
+            held.remove(tier, blocks)
+            return Removed(tier, pack_hashes(hash_array(blocks)))
         tier = random.choice([None, *TIERS, *TIERS])
         held.clear(tier)
         return Cleared(tier)
@@ -264,7 +290,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def answers_as_the_oracle(self):
-        path = max((self.universe.path(self.random) for _ in range(2)), key=len)
+        path = self.random.choice([self.touched, self.universe.path(self.random)])
         unknown = [self.random.getrandbits(64)] * self.random.randrange(2)
         prompt = hash_array([*path[self.random.choice([0, 0, 0, len(path) // 2]) :], *unknown])
         found = dict(self.index.find_matches(prompt).items())
