@@ -10,16 +10,27 @@ UP_ARGS ?=
 up: $(STAMP)
 	$(BIN)/kv-router up $(UP_ARGS)
 
+# Tests run in so many processes; those of one file stay together.
+TEST_PROCESSES ?= 2
 test: $(STAMP)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 unit: $(STAMP)
-	$(BIN)/pytest -q -m "not integration"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration"
 
-# Longer random sequences against the index's definition; FUZZ_SEQUENCES=10000 runs for hours.
+# Longer random sequences against the index's definition (FUZZ_SEQUENCES=10000 runs for hours), more
+# runs of the fault simulator (FUZZ_FIRST is the first seed of those), and random faults with real
+# servers (an hour; FUZZ_SERVER_FIRST is the first seed, and failures name theirs).
 FUZZ_SEQUENCES ?= 2000
+FUZZ_RUNS ?= 20000
+FUZZ_FIRST ?= 0
+FUZZ_SERVER_RUNS ?= 200
+FUZZ_SERVER_FIRST ?= 1
 fuzz: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q tests/router/indexer/test_radix_tree_machine.py
+	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
+		$(BIN)/pytest -q tests/integration/test_random_faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -36,6 +47,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/index.py
+	$(BIN)/python benchmarks/events.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

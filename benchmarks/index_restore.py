@@ -10,10 +10,12 @@ from rows import Row
 from timing import Bounded, Scale, alternate
 
 from router.indexer.base import HeldBlocks
+from router.indexer.dumps import IndexDump, RankState
 from router.indexer.radix_tree import RadixTree
-from router.indexer.snapshot import encode_snapshot, restore_snapshot
-from router.indexer.trusted_index import RankState, TrustedIndex
-from router.protocol.values import HashArray, HeldState, Rank, Tier
+from router.indexer.snapshot import decode_snapshot, encode_snapshot
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.events import pack_state
+from router.protocol.values import HashArray, HeldState, Rank, StreamPosition, Tier
 from router.sequence.digest import digest
 
 WORKERS = 128
@@ -25,7 +27,7 @@ PEER_BLOCKS, EVENT_BLOCKS = 262_144, 512
 def restore_rows(scale: Scale) -> list[Row]:
     """Millions of blocks a second, from bytes to an index that adds up; one holder a block."""
     blocks = 1_000_000 if scale.quick else 5_000_000
-    payload = encode_snapshot(_filled(blocks))
+    payload = _snapshot(_filled(blocks))
     events = _peer_dump()
     sides = [lambda _: _restore_s(payload), lambda _: _peer_restore_s(events)]
     ours_s, peer_s = (float(np.median(seconds)) for seconds in alternate(sides, scale.rounds))
@@ -48,20 +50,33 @@ def _filled(blocks: int) -> TrustedIndex:
         hashes = random_hashes(random, -(-blocks // WORKERS))
         held = HeldBlocks(rank, Tier.DEVICE, hashes)
         index.resume(_state(rank, hashes), [held], 0.0)
+    _settle(index)
     return index
+
+
+def _settle(index: TrustedIndex) -> None:
+    while index.apply_slice() or index.settle(WORKERS, 0.0):
+        pass
+
+
+def _snapshot(index: TrustedIndex) -> memoryview:
+    states, dump = index.rank_states(), IndexDump({}, list(index.dump_slices()))
+    return encode_snapshot(StreamPosition("", 0), states, dump)
 
 
 def _state(rank: Rank, hashes: HashArray) -> RankState:
     held = HeldState(counts=(len(hashes), 0, 0, 0), digests=(digest(hashes), 0, 0, 0))
-    return RankState(SCOPE, rank, IDENTITY, INCARNATION, 1, held)
+    return RankState(SCOPE, rank, IDENTITY, INCARNATION, 1, pack_state(held))
 
 
-def _restore_s(payload: bytes) -> float:
+def _restore_s(payload: memoryview) -> float:
     index = _blind()
     start = perf_counter()
-    restored = restore_snapshot(payload, index, 0.0)
+    for each in decode_snapshot(payload).ranks:
+        index.resume(each.state, each.blocks, 0.0)
+    _settle(index)
     seconds = perf_counter() - start
-    if len(restored) != WORKERS or len(index.rank_states()) != WORKERS:
+    if len(index.rank_states()) != WORKERS:
         raise RuntimeError("the restored index does not add up")
     return seconds
 

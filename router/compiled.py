@@ -118,10 +118,13 @@ def _compile(function: F, signature: str, *, is_kept: bool) -> Any:
 
 
 def _fingerprint() -> str:
-    """Numba notices a change of a kernel's own file only; kernels span all modules named `_*`."""
+    """Numba notices a change of a kernel's own file only; kernels span all modules named `_*`, and
+    freeze the layout of events.
+    """
     parts = [numba.__version__, sys.version, os.environ.get("NUMBA_CPU_NAME", "")]
-    sources = sorted(Path(__file__).parent.rglob("_[!_]*.py"))
-    contents = [source.read_bytes() for source in (Path(__file__), *sources)]
+    folder = Path(__file__).parent
+    sources = [Path(__file__), folder / "protocol/events.py", *sorted(folder.rglob("_[!_]*.py"))]
+    contents = [source.read_bytes() for source in sources]
     return hashlib.sha256(b"\0".join([*map(str.encode, parts), *contents])).hexdigest()[:16]
 
 

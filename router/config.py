@@ -15,6 +15,7 @@ from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
 from router.indexer.selection import IndexSettings, index_mode
 from router.process.settings import ROUTER_PREFIX, id_of_name, load
 from router.protocol.subjects import NAMESPACE_PATTERN
+from router.scheduler.cost import TrustWeights
 from router.scheduler.scheduler import PolicySettings
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -60,8 +61,18 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     event_stream_max_bytes: Annotated[
         int, Meta(ge=1 << 20, description="event stream, where created here")
     ] = 1 << 30
+    snapshot_threshold: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="events after which a router keeps a snapshot, for quicker starts; 0: no",
+        ),
+    ] = 100_000
+    reset_state: Annotated[
+        bool, Meta(description="at start: drop the snapshot, ask every rank for a checkpoint")
+    ] = False
     num_replicas: Annotated[
-        int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
+        int, Meta(ge=1, le=5, description="replicas of stream and buckets, where created here")
     ] = 1
     log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
 
@@ -104,6 +115,15 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
     router_temperature: Annotated[
         float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
     ] = 0.0
+    trust_weight_lagging: Annotated[
+        float, Meta(ge=0, le=1, description="what overlap counts for in predictions: events behind")
+    ] = 1.0
+    trust_weight_degraded: Annotated[
+        float, Meta(ge=0, le=1, description="the same where the index may be wrong")
+    ] = 0.5
+    trust_weight_blind: Annotated[
+        float, Meta(ge=0, le=1, description="the same where nothing is known")
+    ] = 0.0
     reservation_ttl_s: Annotated[
         float, Meta(gt=0, description="a reservation without progress for so long is freed")
     ] = 300.0
@@ -121,7 +141,9 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
         """The part that concerns decisions."""
         return CoreSettings(
             router_id=self.router_id,
-            policy=PolicySettings(self.overlap_score_weight, self.router_temperature),
+            policy=PolicySettings(
+                self.overlap_score_weight, self.router_temperature, self._trust_weights
+            ),
             liveness=LivenessLimits(silence_s=self.worker_silence_s),
             reservation_ttl_s=self.reservation_ttl_s,
             max_reservations=self.max_reservations,
@@ -136,6 +158,14 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
             super().index,
             overlap_score_weight=self.overlap_score_weight,
             use_kv_events=self.use_kv_events,
+        )
+
+    @property
+    def _trust_weights(self) -> TrustWeights:
+        return TrustWeights(
+            lagging=self.trust_weight_lagging,
+            degraded=self.trust_weight_degraded,
+            blind=self.trust_weight_blind,
         )
 
     @property

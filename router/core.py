@@ -14,12 +14,14 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from router.beacons import Beacons
 from router.effects import (
     Effect,
     FetchWorker,
     PublishReservation,
     RequestCheckpoint,
     ReservationExpired,
+    SendBeacon,
     WorkerGone,
 )
 from router.errors import (
@@ -32,10 +34,12 @@ from router.errors import (
 )
 from router.fleet import Fleet, LivenessLimits
 from router.indexer.approximate import ApproximateLimits
-from router.indexer.base import NO_OVERLAP, Indexer, IndexMode, OverlapScores
+from router.indexer.base import NO_OVERLAP, HeldSlice, Indexer, IndexMode, OverlapScores
+from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
 from router.indexer.event_log import Verdict
 from router.indexer.predictions import Predictions
-from router.indexer.trusted_index import RankBlocks, TrustedIndex
+from router.indexer.snapshot import RankSnapshot
+from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -50,6 +54,7 @@ from router.protocol.reservations import (
     ReservationFreed,
 )
 from router.protocol.values import Identity, Rank, Scope, pack_hashes
+from router.scheduler.cost import TrustWeights
 from router.scheduler.scheduler import Choice, PolicySettings, choose, weigh
 from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.tracker import Tracker
@@ -58,6 +63,9 @@ T = TypeVar("T")
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
+
+SETTLED_RANKS = 64
+"""Restored ranks checked without a pause."""
 
 
 class CoreSettings(Struct, frozen=True):
@@ -89,17 +97,23 @@ class Placement(Struct, frozen=True):
 class RouterCore:
     """Owner of `fleet`, `index`, `predictions` and `tracker`, which others may read."""
 
-    __slots__ = ("_rng", "_settings", "fleet", "index", "predictions", "tracker")
+    __slots__ = ("_beacons", "_rng", "_settings", "fleet", "index", "predictions", "tracker")
 
     def __init__(
         self, settings: CoreSettings, make_indexer: Callable[[], Indexer], rng: Random
     ) -> None:
         self._settings = settings
         self._rng = rng
+        self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
         self.index = TrustedIndex(make_indexer, settings.mode)
         self.predictions = Predictions(settings.prediction)
         self.tracker = Tracker(settings.reservation_ttl_s)
+
+    @property
+    def trust_weights(self) -> TrustWeights:
+        """What an overlap counts for, by the trust in it."""
+        return self._settings.policy.trust_weights
 
     @property
     def reads_events(self) -> bool:
@@ -150,11 +164,24 @@ class RouterCore:
         """Apply one more slice of the messages begun; False if there is none."""
         return self.index.apply_slice()
 
+    def begin_fill(self) -> None:
+        """The event log is about to be read from its start, and nobody asks before `settle`."""
+        self.index.begin_fill()
+
+    def resume(self, each: RankSnapshot, now_s: float) -> bool:
+        """Begin to restore a rank, whose log is read on from there; see `TrustedIndex.resume`."""
+        return self.index.resume(each.state, each.blocks, now_s)
+
+    def settle(self, now_s: float) -> bool:
+        """Check a few restored ranks, for all that followed is read; False once none is left."""
+        return self.index.settle(SETTLED_RANKS, now_s)
+
     def apply_load(self, report: LoadReport, now_s: float) -> list[Effect]:
         """Take in a load report: a sign of life, and a check of the index."""
-        if not self.fleet.hear(report, now_s):
+        if not self.fleet.expects(report):
             return [FetchWorker(report.worker_id)]
-        self.index.compare(report, now_s)
+        if self.fleet.hear(report, now_s):
+            self.index.compare(report, self._beacons.as_of_s(report), now_s)
         return []
 
     def set_connected(self, connected: bool, now_s: float) -> None:
@@ -175,6 +202,10 @@ class RouterCore:
             effects.append(self._tell(request_id, rank, ReservationFreed()))
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         return effects
+
+    def beacon(self, now_s: float) -> SendBeacon:
+        """Mark this moment: reports that carry the mark prove how fresh the index is."""
+        return SendBeacon(self._beacons.next(now_s))
 
     def tidy(self, now_s: float) -> bool:
         """Free a slice of what expired or was cleared; False once nothing is left to do."""
@@ -290,10 +321,13 @@ class RouterCore:
 
     def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
         """Everything held, by scope, rank and tier; guesses only where there is nothing better."""
-        yield from self.index.dump()
+        return dumped_blocks(IndexDump(self.index.event_ids(), list(self.dump_slices())))
+
+    def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
+        """The same in slices, between which all may change; see `IndexDump`."""
+        yield from self.index.dump_slices()
         if self._settings.mode is IndexMode.APPROXIMATE:
-            for scope, held in self.predictions.dump():
-                yield scope, RankBlocks(held.rank, held.tier, 0, held.sequence_hashes)
+            yield from self.predictions.dump_slices()
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,6 +353,7 @@ class RouterCore:
         return PolicySettings(
             _first(override.overlap_score_weight, default.overlap_score_weight),
             _first(override.router_temperature, default.router_temperature),
+            default.trust_weights,
         )
 
     def _bookable_id(self, request_id: str | None) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp
@@ -19,11 +20,20 @@ from starlette.types import ASGIApp
 from router.config import ServiceConfig
 from router.core import RouterCore
 from router.metrics import RouterMetrics, StateCollector
+from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.process.serving import HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
+from router.protocol.values import StreamPosition
+from router.publisher.bus import (
+    Bus,
+    StreamLimits,
+    ensure_event_stream,
+    live_on_bus,
+    until_closed,
+)
 from router.registry import Registry
+from router.snapshots import Snapshots, SnapshotSettings
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
 
@@ -61,10 +71,14 @@ class CoreHost:
         self.metrics = RouterMetrics()
         StateCollector(core, self.status, self.metrics)
         self.outbox = Outbox(self.subjects, self.metrics)
-        limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
         shared = (core, self.outbox, self.status, self.metrics, self.subjects)
         self.registry = Registry(*shared, config.num_replicas)
-        self._subscriber = Subscriber(*shared, limits)
+        self._stream_limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
+        self._subscriber = Subscriber(*shared)
+        settings = SnapshotSettings(
+            config.snapshot_threshold, config.reset_state, config.num_replicas
+        )
+        self._snapshots = Snapshots(core, self.metrics, self.subjects, settings)
         self.bus: Bus | None = None
 
     async def run(
@@ -95,7 +109,8 @@ class CoreHost:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.outbox.perform(self.core.tick(time.monotonic()))
+            now_s = time.monotonic()
+            self.outbox.perform([*self.core.tick(now_s), self.core.beacon(now_s)])
             for _ in range(TIDY_SLICES):
                 if not self.core.tidy(time.monotonic()):
                     break
@@ -122,9 +137,23 @@ class CoreHost:
         """Events of ranks nobody announced would be dropped."""
         await self.registry.caught_up.wait()
         if self.core.reads_events:
-            await self._subscriber.run_events(bus)
+            ensure = partial(ensure_event_stream, bus.js, self.subjects, self._stream_limits)
+            stream = NatsStream(bus, self.subjects.event_stream, ensure)
+            if self._subscriber.position is None:
+                end = (await stream.state()).end
+                self._subscriber.position = await self._snapshots.restore(bus, end)
+            await self._subscriber.run_events(stream)
         else:
             self.status.events_caught_up = True
+
+    async def take_snapshots(self, bus: Bus, is_our_turn: Callable[[], bool]) -> None:
+        """Write a snapshot whenever one is due and it is our turn, until cancelled."""
+
+        def position() -> StreamPosition | None:
+            return self._subscriber.position if self.status.events_caught_up else None
+
+        if self.core.reads_events:
+            await self._snapshots.run(bus, position, is_our_turn)
 
     def _connected(self, connected: bool) -> None:
         self.core.set_connected(connected, time.monotonic())

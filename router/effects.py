@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from router.protocol.loads import Beacon
 from router.protocol.reservations import ReservationEvent
 from router.protocol.values import Rank
 
@@ -44,6 +45,17 @@ class PublishReservation(Struct, frozen=True):
     event: ReservationEvent
 
 
+class SendBeacon(Struct, frozen=True):
+    """Mark this moment for the agents."""
+
+    beacon: Beacon
+
+
 Effect: TypeAlias = (
-    RequestCheckpoint | FetchWorker | WorkerGone | ReservationExpired | PublishReservation
+    RequestCheckpoint
+    | FetchWorker
+    | WorkerGone
+    | ReservationExpired
+    | PublishReservation
+    | SendBeacon
 )

@@ -11,12 +11,15 @@ values, not exceptions.
     ├── MalformedBodyError           not JSON at all
     ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
+    ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
     ├── IndexDisabledError           the configuration says to keep no index
     ├── …                            what the index alone refuses: see `index_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
-    ├── SnapshotError                undecodable bytes of a kept index
+    ├── SnapshotError                a kept index that can not be used
+    ├── NormalizerStateError         undecodable bytes of what a normaliser kept
+    ├── FeedStateError               unusable or unwritable file of what an agent knew
     ├── TwinError                    another live process has this id
     └── BusError
         ├── BusUnavailableError      not connected, no answer in time
@@ -24,7 +27,11 @@ values, not exceptions.
         └── LogFullError             the stream is at its configured limit
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
+
+SnapshotProblem: TypeAlias = Literal[
+    "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
+]
 
 
 class KvRouterError(Exception):
@@ -157,6 +164,17 @@ class TooManyReservationsError(KvRouterError):
         self.limit = limit
 
 
+class TooManyQueriesError(KvRouterError):
+    """As many queries about a rank's events wait as may."""
+
+    code = "busy"
+    http_status = 503
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"queries: the limit is reached (allowed: at most {limit} waiting ones)")
+        self.limit = limit
+
+
 class WorkerNotFoundError(KvRouterError):
     """No such worker, or no such rank of it, in the place asked about."""
 
@@ -219,12 +237,34 @@ class WireError(KvRouterError):
 
 
 class SnapshotError(KvRouterError):
-    """What should be a snapshot of an index is none, or not one of this version."""
+    """A snapshot of an index that can not be used; `problem` says why in a word or two."""
 
     code = "snapshot"
 
+    def __init__(self, problem: SnapshotProblem, detail: str) -> None:
+        super().__init__(f"unusable snapshot ({problem}): {detail}")
+        self.problem = problem
+        self.detail = detail
+
+
+class NormalizerStateError(KvRouterError):
+    """What should be the kept state of a normaliser is none, or not of this version or identity."""
+
+    code = "normalizer_state"
+
     def __init__(self, reason: str) -> None:
-        super().__init__(f"unusable snapshot: {reason}")
+        super().__init__(f"unusable state of a normaliser: {reason}")
+        self.reason = reason
+
+
+class FeedStateError(KvRouterError):
+    """The file in which an agent keeps what it knows of its engine cannot be used, or written."""
+
+    code = "feed_state"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
         self.reason = reason
 
 

@@ -2,8 +2,9 @@
 
 from router.core import Placement, RouterCore
 from router.indexer.base import NO_OVERLAP
-from router.protocol.replies import Candidate, Decision, OverlapTokens
+from router.protocol.replies import Candidate, Decision, OverlapTokens, Trust
 from router.protocol.requests import SelectRequest
+from router.scheduler.cost import Terms
 
 
 def explain(
@@ -51,17 +52,19 @@ def _overlap_tokens(placement: Placement) -> OverlapTokens:
 def _candidates(core: RouterCore, placement: Placement, now_s: float) -> list[Candidate]:
     choice = placement.choice
     pairs = zip(choice.terms, choice.costs, strict=True)
-    return [
-        Candidate(
-            worker_id=terms.rank.worker_id,
-            dp_rank=terms.rank.dp_rank,
-            cost=cost,
-            overlap_blocks=terms.overlap_blocks,
-            predicted_cached_blocks=terms.predicted_cached_blocks,
-            potential_prefill_tokens=terms.potential_prefill_tokens,
-            potential_decode_blocks=terms.potential_decode_blocks,
-            held_blocks=terms.held_blocks,
-            trust=core.trust(terms.rank, now_s),
-        )
-        for terms, cost in pairs
-    ]
+    return [_candidate(core, terms, cost, core.trust(terms.rank, now_s)) for terms, cost in pairs]
+
+
+def _candidate(core: RouterCore, terms: Terms, cost: float, trust: Trust) -> Candidate:
+    return Candidate(
+        worker_id=terms.rank.worker_id,
+        dp_rank=terms.rank.dp_rank,
+        cost=cost,
+        overlap_blocks=terms.overlap_blocks,
+        trusted_overlap_blocks=core.trust_weights.trusted_blocks(terms.overlap_blocks, trust.state),
+        predicted_cached_blocks=terms.predicted_cached_blocks,
+        potential_prefill_tokens=terms.potential_prefill_tokens,
+        potential_decode_blocks=terms.potential_decode_blocks,
+        held_blocks=terms.held_blocks,
+        trust=trust,
+    )

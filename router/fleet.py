@@ -45,10 +45,18 @@ class Worker:
 class Fleet:
     """All workers of the namespace, by id, and the operators' orders about them.
 
-    Orders outlive workers: a cordoned worker that restarts is still cordoned.
+    Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: how
+    many came doubled or too late.
     """
 
-    __slots__ = ("_connected", "_frozen_since_s", "_limits", "_orders", "_workers")
+    __slots__ = (
+        "_connected",
+        "_frozen_since_s",
+        "_limits",
+        "_orders",
+        "_workers",
+        "stale_reports",
+    )
 
     def __init__(self, limits: LivenessLimits) -> None:
         self._limits = limits
@@ -56,6 +64,7 @@ class Fleet:
         self._orders: dict[int, Lifecycle] = {}
         self._connected = False
         self._frozen_since_s: float | None = None
+        self.stale_reports = 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -81,12 +90,19 @@ class Fleet:
         """Forget a worker, but not the orders about it."""
         self._workers.pop(worker_id, None)
 
-    def hear(self, report: LoadReport, now_s: float) -> bool:
-        """Note a load report; False if nobody announced this rank in this incarnation."""
+    def expects(self, report: LoadReport) -> bool:
+        """Whether this rank was announced by the agent that reports on it."""
         worker = self.get(report.worker_id)
-        if worker is None or report.incarnation != worker.announcement.incarnation:
+        if worker is None or report.agent_incarnation != worker.announcement.incarnation:
             return False
-        if report.rank not in worker.announcement.ranks:
+        return report.rank in worker.announcement.ranks
+
+    def hear(self, report: LoadReport, now_s: float) -> bool:
+        """Note an expected load report; False, and a count, for one that is older than the last."""
+        worker = self._workers[report.worker_id]
+        known = worker.reports.get(report.rank)
+        if known is not None and report.report_id <= known.report_id:
+            self.stale_reports += 1
             return False
         worker.heard_s = now_s
         worker.was_heard = True

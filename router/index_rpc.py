@@ -8,8 +8,10 @@ from nats.aio.msg import Msg
 from router import index_views, views
 from router.answering import answer_requests
 from router.core import RouterCore
+from router.dumping import dumped
 from router.errors import InvalidFieldError, KvRouterError
 from router.index_errors import AnswerTooLargeError, SaltedHashesError
+from router.indexer.dumps import IndexDump
 from router.lookups import Found, Lookups
 from router.metrics import RouterMetrics
 from router.process.bodies import decode_body
@@ -28,7 +30,6 @@ from router.protocol.lookups import (
 from router.protocol.subjects import Subjects
 from router.protocol.values import Scope
 from router.publisher.bus import Bus
-from router.views import HeldSnapshot
 
 QUEUE_GROUP = "indexer"
 
@@ -94,11 +95,10 @@ class IndexRpc:
     async def _tree(self, scope: Scope, limit_bytes: int) -> bytes:
         """What can not be sent is not built."""
         self._lookups.workers(scope)
-        snapshot = views.held(self._core, scope)
-        blocks = sum(len(held.sequence_hashes) for _, held in snapshot.held)
-        if blocks * _BLOCK_BYTES > limit_bytes:
+        dump = await dumped(self._core, scope)
+        if sum(len(part.rows) for _, part in dump.slices) * _BLOCK_BYTES > limit_bytes:
             raise AnswerTooLargeError(limit_bytes)
-        return await asyncio.to_thread(_encoded_tree, snapshot)
+        return await asyncio.to_thread(_encoded_tree, dump)
 
 
 def _question(message: IndexMessage) -> IndexQuestion:
@@ -113,6 +113,5 @@ def _matches(found: Found) -> bytes:
     return msgspec.json.encode(MatchesReply(index_views.matches(found)))
 
 
-def _encoded_tree(snapshot: HeldSnapshot) -> bytes:
-    events = [event for scope in views.dump(snapshot).values() for event in scope.events]
-    return msgspec.json.encode(TreeDumpReply(events))
+def _encoded_tree(dump: IndexDump) -> bytes:
+    return msgspec.json.encode(TreeDumpReply(views.dump_events(dump)))

@@ -11,6 +11,7 @@ from router.core import RouterCore
 from router.status import ServiceStatus
 
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_SNAPSHOT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class RouterMetrics:
@@ -48,6 +49,25 @@ class RouterMetrics:
         self.bus_losses = self._counter("bus_losses", "Times the connection to NATS was lost")
         self.stream_reopens = self._counter(
             "stream_reopens", "Times a stream was opened again after a doubt", "stream"
+        )
+        self.snapshots_written = self._counter("snapshots_written", "Snapshots written")
+        self.snapshot_bytes = self._counter("snapshot_bytes", "Bytes of snapshots written")
+        self.snapshot_failures = self._counter(
+            "snapshot_failures", "Snapshots that could not be written"
+        )
+        self.snapshots_restored = self._counter("snapshots_restored", "Snapshots restored")
+        self.snapshot_restored_blocks = self._counter(
+            "snapshot_restored_blocks", "Blocks restored from snapshots, per rank and tier"
+        )
+        self.snapshots_unusable = self._counter(
+            "snapshots_unusable", "Snapshots passed over at the start", "reason"
+        )
+        self.snapshot_seconds = Histogram(
+            "kv_router_snapshot_seconds",
+            "Time of each step of a snapshot: take, write, read, restore",
+            ("step",),
+            buckets=_SNAPSHOT_BUCKETS_S,
+            registry=self.registry,
         )
         self.requests = self._counter("requests", "Requests answered", "interface", "route", "code")
         self.refusals = self._counter("refusals", "Requests refused", "interface", "code")
@@ -93,6 +113,9 @@ class StateCollector(Collector):
     def _index_counters(self) -> Iterator[CounterMetricFamily]:
         expired, pruned = self._core.predictions.freed_blocks()
         refused = self._core.index.refused_messages
+        differences, stale = self._core.index.differences, self._core.fleet.stale_reports
+        yield _counter("index_differences", "Ranks found to differ from their agent's", differences)
+        yield _counter("load_reports_stale", "Load reports that came doubled or too late", stale)
         yield _counter("index_refused_messages", "Messages over the limit on blocks", refused)
         yield _counter("predicted_blocks_expired", "Guessed entries that expired", expired)
         yield _counter("predicted_blocks_pruned", "Guessed entries pruned for want of room", pruned)

@@ -15,10 +15,12 @@ from router.effects import (
     PublishReservation,
     RequestCheckpoint,
     ReservationExpired,
+    SendBeacon,
     WorkerGone,
 )
 from router.errors import BusError, BusUnavailableError
 from router.metrics import RouterMetrics
+from router.protocol.loads import encode_beacon
 from router.protocol.reservations import encode_reservation
 from router.protocol.subjects import Subjects
 from router.publisher.bus import Bus, translated
@@ -26,6 +28,8 @@ from router.publisher.bus import Bus, translated
 log = logging.getLogger(__name__)
 
 CAPACITY = 10_000
+
+_FOR_THE_BUS = (RequestCheckpoint, FetchWorker, PublishReservation, SendBeacon)
 
 
 class Outbox:
@@ -40,7 +44,7 @@ class Outbox:
         """Log and count effects, and queue what needs the bus."""
         for effect in effects:
             self._note(effect)
-            if isinstance(effect, RequestCheckpoint | FetchWorker | PublishReservation):
+            if isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
 
     async def run(self, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]) -> None:
@@ -61,6 +65,8 @@ class Outbox:
                 await self._tell(bus, self._subjects.checkpoint_wanted(rank), b"")
             case PublishReservation(event):
                 await self._tell(bus, self._subjects.sequences, encode_reservation(event))
+            case SendBeacon(beacon):
+                await self._tell(bus, self._subjects.beacons, encode_beacon(beacon))
             case FetchWorker(worker_id):
                 await fetch_worker(worker_id)
 

@@ -90,11 +90,12 @@ class Recovery:
         """How many ranks were restored; requests are answered in between."""
         restored = 0
         for each in dumped:
-            restored += self._restore(each)
-            await asyncio.sleep(0)
+            restored += self._begin(each)
+            while self._core.apply_slice():
+                await asyncio.sleep(0)
         return restored
 
-    def _restore(self, dumped: DumpedRank) -> bool:
+    def _begin(self, dumped: DumpedRank) -> bool:
         """False where the rank is not blind, or not what the peer takes it for."""
         worker = self._core.fleet.get(dumped.rank.worker_id)
         if worker is None:

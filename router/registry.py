@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from router.core import RouterCore
 from router.errors import WireError
 from router.metrics import RouterMetrics
+from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.protocol.catalogue import (
     Lifecycle,
@@ -54,7 +55,8 @@ class Registry:
     async def run(self, bus: Bus) -> None:
         """Follow the bucket until cancelled."""
         stream = self._subjects.bucket_stream
-        reader = StreamReader(bus, stream, lambda: self._ensure(bus), latest_only=True)
+        source = NatsStream(bus, stream, lambda: self._ensure(bus))
+        reader = StreamReader(source, latest_only=True)
         async for item in reader.read():
             self._metrics.stream_reopens.labels("workers").inc(reader.take_reopened())
             match item:

@@ -61,6 +61,7 @@ class RouterService:
         yield self._announce(bus, endpoint)
         yield self._rpc.run(bus)
         yield self._index_rpc.run(bus)
+        yield self._host.take_snapshots(bus, self._is_first_router)
 
     async def _announce(self, bus: Bus, endpoint: str) -> None:
         announcement = RouterAnnouncement(
@@ -85,6 +86,11 @@ class RouterService:
             log.error("%s; serving on, unannounced: give this router another --name", error)
         finally:
             await announcer.withdraw()
+
+    def _is_first_router(self) -> bool:
+        """Of the live ones, that of the lowest id."""
+        first = next(self._host.registry.routers(), None)
+        return first is not None and first.router_id == self._config.router_id
 
     def _renew_soon(self) -> None:
         """The bus may have come back without its store."""

@@ -8,6 +8,7 @@ checkpoint.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from router.core import RouterCore
 from router.errors import WireError
@@ -17,9 +18,10 @@ from router.outbox import Outbox
 from router.protocol.events import LogMessage, decode_log_message
 from router.protocol.loads import LoadReport, decode_load_report
 from router.protocol.subjects import Subjects, rank_of
-from router.publisher.bus import Bus, StreamLimits, ensure_event_stream, subscribe
+from router.protocol.values import StreamPosition
+from router.publisher.bus import Bus, subscribe
 from router.status import ServiceStatus
-from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
+from router.stream_reader import CaughtUp, Message, Restarted, StreamReader, StreamSource
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,10 @@ _WARN_INTERVAL_S = 5.0
 
 
 class Subscriber:
-    """Feeds events and load reports to the core."""
+    """Feeds events and load reports to the core.
+
+    `position`: how far the event stream is applied; None: nothing of it is.
+    """
 
     def __init__(
         self,
@@ -36,47 +41,58 @@ class Subscriber:
         status: ServiceStatus,
         metrics: RouterMetrics,
         subjects: Subjects,
-        limits: StreamLimits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._outbox = outbox
         self._status = status
         self._metrics = metrics
         self._subjects = subjects
-        self._limits = limits
+        self._clock = clock
         self._warned_s = float("-inf")
+        self.position: StreamPosition | None = None
 
-    async def run_events(self, bus: Bus) -> None:
-        """Follow the event stream until cancelled, each rank from its last checkpoint."""
-        reader = StreamReader(bus, self._subjects.event_stream, lambda: self._ensure(bus))
+    async def run_events(self, source: StreamSource) -> None:
+        """Follow the event stream until cancelled, on from `position`."""
+        reader = self._reader(source)
         async for item in reader.read():
-            self._metrics.stream_reopens.labels("events").inc(reader.take_reopened())
+            if reopened := reader.take_reopened():
+                self._metrics.stream_reopens.labels("events").inc(reopened)
             match item:
                 case Message(subject, payload):
                     self._metrics.log_messages.labels(self._apply(subject, payload)).inc()
                     while self._core.apply_slice():
                         await asyncio.sleep(0)
                 case CaughtUp():
+                    while self._core.settle(self._clock()):
+                        await asyncio.sleep(0)
                     self._status.events_caught_up = True
                 case Restarted():
                     log.warning("the event stream was made anew; asking for checkpoints")
-                    self._core.stream_lost(time.monotonic())
+                    self._core.stream_lost(self._clock())
+            self.position = reader.position
 
     async def run_loads(self, bus: Bus) -> None:
         """Follow the load reports until cancelled."""
         subscription = await subscribe(bus, self._subjects.all_loads)
         async for message in subscription.messages:
-            outcome = self._apply_load(message.subject, message.data)
-            self._metrics.load_reports.labels(outcome).inc()
+            self.take_load(message.subject, message.data)
 
-    async def _ensure(self, bus: Bus) -> None:
-        await ensure_event_stream(bus.js, self._subjects, self._limits)
+    def take_load(self, subject: str, payload: bytes) -> None:
+        """Give a load report to the core, or drop and count it."""
+        self._metrics.load_reports.labels(self._apply_load(subject, payload)).inc()
+
+    def _reader(self, source: StreamSource) -> StreamReader:
+        """Until it has caught up once, the process is not ready, and nobody asks."""
+        if not self._status.events_caught_up:
+            self._core.begin_fill()
+        return StreamReader(source, after=self.position)
 
     def _apply(self, subject: str, payload: bytes) -> str:
         try:
             message = decode_log_message(payload)
             _check_sender(subject, message)
-            verdict = self._core.apply(message, time.monotonic())
+            verdict = self._core.apply(message, self._clock())
         except WireError as error:
             self._warn("a message on %s is unreadable and dropped: %s", subject, error)
             return "unreadable"
@@ -95,12 +111,12 @@ class Subscriber:
         except WireError as error:
             self._warn("a report on %s is unreadable and dropped: %s", subject, error)
             return "unreadable"
-        effects = self._core.apply_load(report, time.monotonic())
+        effects = self._core.apply_load(report, self._clock())
         self._outbox.perform(effects)
         return "unannounced" if effects else "applied"
 
     def _warn(self, text: str, *values: object) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._warned_s >= _WARN_INTERVAL_S:
             self._warned_s = now_s
             log.warning(text, *values)

@@ -1,12 +1,17 @@
 """What the core knows, in the shapes that callers read. Mutates nothing."""
 
-from msgspec import Struct
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+
+from msgspec import Struct, json
+from msgspec.structs import astuple
 
 from router.core import RouterCore
 from router.fleet import Worker
 from router.indexer.base import NO_OVERLAP, Overlap
-from router.indexer.trusted_index import RankBlocks
-from router.protocol.dumps import Dump, DumpEvent, ScopeDump, dump_event, scope_key
+from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
+from router.protocol.dumps import DumpBlock, DumpEvent, ScopeDump, dump_event, scope_key
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -18,6 +23,9 @@ from router.protocol.replies import (
 from router.protocol.requests import PromptRequest
 from router.protocol.values import Rank, Scope
 from router.sequence.prompt import Prompt
+
+PIECE_BLOCKS = 1024
+"""Blocks that a dump encodes at a time: a third of a millisecond."""
 
 
 class RankView(Struct, frozen=True):
@@ -52,13 +60,6 @@ class WorkerView(Struct, frozen=True):
     last_heard_s: float
     not_schedulable_reasons: list[str]
     ranks: list[RankView]
-
-
-class HeldSnapshot(Struct, frozen=True):
-    """What every rank holds, and the block size of each scope (one of them, should they differ)."""
-
-    block_sizes: dict[Scope, int]
-    held: list[tuple[Scope, RankBlocks]]
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
@@ -144,25 +145,42 @@ def worker_view(core: RouterCore, worker: Worker, now_s: float) -> WorkerView:
     )
 
 
-def held(core: RouterCore, only: Scope | None = None) -> HeldSnapshot:
-    """What is held at this moment, in one scope or in all. O(blocks held in all)."""
-    block_sizes = {w.announcement.scope: w.announcement.identity.block_size for w in core.fleet}
-    blocks = [(scope, blocks) for scope, blocks in core.dump() if only in (None, scope)]
-    return HeldSnapshot(block_sizes, blocks)
+def block_sizes(core: RouterCore) -> dict[Scope, int]:
+    """The block size of each scope; one of them, should they differ."""
+    return {w.announcement.scope: w.announcement.identity.block_size for w in core.fleet}
 
 
-def dump(snapshot: HeldSnapshot) -> Dump:
-    """Every held block, as processes of this field exchange it. Pure, so that it may run on another
-    thread. O(blocks held).
+def dump_pieces(dump: IndexDump, block_sizes: Mapping[Scope, int]) -> Iterator[bytes]:
+    """Every held block, as processes of this field exchange it: JSON (`Dump`), in pieces.
+
+    May run on another thread. O(blocks held), a piece O(1) but for the first.
     """
-    events: dict[Scope, list[DumpEvent]] = {}
-    for scope, blocks in snapshot.held:
-        event = dump_event(blocks.rank, blocks.tier, blocks.event_id, blocks.sequence_hashes)
-        events.setdefault(scope, []).append(event)
-    return {
-        scope_key(scope): ScopeDump(snapshot.block_sizes.get(scope), here)
-        for scope, here in events.items()
-    }
+    yield b"{"
+    for i, (scope, held) in enumerate(groupby(dumped_blocks(dump), key=itemgetter(0))):
+        head = json.encode({scope_key(scope): ScopeDump(block_sizes.get(scope), [])})
+        yield (b"," if i else b"") + head[1:].removesuffix(b"]}}")
+        for j, (_, blocks) in enumerate(held):
+            yield b"," if j else b""
+            yield from _event_pieces(blocks)
+        yield b"]}"
+    yield b"}"
+
+
+def dump_events(dump: IndexDump) -> list[DumpEvent]:
+    """Every held block, one event a rank and tier. O(blocks held)."""
+    return [dump_event(*astuple(blocks)) for _, blocks in dumped_blocks(dump)]
+
+
+def _event_pieces(held: RankBlocks) -> Iterator[bytes]:
+    no_blocks = held.sequence_hashes[:0]
+    encoded = json.encode(dump_event(held.rank, held.tier, held.event_id, no_blocks))
+    head, _, tail = encoded.rpartition(b"]")
+    yield head
+    for start in range(0, len(held.sequence_hashes), PIECE_BLOCKS):
+        hashes = held.sequence_hashes[start : start + PIECE_BLOCKS].tolist()
+        piece = json.encode([DumpBlock(each) for each in hashes])[1:-1]
+        yield b"," + piece if start else piece
+    yield b"]" + tail
 
 
 def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:

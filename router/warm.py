@@ -5,11 +5,26 @@ For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see 
 
 import sys
 
+import router.indexer._grouping
 import router.indexer._kernel
+import router.publisher._engine_kernel
+import router.publisher._held_kernel
+import router.publisher._map_kernel
+import router.publisher._map_store
+import router.publisher._map_whole
 import router.sequence._hash_kernel
 from router.compiled import cache_folder
 
-KERNEL_MODULES = (router.indexer._kernel, router.sequence._hash_kernel)
+KERNEL_MODULES = (
+    router.indexer._grouping,
+    router.indexer._kernel,
+    router.publisher._engine_kernel,
+    router.publisher._held_kernel,
+    router.publisher._map_kernel,
+    router.publisher._map_store,
+    router.publisher._map_whole,
+    router.sequence._hash_kernel,
+)
 
 
 def main() -> int:

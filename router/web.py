@@ -4,22 +4,23 @@ Bodies are JSON and checked by msgspec; FastAPI routes, documents and serves. Ev
 same shape, `{"error": …, "code": …}` and the error's own fields.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from router.config import ServiceConfig
 from router.core import RouterCore
+from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
 from router.metrics import RouterMetrics
 from router.openapi import Ready, Route, document, extra
 from router.process.bodies import decode_body, read_body
 from router.status import ServiceStatus
-from router.views import dump, held
+from router.views import block_sizes, dump_pieces
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -104,9 +105,9 @@ def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:
 
 
 async def dump_answer(core: RouterCore) -> Response:
-    """Every held block, encoded on another thread."""
-    snapshot = held(core)
-    return json_bytes(await asyncio.to_thread(lambda: msgspec.json.encode(dump(snapshot))))
+    """Every held block: read in slices, then encoded on other threads while it is sent."""
+    pieces = dump_pieces(await dumped(core), block_sizes(core))
+    return StreamingResponse(pieces, media_type="application/json")
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

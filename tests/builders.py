@@ -1,12 +1,13 @@
 """Values that tests need in quantity, with what does not matter filled in."""
 
+from itertools import count
 from random import Random
 
 from router.core import CoreSettings, RouterCore
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement
-from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, LoadReport
+from router.protocol.loads import LoadGauges, LoadReport
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, HeldState, Identity, Rank, Tier
 from router.publisher.journal import EventJournal
@@ -29,16 +30,19 @@ def announcement(worker_id, **fields):
     return WorkerAnnouncement(worker_id=worker_id, **{**defaults, **fields})
 
 
-def report(worker_id, dp_rank=0, *, incarnation=1, event_id=0, state=None):
+_report_ids = count(1)
+
+
+def report(worker_id, dp_rank=0, *, incarnation=1, **fields):
+    defaults = {
+        "report_id": next(_report_ids),
+        "agent_incarnation": incarnation,
+        "event_id": 0,
+        "state": HeldState(),
+        "gauges": LoadGauges(running_requests=2),
+    }
     return LoadReport(
-        worker_id,
-        dp_rank,
-        incarnation,
-        event_id,
-        state or HeldState(),
-        LoadCounters(),
-        LoadGauges(running_requests=2),
-        LoadConstants(),
+        worker_id=worker_id, dp_rank=dp_rank, incarnation=incarnation, **{**defaults, **fields}
     )
 
 
@@ -75,7 +79,7 @@ class World:
         return [self.core.apply(message, now_s) for message in self.journals[rank].take()]
 
     def hear(self, rank, now_s):
-        journal = self.journals[rank]
+        journal, beacon = self.journals[rank], self.core.beacon(now_s).beacon
         return self.core.apply_load(
             report(
                 rank.worker_id,
@@ -83,6 +87,7 @@ class World:
                 incarnation=journal._incarnation,
                 event_id=journal.last_event_id,
                 state=journal.taken_state,
+                heard={beacon.source_id: beacon.beacon_id},
             ),
             now_s,
         )

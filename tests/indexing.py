@@ -82,9 +82,6 @@ class RunningIndex(RunningService):
         view = await self.instance(instance_id)
         return view and view["status"]
 
-    async def is_ready(self):
-        return (await self.client.get("/ready")).status_code == 200
-
 
 @asynccontextmanager
 async def publishing(*engines):

@@ -34,6 +34,17 @@ class Process:
         self.popen.send_signal(signal.SIGKILL)
         self.popen.wait()
 
+    def end(self):
+        """Kill it, unless that has been done."""
+        if self.popen.poll() is None:
+            self.kill()
+
+    def pause(self):
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.popen.send_signal(signal.SIGCONT)
+
     def stop(self):
         self.popen.terminate()
         return self.popen.wait(timeout=20)
@@ -75,7 +86,7 @@ class Fleet:
 
     def _process(self, label, module, command, **options):
         process = Process(self.directory, label, module, command, **options)
-        self._stack.callback(lambda: process.popen.poll() is None and process.kill())
+        self._stack.callback(process.end)
         return process
 
     async def close(self):

@@ -1,6 +1,7 @@
 """A whole router, in process, on a real bus."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
@@ -13,11 +14,13 @@ from router.protocol.events import encode_log_message
 from router.protocol.loads import encode_load_report
 from router.protocol.subjects import Subjects
 from router.publisher.announcer import Announcer
+from router.publisher.beacons import HeardBeacons
 from router.publisher.bus import StreamLimits, connection
 from router.publisher.journal import EventJournal
 from router.publisher.transport import NatsTransport
 from router.service import RouterService
 from servers import eventually, free_port
+from worker_agent.control import listen_for_beacons
 
 SUBJECTS = Subjects("test")
 
@@ -34,6 +37,7 @@ class FakeWorker:
             rank: EventJournal(rank, incarnation, identity) for rank in self.announcement.ranks
         }
         self.is_reporting = True
+        self.beacons = HeardBeacons()
 
     async def announce(self):
         key = worker_key(self.announcement.worker_id)
@@ -53,6 +57,11 @@ class FakeWorker:
                 )
 
     async def report_forever(self):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen_for_beacons(self.bus, SUBJECTS, self.beacons))
+            group.create_task(self._report_forever())
+
+    async def _report_forever(self):
         while True:
             for rank, journal in self.journals.items() if self.is_reporting else ():
                 sent = report(
@@ -61,6 +70,7 @@ class FakeWorker:
                     incarnation=self.announcement.incarnation,
                     event_id=journal.last_event_id,
                     state=journal.taken_state,
+                    heard=self.beacons.last(time.monotonic()),
                 )
                 if self.bus.client.is_connected:
                     await self.bus.client.publish(SUBJECTS.load(rank), encode_load_report(sent))
@@ -93,6 +103,9 @@ class RunningService:
             return (await self.client.get("/health")).status_code == 200
         except httpx.HTTPError:
             return False
+
+    async def is_ready(self):
+        return (await self.client.get("/ready")).status_code == 200
 
     async def post(self, path, body, **arguments):
         headers = {"content-type": "application/json", **arguments.pop("headers", {})}

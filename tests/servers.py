@@ -2,19 +2,31 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
 
 
+PORTS_A_PROCESS = 2_000
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """A port that nobody listens on, nor is about to: every process of tests has a range of its
+    own, below those that the system gives to connections.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + process % 10 * PORTS_A_PROCESS
+    while True:
+        port = first + random.randrange(PORTS_A_PROCESS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_for_port(port: int, timeout_s: float = 10.0) -> None:
@@ -40,6 +52,10 @@ class NatsServer:
         self._stores = 0
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self, *, empty: bool = False) -> None:
         self._stores += empty
         store = self._directory / f"store-{self._stores}"
@@ -48,6 +64,12 @@ class NatsServer:
             [*command, "-a", "127.0.0.1", "-p", str(self.port)], stderr=subprocess.DEVNULL
         )
         wait_for_port(self.port)
+
+    def pause(self) -> None:
+        """Answer nobody any more, until it is killed; every thread has stopped on return."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -2,7 +2,7 @@
 
     run ─┬─ HTTP server
          ├─ one runner a rank, all computing on one thread
-         └─ bus: connect ▶ look, refuse a twin, claim ▶ renew, events, loads, control
+         └─ bus: connect ▶ look, refuse a twin, claim ▶ renew, events, loads, answers, control
                                                         again when closed
 
 It stops in the order in which it is depended on: first routers forget it, then requests end, then
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from secrets import randbits
 
 import torch
 
@@ -22,14 +23,18 @@ from router.protocol.catalogue import WorkerAnnouncement, encode_entry, worker_k
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.announcer import Announcer
+from router.publisher.beacons import HeardBeacons
 from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
-from router.publisher.events import KvEventPublisher
+from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.journal import EventJournal
+from router.publisher.local_index import LocalIndex
 from router.publisher.transport import NatsTransport
 from worker_agent.config import AgentConfig
 from worker_agent.control import (
     answer_checkpoint_requests,
     answer_pings,
+    follow_fleet_size,
+    listen_for_beacons,
     listen_for_pings,
     refuse_twin,
 )
@@ -52,6 +57,7 @@ class WorkerAgent:
         self._incarnation = time.time_ns() // 1000
         self._announcer: Announcer | None = None
         self._is_announced = False
+        self._beacons = HeardBeacons()
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
         self._runners = [self._runner(model, rank) for rank in config.ranks]
@@ -117,9 +123,13 @@ class WorkerAgent:
                 await self._claim(bus, announcer, endpoint, group)
                 group.create_task(announcer.run())
                 group.create_task(answer_checkpoint_requests(bus, self._subjects, publishers))
+                group.create_task(listen_for_beacons(bus, self._subjects, self._beacons))
+                if not self._config.event_flush_s:
+                    group.create_task(follow_fleet_size(bus, self._subjects, publishers.values()))
                 for runner in self._runners:
                     group.create_task(runner.events.run(transport, announcer.verify))
                     group.create_task(runner.loads.run(transport))
+                    group.create_task(runner.answers.run(bus, self._subjects))
         finally:
             self._is_announced = False
             await announcer.withdraw()
@@ -166,18 +176,23 @@ class WorkerAgent:
         engine_config = EngineConfig(
             c.num_blocks, c.block_size, c.max_num_batched_tokens, c.max_running_requests
         )
-        journal = EventJournal(rank, self._incarnation, c.identity)
+        multiplier = randbits(64) | 1
+        journal = EventJournal(rank, self._incarnation, c.identity, multiplier=multiplier)
         events = KvEventPublisher(
-            journal, self._subjects.events(rank), flush_interval_s=c.event_flush_s
+            journal,
+            self._subjects.events(rank),
+            flush_interval_s=c.event_flush_s or MIN_FLUSH_S,
         )
         return RankRunner(
             rank,
             self._incarnation,
             ReferenceEngine(model, engine_config),
             events,
+            LocalIndex(journal),
             self._subjects.load(rank),
             load_interval_s=c.load_interval_s,
             max_waiting=c.max_waiting_requests,
+            beacons=self._beacons,
         )
 
 

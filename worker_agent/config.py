@@ -67,11 +67,12 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     num_threads: Annotated[int, Meta(ge=1, le=256, description="of torch on the CPU")] = 1
     load_interval_s: Annotated[
-        float, Meta(gt=0, le=1, description="between load reports, which are heartbeats")
-    ] = 1.0
+        float, Meta(gt=0, le=0.5, description="between load reports, which are heartbeats")
+    ] = 0.4
     event_flush_s: Annotated[
-        float, Meta(ge=0.001, le=0.5, description="events of this time travel together")
-    ] = 0.02
+        float,
+        Meta(ge=0, le=0.5, description="events of this time travel together; 0: by fleet size"),
+    ] = 0.0
     drain_s: Annotated[float, Meta(ge=0, description="after SIGTERM: time for requests to end")] = (
         10.0
     )

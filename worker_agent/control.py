@@ -1,19 +1,24 @@
 """What routers and would-be twins ask of an agent over the bus."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from nats.aio.subscription import Subscription
 from nats.errors import NoRespondersError
 
-from router.errors import TwinError
+from router.errors import BusUnavailableError, TwinError, WireError
 from router.protocol.catalogue import worker_key
+from router.protocol.loads import decode_beacon
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
-from router.publisher.bus import Bus, subscribe, translated
-from router.publisher.events import KvEventPublisher
+from router.publisher.beacons import HeardBeacons
+from router.publisher.bus import Bus, count_keys, subscribe, translated
+from router.publisher.events import KvEventPublisher, flush_window_s
 
 PING_TIMEOUT_S = 2.0
+FLEET_SIZE_INTERVAL_S = 10.0
 CHECKPOINT_INTERVAL_S = 0.5
 """Requests for a checkpoint that come sooner after the last are passed over."""
 
@@ -49,6 +54,26 @@ async def answer_pings(subscription: Subscription, incarnation: int) -> None:
         if message.reply:
             async with translated(message.subject):
                 await message.respond(str(incarnation).encode())
+
+
+async def listen_for_beacons(bus: Bus, subjects: Subjects, beacons: HeardBeacons) -> None:
+    """Note what routers mark in time, until cancelled."""
+    subscription = await subscribe(bus, subjects.beacons)
+    async for message in subscription.messages:
+        with suppress(WireError):
+            beacons.hear(decode_beacon(message.data), time.monotonic())
+
+
+async def follow_fleet_size(
+    bus: Bus, subjects: Subjects, publishers: Collection[KvEventPublisher]
+) -> None:
+    """Let events travel together for longer in a larger fleet, until cancelled."""
+    while True:
+        with suppress(BusUnavailableError):
+            workers = await count_keys(bus.js, subjects, worker_key("*"))
+            for publisher in publishers:
+                publisher.flush_interval_s = flush_window_s(workers)
+        await asyncio.sleep(FLEET_SIZE_INTERVAL_S)
 
 
 async def answer_checkpoint_requests(

@@ -64,9 +64,39 @@ _READINGS = (
     ),
     _Reading(
         CounterMetricFamily,
+        "kv_agent_publish_refusals",
+        "Event messages that found the stream full",
+        lambda rank: rank.events.refusals,
+    ),
+    _Reading(
+        GaugeMetricFamily,
+        "kv_agent_publish_waiting_seconds",
+        "For how long the oldest change has waited that the log does not have yet",
+        lambda rank: rank.events.waiting_s,
+    ),
+    _Reading(
+        CounterMetricFamily,
         "kv_agent_load_reports_missed",
         "Load reports that could not be sent",
         lambda rank: rank.loads.missed,
+    ),
+    _Reading(
+        CounterMetricFamily,
+        "kv_agent_queries_answered",
+        "Questions about events and load that were answered",
+        lambda rank: rank.answers.answered,
+    ),
+    _Reading(
+        CounterMetricFamily,
+        "kv_agent_queries_refused",
+        "Questions that were malformed, or came while too many waited",
+        lambda rank: rank.answers.refused,
+    ),
+    _Reading(
+        CounterMetricFamily,
+        "kv_agent_answers_undelivered",
+        "Answers that the bus did not take",
+        lambda rank: rank.answers.undelivered,
     ),
 )
 

@@ -5,14 +5,18 @@ the event loop. A step is given what arrived since the last, and tells what came
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 
 from router.errors import KvRouterError
 from router.protocol.loads import LoadCounters, LoadGauges, LoadReport
 from router.protocol.values import Rank, Tier
+from router.publisher.answers import RankAnswers
+from router.publisher.beacons import HeardBeacons
 from router.publisher.events import KvEventPublisher
 from router.publisher.loads import LoadPublisher
+from router.publisher.local_index import LocalIndex
 from worker_agent.blocks.pool import BlockRemoved, BlockStored, Change
 from worker_agent.engine.batching import GenerationRequest
 from worker_agent.engine.reference import Generated, ReferenceEngine, StepInput, StepOutput
@@ -38,18 +42,23 @@ class RankRunner:
         incarnation: int,
         engine: ReferenceEngine,
         events: KvEventPublisher,
+        local_index: LocalIndex,
         load_subject: str,
         *,
         load_interval_s: float,
         max_waiting: int,
+        beacons: HeardBeacons,
     ) -> None:
         self.rank = rank
         self.events = events
         self.loads = LoadPublisher(self._report, load_subject, interval_s=load_interval_s)
+        self.answers = RankAnswers(rank, local_index, self._report)
         self.gauges = LoadGauges()
         self.counters = LoadCounters()
         self.constants = engine.constants
         self._incarnation = incarnation
+        self._beacons = beacons
+        self._report_count = 0
         self._engine = engine
         self._max_waiting = max_waiting
         self._streams: dict[str, asyncio.Queue[Generated]] = {}
@@ -133,12 +142,17 @@ class RankRunner:
                 self.events.cleared()
 
     def _report(self) -> LoadReport:
+        self._report_count += 1
         return LoadReport(
             worker_id=self.rank.worker_id,
             dp_rank=self.rank.dp_rank,
+            agent_incarnation=self._incarnation,
             incarnation=self._incarnation,
+            report_id=self._report_count,
             event_id=self.events.published.event_id,
-            state=self.events.published.state,
+            state=self.events.reported_state,
+            waiting_s=self.events.waiting_s,
+            heard=self._beacons.last(time.monotonic()),
             counters=self.counters,
             gauges=self.gauges,
             constants=self.constants,

@@ -22,6 +22,7 @@ from router.indexer._sets import (
     MASK,
     MASK_BITS,
     UNTIL_CHECK,
+    VISIBLE,
     Tree,
     alter,
     bits_in,
@@ -29,7 +30,6 @@ from router.indexer._sets import (
     known_with_member,
     member_at,
     member_word,
-    mix,
     of_holder,
     position_of,
     size_of,
@@ -55,6 +55,7 @@ from router.indexer._table import export as export_pairs
 from router.indexer.base import DIFFERENT, DONE, REFUSED
 from router.protocol.events import ANY_TIER, CLEARED, REMOVED, STATE_WORDS, STORED
 from router.protocol.values import TIERS
+from router.sequence._digest import mix
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -324,7 +325,28 @@ def sweep(address: int, sub_table: int) -> int:
     return 1
 
 
+@device
+def _visible(tree: Tree, word: np.uint64) -> np.uint64:
+    """A member word without the tiers that matching does not see."""
+    return word & (~MASK | tree.holders[of_holder(word >> MASK_BITS, VISIBLE)])
+
+
 @kernel("uint64[:, ::1](int64, int64)")
 def export(address: int, sub_table: int) -> Words:
-    """Every block of a sub-table and the reference to its holders. Shape: (blocks, 2)."""
-    return export_pairs(tree_at(address).blocks, np.uint64(sub_table))
+    """Who holds what in a sub-table, of what matching sees: {member word, block}.
+
+    Shape: (rows, 2), one a holder and block.
+    """
+    tree = tree_at(address)
+    pairs = export_pairs(tree.blocks, np.uint64(sub_table))
+    rows = _0
+    for i in range(len(pairs)):
+        rows += size_of(tree, pairs[i, 1])
+    held, n = np.empty((np.int64(rows) + 1, 2), np.uint64), 0
+    for i in range(len(pairs)):
+        for m in range(size_of(tree, pairs[i, 1])):
+            word = _visible(tree, member_at(tree, pairs[i, 1], np.uint64(m)))
+            held[n, 0] = word
+            held[n, 1] = pairs[i, 0]
+            n += int(word & MASK != _0)
+    return held[:n]

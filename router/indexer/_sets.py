@@ -32,6 +32,7 @@ from router.indexer._table import (
     sub_table_of,
     table_at,
 )
+from router.sequence._digest import mix
 
 MASK_BITS = np.uint64(4)
 MASK = np.uint64(15)
@@ -122,15 +123,6 @@ def tree_at(address: int) -> Tree:
         halves_at(state[MEMBERS], state[MAX_MEMBERS]),
         halves_at(state[ENDS], state[MAX_HOLDERS] * np.uint64(ENDS_COLUMNS)),
     )
-
-
-@device
-def mix(word: np.uint64) -> np.uint64:
-    """The finaliser of splitmix64, as in `router.sequence.digest`."""
-    mixed = word + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 @device

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from sortedcontainers import SortedDict
 
-from router.indexer.base import HeldBlocks, HeldSummary, Indexer, Overlap, OverlapScores
+from router.indexer.base import HeldSlice, HeldSummary, Indexer, Overlap, OverlapScores
 from router.protocol.values import HashArray, PerTier, Rank, Tier
 from router.sequence.digest import digest
 
@@ -122,9 +122,9 @@ class ApproximateIndex:
         """The longest prefix of a prompt that was routed to each rank and has not expired."""
         return self._index.find_matches(sequence_hashes)
 
-    def dump(self) -> Iterator[HeldBlocks]:
-        """Every entry, by rank."""
-        return self._index.dump()
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """Every entry, in slices; see `Indexer`."""
+        return self._index.dump_slices()
 
     def entry_count(self) -> int:
         """How many (rank, block) entries there are. O(1)."""

@@ -1,9 +1,11 @@
 """What an index of held blocks is asked and told, free of how it keeps them."""
 
 import enum
-from collections.abc import ItemsView, Iterator
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.events import EventBatch
@@ -56,6 +58,17 @@ class HeldBlocks(Struct, frozen=True):
     sequence_hashes: HashArray
 
 
+class HeldSlice(Struct, frozen=True):
+    """A slice of what is held, not sorted out yet (`grouping.py`).
+
+    `rows`: {holder id and tier mask, block}, of shape (rows, 2). `rank_of`: whose ids these were
+    when the dump began, the same object in every slice of a tree.
+    """
+
+    rank_of: Mapping[int, Rank]
+    rows: npt.NDArray[np.uint64]
+
+
 DONE, DIFFERENT, REFUSED = -1, -2, -3
 """Of a batch: applied, and the index shows what the rank says it holds, or something else; or the
 limit on blocks was reached, and some of what it names is missing."""
@@ -91,6 +104,12 @@ class Indexer(Protocol):
     their first block. Where the limit on blocks is reached, `store`, `stage` and `remove` answer
     False, and what they name is done in part.
     """
+
+    def expect(self, ranks: int) -> None:
+        """Make room, as blocks come, for what so many ranks will hold in all; 0: nobody knows.
+
+        Only a hint: it saves growing step by step, and is to be withdrawn when they are read.
+        """
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Note that the rank holds these blocks in this tier. O(blocks named)."""
@@ -139,6 +158,14 @@ class Indexer(Protocol):
 
     def dump(self) -> Iterator[HeldBlocks]:
         """Everything held, by rank and tier, without empty entries. O(blocks held)."""
+
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """Everything held in slices of some 10,000 rows, between which the index may change.
+
+        A block held all the while is in one slice; one that comes or goes meanwhile may be in none.
+        Whose blocks they are is as of the first slice: a rank that is cleared or replaced meanwhile
+        may show what is another's by then.
+        """
 
     def block_count(self) -> int:
         """Distinct blocks kept, those of cleared ranks included until they are swept. O(1)."""

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from router.indexer.base import (
     DONE,
     HeldBlocks,
+    HeldSlice,
     HeldSummary,
     Indexer,
     IndexStats,
@@ -73,6 +74,11 @@ class ConcurrentIndex:
         self._failure_is_known = self._is_closed = False
         indexes = [make_index() for _ in range(shards)]
         self._shards = [Shard(index, self._differing, self._failures) for index in indexes]
+
+    def expect(self, ranks: int) -> None:
+        """Every shard makes room for its part of them."""
+        for index in self._indexes():
+            index.expect(-(-ranks // len(self._shards)))
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Note that the rank holds these blocks in this tier."""
@@ -164,6 +170,14 @@ class ConcurrentIndex:
     def dump(self) -> Iterator[HeldBlocks]:
         """Everything held as of now, by shard, rank and tier."""
         return iter([held for index in self._indexes() for held in index.dump()])
+
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """Everything held, shard by shard in slices; waits before each until the shard is idle."""
+        for shard in self._shards:
+            self._settle(shard)
+            for part in shard.index.dump_slices():
+                yield part
+                self._settle(shard)
 
     def block_count(self) -> int:
         """Blocks kept; one that is kept in several shards counts as often."""

@@ -44,7 +44,6 @@ class EventLog:
         "cursor",
         "doubt_since_s",
         "incarnation",
-        "updated_s",
     )
 
     def __init__(self, now_s: float) -> None:
@@ -52,7 +51,6 @@ class EventLog:
         self.cursor = 0
         self.broken_reason: str | None = "no checkpoint read yet"
         self.doubt_since_s: float | None = now_s
-        self.updated_s: float | None = None
         self._is_restored = False
         self._parts: list[Checkpoint] = []
 
@@ -60,6 +58,11 @@ class EventLog:
     def is_blind(self) -> bool:
         """Nothing of the rank's present life is known."""
         return self.incarnation is None and not self._is_restored
+
+    @property
+    def is_collecting(self) -> bool:
+        """Some parts of a checkpoint have come, and others have not."""
+        return bool(self._parts)
 
     def classify(self, message: LogMessage) -> Verdict:
         """What to do with the next message; collects the parts of a checkpoint.
@@ -91,13 +94,12 @@ class EventLog:
         """All blocks of the checkpoint whose last part was just classified."""
         return [blocks for part in self._parts for blocks in part.blocks]
 
-    def resume(self, incarnation: int, event_id: int, now_s: float) -> None:
+    def resume(self, incarnation: int, event_id: int) -> None:
         """Note that the index now stands as of this event of this life."""
         self.cursor = event_id
         self.incarnation = incarnation
         self.broken_reason = None
         self.doubt_since_s = None
-        self.updated_s = now_s
         if self._parts:
             self._parts = []
 
@@ -106,7 +108,6 @@ class EventLog:
         self.cursor = event_id
         self._is_restored = True
         self.broken_reason = "restored from a dump"
-        self.updated_s = now_s
         self.doubt(now_s)
 
     def break_off(self, reason: str, now_s: float) -> None:

@@ -1,52 +1,37 @@
-"""From blocks and references to blocks by rank: how the flat tree is read out."""
+"""From who holds which block to blocks by rank: how the flat tree is read out."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 
-from router.indexer import _sets
-from router.indexer._memory import Memory
-from router.indexer.base import HeldBlocks
-from router.protocol.values import HashArray, Rank, Tier
-
-_SET = int(_sets.SET)
+from router.indexer import _grouping
+from router.indexer._sets import MASK_BITS
+from router.indexer.base import HeldBlocks, HeldSlice
+from router.protocol.values import TIERS, Rank, Tier
 
 
-def blocks_by_rank(
-    memory: Memory, rank_of: Sequence[Rank], pairs: npt.NDArray[np.uint64]
-) -> Iterator[HeldBlocks]:
-    """Exported pairs {block, reference} as blocks per rank and tier, of visible holders only.
+def blocks_by_rank(slices: Iterable[HeldSlice]) -> Iterator[HeldBlocks]:
+    """What the slices show, by rank and tier; ids that nobody had when the dump began are left out.
 
-    Blocks with the same holders are handled together. O(blocks · log blocks + blocks held).
+    May run on another thread, and mostly does so without the GIL. O(blocks held).
     """
-    held: dict[tuple[Rank, Tier], list[HashArray]] = {}
-    for reference, blocks in _by_reference(pairs):
-        for word in _members(memory, reference):
-            holder = word >> int(_sets.MASK_BITS)
-            visible = word & int(memory.holders[holder, _sets.VISIBLE])
-            for tier in Tier:
-                if visible >> tier & 1:
-                    held.setdefault((rank_of[holder], tier), []).append(blocks)
-    return (
-        HeldBlocks(rank, tier, np.concatenate(arrays))
-        for (rank, tier), arrays in sorted(held.items())
-    )
+    for _, of_tree in groupby(slices, key=lambda each: id(each.rank_of)):
+        here = list(of_tree)
+        yield from _grouped(here[0].rank_of, here)
 
 
-def _by_reference(pairs: npt.NDArray[np.uint64]) -> Iterator[tuple[int, HashArray]]:
-    order = np.argsort(pairs[:, 1], kind="stable")
-    blocks, references = pairs[order, 0], pairs[order, 1]
-    starts = np.flatnonzero(np.diff(references, prepend=~references[:1]))
-    for start, end in pairwise([*starts.tolist(), len(blocks)]):
-        yield int(references[start]), blocks[start:end]
-
-
-def _members(memory: Memory, reference: int) -> list[int]:
-    if not reference & _SET:
-        return [reference]
-    row = memory.sets[reference & ~_SET]
-    start, size = int(row[_sets.START]), int(row[_sets.SIZE])
-    members: list[int] = memory.members[start : start + size].tolist()
-    return members
+def _grouped(rank_of: Mapping[int, Rank], slices: Sequence[HeldSlice]) -> Iterator[HeldBlocks]:
+    last = max(int(each.rows[:, 0].max(initial=0)) for each in slices) >> int(MASK_BITS)
+    counts = np.zeros((max(last, *rank_of, 0) + 1, TIERS), np.uint64)
+    total = sum(_grouping.count(each.rows, counts) for each in slices)
+    blocks = np.empty(total, np.uint64)
+    starts = (np.cumsum(counts) - counts.ravel()).astype(np.uint64).reshape(counts.shape)
+    ends = starts.copy()
+    for each in slices:
+        _grouping.lay(each.rows, ends, blocks)
+    for rank, holder in sorted((rank, holder) for holder, rank in rank_of.items()):
+        for tier in Tier:
+            if counts[holder, tier]:
+                span = slice(int(starts[holder, tier]), int(ends[holder, tier]))
+                yield HeldBlocks(rank, tier, blocks[span])

@@ -9,6 +9,7 @@ from router.indexer.base import (
     DONE,
     NOTHING_HELD,
     HeldBlocks,
+    HeldSlice,
     HeldSummary,
     IndexStats,
     OverlapScores,
@@ -27,6 +28,9 @@ class NoneIndex:
 
     def __init__(self, *, refuses_dumps: bool = True) -> None:
         self._refuses_dumps = refuses_dumps
+
+    def expect(self, ranks: int) -> None:
+        """No room is needed."""
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Always True: there is no limit to be reached."""
@@ -75,6 +79,11 @@ class NoneIndex:
         """Empty, or IndexDisabledError at the call: empty would say that nobody holds any."""
         if self._refuses_dumps:
             raise IndexDisabledError
+        return iter(())
+
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """As `dump`."""
+        self.dump()
         return iter(())
 
     def block_count(self) -> int:

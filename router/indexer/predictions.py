@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from router.indexer.approximate import ApproximateIndex, ApproximateLimits, merge_maximum
-from router.indexer.base import HeldBlocks, OverlapScores
+from router.indexer.base import HeldSlice, OverlapScores
 from router.indexer.radix_tree import RadixTree
 from router.protocol.values import HashArray, Rank, Scope
 
@@ -58,11 +58,11 @@ class Predictions:
         ]
         return any(left)
 
-    def dump(self) -> Iterator[tuple[Scope, HeldBlocks]]:
-        """Everything guessed, by scope and rank."""
+    def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
+        """Everything guessed, by scope and in slices; see `Indexer`."""
         for scope, index in sorted(self._indexes.items()):
-            for held in index.dump():
-                yield scope, held
+            for part in index.dump_slices():
+                yield scope, part
 
     def entry_counts(self) -> dict[Scope, int]:
         """(rank, block) entries per scope."""

@@ -23,6 +23,7 @@ from router.indexer.base import (
     NOTHING_HELD,
     REFUSED,
     HeldBlocks,
+    HeldSlice,
     HeldSummary,
     IndexStats,
     OverlapScores,
@@ -46,7 +47,17 @@ _FORCED_OPEN, _LEFT_OVER = int(_sets.FORCED_OPEN), int(_sets.LEFT_OVER)
 _COUNT = _sets.BLOCK_TABLE + int(_table.COUNT)
 _MAX_COUNT = _sets.BLOCK_TABLE + int(_table.MAX_COUNT)
 _SET_COUNT = _sets.SET_TABLE + int(_table.COUNT)
+_EXPECTED = _sets.BLOCK_TABLE + int(_table.EXPECTED)
+_EXPECTED_UNIT = 17
+"""Sixteenths of what is expected: a little more, for the fullest sub-tables not to grow again."""
+
+_EXPECTED_MOST = 1 << 20
 _SWEEP_SLICE = 64
+
+DUMP_ROWS = 8192
+"""Rows read without a pause, 10 ns each; a sub-table, however empty, counts as some more."""
+
+_SUB_TABLE_ROWS = 64
 
 
 class RadixTree:
@@ -61,6 +72,7 @@ class RadixTree:
         "_cursor",
         "_differing",
         "_ends",
+        "_expected_ranks",
         "_free",
         "_holders",
         "_ids",
@@ -95,6 +107,15 @@ class RadixTree:
         self._unswept: set[int] = set()
         self._cursor = 0
         self._differing: list[Rank] = []
+        self._expected_ranks = 0
+
+    def expect(self, ranks: int) -> None:
+        """Grow from now on for so many ranks, as if all held as much as those known; see `Indexer`.
+
+        Sub-tables still grow one by one, when they are full; 0: by a quarter, as ever.
+        """
+        self._expected_ranks = ranks
+        self._note_expected()
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Note that the rank holds these blocks in this tier. O(blocks named)."""
@@ -225,15 +246,18 @@ class RadixTree:
 
     def dump(self) -> Iterator[HeldBlocks]:
         """Everything held, by rank and tier, without empty entries. O(blocks held)."""
-        return self._dump_range(0, self._sub_tables)
+        return blocks_by_rank(list(self.dump_slices()))
 
-    def dump_slices(self, sub_tables: int) -> Iterator[HeldBlocks]:
-        """The same in slices, between which the index may change.
-
-        A block that stays is in one slice, a block that comes or goes meanwhile may be in none.
-        """
-        for first in range(0, self._sub_tables, sub_tables):
-            yield from self._dump_range(first, min(first + sub_tables, self._sub_tables))
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """Everything held in slices, between which the index may change; see `Indexer`."""
+        rank_of = {holder: rank for rank, holder in self._ids.items()}
+        parts, room = [], DUMP_ROWS
+        for sub_table in range(self._sub_tables):
+            parts.append(_kernel.export(self._address, sub_table))
+            room -= len(parts[-1]) + _SUB_TABLE_ROWS
+            if room <= 0 or sub_table == self._sub_tables - 1:
+                yield HeldSlice(rank_of, np.concatenate(parts))
+                parts, room = [], DUMP_ROWS
 
     def block_count(self) -> int:
         """Distinct blocks kept, those of cleared ranks included until they are swept. O(1)."""
@@ -307,6 +331,14 @@ class RadixTree:
         self._ids[rank] = holder
         self._holders[holder, _VISIBLE] = _ALL
         self._name(holder, rank)
+        if self._expected_ranks:
+            self._note_expected()
+
+    def _note_expected(self) -> None:
+        """What the tree holds comes from the ranks known so far; the others will add their part."""
+        known, wanted = max(len(self._ids), 1), self._expected_ranks
+        growth = _EXPECTED_UNIT * wanted // known if wanted > known else 0
+        self._state[_EXPECTED] = min(growth, _EXPECTED_MOST)
 
     def _name(self, holder: int, rank: Rank) -> None:
         """Earlier answers keep the list of names of their search, so no name in it is changed.
@@ -328,10 +360,6 @@ class RadixTree:
         else:
             self._unswept.discard(holder)
             self._free.append(holder)
-
-    def _dump_range(self, first: int, end: int) -> Iterator[HeldBlocks]:
-        pairs = [_kernel.export(self._address, sub) for sub in range(first, end)]
-        return blocks_by_rank(self._memory, self._rank_of, np.concatenate(pairs))
 
 
 def _closed_mask(holes: PerTier) -> int:

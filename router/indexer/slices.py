@@ -1,16 +1,21 @@
 """Long messages, applied in slices: between two of them, others get their turn.
 
-Each generator pauses when about `SLICE_BLOCKS` are applied, and returns the outcome.
+Each generator pauses when about `SLICE_BLOCKS` are applied, or `slice_blocks` where it takes that,
+and returns the outcome.
 """
 
 from collections.abc import Generator, Iterable
 
 from router.indexer.base import DONE, REFUSED, HeldSummary, Indexer
 from router.protocol.events import EventBatch, TierBlocks
-from router.protocol.values import HeldState, Rank, unpack_hashes
+from router.protocol.values import HashArray, HeldState, Rank, Tier, unpack_hashes
 
 SLICE_BLOCKS = 512
 """Blocks applied without a pause: about 30 µs."""
+
+FILL_SLICE_BLOCKS = 4096
+"""The same while a new index is filled, some 0.4 ms: a process that is not ready is asked nothing,
+and heartbeats and sockets can wait so long."""
 
 
 def apply_rest(
@@ -24,20 +29,32 @@ def apply_rest(
 
 
 def replace_all(
-    indexer: Indexer, rank: Rank, blocks: Iterable[TierBlocks], state: HeldState
+    indexer: Indexer,
+    rank: Rank,
+    blocks: Iterable[TierBlocks],
+    state: HeldState,
+    slice_blocks: int,
 ) -> Generator[None, None, int]:
     """Replace all that a rank holds; what it held before is visible up to the last slice."""
-    is_kept, room = True, SLICE_BLOCKS
-    indexer.drop_staged(rank)
-    for each in blocks:
-        hashes = unpack_hashes(each.sequence_hashes)
-        while len(hashes):
-            if not room:
-                yield
-                room = SLICE_BLOCKS
-            is_kept &= indexer.stage(rank, each.tier, hashes[:room])
-            hashes, room = hashes[room:], room - len(hashes[:room])
+    held = ((each.tier, unpack_hashes(each.sequence_hashes)) for each in blocks)
+    is_kept = yield from stage_all(indexer, rank, held, slice_blocks)
     indexer.commit_staged(rank)
     indexer.note_holes(rank, state.holes)
     indexer.check(rank, HeldSummary(state.counts, state.digests))
     return DONE if is_kept else REFUSED
+
+
+def stage_all(
+    indexer: Indexer, rank: Rank, blocks: Iterable[tuple[Tier, HashArray]], slice_blocks: int
+) -> Generator[None, None, bool]:
+    """Collect all that will replace what a rank holds; False: some of it found no room."""
+    is_kept, room = True, slice_blocks
+    indexer.drop_staged(rank)
+    for tier, hashes in blocks:
+        while len(hashes):
+            if not room:
+                yield
+                room = slice_blocks
+            is_kept &= indexer.stage(rank, tier, hashes[:room])
+            hashes, room = hashes[room:], room - len(hashes[:room])
+    return is_kept

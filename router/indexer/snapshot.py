@@ -1,78 +1,138 @@
-"""An index and its cursors as one string of bytes, to be kept and loaded again.
+"""An index, its cursors and where in the event stream they stand, as bytes to be loaded again.
 
-    "KVRX" │ version u16 │ reserved u16 │ body length u64 │ checksum u64 │ body
-                                           XXH3-64 of the body            msgpack, little-endian
+    "KVRX" │ version u16 │ reserved u16 │ contents length u64 │ checksum u64 │
+             contents │ zeros up to a word │ sequence hashes, rank by rank, tier by tier
 
-Only ranks that add up are in it. Loading decodes everything before it changes anything; a rank then
-goes on from its cursor, as if its log had been read up to there. Ranks that are unknown here, or
-known better, or under another scope or identity, are passed over.
+Contents are msgpack: the stream's position, then each rank's state and how many blocks it has in
+each tier. Words are little-endian; the checksum is XXH3-64 of all that follows it. Only ranks that
+add up are in it. Their blocks are a dump read in slices (`dumps.py`), so they are right only
+together with the events after the position: a rank that was restored is checked when those are
+read. Encoding and decoding may run on another thread; they hold the GIL for a rank at a time.
 """
 
 import struct
+from collections.abc import Sequence
 
+import numpy as np
 from msgspec import DecodeError, Struct, msgpack
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from router.errors import SnapshotError
 from router.indexer.base import HeldBlocks
-from router.indexer.trusted_index import RankState, TrustedIndex
-from router.protocol.events import TierBlocks
-from router.protocol.values import Rank, pack_hashes, unpack_hashes
+from router.indexer.dumps import IndexDump, RankState, dumped_blocks
+from router.protocol.values import HashArray, PerTier, Rank, Scope, StreamPosition, Tier
 
 MAGIC = b"KVRX"
-VERSION = 1
+VERSION = 2
 
 _HEADER = struct.Struct("<4sHHQQ")
+_HEADER_WORDS = _HEADER.size // 8
+_CHECKED_BYTES = 1 << 20
 
 
-class _RankSnapshot(Struct, frozen=True, array_like=True):
+class RankSnapshot(Struct, frozen=True):
+    """Where a rank stood, and what it held then or soon after."""
+
     state: RankState
-    blocks: list[TierBlocks]
+    blocks: list[HeldBlocks]
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks there are, each counted once per tier."""
+        return sum(len(held.sequence_hashes) for held in self.blocks)
 
 
-_decoder = msgpack.Decoder(list[_RankSnapshot])
+class Snapshot(Struct, frozen=True):
+    """Ranks, in order, and how far the event stream was read when they stood there."""
+
+    position: StreamPosition
+    ranks: list[RankSnapshot]
 
 
-def encode_snapshot(index: TrustedIndex) -> bytes:
-    """All ranks of an index that add up, and what they hold. O(blocks held)."""
-    ranks = {state.rank: _RankSnapshot(state, []) for state in index.rank_states()}
-    for _, held in index.dump() if ranks else ():
-        if held.rank in ranks:
-            blocks = TierBlocks(held.tier, pack_hashes(held.sequence_hashes))
-            ranks[held.rank].blocks.append(blocks)
-    body = msgpack.encode(list(ranks.values()))
-    return _HEADER.pack(MAGIC, VERSION, 0, len(body), xxh3_64_intdigest(body)) + body
+class _RankContents(Struct, frozen=True, array_like=True):
+    state: RankState
+    counts: PerTier
 
 
-def restore_snapshot(payload: bytes, index: TrustedIndex, now_s: float) -> list[Rank]:
-    """Load a snapshot into an index; which of its blind ranks it filled. O(blocks).
+class _Contents(Struct, frozen=True, array_like=True):
+    position: StreamPosition
+    ranks: list[_RankContents]
 
-    Raises SnapshotError for anything but a whole, undamaged snapshot of this version; the index
-    is unchanged then.
+
+_decoder = msgpack.Decoder(_Contents)
+
+
+def encode_snapshot(
+    position: StreamPosition, states: Sequence[RankState], dump: IndexDump
+) -> memoryview:
+    """States, and what was held by then or soon after. O(blocks held)."""
+    held: dict[tuple[Scope, Rank], dict[Tier, HashArray]] = {}
+    for scope, blocks in dumped_blocks(dump):
+        held.setdefault((scope, blocks.rank), {})[blocks.tier] = blocks.sequence_hashes
+    ranks, arrays = [], []
+    for state in sorted(states, key=lambda each: each.rank):
+        here = held.get((state.scope, state.rank), {})
+        first, second, third, fourth = (len(here.get(tier, ())) for tier in Tier)
+        ranks.append(_RankContents(state, (first, second, third, fourth)))
+        arrays += [here[tier] for tier in sorted(here)]
+    return _payload(msgpack.encode(_Contents(position, ranks)), arrays)
+
+
+def decode_snapshot(payload: bytes | memoryview) -> Snapshot:
+    """What a snapshot says; its blocks are views of the payload. O(bytes).
+
+    Raises SnapshotError for anything but a whole, undamaged snapshot of this version.
     """
-    restored = []
-    for each in _decode(payload):
-        blocks = [
-            HeldBlocks(each.state.rank, held.tier, unpack_hashes(held.sequence_hashes))
-            for held in each.blocks
-        ]
-        if index.resume(each.state, blocks, now_s):
-            restored.append(each.state.rank)
-    return restored
-
-
-def _decode(payload: bytes) -> list[_RankSnapshot]:
     if len(payload) < _HEADER.size or payload[:4] != MAGIC:
-        raise SnapshotError("it does not begin like one")
+        raise SnapshotError("foreign", "it does not begin like one")
     _, version, _, length, checksum = _HEADER.unpack_from(payload)
     if version != VERSION:
-        raise SnapshotError(f"version {version} (allowed: {VERSION})")
+        raise SnapshotError("version", f"{version} (allowed: {VERSION})")
     body = memoryview(payload)[_HEADER.size :]
-    if len(body) != length:
-        raise SnapshotError(f"{len(body)} bytes of {length}")
-    if xxh3_64_intdigest(body) != checksum:
-        raise SnapshotError("its checksum differs: it is damaged")
+    if _checksum(body) != checksum:
+        raise SnapshotError("damaged", "its checksum differs")
     try:
-        return _decoder.decode(body)
+        contents = _decoder.decode(body[:length])
     except DecodeError as error:
-        raise SnapshotError(f"its body is malformed: {error}") from error
+        raise SnapshotError("malformed", str(error)) from error
+    return Snapshot(contents.position, _ranks(contents, body[_padded(length) :]))
+
+
+def _payload(contents: bytes, arrays: Sequence[HashArray]) -> memoryview:
+    padded = contents.ljust(_padded(len(contents)), b"\0")
+    start = _HEADER_WORDS + len(padded) // 8
+    words = np.empty(start + sum(map(len, arrays)), np.dtype("<u8"))
+    payload = words.data.cast("B")
+    payload[_HEADER.size : 8 * start] = padded
+    for array in arrays:
+        words[start : start + len(array)] = array
+        start += len(array)
+    checksum = _checksum(payload[_HEADER.size :])
+    _HEADER.pack_into(payload, 0, MAGIC, VERSION, 0, len(contents), checksum)
+    return payload
+
+
+def _ranks(contents: _Contents, hashes: memoryview) -> list[RankSnapshot]:
+    if 8 * sum(sum(each.counts) for each in contents.ranks) != len(hashes):
+        raise SnapshotError("malformed", f"{len(hashes)} bytes of hashes are not what it names")
+    words, start, ranks = np.frombuffer(hashes, "<u8"), 0, []
+    for each in contents.ranks:
+        blocks = []
+        for tier, count in zip(Tier, each.counts, strict=True):
+            if count:
+                blocks.append(HeldBlocks(each.state.rank, tier, words[start : start + count]))
+            start += count
+        ranks.append(RankSnapshot(each.state, blocks))
+    return ranks
+
+
+def _checksum(body: memoryview) -> int:
+    """In pieces, for other threads to run between two."""
+    digest = xxh3_64()
+    for start in range(0, len(body), _CHECKED_BYTES):
+        digest.update(body[start : start + _CHECKED_BYTES])
+    return digest.intdigest()
+
+
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8

@@ -71,8 +71,8 @@ _router_decoder = json.Decoder(RouterAnnouncement)
 _order_decoder = json.Decoder(WorkerOrder)
 
 
-def worker_key(worker_id: int) -> str:
-    """Key of a worker's announcement."""
+def worker_key(worker_id: int | Literal["*"]) -> str:
+    """Key of a worker's announcement, or of every worker's."""
     return f"worker.{worker_id}"
 
 

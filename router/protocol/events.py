@@ -6,7 +6,7 @@ and applying an event twice changes nothing. Fields may be appended, never reord
 A batch carries its events, and what the rank holds after them, as one string of words (u64, little-
 endian), which an index reads without making a Python object for each:
 
-    holes, four tiers │ counts, four tiers │ digests, four tiers │ events …
+    holes, four tiers │ counts, four tiers │ digests, four tiers │ doubts │ events …
     an event: kind | tier << 8 | blocks << 32 │ sequence hash │ …
 """
 
@@ -26,12 +26,13 @@ STORED, REMOVED, CLEARED = 1, 2, 3
 ANY_TIER = 255
 """What a packed event that clears every tier says instead of one."""
 
-STATE_WORDS = 3 * TIERS
+STATE_WORDS = 3 * TIERS + 1
 """Words before the first event."""
 
-_HEAD = struct.Struct("<BBHI")
-_STATE = struct.Struct("<12Q")
-_HOLES = struct.Struct("<4Q")
+EVENT_HEAD = struct.Struct("<BBHI")
+"""What a packed event begins with: kind, tier, zero, blocks."""
+
+_STATE = struct.Struct("<13Q")
 
 
 class _PackedBlocks(Struct, frozen=True, array_like=True):
@@ -106,20 +107,22 @@ def pack_batch(state: HeldState, events: Iterable[Event]) -> bytes:
     for event in events:
         if isinstance(event, Cleared):
             tier = ANY_TIER if event.tier is None else event.tier
-            packed.append(_HEAD.pack(CLEARED, tier, 0, 0))
+            packed.append(EVENT_HEAD.pack(CLEARED, tier, 0, 0))
         else:
             kind = STORED if isinstance(event, Stored) else REMOVED
-            packed.append(_HEAD.pack(kind, event.tier, 0, event.block_count))
+            packed.append(EVENT_HEAD.pack(kind, event.tier, 0, event.block_count))
             packed.append(event.sequence_hashes)
     return b"".join(packed)
 
 
-def unpack_events(packed: bytes, event_count: int) -> tuple[Event, ...]:
-    """The events behind a packed state, one object each. O(blocks).
+def unpack_events(
+    packed: bytes, event_count: int, offset: int = 8 * STATE_WORDS
+) -> tuple[Event, ...]:
+    """The events from an offset on, by default behind a packed state, one object each. O(blocks).
 
     Raises WireError where they are malformed.
     """
-    events = tuple(_unpack_events(packed))
+    events = tuple(_unpack_events(packed, offset))
     if len(events) != event_count:
         raise WireError(f"{len(events)} events, not {event_count}")
     return events
@@ -133,18 +136,13 @@ def cleared_tier_at(packed: bytes, offset: int) -> Tier | None:
 
 def pack_state(state: HeldState) -> bytes:
     """A state as packed words."""
-    return _STATE.pack(*state.holes, *state.counts, *state.digests)
+    return _STATE.pack(*state.holes, *state.counts, *state.digests, state.doubts)
 
 
 def unpack_state(packed: bytes) -> HeldState:
     """The state that packed words begin with."""
     words = _STATE.unpack_from(packed)
-    return HeldState(_per_tier(words, 0), _per_tier(words, 1), _per_tier(words, 2))
-
-
-def unpack_holes(packed: bytes) -> PerTier:
-    """The holes that packed words begin with; none in no words."""
-    return _per_tier(_HOLES.unpack_from(packed), 0) if packed else (0, 0, 0, 0)
+    return HeldState(_per_tier(words, 0), _per_tier(words, 1), _per_tier(words, 2), words[-1])
 
 
 def _per_tier(words: tuple[int, ...], part: int) -> PerTier:
@@ -152,12 +150,11 @@ def _per_tier(words: tuple[int, ...], part: int) -> PerTier:
     return first, second, third, fourth
 
 
-def _unpack_events(packed: bytes) -> Iterator[Event]:
-    offset = 8 * STATE_WORDS
+def _unpack_events(packed: bytes, offset: int) -> Iterator[Event]:
     while offset < len(packed):
         if offset + 8 > len(packed):
             raise WireError(f"{len(packed) - offset} bytes left, not an event")
-        kind, tier, zero, blocks = _HEAD.unpack_from(packed, offset)
+        kind, tier, zero, blocks = EVENT_HEAD.unpack_from(packed, offset)
         start, offset = offset + 8, offset + 8 + 8 * blocks
         if zero or offset > len(packed):
             raise WireError(f"an event of {blocks} blocks in {len(packed) - start} bytes")

@@ -1,6 +1,8 @@
 """How busy a rank is: `kv.{ns}.load.{worker_id}.{dp_rank}`, core NATS, msgpack, each second."""
 
-from msgspec import Struct, msgpack
+from typing import Annotated
+
+from msgspec import Meta, Struct, msgpack
 
 from router.protocol.codec import decode
 from router.protocol.values import DpRank, HeldState, Rank, UInt
@@ -41,17 +43,28 @@ class LoadConstants(Struct, frozen=True):
     num_blocks: UInt = 0
 
 
-class LoadReport(Struct, frozen=True):
-    """How busy a rank is and what it holds as of `event_id`; also its heartbeat."""
+class LoadReport(Struct, frozen=True, kw_only=True):
+    """How busy a rank is and what it holds as of `event_id`; also its heartbeat.
+
+    `agent_incarnation` is the announced one; `incarnation` the life of the rank's cache, which may
+    end before its agent's. `report_id` counts the rank's reports, from 1, in its agent's life.
+    `event_id` is the last event that the log has. `waiting_s`: for how long the oldest change has
+    waited that is not in the log yet; 0 if none has. `heard`: of each source of beacons, the last
+    one heard before this report was made.
+    """
 
     worker_id: UInt
     dp_rank: DpRank
+    agent_incarnation: UInt
     incarnation: UInt
+    report_id: UInt
     event_id: UInt
     state: HeldState
-    counters: LoadCounters
-    gauges: LoadGauges
-    constants: LoadConstants
+    waiting_s: Annotated[float, Meta(ge=0)] = 0.0
+    heard: dict[UInt, UInt] = {}
+    counters: LoadCounters = LoadCounters()
+    gauges: LoadGauges = LoadGauges()
+    constants: LoadConstants = LoadConstants()
 
     @property
     def rank(self) -> Rank:
@@ -59,7 +72,15 @@ class LoadReport(Struct, frozen=True):
         return Rank(self.worker_id, self.dp_rank)
 
 
+class Beacon(Struct, frozen=True, array_like=True):
+    """A mark in time, for reports to carry: what they say is no older than it."""
+
+    source_id: UInt
+    beacon_id: UInt
+
+
 _decoder = msgpack.Decoder(LoadReport)
+_beacon_decoder = msgpack.Decoder(Beacon)
 
 
 def encode_load_report(report: LoadReport) -> bytes:
@@ -70,3 +91,13 @@ def encode_load_report(report: LoadReport) -> bytes:
 def decode_load_report(payload: bytes) -> LoadReport:
     """A load report. Raises WireError for foreign bytes."""
     return decode(_decoder.decode, payload)
+
+
+def encode_beacon(beacon: Beacon) -> bytes:
+    """The bytes of a beacon."""
+    return msgpack.encode(beacon)
+
+
+def decode_beacon(payload: bytes) -> Beacon:
+    """A beacon. Raises WireError for foreign bytes."""
+    return decode(_beacon_decoder.decode, payload)

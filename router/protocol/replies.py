@@ -18,8 +18,9 @@ class TrustState(enum.StrEnum):
 
 
 class Trust(Struct, frozen=True):
-    """A rank's index equals its engine's cache as of `event_id`, published `age_s` ago, or not
-    quite.
+    """How far a rank's index, which stands at `event_id`, can be believed to equal its cache.
+
+    `age_s`: how long ago it is known that there was nothing newer; None where it never was.
     """
 
     state: TrustState
@@ -40,12 +41,17 @@ class OverlapTokens(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """One rank's terms in a decision. `cost` is the policy's, lower is better."""
+    """One rank's terms in a decision. `cost` is the policy's, lower is better.
+
+    `trusted_overlap_blocks`: the overlap, weighed by the trust in it, as policies that predict
+    count it; `dynamo-1.0` counts the raw one.
+    """
 
     worker_id: int
     dp_rank: int
     cost: float
     overlap_blocks: int
+    trusted_overlap_blocks: float
     predicted_cached_blocks: int
     potential_prefill_tokens: int
     potential_decode_blocks: int

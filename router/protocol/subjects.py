@@ -35,6 +35,16 @@ class Subjects(Struct, frozen=True):
         return f"KV_{self.bucket}"
 
     @property
+    def snapshot_bucket(self) -> str:
+        """The object store of routers' snapshots."""
+        return f"kv-{self.namespace}-radix"
+
+    @property
+    def snapshot_object(self) -> str:
+        """The one object in it."""
+        return "radix-state"
+
+    @property
     def all_events(self) -> str:
         """Events of every rank."""
         return f"kv.{self.namespace}.events.*.*"
@@ -59,6 +69,11 @@ class Subjects(Struct, frozen=True):
         """Reservations, between routers."""
         return f"kv.{self.namespace}.sequences"
 
+    @property
+    def beacons(self) -> str:
+        """Where routers mark time, for load reports to carry."""
+        return f"kv.{self.namespace}.beacons"
+
     def key(self, key: str) -> str:
         """Where a key of the bucket is written."""
         return f"$KV.{self.bucket}.{key}"
@@ -78,6 +93,14 @@ class Subjects(Struct, frozen=True):
     def checkpoint_wanted(self, rank: Rank) -> str:
         """Asks the agent of this rank for a checkpoint."""
         return f"kv.{self.namespace}.worker.{rank}.checkpoint"
+
+    def load_wanted(self, rank: Rank) -> str:
+        """Answered with a load report by the agent of this rank."""
+        return f"kv.{self.namespace}.worker.{rank}.load"
+
+    def events_wanted(self, rank: Rank) -> str:
+        """Answered with recent events, or all that is held, by the agent of this rank."""
+        return f"kv.{self.namespace}.worker.{rank}.events"
 
 
 def rank_of(subject: str) -> Rank:

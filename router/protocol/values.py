@@ -63,6 +63,13 @@ def ranks_of(worker_id: int, start_rank: int, size: int) -> tuple[Rank, ...]:
     return tuple(Rank(worker_id, start_rank + i) for i in range(size))
 
 
+class StreamPosition(Struct, frozen=True, array_like=True):
+    """How far a stream was read: which stream, by its time of creation, and the last sequence."""
+
+    created: str
+    sequence: UInt
+
+
 class Scope(Struct, frozen=True, order=True):
     """What state is kept per: workers of different scopes never meet in one decision."""
 
@@ -73,22 +80,57 @@ class Scope(Struct, frozen=True, order=True):
 PerTier: TypeAlias = tuple[UInt, UInt, UInt, UInt]
 
 
+class Doubt(enum.IntFlag):
+    """Why a rank's agent cannot vouch for what it says the engine holds."""
+
+    ORPHANS = 1
+    HYBRID = 2
+    EVENTS_LOST = 4
+    COPIES = 8
+    LOWER_TIERS = 16
+    UNREADABLE = 32
+    UNCOUNTED = 64
+
+
+_DOUBT_TEXTS = {
+    Doubt.ORPHANS: "blocks with unknown parents",
+    Doubt.HYBRID: "hybrid model: overlap is an upper bound",
+    Doubt.EVENTS_LOST: "engine events lost, and no replay",
+    Doubt.COPIES: "more copies reported than the engine has blocks",
+    Doubt.LOWER_TIERS: "lower tiers unknown since the device's was cleared",
+    Doubt.UNREADABLE: "engine events dropped as unreadable",
+    Doubt.UNCOUNTED: "a copy cannot be told from a re-announcement",
+}
+
+
+def doubt_text(doubts: int) -> str:
+    """Doubts in words; ones this version does not know are named by number."""
+    texts = [text for doubt, text in _DOUBT_TEXTS.items() if doubts & doubt]
+    unknown = doubts & ~sum(_DOUBT_TEXTS)
+    return "; ".join([*texts, f"doubt {unknown}"] if unknown else texts)
+
+
 class HeldState(Struct, frozen=True, array_like=True):
     """What a rank holds after a message, small enough to travel with each one.
 
     `holes[t]`: held blocks whose parent is not held, a block counting as held if its fastest
     tier is at most t; 0 means that membership along every prompt is monotone. `counts[t]` and
-    `digests[t]` (XOR of a mix of the hashes) describe tier t alone.
+    `digests[t]` (XOR of a mix of the hashes) describe tier t alone. `doubts`: a sum of `Doubt`s;
+    0 where the rank's agent vouches for the rest.
     """
 
     holes: PerTier = (0, 0, 0, 0)
     counts: PerTier = (0, 0, 0, 0)
     digests: PerTier = (0, 0, 0, 0)
+    doubts: UInt = 0
+
+
+_LITTLE_ENDIAN = np.dtype("<u8")
 
 
 def pack_hashes(hashes: HashArray) -> bytes:
     """Hashes as little-endian u64."""
-    return hashes.astype("<u8", copy=False).tobytes()
+    return hashes.astype(_LITTLE_ENDIAN, copy=False).tobytes()
 
 
 def unpack_hashes(packed: bytes) -> HashArray:

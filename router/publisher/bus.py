@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from nats.aio.client import Client
@@ -21,6 +22,8 @@ from router.errors import (
 from router.protocol.subjects import Subjects
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2
 RETRY_S = 1.0
@@ -43,12 +46,29 @@ class Bus:
     refused login, say). A mere loss heals by itself and does not set it.
     """
 
-    __slots__ = ("client", "closed", "js")
+    __slots__ = ("_lost", "client", "closed", "js")
 
     def __init__(self, client: Client, closed: asyncio.Event) -> None:
         self.client = client
         self.closed = closed
         self.js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def note_loss(self) -> None:
+        """The connection is lost: what was asked on it is never answered."""
+        self._lost.set_result(None)
+        self._lost = asyncio.get_running_loop().create_future()
+
+    async def answered(self, request: Coroutine[Any, Any, T]) -> T:
+        """The answer to a request. Raises BusUnavailableError as soon as the connection is lost."""
+        answer = asyncio.create_task(request)
+        try:
+            await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise BusUnavailableError("connection lost before the answer")
+            return answer.result()
+        finally:
+            answer.cancel()
 
 
 @asynccontextmanager
@@ -63,7 +83,8 @@ async def connection(url: str, name: str, on_change: Callable[[bool], None]) -> 
         yield bus
     finally:
         on_change(False)
-        await _close(bus.client)
+        with heeding_cancellation():
+            await _close(bus.client)
 
 
 async def live_on_bus(
@@ -126,6 +147,20 @@ async def ensure_bucket(js: JetStreamContext, subjects: Subjects, num_replicas: 
     await _unless_it_exists(subjects.bucket, lambda: js.create_key_value(config))
 
 
+async def ensure_object_stream(js: JetStreamContext, bucket: str, num_replicas: int) -> None:
+    """Create the stream of an object store's bucket unless it exists, as every client lays it."""
+    config = api.StreamConfig(
+        name=f"OBJ_{bucket}",
+        subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        discard=api.DiscardPolicy.NEW,
+        num_replicas=num_replicas,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+        storage=api.StorageType.FILE,
+    )
+    await _unless_it_exists(bucket, lambda: js.add_stream(config))
+
+
 async def last_message(js: JetStreamContext, stream: str, subject: str) -> api.RawStreamMsg | None:
     """The last message of a subject, if there is one. Raises BusUnavailableError."""
     async with translated(subject):
@@ -135,11 +170,39 @@ async def last_message(js: JetStreamContext, stream: str, subject: str) -> api.R
             return None
 
 
+async def count_keys(js: JetStreamContext, subjects: Subjects, keys: str) -> int:
+    """How many keys of the bucket match, withdrawn ones included for a day. Raises
+    BusUnavailableError.
+    """
+    async with translated(keys):
+        info = await js.stream_info(subjects.bucket_stream, subjects_filter=subjects.key(keys))
+    return len(info.state.subjects or ())
+
+
+@contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Raise CancelledError at the end, if we were cancelled in between.
+
+    The client waits with `asyncio.wait_for`, which until Python 3.12 forgets a cancellation that
+    comes together with the answer, and drops others while it closes: whoever is to stop would go
+    on for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
 @asynccontextmanager
 async def translated(subject: str, expected_sequence: int = 0) -> AsyncIterator[None]:
     """Turn the client's exceptions into BusErrors."""
     try:
-        yield
+        with heeding_cancellation():
+            yield
     except APIError as error:
         if error.err_code in _WRONG_LAST_SEQUENCE:
             raise LogConflictError(subject, expected_sequence) from error
@@ -164,7 +227,8 @@ async def _connect(url: str, name: str, on_change: Callable[[bool], None]) -> Bu
     while True:
         bus = Bus(Client(), asyncio.Event())
         try:
-            await _connect_once(bus, url, name, on_change)
+            with heeding_cancellation():
+                await _connect_once(bus, url, name, on_change)
         except (OSError, NatsError, TimeoutError) as error:
             log.warning("no NATS at %s yet (%s); trying again", url, error or type(error).__name__)
             await asyncio.sleep(RETRY_S)
@@ -175,6 +239,7 @@ async def _connect(url: str, name: str, on_change: Callable[[bool], None]) -> Bu
 
 async def _connect_once(bus: Bus, url: str, name: str, on_change: Callable[[bool], None]) -> None:
     async def disconnected() -> None:
+        bus.note_loss()
         if not bus.client.is_closed:
             log.warning("lost the connection to NATS at %s; reconnecting", url)
             on_change(False)

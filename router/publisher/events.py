@@ -3,17 +3,20 @@
 The rank is the only writer of its subject, and every append names the sequence it expects to
 follow. A refused append means that somebody else wrote there, or that the store was lost; a missing
 answer, that nobody knows. All of them end the same way: find out where the log stands, make sure
-the worker id is still ours, and write a checkpoint.
+the worker id is still ours, and write a checkpoint. Where the stream is full, our own history makes
+room for it first: nobody else may shorten it.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from router.errors import BusError
+from router.errors import BusError, LogFullError
 from router.protocol.events import Checkpoint, LogMessage, encode_log_message
 from router.protocol.values import HashArray, HeldState, Tier
 from router.publisher.journal import EventJournal
@@ -23,7 +26,18 @@ log = logging.getLogger(__name__)
 
 VerifyOwner: TypeAlias = Callable[[], Awaitable[None]]
 
-_BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
+_BACKOFF_S = (0.05, 0.2, 1.0)
+
+MIN_FLUSH_S = 0.02
+MAX_FLUSH_S = 0.5
+_FLUSH_S_PER_WORKER = 0.00025
+
+
+def flush_window_s(workers: int) -> float:
+    """How long events travel together in a fleet of this size: so that a router reads at most
+    4,000 messages a second, within bounds.
+    """
+    return min(max(workers * _FLUSH_S_PER_WORKER, MIN_FLUSH_S), MAX_FLUSH_S)
 
 
 class Published(Struct, frozen=True):
@@ -36,9 +50,10 @@ class Published(Struct, frozen=True):
 class KvEventPublisher:
     """Event publisher of one rank.
 
-    `stored`, `removed` and `cleared` are synchronous and never wait; `run` delivers.
-    `verify_owner` is awaited before a log is taken over, and raises TwinError if the
-    worker id is no longer ours.
+    `stored`, `removed` and `cleared` are synchronous and never wait; `run` delivers, at most one
+    message per `flush_interval_s`. `verify_owner` is awaited before a log is taken over, and raises
+    TwinError if the worker id is no longer ours. `failures`: messages that the bus did not take;
+    `refusals`: those among them that found the stream full.
     """
 
     def __init__(
@@ -47,65 +62,109 @@ class KvEventPublisher:
         subject: str,
         *,
         flush_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
         self._subject = subject
-        self._flush_interval_s = flush_interval_s
+        self._clock = clock
+        self._life = journal.incarnation
         self._sequence: int | None = None
+        self._log_is_full = False
+        self._noted_since_s: float | None = clock()
+        self._taken_since_s: float | None = None
+        self.flush_interval_s = flush_interval_s
         self._news = asyncio.Event()
         self._news.set()
         self.published = Published()
         self.failures = 0
+        self.refusals = 0
+
+    @property
+    def incarnation(self) -> int:
+        """The present life of the cache."""
+        return self._journal.incarnation
+
+    @property
+    def reported_state(self) -> HeldState:
+        """What was held after the last event that the log has, and what is doubted: then, as long
+        as changes wait that may have ended it, and now.
+        """
+        published, doubts = self.published.state, self._journal.doubts
+        if self.waiting_s:
+            doubts |= published.doubts
+        return replace(published, doubts=doubts)
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long the oldest change has waited that the log does not have yet."""
+        since_s = [s for s in (self._taken_since_s, self._noted_since_s) if s is not None]
+        return max(self._clock() - min(since_s), 0.0) if since_s else 0.0
 
     def stored(self, tier: Tier, sequence_hashes: Sequence[int], parent: int | None) -> None:
         """Consecutive blocks, the first after `parent`, are now in this tier."""
         self._journal.stored(tier, sequence_hashes, parent)
-        self._news.set()
+        self._note_news()
 
     def removed(self, tier: Tier, sequence_hashes: Sequence[int]) -> None:
         """Blocks are no longer in this tier."""
         self._journal.removed(tier, sequence_hashes)
-        self._news.set()
+        self._note_news()
 
     def cleared(self, tier: Tier | None = None) -> None:
         """A tier is empty; None: all are."""
         self._journal.cleared(tier)
-        self._news.set()
+        self._note_news()
+
+    def new_life(self, incarnation: int) -> None:
+        """The cache begins anew, and is empty."""
+        self._journal.new_life(incarnation)
+        self.noted(self._clock())
+
+    def noted(self, since_s: float) -> None:
+        """Somebody else has changed the journal, or begun a new life in it. `since_s`: the moment
+        after which it may have happened.
+        """
+        if self._life != self.incarnation:
+            self._life = self.incarnation
+            self.published = Published()
+        self._note_news(since_s)
 
     def require_checkpoint(self) -> None:
         """Write a checkpoint next; requests before it is written count as one."""
         self._journal.require_checkpoint()
-        self._news.set()
+        self._note_news()
 
     def held(self, tier: Tier) -> HashArray:
         """Every block held in this tier."""
         return self._journal.held(tier)
 
     async def run(self, transport: Transport, verify_owner: VerifyOwner) -> None:
-        """Deliver news until cancelled, at most one message per flush interval.
-
-        `verify_owner` is awaited before a log is taken over; it raises TwinError if the
-        worker id is no longer ours, which ends the run.
-        """
+        """Deliver news until cancelled, or until `verify_owner` raises TwinError."""
         self._sequence = None
         self.require_checkpoint()
         while True:
             await self._news.wait()
-            self._news.clear()
-            await self.flush(transport, verify_owner)
-            await asyncio.sleep(self._flush_interval_s)
+            next_s = self._clock() + self.flush_interval_s
+            await self._deliver_surely(transport, verify_owner)
+            await asyncio.sleep(max(next_s - self._clock(), 0.0))
 
     async def flush(self, transport: Transport, verify_owner: VerifyOwner) -> None:
         """Deliver everything noted so far, however long the bus takes. Raises TwinError."""
+        while self._journal.has_news:
+            await self._deliver_surely(transport, verify_owner)
+
+    async def _deliver_surely(self, transport: Transport, verify_owner: VerifyOwner) -> None:
+        """Deliver the next message, and if it may not have arrived, a checkpoint instead."""
         attempt = 0
+        self._news.clear()
         while self._journal.has_news:
             try:
                 await self._deliver_next(transport, verify_owner)
-                attempt = 0
+                break
             except BusError as error:
                 # What was taken may or may not have arrived; a checkpoint says it again.
                 self._journal.require_checkpoint()
-                self.failures += 1
+                self._note_failure(error)
                 delay_s = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 log.warning("%s: %s; a checkpoint follows in %g s", self._subject, error, delay_s)
                 await asyncio.sleep(delay_s)
@@ -115,11 +174,43 @@ class KvEventPublisher:
         sequence = self._sequence
         if sequence is None:
             await verify_owner()
-            sequence = await transport.last_sequence(self._subject)
+            sequence = await self._take_over(transport)
         # Until the last append is acknowledged nobody knows where the log stands.
         self._sequence = None
-        self._sequence = await self._deliver(transport, self._journal.take(), sequence)
-        self.published = Published(self._journal.last_event_id, self._journal.taken_state)
+        messages = self._take()
+        told = self.incarnation, Published(self._journal.last_event_id, self._journal.taken_state)
+        self._sequence = await self._deliver(transport, messages, sequence)
+        self._log_is_full = False
+        if told[0] == self.incarnation:
+            self._taken_since_s = None
+            self.published = told[1]
+
+    async def _take_over(self, transport: Transport) -> int:
+        """Sequence of the log's end; in a full stream, of a log that has made room."""
+        sequence = await transport.last_sequence(self._subject)
+        if self._log_is_full and sequence:
+            await transport.drop_before(self._subject, sequence + 1)
+            return await transport.last_sequence(self._subject)
+        return sequence
+
+    def _take(self) -> Sequence[LogMessage]:
+        if self._taken_since_s is None:
+            self._taken_since_s = self._noted_since_s
+        self._noted_since_s = None
+        return self._journal.take()
+
+    def _note_news(self, since_s: float | None = None) -> None:
+        if self._journal.has_news:
+            noted_s = self._clock() if since_s is None else since_s
+            known_s = self._noted_since_s
+            self._noted_since_s = noted_s if known_s is None else min(known_s, noted_s)
+        self._news.set()
+
+    def _note_failure(self, error: BusError) -> None:
+        self.failures += 1
+        if isinstance(error, LogFullError):
+            self.refusals += 1
+            self._log_is_full = True
 
     async def _deliver(
         self, transport: Transport, messages: Sequence[LogMessage], sequence: int

@@ -9,145 +9,183 @@ is a hole of cumulative tier t exactly for r(n) <= t < r(p).
     n on device, p on host:    r(n) = 0, r(p) = 1    a hole of tier 0 alone
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from router.protocol.values import FASTEST_TIER, TIERS, HashArray, HeldState, Tier
+from router.publisher._held_kernel import (
+    CAPACITY,
+    CHILDREN,
+    COUNTS,
+    DIGESTS,
+    DONE_BITS,
+    FLAGS,
+    HAS_PARENT,
+    HEADER_WORDS,
+    HOLES,
+    KEY,
+    MASK,
+    MAX_USED,
+    MULTIPLIER,
+    PARENT,
+    SHIFT,
+    SLOT_WORDS,
+    SLOTS,
+    USED,
+    list_held,
+    move_in,
+    remove,
+    store,
+)
 from router.sequence.digest import digest
 
+Hashes: TypeAlias = HashArray | Sequence[int]
 
-class _Block:
-    """A held block, or (mask 0) the parent of one; `children[r]`: held ones, fastest in r."""
+DEFAULT_MULTIPLIER = 0x9E3779B97F4A7C15
+_MIN_CAPACITY_BITS = 8
 
-    __slots__ = ("children", "mask", "parent")
 
-    def __init__(self, parent: int | None) -> None:
-        self.mask = 0
-        self.parent = parent
-        self.children = [0] * TIERS
-
-    @property
-    def is_needed(self) -> bool:
-        return bool(self.mask) or any(self.children)
+def path_heads(block_counts: list[int], parents: list[int | None]) -> HashArray:
+    """Where each of some paths begins that lie one behind the other, and behind which block, as
+    kernels want it: three words each.
+    """
+    words: list[int] = []
+    first = 0
+    for blocks, parent in zip(block_counts, parents, strict=True):
+        words += (first, 0, 0) if parent is None else (first, parent, 1)
+        first += blocks
+    return np.array(words, np.uint64)
 
 
 class HeldBlocks:
     """Blocks of one rank by tier, as a set: a store of what is held and a removal of what is not do
-    nothing. All changes are O(tiers) per block.
+    nothing. All changes are O(tiers) per block; a table that fills up is copied into one twice the
+    size, which holds its caller up for about 20 ns a block.
 
-    Invariants: every block kept is held or has a held child; `children` count held blocks by their
-    parent; holes, counts and digests equal what a walk over all blocks finds.
+    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a place.
+
+    Invariants: every block kept is held or has a held child; children are counted by their parent
+    and fastest tier; holes, counts and digests equal what a walk over all blocks finds.
     """
 
-    __slots__ = ("_blocks", "_counts", "_digests", "_holes")
+    __slots__ = ("_address", "_head", "_header", "_multiplier", "_slots")
 
-    def __init__(self) -> None:
-        self._blocks: dict[int, _Block] = {}
-        self._holes = [0] * TIERS
-        self._counts = [0] * TIERS
-        self._digests = [0] * TIERS
+    _header: HashArray
+    _slots: HashArray
+
+    def __init__(self, multiplier: int = DEFAULT_MULTIPLIER) -> None:
+        self._multiplier = multiplier
+        self._head: HashArray = np.zeros(3, np.uint64)  # of a single path
+        self._begin()
 
     @property
     def block_count(self) -> int:
         """Held blocks, once per tier."""
-        return sum(self._counts)
+        return sum(self._per_tier(COUNTS))
 
-    def store(self, tier: Tier, sequence_hashes: Sequence[int], parent: int | None) -> list[int]:
-        """Hold consecutive blocks, the first of them after `parent`; those that were new."""
-        changed = []
-        for sequence_hash in sequence_hashes:
-            block = self._blocks.get(sequence_hash)
-            mask = 0 if block is None else block.mask
-            if not mask >> tier & 1:
-                self._set(sequence_hash, parent, mask | 1 << tier)
-                changed.append(sequence_hash)
-            parent = sequence_hash
-        self._note(tier, changed, +1)
-        return changed
+    def store(self, tier: Tier, sequence_hashes: Hashes, parent: int | None) -> HashArray:
+        """Hold consecutive blocks, the first of them after `parent`; those that were new.
 
-    def remove(self, tier: Tier, sequence_hashes: Iterable[int]) -> list[int]:
+        A block keeps the first parent that it is given.
+        """
+        keys = np.ascontiguousarray(sequence_hashes, dtype=np.uint64)
+        self._head[1], self._head[2] = parent or 0, parent is not None
+        return self.store_paths(tier, keys, self._head)
+
+    def store_paths(self, tier: Tier, keys: HashArray, heads: HashArray) -> HashArray:
+        """The same for several paths, one behind the other; `heads` as `path_heads` makes them."""
+        changed, progress = np.empty(len(keys), np.uint64), 0
+        while True:
+            progress = store(self._address, int(tier), keys, heads, progress, changed)
+            if progress >> DONE_BITS == len(keys):
+                return changed[: progress & ((1 << DONE_BITS) - 1)]
+            self._grow()
+
+    def remove(self, tier: Tier, sequence_hashes: Hashes) -> HashArray:
         """Hold these blocks no longer; those that were held."""
-        changed = []
-        for sequence_hash in sequence_hashes:
-            block = self._blocks.get(sequence_hash)
-            if block is not None and block.mask >> tier & 1:
-                self._set(sequence_hash, block.parent, block.mask & ~(1 << tier))
-                changed.append(sequence_hash)
-        self._note(tier, changed, -1)
-        return changed
+        keys = np.ascontiguousarray(sequence_hashes, dtype=np.uint64)
+        changed = np.empty(len(keys), np.uint64)
+        return changed[: remove(self._address, int(tier), keys, changed)]
 
     def clear(self, tier: Tier | None = None) -> None:
-        """Hold nothing in this tier; None: in any."""
-        for each in Tier if tier is None else (tier,):
-            self.remove(each, self.held(each).tolist())
+        """Hold nothing in this tier; None: in any. Frees memory only where nothing is left."""
+        if tier is not None:
+            self.remove(tier, self.held(tier))
+        if tier is None or not self.block_count:
+            self._begin()
 
     def held(self, tier: Tier) -> HashArray:
-        """Every block held in this tier, in the order of their first store."""
-        hashes = [h for h, block in self._blocks.items() if block.mask >> tier & 1]
-        return np.array(hashes, dtype=np.uint64)
+        """Every block held in this tier, in no order. O(capacity)."""
+        hashes = np.empty(self._per_tier(COUNTS)[tier], np.uint64)
+        if len(hashes):
+            list_held(self._address, int(tier), hashes)
+        return hashes
 
-    def state(self) -> HeldState:
-        """Holes, counts and digests, as they travel."""
-        return HeldState(tuple(self._holes), tuple(self._counts), tuple(self._digests))  # type: ignore[arg-type]
+    def state(self, doubts: int = 0) -> HeldState:
+        """Holes, counts and digests, as they travel, with these doubts."""
+        holes, counts, digests = map(self._per_tier, (HOLES, COUNTS, DIGESTS))
+        return HeldState(tuple(holes), tuple(counts), tuple(digests), doubts)  # type: ignore[arg-type]
 
-    def _set(self, sequence_hash: int, parent: int | None, mask: int) -> None:
-        block = self._blocks.get(sequence_hash)
-        if block is None:
-            block = self._blocks[sequence_hash] = _Block(parent)
-        elif block.parent is None:
-            block.parent = parent
-        before, after = FASTEST_TIER[block.mask], FASTEST_TIER[mask]
-        block.mask = mask
-        if before != after:
-            self._count_holes_below(block, before, after)
-            self._count_hole_above(block, before, after)
-        if not block.is_needed:
-            del self._blocks[sequence_hash]
+    def _begin(self) -> None:
+        self._header = np.zeros(HEADER_WORDS, np.uint64)
+        self._address = int(self._header.ctypes.data)
+        self._header[MULTIPLIER] = self._multiplier
+        self._lay_out(_MIN_CAPACITY_BITS)
 
-    def _count_holes_below(self, block: _Block, before: int, after: int) -> None:
-        sign = 1 if after > before else -1
-        for tier in range(min(before, after), max(before, after)):
-            self._holes[tier] += sign * sum(block.children[: tier + 1])
+    def _lay_out(self, capacity_bits: int) -> None:
+        capacity = 1 << capacity_bits
+        self._slots = np.zeros(capacity * int(SLOT_WORDS), np.uint64)
+        self._header[SLOTS] = self._slots.ctypes.data
+        self._header[CAPACITY] = capacity
+        self._header[SHIFT] = 64 - capacity_bits
+        self._header[MAX_USED] = capacity * 3 // 4
 
-    def _count_hole_above(self, block: _Block, before: int, after: int) -> None:
-        if block.parent is None:
-            return
-        parent = self._blocks.get(block.parent)
-        if parent is None:
-            parent = self._blocks[block.parent] = _Block(None)
-        parent_tier = FASTEST_TIER[parent.mask]
-        for tier in range(before, parent_tier):
-            self._holes[tier] -= 1
-        for tier in range(after, parent_tier):
-            self._holes[tier] += 1
-        if before < TIERS:
-            parent.children[before] -= 1
-        if after < TIERS:
-            parent.children[after] += 1
-        if not parent.is_needed:
-            del self._blocks[block.parent]
+    def _grow(self) -> None:
+        old = self._slots
+        self._lay_out(int(self._header[CAPACITY]).bit_length())
+        move_in(self._address, old)
 
-    def _note(self, tier: Tier, changed: list[int], sign: int) -> None:
-        self._counts[tier] += sign * len(changed)
-        self._digests[tier] ^= digest(np.array(changed, dtype=np.uint64))
+    def _per_tier(self, start: np.uint64) -> list[int]:
+        words: list[int] = self._header[int(start) : int(start) + TIERS].tolist()
+        return words
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
-        children: dict[int, list[int]] = {}
+        self._check_places()
+        rows = {row[KEY]: row for row in self._rows() if row[FLAGS]}
+        fastest = {key: FASTEST_TIER[row[FLAGS] & int(MASK)] for key, row in rows.items()}
+        children = {key: [0] * TIERS for key in rows}
         holes = [0] * TIERS
-        for block in self._blocks.values():
-            tier = FASTEST_TIER[block.mask]
-            if tier == TIERS or block.parent is None:
-                continue
-            children.setdefault(block.parent, [0] * TIERS)[tier] += 1
-            for hole in range(tier, FASTEST_TIER[self._blocks[block.parent].mask]):
-                holes[hole] += 1
-        for sequence_hash, block in self._blocks.items():
-            assert block.is_needed
-            assert block.children == children.get(sequence_hash, [0] * TIERS)
-        assert holes == self._holes
-        for tier_held in Tier:
-            held = self.held(tier_held)
-            assert self._counts[tier_held] == len(held)
-            assert self._digests[tier_held] == digest(held)
+        for key, row in rows.items():
+            if fastest[key] < TIERS and row[FLAGS] & int(HAS_PARENT):
+                children[row[PARENT]][fastest[key]] += 1
+                for hole in range(fastest[key], fastest[row[PARENT]]):
+                    holes[hole] += 1
+        for key, row in rows.items():
+            words = np.array(row[CHILDREN:FLAGS], np.uint64)
+            assert words.view(np.uint32).tolist() == children[key]
+            assert fastest[key] < TIERS or any(children[key])
+        assert holes == self._per_tier(HOLES)
+        for tier in Tier:
+            held = [key for key, row in rows.items() if row[FLAGS] >> tier & 1]
+            assert sorted(held) == sorted(self.held(tier).tolist())
+            assert len(held) == self._per_tier(COUNTS)[tier]
+            assert digest(np.array(held, np.uint64)) == self._per_tier(DIGESTS)[tier]
+
+    def _check_places(self) -> None:
+        """No key is there twice, and no gap lies between a key's home and its slot."""
+        rows, shift = self._rows(), int(self._header[SHIFT])
+        used = [position for position, row in enumerate(rows) if row[FLAGS]]
+        assert len(used) == self._header[USED] <= self._header[MAX_USED]
+        assert len({rows[position][KEY] for position in used}) == len(used)
+        for position in used:
+            home = (rows[position][KEY] * self._multiplier & (1 << 64) - 1) >> shift
+            while home != position:
+                assert rows[home][FLAGS]
+                home = (home + 1) % len(rows)
+
+    def _rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self._slots.reshape(-1, int(SLOT_WORDS)).tolist()
+        return rows

@@ -5,25 +5,28 @@ carries everything noted since the last message; a checkpoint carries everything
 the log. A checkpoint is due at the start of a life, after anything that may have left a hole in the
 log, on request, when the log outgrows what it describes, and when more is noted than one batch may
 carry: so nothing ever waits in an unbounded queue, and nothing noted is ever lost.
+
+    stored, removed, cleared ─▶ held ─▶ noted ──take──▶ batch, or checkpoint of what is held
+                                          └──seal──▶ recent ─▶ who asks (`local_index.py`)
 """
 
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec import Struct
 
 from router.protocol.events import (
+    REMOVED,
+    STORED,
     Checkpoint,
-    Cleared,
     EventBatch,
     LogMessage,
-    Removed,
-    Stored,
-    TierBlocks,
-    pack_batch,
+    pack_state,
 )
-from router.protocol.values import HashArray, HeldState, Identity, Rank, Tier, pack_hashes
-from router.publisher.held import HeldBlocks
+from router.protocol.values import HashArray, HeldState, Identity, Rank, Tier
+from router.publisher.checkpoints import checkpoint_of
+from router.publisher.held import DEFAULT_MULTIPLIER, Hashes, HeldBlocks
+from router.publisher.noted import NotedEvents
+from router.publisher.recent import RecentEvents
 
 
 class JournalLimits(Struct, frozen=True):
@@ -32,44 +35,40 @@ class JournalLimits(Struct, frozen=True):
     event_blocks: int = 512
     batch_events: int = 8_192
     batch_blocks: int = 65_536
+    batch_bytes: int = 786_432
     checkpoint_part_blocks: int = 98_304
     tail_blocks: int = 4_096
     """The log is never shortened before it holds this many."""
+
+    recent_events: int = 1_024
+    recent_bytes: int = 786_432
+    """Of events kept to be told again, all in one message."""
 
 
 DEFAULT_LIMITS = JournalLimits()
 
 
-class _Noted:
-    """An event in the making."""
-
-    __slots__ = ("hashes", "kind", "tier")
-
-    def __init__(self, kind: type[Stored | Removed], tier: Tier) -> None:
-        self.kind = kind
-        self.tier = tier
-        self.hashes: list[int] = []
-
-    def event(self) -> Stored | Removed:
-        return self.kind(self.tier, pack_hashes(np.array(self.hashes, dtype=np.uint64)))
-
-
 class EventJournal:
-    """Events of one rank in one incarnation, ids from 1.
+    """Events of one rank, life after life (incarnation), ids from 1 in each.
 
-    Invariant: the log as taken so far, followed by what is noted, is what is held.
+    `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down.
+
+    Invariant: the log as taken so far, followed by what is noted, is what is held, unless a
+    checkpoint is due.
     """
 
     __slots__ = (
         "_checkpoint_due",
+        "_doubts",
+        "_event_id_before_noted",
         "_held",
         "_identity",
         "_incarnation",
         "_last_event_id",
         "_limits",
         "_noted",
-        "_noted_blocks",
         "_rank",
+        "_recent",
         "_tail_blocks",
         "_taken_state",
     )
@@ -80,18 +79,28 @@ class EventJournal:
         incarnation: int,
         identity: Identity,
         limits: JournalLimits = DEFAULT_LIMITS,
+        multiplier: int = DEFAULT_MULTIPLIER,
     ) -> None:
         self._rank = rank
-        self._incarnation = incarnation
         self._identity = identity
         self._limits = limits
-        self._held = HeldBlocks()
-        self._noted: list[_Noted | Cleared] = []
-        self._noted_blocks = 0
-        self._last_event_id = 0
-        self._tail_blocks = 0
-        self._taken_state = HeldState()
-        self._checkpoint_due = True
+        self._held = HeldBlocks(multiplier)
+        self._noted = NotedEvents(
+            limits.event_blocks, limits.batch_events, limits.batch_blocks, limits.batch_bytes
+        )
+        self._recent = RecentEvents(limits.recent_events, limits.recent_bytes)
+        self._doubts = 0
+        self.new_life(incarnation)
+
+    @property
+    def incarnation(self) -> int:
+        """The present life."""
+        return self._incarnation
+
+    @property
+    def identity(self) -> Identity:
+        """How blocks are named."""
+        return self._identity
 
     @property
     def last_event_id(self) -> int:
@@ -104,29 +113,77 @@ class EventJournal:
         return self._taken_state
 
     @property
+    def state(self) -> HeldState:
+        """What is held at this moment."""
+        return self._held.state(self._doubts)
+
+    @property
+    def recent(self) -> RecentEvents:
+        """Events whose ids are settled: by `take`, or by `seal`."""
+        return self._recent
+
+    @property
     def has_news(self) -> bool:
         """Is there a message to take?"""
         return self._checkpoint_due or bool(self._noted)
 
-    def stored(self, tier: Tier, sequence_hashes: Sequence[int], parent: int | None) -> None:
-        """Consecutive blocks, the first after `parent`, are now in this tier."""
-        self._note(Stored, tier, self._held.store(tier, sequence_hashes, parent))
+    def new_life(self, incarnation: int) -> None:
+        """The cache begins anew: nothing is held, ids count from 1, a checkpoint is due."""
+        self._incarnation = incarnation
+        self._held.clear()
+        self._noted.clear()
+        self._recent.restart(0)
+        self._last_event_id = self._event_id_before_noted = 0
+        self._taken_state = HeldState()
+        self._tail_blocks = 0
+        self._checkpoint_due = True
 
-    def removed(self, tier: Tier, sequence_hashes: Sequence[int]) -> None:
-        """Blocks are no longer in this tier."""
-        self._note(Removed, tier, self._held.remove(tier, sequence_hashes))
+    def stored(self, tier: Tier, sequence_hashes: Hashes, parent: int | None) -> HashArray:
+        """Consecutive blocks, the first after `parent`, are now in this tier; those that were new
+        in it.
+        """
+        new = self._held.store(tier, sequence_hashes, parent)
+        self._note(STORED, tier, new)
+        return new
+
+    def stored_paths(self, tier: Tier, sequence_hashes: HashArray, heads: HashArray) -> HashArray:
+        """The same for several runs of consecutive blocks; `heads`: see `held.path_heads`."""
+        new = self._held.store_paths(tier, sequence_hashes, heads)
+        self._note(STORED, tier, new)
+        return new
+
+    def removed(self, tier: Tier, sequence_hashes: Hashes) -> HashArray:
+        """Blocks are no longer in this tier; those that were held in it."""
+        gone = self._held.remove(tier, sequence_hashes)
+        self._note(REMOVED, tier, gone)
+        return gone
 
     def cleared(self, tier: Tier | None = None) -> None:
-        """A tier is empty; None: all are."""
+        """A tier is empty; None: all are. Where nothing was held, nothing changes."""
+        counts = self._held.state().counts
+        if not (any(counts) if tier is None else counts[tier]):
+            return
         self._held.clear(tier)
-        if tier is None:
-            self._noted, self._noted_blocks = [], 0
-        if not self._is_overfull():
-            self._noted.append(Cleared(tier))
+        if self._has_room(0):
+            self._noted.add_clear(tier)
+
+    @property
+    def doubts(self) -> int:
+        """The sum of doubts set last."""
+        return self._doubts
+
+    def set_doubts(self, doubts: int) -> None:
+        """A sum of `Doubt`s, part of every state from now on. No event, and no news by itself."""
+        self._doubts = doubts
 
     def require_checkpoint(self) -> None:
         """The next message must be a checkpoint."""
         self._checkpoint_due = True
+
+    def seal(self) -> None:
+        """Settle what is noted: its events keep their ids, and nothing is added to them."""
+        for event in self._noted.seal():
+            self._recent.append(event)
 
     def take(self) -> Sequence[LogMessage]:
         """The next message, or the parts of one; whoever takes it must deliver it or require a
@@ -136,93 +193,74 @@ class EventJournal:
             return self._take_checkpoint()
         return [self._take_batch()] if self._noted else []
 
+    def dump(self) -> Sequence[Checkpoint]:
+        """Everything held at this moment, in the form of a checkpoint; not part of the log."""
+        self.seal()
+        return self._checkpoint(self._event_id_before_noted + len(self._noted), self.state)
+
     def held(self, tier: Tier) -> HashArray:
-        """Every block held in this tier."""
+        """Every block held in this tier, in no order."""
         return self._held.held(tier)
 
-    def _note(self, kind: type[Stored | Removed], tier: Tier, changed: list[int]) -> None:
-        if self._is_overfull():
-            return
-        self._noted_blocks += len(changed)
-        for sequence_hash in changed:
-            self._noted_event(kind, tier).hashes.append(sequence_hash)
+    def _note(self, kind: int, tier: Tier, changed: HashArray) -> None:
+        if len(changed) and self._has_room(len(changed)):
+            self._noted.add(kind, tier, changed)
 
-    def _is_overfull(self) -> bool:
-        """More is noted than a batch may carry, so a checkpoint has to say it."""
-        limits = self._limits
-        return self._noted_blocks > limits.batch_blocks or len(self._noted) > limits.batch_events
+    def _has_room(self, block_count: int) -> bool:
+        """Is there room for a change? If not, a checkpoint has to say it, and all before it."""
+        if self._noted.has_room(block_count):
+            return True
+        self._overflow()
+        return False
 
-    def _noted_event(self, kind: type[Stored | Removed], tier: Tier) -> _Noted:
-        last = self._noted[-1] if self._noted else None
-        if (
-            isinstance(last, _Noted)
-            and (last.kind, last.tier) == (kind, tier)
-            and len(last.hashes) < self._limits.event_blocks
-        ):
-            return last
-        event = _Noted(kind, tier)
-        self._noted.append(event)
-        return event
+    def _overflow(self) -> None:
+        """What is not noted gets an id too: no two states are ever known by the same one."""
+        self._event_id_before_noted += len(self._noted) + 1
+        self._noted.clear()
+        self._recent.restart(self._event_id_before_noted)
+        self._checkpoint_due = True
 
     def _checkpoint_is_due(self) -> bool:
-        tail_blocks = self._tail_blocks + self._noted_blocks
-        return (
-            self._checkpoint_due
-            or self._is_overfull()
-            or tail_blocks > max(self._held.block_count, self._limits.tail_blocks)
+        tail_blocks = self._tail_blocks + self._noted.block_count
+        return self._checkpoint_due or tail_blocks > max(
+            self._held.block_count, self._limits.tail_blocks
         )
 
     def _take_batch(self) -> EventBatch:
-        events = [n if isinstance(n, Cleared) else n.event() for n in self._noted]
-        batch = EventBatch(
+        packed = pack_state(self.state) + self._noted.packed
+        first_event_id = self._last_event_id + 1
+        self._tail_blocks += self._noted.block_count
+        self._log_noted()
+        return EventBatch(
             self._rank.worker_id,
             self._rank.dp_rank,
             self._incarnation,
             self._identity,
-            self._last_event_id + 1,
-            self._last_event_id + len(events),
-            pack_batch(self._held.state(), events),
+            first_event_id,
+            self._last_event_id,
+            packed,
         )
-        self._tail_blocks += self._noted_blocks
-        self._log_noted()
-        return batch
 
     def _take_checkpoint(self) -> list[Checkpoint]:
         self._log_noted()
         self._tail_blocks = 0
         self._checkpoint_due = False
-        parts = self._parts()
-        return [
-            Checkpoint(
-                self._rank.worker_id,
-                self._rank.dp_rank,
-                self._incarnation,
-                self._identity,
-                self._last_event_id,
-                part,
-                len(parts),
-                blocks,
-                self._taken_state,
-            )
-            for part, blocks in enumerate(parts)
-        ]
+        return self._checkpoint(self._last_event_id, self._taken_state)
 
     def _log_noted(self) -> None:
-        self._last_event_id += len(self._noted)
-        self._noted = []
-        self._noted_blocks = 0
-        self._taken_state = self._held.state()
+        self.seal()
+        self._event_id_before_noted += len(self._noted)
+        self._last_event_id = self._event_id_before_noted
+        self._noted.clear()
+        self._taken_state = self.state
 
-    def _parts(self) -> list[tuple[TierBlocks, ...]]:
-        size = self._limits.checkpoint_part_blocks
-        parts: list[list[TierBlocks]] = [[]]
-        room = size
-        for tier in Tier:
-            hashes = self._held.held(tier)
-            while len(hashes):
-                if not room:
-                    parts.append([])
-                    room = size
-                parts[-1].append(TierBlocks(tier, pack_hashes(hashes[:room])))
-                hashes, room = hashes[room:], room - len(hashes[:room])
-        return [tuple(part) for part in parts]
+    def _checkpoint(self, event_id: int, state: HeldState) -> list[Checkpoint]:
+        return checkpoint_of(
+            self._held,
+            self._rank,
+            self._incarnation,
+            self._identity,
+            event_id,
+            state,
+            self._limits.checkpoint_part_blocks,
+        )

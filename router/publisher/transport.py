@@ -47,6 +47,7 @@ class NatsTransport:
     """JetStream for the log, core NATS for the loudspeaker."""
 
     def __init__(self, bus: Bus, subjects: Subjects, limits: StreamLimits) -> None:
+        self._bus = bus
         self._client = bus.client
         self._js = bus.js
         self._subjects = subjects
@@ -65,9 +66,10 @@ class NatsTransport:
         if replaces_history:
             headers[api.Header.ROLLUP.value] = "sub"
         async with translated(subject, expected_sequence):
-            ack = await self._js.publish(
+            published = self._js.publish(
                 subject, payload, timeout=REQUEST_TIMEOUT_S, headers=headers
             )
+            ack = await self._bus.answered(published)
         return ack.seq
 
     async def last_sequence(self, subject: str) -> int:

@@ -2,7 +2,27 @@
 
 from msgspec import Struct
 
+from router.protocol.replies import TrustState
 from router.protocol.values import Rank
+
+
+class TrustWeights(Struct, frozen=True):
+    """What a block of overlap counts for, by the trust in it, where a policy predicts."""
+
+    exact: float = 1.0
+    lagging: float = 1.0
+    degraded: float = 0.5
+    blind: float = 0.0
+
+    def trusted_blocks(self, overlap_blocks: int, state: TrustState) -> float:
+        """The overlap that a prediction counts on."""
+        weights = {
+            TrustState.EXACT: self.exact,
+            TrustState.LAGGING: self.lagging,
+            TrustState.DEGRADED: self.degraded,
+            TrustState.BLIND: self.blind,
+        }
+        return overlap_blocks * weights[state]
 
 
 class Terms(Struct, frozen=True):

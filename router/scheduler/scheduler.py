@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from router.indexer.base import NO_OVERLAP, OverlapScores
 from router.protocol.values import Identity, Rank
-from router.scheduler.cost import Terms, dynamo_1_0
+from router.scheduler.cost import Terms, TrustWeights, dynamo_1_0
 from router.scheduler.selector import select
 from router.sequence.prompt import Prompt
 from router.sequence.tracker import Tracker
@@ -18,6 +18,7 @@ class PolicySettings(Struct, frozen=True):
 
     overlap_score_weight: float
     router_temperature: float
+    trust_weights: TrustWeights = TrustWeights()
 
 
 class Choice(Struct, frozen=True):

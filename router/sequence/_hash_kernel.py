@@ -3,13 +3,37 @@
 import numpy as np
 import numpy.typing as npt
 
-from router.compiled import kernel
+from router.compiled import device, kernel
 from router.sequence._xxh3 import LARGE, hash_at, hash_two
 from router.sequence._xxh3_long import LANES, derived_secret, hash_long
 
 _4 = np.uint64(4)
 _16 = np.uint64(16)
 _CHAIN_SEED = np.uint64(1337)
+
+
+@device
+def hash_windows(
+    base: np.uint64,
+    stride: np.uint64,
+    length: np.uint64,
+    seed: np.uint64,
+    out: npt.NDArray[np.uint64],
+) -> None:
+    """XXH3-64 of `length` bytes of memory at every stride, as many as `out` has room for."""
+    if length <= LARGE:
+        for block in range(np.uint64(len(out))):
+            out[block] = hash_at(base + block * stride, length, seed)
+        return
+    secret, lanes = derived_secret(seed), np.empty(LANES, np.uint64)
+    for block in range(np.uint64(len(out))):
+        out[block] = hash_long(base + block * stride, length, secret, lanes)
+
+
+@device
+def chained(parent: np.uint64, local_hash: np.uint64) -> np.uint64:
+    """Sequence hash of a block behind another one."""
+    return hash_two(parent, local_hash, _16, _CHAIN_SEED)
 
 
 @kernel(
@@ -28,14 +52,7 @@ def block_hashes(
     The last window has to end within the tokens.
     """
     base, stride = np.uint64(tokens.ctypes.data), _4 * np.uint64(block_size)
-    length, seed_word = _4 * np.uint64(window), np.uint64(seed)
-    if length <= LARGE:
-        for block in range(np.uint64(len(out))):
-            out[block] = hash_at(base + block * stride, length, seed_word)
-        return
-    secret, lanes = derived_secret(seed_word), np.empty(LANES, np.uint64)
-    for block in range(np.uint64(len(out))):
-        out[block] = hash_long(base + block * stride, length, secret, lanes)
+    hash_windows(base, stride, _4 * np.uint64(window), np.uint64(seed), out)
 
 
 @kernel("void(Array(uint64, 1, 'C', readonly=True), Array(uint64, 1, 'C'))")
@@ -44,5 +61,5 @@ def chain_hashes(local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint6
     parent = np.uint64(0)
     for block in range(len(out)):
         local_hash = local_hashes[block]
-        parent = hash_two(parent, local_hash, _16, _CHAIN_SEED) if block else local_hash
+        parent = chained(parent, local_hash) if block else local_hash
         out[block] = parent

@@ -71,6 +71,7 @@ def _reader(number: Any) -> Any:
     return read
 
 
+u8_at = _reader(numba.uint8)
 u32_at = _reader(numba.uint32)
 u64_at = _reader(numba.uint64)
 """The number at an address, which need not be a multiple of anything."""

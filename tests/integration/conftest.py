@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from event_plane import EventPlane
 from processes import Fleet
+
+LEFT_OPEN_BY_THE_CLIENT = (
+    "ignore:Exception ignored in.*(Writer|ransport|socket):pytest.PytestUnraisableExceptionWarning"
+)
+"""NATS's client drops a connection that fails at its start without closing it."""
 
 
 def pytest_collection_modifyitems(items):
@@ -12,6 +18,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
+        if "plane" in item.fixturenames:
+            item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN_BY_THE_CLIENT))
 
 
 @pytest.fixture
@@ -19,3 +27,20 @@ async def fleet(tmp_path, nats_server):
     fleet = Fleet(tmp_path, nats_server.url)
     yield fleet
     await fleet.close()
+
+
+@pytest.fixture
+async def plane(tmp_path, nats_server):
+    plane = EventPlane(tmp_path, nats_server)
+    yield plane
+    await plane.close()
+
+
+@pytest.fixture
+async def busy(plane):
+    """One router and three ranks, which are right."""
+    await plane.router()
+    await plane.edge(1, dp_size=2)
+    await plane.edge(2)
+    await plane.until_right(timeout_s=60)
+    return plane

@@ -51,7 +51,7 @@ async def test_a_killed_router_comes_back_with_everything(fleet):
         fleet.router.start()
         await fleet.until_ready(3)
         assert await fleet.held_by_index() == expected
-        assert await fleet.all_exact()
+        await eventually(fleet.all_exact, timeout_s=3)
 
 
 async def test_a_router_killed_while_events_flow(fleet):

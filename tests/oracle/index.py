@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from router.indexer.base import DIFFERENT, DONE, HeldBlocks, HeldSummary, IndexStats, Overlap
+from router.indexer.base import (
+    DIFFERENT,
+    DONE,
+    HeldBlocks,
+    HeldSlice,
+    HeldSummary,
+    IndexStats,
+    Overlap,
+)
 from router.protocol.events import Cleared, Stored
 from router.protocol.values import Tier, unpack_hashes
 from router.sequence.digest import digest
@@ -18,6 +26,9 @@ class ExactIndex:
 
     def _set(self, rank, tier):
         return self.sets.setdefault((rank, tier), set())
+
+    def expect(self, ranks):
+        pass
 
     def store(self, rank, tier, sequence_hashes):
         self._set(rank, tier).update(sequence_hashes.tolist())
@@ -89,6 +100,14 @@ class ExactIndex:
         for rank, tier in sorted(self.sets):
             if self.sets[rank, tier]:
                 yield HeldBlocks(rank, tier, self.held(rank, tier))
+
+    def dump_slices(self):
+        rank_of = dict(enumerate(sorted({rank for rank, _ in self.sets})))
+        for number, rank in rank_of.items():
+            for tier in Tier:
+                held = self.held(rank, tier)
+                words = np.full(len(held), number << 4 | 1 << tier, dtype=np.uint64)
+                yield HeldSlice(rank_of, np.column_stack([words, held]))
 
     def block_count(self):
         return len(set().union(*self.sets.values())) if self.sets else 0

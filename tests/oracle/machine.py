@@ -281,6 +281,10 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.stats().unswept_holders == 0
 
     @rule(seed=SEEDS)
+    def expect(self, seed):
+        self.index.expect(Random(seed).choice([0, 0, len(RANKS), 2, 1000, 10**9]))
+
+    @rule(seed=SEEDS)
     def note_holes(self, seed):
         random = Random(seed)
         for rank in RANKS:

@@ -55,3 +55,8 @@ def test_the_index_is_bounded_and_its_multiplier_secret():
 def test_values_out_of_range_are_refused_by_name(field, value):
     with pytest.raises(ConfigError, match=field):
         load_router_config((f"--{field.replace('_', '-')}", value), {})
+
+
+def test_what_trust_is_worth_can_be_set():
+    weights = core("--trust-weight-degraded", "0.25").policy.trust_weights
+    assert (weights.lagging, weights.degraded, weights.blind) == (1.0, 0.25, 0.0)

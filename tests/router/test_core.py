@@ -308,6 +308,7 @@ def test_a_worker_that_comes_back_is_blind_until_its_checkpoint(world):
     assert world.core.tick(11.0) == [RequestCheckpoint(rank(1), "no checkpoint read yet")]
     world.journals[rank(1)].require_checkpoint()
     world.deliver(rank(1), 11.1)
+    world.hear(rank(1), 11.1)
     assert world.core.trust(rank(1), 11.1).state is TrustState.EXACT
     assert world.select(PROMPT).choice.chosen.overlap_blocks == 10
 

@@ -131,7 +131,7 @@ def test_scopes_are_apart(fleet):
 @pytest.mark.parametrize("stranger", [report(2), report(1, dp_rank=1), report(1, incarnation=2)])
 def test_reports_of_nobody_announced_are_not_heard(fleet, stranger):
     fleet.put(announcement(1), 0.0)
-    assert not fleet.hear(stranger, 0.5)
+    assert not fleet.expects(stranger)
     assert fleet.schedulable_count() == 0
 
 

@@ -37,7 +37,7 @@ async def test_events_before_the_registration_are_asked_for_again(index, bus, ev
 async def test_a_registered_rank_outlives_silence(served):
     await asyncio.sleep(3.5)
     assert await served.status(1) == "active"
-    assert await served.metric('kv_router_worker_trust{dp_rank="0",state="exact",worker_id="1"}')
+    assert await served.metric('kv_router_worker_trust{dp_rank="0",state="lagging",worker_id="1"}')
 
 
 async def test_ranks_need_not_be_in_a_row(served, bus, eventually):

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from router import stream_reader
+from router import nats_stream
+from router.nats_stream import NatsStream
 from router.protocol.subjects import Subjects
+from router.protocol.values import StreamPosition
 from router.publisher.bus import StreamLimits, connection, ensure_event_stream
 from router.stream_reader import CaughtUp, Message, Restarted, StreamReader
 
@@ -13,14 +15,18 @@ SUBJECTS = Subjects("test")
 SUBJECT = "kv.test.events.1.0"
 
 
+def source(bus):
+    async def ensure():
+        await ensure_event_stream(bus.js, SUBJECTS, StreamLimits())
+
+    return NatsStream(bus, SUBJECTS.event_stream, ensure)
+
+
 class Reading:
     """A reader, and what it has read."""
 
     def __init__(self, bus, **options):
-        async def ensure():
-            await ensure_event_stream(bus.js, SUBJECTS, StreamLimits())
-
-        self._reader = StreamReader(bus, SUBJECTS.event_stream, ensure, **options)
+        self._reader = StreamReader(source(bus), **options)
         self.items = []
         self.task = asyncio.create_task(self._run())
 
@@ -145,14 +151,41 @@ async def test_goes_on_when_its_consumer_was_deleted(bus, read, eventually):
 
 async def test_a_message_lost_on_the_way_is_read_again(bus, read, eventually, monkeypatch):
     await publish(bus, *range(6))
-    receive, seen = stream_reader._next, []
+    receive, seen = nats_stream._next, []
 
     async def losing(subscription):
         message = await receive(subscription)
         seen.append(message)
         return await receive(subscription) if len(seen) == 3 else message
 
-    monkeypatch.setattr(stream_reader, "_next", losing)
+    monkeypatch.setattr(nats_stream, "_next", losing)
     reading = read()
     await eventually(lambda: CaughtUp() in reading.items)
     assert reading.payloads == [0, 1, 2, 3, 4, 5]
+
+
+async def test_goes_on_where_an_earlier_reader_stood(bus, read, eventually):
+    await publish(bus, 0, 1, 2)
+    first = read()
+    await eventually(lambda: first.payloads == [0, 1, 2])
+    position = first._reader.position
+    await publish(bus, 3)
+    second = read(after=position)
+    await eventually(lambda: CaughtUp() in second.items)
+    assert second.payloads == [3]
+    assert second.count(Restarted) == 0
+    assert second._reader.position == StreamPosition(position.created, 4)
+
+
+async def test_a_position_in_another_stream_is_not_gone_on_from(bus, read, eventually):
+    await publish(bus, 0, 1)
+    other = read(after=StreamPosition("another time", 1))
+    shorter = read(after=StreamPosition((await source(bus).state()).created, 9))
+    for reading in (other, shorter):
+        await eventually(lambda reading=reading: CaughtUp() in reading.items)
+        assert reading.items[0] == Restarted()
+        assert reading.payloads == [0, 1]
+
+
+async def test_a_reader_that_read_nothing_stands_nowhere(bus):
+    assert StreamReader(source(bus)).position is None

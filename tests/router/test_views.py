@@ -6,6 +6,8 @@ import pytest
 from builders import World, announcement, rank
 from router import views
 from router.explain import explain
+from router.indexer.dumps import IndexDump
+from router.protocol.dumps import decode_dump
 from router.protocol.replies import PotentialLoad, TrustState
 from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Tier
@@ -27,7 +29,7 @@ def world():
 def decide(world, **fields):
     request = SelectRequest(token_ids=PROMPT, request_id="x", **fields)
     placement = world.core.select(request, prepare(request, ()))
-    return explain(world.core, request, placement, now_s=2.0)
+    return explain(world.core, request, placement, now_s=1.0)
 
 
 def test_a_decision_says_what_it_is_based_on(world):
@@ -134,10 +136,32 @@ def test_workers_show_reported_and_booked_load(world):
     assert view.reported.running_requests == 2
 
 
+def dumped(core):
+    dump = IndexDump(core.index.event_ids(), list(core.dump_slices()))
+    return list(views.dump_pieces(dump, views.block_sizes(core)))
+
+
+def test_an_empty_dump_is_a_dump():
+    assert decode_dump(b"".join(dumped(World().core))) == []
+
+
+def test_a_long_dump_comes_in_pieces(world, monkeypatch):
+    whole = b"".join(dumped(world.core))
+    monkeypatch.setattr(views, "PIECE_BLOCKS", 3)
+    pieces = dumped(world.core)
+    assert b"".join(pieces) == whole
+    assert max(piece.count(b"block_hash") for piece in pieces) == 3
+
+
 def test_dump_is_everything_held(world):
     world.worker(3, routing_group="other")
     world.cache(rank(3), PROMPT[:4])
-    dump = msgspec.to_builtins(views.dump(views.held(world.core)))
+    dump = dumped(world.core)
+    assert [(r.rank, r.event_id, len(r.blocks[0])) for r in decode_dump(b"".join(dump))] == [
+        (rank(2, 1), 1, 10),
+        (rank(3), 1, 1),
+    ]
+    dump = msgspec.json.decode(b"".join(dump))
     assert set(dump) == {"default:default", "default:other"}
     (event,) = dump["default:default"]["events"]
     assert (event["worker_id"], event["event"]["dp_rank"], event["storage_tier"]) == (

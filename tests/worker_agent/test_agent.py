@@ -11,8 +11,9 @@ from router.errors import TwinError
 from router.protocol.catalogue import decode_worker
 from router.protocol.events import Checkpoint, decode_log_message
 from router.protocol.loads import decode_load_report
+from router.protocol.ranges import RangeRequest, decode_range_answer, encode_range_request
 from router.protocol.subjects import Subjects
-from router.protocol.values import Rank
+from router.protocol.values import Rank, unpack_hashes
 from servers import eventually, free_port
 from worker_agent.agent import WorkerAgent
 from worker_agent.config import AgentConfig
@@ -178,6 +179,33 @@ async def test_writes_a_checkpoint_when_asked(agent, bus):
     await eventually(lambda: logged(1))
     (checkpoint,) = await log_of(bus, RANK)
     assert checkpoint.state.counts[0] == 6
+
+
+async def test_answers_questions_about_its_events_and_its_load(agent, bus):
+    await agent.complete("x" * 100, headers={"x-data-parallel-rank": "0"})
+
+    async def asked(start=None):
+        question = encode_range_request(RangeRequest(start))
+        answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=5)
+        return decode_range_answer(answer.data)
+
+    events, dump = await asked(1), await asked()
+    stored = [h for e in events.events for h in unpack_hashes(e.sequence_hashes).tolist()]
+    assert (len(stored), events.last_event_id, dump.event_id) == (6, dump.event_id, dump.event_id)
+    assert (dump.rank, dump.state.counts) == (RANK, (6, 0, 0, 0))
+    assert sorted(unpack_hashes(dump.blocks[0].sequence_hashes).tolist()) == sorted(stored)
+    assert (await asked(dump.event_id + 1)).newest_available == dump.event_id
+    answer = await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=5)
+    assert decode_load_report(answer.data).counters.prefill_tokens == 100
+    metrics = (await agent.client.get("/metrics")).text
+    line = 'kv_agent_queries_answered_total{dp_rank="%s",model_name="default"} %s'
+    assert all(line % counted in metrics for counted in (("0", 4.0), ("1", 0.0)))
+
+    async def is_logged():
+        last = (await log_of(bus, RANK))[-1]
+        return (last.state, last.incarnation) == (dump.state, dump.incarnation)
+
+    await eventually(is_logged)
 
 
 async def test_forgets_its_cache_when_told(agent):

@@ -23,9 +23,9 @@ def batch(first_event_id, events=1, incarnation=LIFE):
     )
 
 
-def advance(log, message, now_s):
+def advance(log, message):
     event_id = getattr(message, "last_event_id", None) or message.event_id
-    log.resume(message.incarnation, event_id, now_s)
+    log.resume(message.incarnation, event_id)
 
 
 def checkpoint(event_id, incarnation=LIFE, part=0, parts=1, blocks=()):
@@ -36,7 +36,7 @@ def checkpoint(event_id, incarnation=LIFE, part=0, parts=1, blocks=()):
 def log():
     log = EventLog(now_s=0.0)
     log.classify(checkpoint(10))
-    advance(log, checkpoint(10), now_s=1.0)
+    advance(log, checkpoint(10))
     return log
 
 
@@ -49,8 +49,8 @@ def test_is_blind_until_a_checkpoint():
 
 def test_applies_what_follows(log):
     assert log.classify(batch(11, events=3)) is Verdict.APPLY
-    advance(log, batch(11, events=3), now_s=2.0)
-    assert (log.cursor, log.updated_s) == (13, 2.0)
+    advance(log, batch(11, events=3))
+    assert log.cursor == 13
 
 
 def test_passes_over_what_was_seen(log):
@@ -68,7 +68,7 @@ def test_a_gap_is_a_gap_until_a_checkpoint_heals_it(log):
     log.break_off("events missing", now_s=3.0)
     assert log.classify(batch(11)) is Verdict.GAP
     assert log.classify(checkpoint(20)) is Verdict.APPLY
-    advance(log, checkpoint(20), now_s=4.0)
+    advance(log, checkpoint(20))
     assert (log.broken_reason, log.doubt_since_s) == (None, None)
     assert log.classify(batch(21)) is Verdict.APPLY
 
@@ -81,7 +81,7 @@ def test_an_old_checkpoint_heals_what_is_broken(log):
 def test_a_new_life_begins_with_a_checkpoint_and_nothing_else(log):
     assert log.classify(batch(11, incarnation=NEXT_LIFE)) is Verdict.GAP
     assert log.classify(checkpoint(0, NEXT_LIFE)) is Verdict.NEW_LIFE
-    advance(log, checkpoint(0, NEXT_LIFE), now_s=4.0)
+    advance(log, checkpoint(0, NEXT_LIFE))
     assert (log.incarnation, log.cursor) == (NEXT_LIFE, 0)
     assert log.classify(batch(1, incarnation=NEXT_LIFE)) is Verdict.APPLY
 

@@ -13,6 +13,7 @@ W1, BLOCKS = Rank(1, 0), np.array([1, 2], dtype=np.uint64)
 
 def test_it_takes_every_change_and_shows_nothing():
     index = NoneIndex()
+    index.expect(1000)
     assert index.store(W1, Tier.DEVICE, BLOCKS)
     assert index.stage(W1, Tier.HOST, BLOCKS)
     index.commit_staged(W1)

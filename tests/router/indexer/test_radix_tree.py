@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from oracle.index import ExactIndex
 from oracle.machine import IDENTITY, key_spread_to
 from router.errors import WireError
-from router.indexer import _sets
+from router.indexer import _sets, _table, radix_tree
 from router.indexer._memory import MAX_HOLDERS
 from router.indexer.base import (
     DIFFERENT,
@@ -23,6 +23,7 @@ from router.indexer.base import (
     HeldSummary,
     Overlap,
 )
+from router.indexer.grouping import blocks_by_rank
 from router.indexer.radix_tree import RadixTree
 from router.protocol.events import Cleared, EventBatch, Removed, Stored, pack_batch
 from router.protocol.values import HeldState, Rank, Tier, pack_hashes
@@ -90,7 +91,7 @@ class Pair:
 def test_empty_tree_matches_nothing():
     tree = small_tree()
     assert answer(tree, array(1, 2)) == answer(tree, array()) == {}
-    assert list(tree.dump()) == list(tree.dump_slices(1)) == []
+    assert list(tree.dump()) == list(blocks_by_rank(tree.dump_slices())) == []
     assert tree.summary(W1) == NOTHING_HELD
     tree.check_invariants()
 
@@ -323,6 +324,63 @@ def test_growth_loses_nothing(sub_bits, blocks):
     sweep_all(pair.tree)
     pair.agree(hashes, hashes[1:], hashes[5000:])
     assert pair.tree.block_count() == pair.oracle.block_count()
+
+
+def pages_of(tree):
+    return tree._memory.blocks.capacity // int(_table.PAGE_SLOTS)
+
+
+def fill(tree, ranks, blocks, seed=5):
+    """Let so many ranks hold so many blocks each, all of them different."""
+    random = np.random.default_rng(seed)
+    for worker_id in range(ranks):
+        hashes = random.integers(0, 2**64, blocks, np.uint64, endpoint=False)
+        assert tree.stage(Rank(worker_id, 0), Tier.DEVICE, hashes)
+        tree.commit_staged(Rank(worker_id, 0))
+
+
+@pytest.mark.parametrize("ranks", [40, 400])
+def test_growth_for_expected_ranks_ends_where_it_has_to(ranks):
+    trees = [RadixTree(1 << 18, sub_bits=3), RadixTree(1 << 18, sub_bits=3)]
+    trees[1].expect(ranks)
+    for tree in trees:
+        fill(tree, ranks, blocks=200_000 // ranks)
+        tree.check_invariants()
+    by_quarters, expected = (pages_of(tree).sum() for tree in trees)
+    assert expected <= 1.1 * by_quarters
+
+
+def test_with_expected_ranks_sub_tables_grow_less_often():
+    tree, sizes = RadixTree(1 << 18, sub_bits=3), set()
+    tree.expect(100)
+    random = np.random.default_rng(5)
+    for worker_id in range(100):
+        for _ in range(10):
+            hashes = random.integers(0, 2**64, 200, np.uint64, endpoint=False)
+            tree.stage(Rank(worker_id, 0), Tier.DEVICE, hashes)
+            sizes.add(int(pages_of(tree)[0]))
+        tree.commit_staged(Rank(worker_id, 0))
+    assert len(sizes) < 11  # by quarters it were 16
+
+
+def test_what_is_expected_for_nothing_takes_no_more_than_the_limit_would():
+    tree = RadixTree(40_000, sub_bits=3)
+    tree.expect(10**9)
+    fill(tree, ranks=1, blocks=39_000)
+    tree.check_invariants()
+    assert pages_of(tree).max() <= 40_000 // 8 // 192 * 5 // 4 + 2
+    fill(tree, ranks=1, blocks=1000, seed=6)
+    sweep_all(tree)
+    tree.check_invariants()
+
+
+def test_what_is_no_longer_expected_makes_no_more_room():
+    trees = [RadixTree(1 << 18, sub_bits=3), RadixTree(1 << 18, sub_bits=3)]
+    trees[1].expect(1000)
+    trees[1].expect(0)
+    for tree in trees:
+        fill(tree, ranks=3, blocks=10_000)
+    assert np.array_equal(*map(pages_of, trees))
 
 
 def test_at_the_limit_what_is_known_can_still_be_stored():
@@ -792,37 +850,53 @@ def test_a_dump_shows_neither_cleared_nor_staged_blocks():
     assert held(tree) == {(W1, Tier.HOST): [2, 3]}
 
 
-def test_a_dump_in_slices_misses_nothing_that_stays():
+@pytest.fixture
+def slice_by_slice(monkeypatch):
+    """Every sub-table is a slice of its own."""
+    monkeypatch.setattr(radix_tree, "DUMP_ROWS", 1)
+
+
+def test_a_dump_in_slices_misses_nothing_that_stays(slice_by_slice):
     """Between slices the table grows, ranks go, and their ids get others."""
     tree, hashes = small_tree(sub_bits=3), np.random.default_rng(1).permutation(span(1, 3000))
     staying, coming, going = hashes[:500], hashes[500:2500], hashes[2500:]
     tree.store(W1, Tier.DEVICE, staying)
     tree.store(W2, Tier.HOST, going)
     tree.store(W2, Tier.DEVICE, staying[:100])
-    seen = {}
-    for i, part in enumerate(tree.dump_slices(1)):
-        seen.setdefault((part.rank, part.tier), []).extend(part.sequence_hashes.tolist())
+    tree.store(W3, Tier.DISK, staying[:1])
+    slices = []
+    for i, part in enumerate(tree.dump_slices()):
+        slices.append(part)
         tree.store(W3, Tier.DEVICE, coming[i * 100 : i * 100 + 100])
         if i == 5:
             tree.clear(W2)
             sweep_all(tree)
             tree.store(Rank(7, 0), Tier.REMOTE, staying)
+    assert len(slices) == 8
+    seen = {(b.rank, b.tier): b.sequence_hashes.tolist() for b in blocks_by_rank(slices)}
     assert sorted(seen[W1, Tier.DEVICE]) == sorted(staying.tolist())
     assert set(seen[W2, Tier.DEVICE]) < set(staying[:100].tolist())
+    assert 0 < len(seen[W3, Tier.DEVICE]) < 800
     assert set(seen[W3, Tier.DEVICE]) < set(coming.tolist())
-    assert set(seen[Rank(7, 0), Tier.REMOTE]) < set(staying.tolist())
+    assert {rank for rank, _ in seen} == {W1, W2, W3}
     assert all(len(blocks) == len(set(blocks)) for blocks in seen.values())
 
 
-@pytest.mark.parametrize("sub_tables", [1, 3, 100])
-def test_slices_add_up_to_a_dump(sub_tables):
+@pytest.mark.parametrize("rows", [1, 300, 10_000])
+def test_slices_add_up_to_a_dump(rows, monkeypatch):
+    monkeypatch.setattr(radix_tree, "DUMP_ROWS", rows)
     tree = small_tree(sub_bits=4)
     tree.store(W1, Tier.DEVICE, span(0, 1000))
     tree.store(W2, Tier.HOST, span(500, 1500))
-    seen = {}
-    for part in tree.dump_slices(sub_tables):
-        seen.setdefault((part.rank, part.tier), []).extend(part.sequence_hashes.tolist())
-    assert {key: sorted(blocks) for key, blocks in seen.items()} == held(tree)
+    tree.store(W2, Tier.DISK, span(500, 600))
+    slices = list(tree.dump_slices())
+    assert (len(slices) == 1) is (rows == 10_000)
+    seen = {(b.rank, b.tier): sorted(b.sequence_hashes.tolist()) for b in blocks_by_rank(slices)}
+    assert seen == {
+        (W1, Tier.DEVICE): list(range(1000)),
+        (W2, Tier.HOST): list(range(500, 1500)),
+        (W2, Tier.DISK): list(range(500, 600)),
+    }
 
 
 def test_answers_read_as_mappings():

@@ -6,12 +6,23 @@ import pytest
 from oracle.index import ExactIndex
 from router.indexer.event_log import Verdict
 from router.indexer.radix_tree import RadixTree
-from router.indexer.slices import SLICE_BLOCKS
+from router.indexer.slices import FILL_SLICE_BLOCKS, SLICE_BLOCKS
 from router.indexer.trusted_index import TrustedIndex
-from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, LoadReport
+from router.protocol.events import EventBatch, Stored, pack_batch
+from router.protocol.loads import LoadReport
 from router.protocol.replies import TrustState
-from router.protocol.values import SCHEME, HeldState, Identity, Rank, Scope, Tier
+from router.protocol.values import (
+    SCHEME,
+    Doubt,
+    HeldState,
+    Identity,
+    Rank,
+    Scope,
+    Tier,
+    pack_hashes,
+)
 from router.publisher.journal import EventJournal
+from router.sequence.digest import digest
 
 RANK, SCOPE, IDENTITY = Rank(1, 0), Scope("m", "g"), Identity(SCHEME, 16)
 
@@ -29,18 +40,21 @@ class Edge:
         self.journal = EventJournal(RANK, incarnation, identity)
 
     def deliver(self, now_s=0.0):
-        return [self.index.apply(message, now_s) for message in self.journal.take()]
+        """Deliver what is noted, and a report that says that there is no more."""
+        verdicts = [self.index.apply(message, now_s) for message in self.journal.take()]
+        if verdicts != [None]:
+            self.index.compare(self.report(), now_s, now_s)
+        return verdicts
 
     def report(self, **changes):
         fields = {
             "worker_id": 1,
             "dp_rank": 0,
+            "agent_incarnation": self.incarnation,
             "incarnation": self.incarnation,
+            "report_id": 1,
             "event_id": self.journal.last_event_id,
             "state": self.journal.taken_state,
-            "counters": LoadCounters(),
-            "gauges": LoadGauges(),
-            "constants": LoadConstants(),
         }
         return LoadReport(**{**fields, **changes})
 
@@ -53,6 +67,10 @@ class Edge:
         return self.index.trust(RANK, now_s)
 
 
+def digest_of(*hashes):
+    return digest(np.array(hashes, dtype=np.uint64))
+
+
 @pytest.fixture(params=[RadixTree, ExactIndex])
 def edge(request):
     return Edge(request.param)
@@ -62,8 +80,8 @@ def test_a_rank_is_blind_then_exact(edge):
     assert edge.trust().state is TrustState.BLIND
     edge.journal.stored(Tier.DEVICE, [1, 2], None)
     assert edge.deliver(now_s=1.0) == [Verdict.NEW_LIFE]
-    trust = edge.trust(now_s=3.0)
-    assert (trust.state, trust.event_id, trust.age_s) == (TrustState.EXACT, 1, 2.0)
+    trust = edge.trust(now_s=1.5)
+    assert (trust.state, trust.event_id, trust.age_s) == (TrustState.EXACT, 1, 0.5)
     assert edge.overlap(1, 2, 3) == 2
 
 
@@ -113,10 +131,10 @@ def test_a_state_that_does_not_add_up_is_noticed(edge):
 def test_silent_drift_is_noticed_by_a_report(edge):
     edge.journal.stored(Tier.DEVICE, [1, 2], None)
     edge.deliver()
-    edge.index.compare(edge.report(), now_s=1.0)
+    edge.index.compare(edge.report(), 1.0, now_s=1.0)
     assert edge.trust().state is TrustState.EXACT
     edge.index._indexers[SCOPE].remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
-    edge.index.compare(edge.report(), now_s=2.0)
+    edge.index.compare(edge.report(), 2.0, now_s=2.0)
     assert edge.trust().state is TrustState.DEGRADED
 
 
@@ -124,25 +142,82 @@ def test_a_report_ahead_of_the_index_means_lagging(edge):
     edge.deliver()
     edge.journal.stored(Tier.DEVICE, [1], None)
     messages = edge.journal.take()
-    edge.index.compare(edge.report(), now_s=1.0)
+    edge.index.compare(edge.report(), 1.0, now_s=1.0)
     assert edge.trust().state is TrustState.LAGGING
     edge.index.apply(messages[0], 1.1)
     assert edge.trust().state is TrustState.EXACT
     assert edge.index.take_wanted_checkpoints(10.0) == []
 
 
+def test_what_no_report_confirms_is_not_exact(edge):
+    (message,) = edge.journal.take()
+    edge.index.apply(message, 0.0)
+    assert edge.trust().reason == "no report confirms it"
+    edge.index.compare(edge.report(), None, now_s=0.0)
+    assert edge.trust().reason == "no report confirms it"
+    edge.index.compare(edge.report(), 2.0, now_s=2.5)
+    assert edge.trust(now_s=3.0).state is TrustState.EXACT
+    trust = edge.trust(now_s=3.1)
+    assert (trust.state, trust.age_s) == (TrustState.LAGGING, 1.1)
+    assert trust.reason == "last confirmed 1.1 s ago"
+
+
+def test_a_report_of_another_life_means_lagging(edge):
+    edge.deliver()
+    edge.index.compare(edge.report(incarnation=2), 0.5, now_s=0.5)
+    trust = edge.trust(now_s=0.6)
+    assert (trust.state, trust.reason) == (TrustState.LAGGING, "its cache has begun a new life")
+
+
+def test_doubts_of_the_agent_are_shown(edge):
+    doubted = HeldState(doubts=Doubt.ORPHANS | Doubt.HYBRID)
+    edge.deliver()
+    edge.index.compare(edge.report(state=doubted), 0.0, now_s=0.0)
+    trust = edge.trust()
+    assert (trust.state, trust.reason) == (
+        TrustState.DEGRADED,
+        "blocks with unknown parents; hybrid model: overlap is an upper bound",
+    )
+    edge.index.compare(edge.report(), 0.0, now_s=0.0)
+    assert edge.trust().state is TrustState.EXACT
+
+
+def test_doubts_come_with_messages_too(edge):
+    edge.deliver()
+    stored = Stored(Tier.DEVICE, pack_hashes(np.array([1], dtype=np.uint64)))
+    state = HeldState((0, 0, 0, 0), (1, 0, 0, 0), (digest_of(1), 0, 0, 0), Doubt.COPIES)
+    batch = EventBatch(1, 0, 1, IDENTITY, 1, 1, pack_batch(state, [stored]))
+    assert edge.index.apply(batch, 0.0) is Verdict.APPLY
+    assert edge.trust().reason == "more copies reported than the engine has blocks"
+    edge.index.compare(edge.report(event_id=0), 0.0, now_s=0.0)
+    assert edge.trust().state is TrustState.DEGRADED
+
+
+def test_doubts_of_one_life_are_not_those_of_the_next(edge):
+    for block in range(5):
+        edge.journal.stored(Tier.DEVICE, [block], None)
+        edge.deliver()
+    edge.restart(incarnation=2)
+    edge.journal.set_doubts(Doubt.EVENTS_LOST)
+    edge.journal.stored(Tier.DEVICE, [1], None)
+    early = edge.report(event_id=0, state=HeldState(doubts=Doubt.EVENTS_LOST))
+    edge.deliver()
+    edge.index.compare(early, 0.0, now_s=0.0)
+    assert edge.trust().reason == "engine events lost, and no replay"
+
+
 def test_a_lasting_lag_asks_for_a_checkpoint(edge):
     edge.deliver()
     edge.journal.stored(Tier.DEVICE, [1], None)
     edge.journal.take()
-    edge.index.compare(edge.report(), now_s=1.0)
+    edge.index.compare(edge.report(), 1.0, now_s=1.0)
     assert edge.index.take_wanted_checkpoints(2.0) == [(RANK, "behind its reports")]
 
 
 def test_a_report_that_agrees_settles_a_doubt(edge):
     edge.deliver()
-    edge.index.compare(edge.report(event_id=5), now_s=1.0)
-    edge.index.compare(edge.report(), now_s=1.5)
+    edge.index.compare(edge.report(event_id=5), 1.0, now_s=1.0)
+    edge.index.compare(edge.report(), 1.5, now_s=1.5)
     assert edge.index.take_wanted_checkpoints(9.0) == []
 
 
@@ -275,6 +350,33 @@ def test_the_next_message_of_a_rank_waits_for_the_rest_of_the_last(long_edge):
     assert long_edge.overlap(*range(1, 3 * SLICE_BLOCKS + 1)) == 3 * SLICE_BLOCKS - 1
 
 
+def test_checkpoints_of_a_fill_are_staged_in_longer_slices(long_edge):
+    long_edge.deliver()
+    long_edge.journal.stored(Tier.DEVICE, range(1, 2 * FILL_SLICE_BLOCKS + 1), None)
+    long_edge.journal.require_checkpoint()
+    long_edge.index.begin_fill()
+    long_edge.deliver()
+    assert drain(long_edge) <= 2
+    assert not long_edge.index.settle(1, now_s=0.0)
+    long_edge.journal.removed(Tier.DEVICE, [1])
+    long_edge.journal.require_checkpoint()
+    long_edge.deliver()
+    assert drain(long_edge) >= FILL_SLICE_BLOCKS // SLICE_BLOCKS
+    assert long_edge.trust().state is TrustState.EXACT
+
+
+def test_a_fill_makes_room_for_every_rank_until_it_has_ended():
+    tree = RadixTree(1 << 14, sub_bits=2)
+    edge = Edge(lambda: tree)
+    for worker_id in range(2, 11):
+        edge.index.add_rank(Rank(worker_id, 0), SCOPE, IDENTITY, now_s=0.0)
+    assert tree._expected_ranks == 0
+    edge.index.begin_fill()
+    assert tree._expected_ranks == 10
+    assert not edge.index.settle(1, now_s=0.0)
+    assert tree._expected_ranks == 0
+
+
 def test_a_rank_that_goes_takes_its_unfinished_message_along(long_edge):
     long_edge.deliver()
     long_edge.index.drop_rank(RANK)
@@ -299,7 +401,7 @@ def test_a_rank_that_does_not_fit_is_degraded_and_asks_when_there_is_room():
     trust = edge.trust()
     assert (trust.state, trust.reason) == (TrustState.DEGRADED, "limit on indexed blocks reached")
     assert edge.index.refused_messages == 1
-    assert edge.index.trust(other, 0.0).state is TrustState.EXACT
+    assert edge.index.trust(other, 0.0).reason == "no report confirms it"
     assert edge.index.take_wanted_checkpoints(10.0) == []
     edge.index.drop_rank(other)
     while edge.index.sweep(64):

@@ -35,11 +35,14 @@ from router.protocol.events import (
     pack_state,
 )
 from router.protocol.loads import (
+    Beacon,
     LoadConstants,
     LoadCounters,
     LoadGauges,
     LoadReport,
+    decode_beacon,
     decode_load_report,
+    encode_beacon,
     encode_load_report,
 )
 from router.protocol.reservations import (
@@ -62,7 +65,7 @@ from router.protocol.values import (
 )
 
 PACKED = pack_hashes(np.array([1, 2**64 - 1], dtype=np.uint64))
-STATE = HeldState((1, 0, 0, 0), (2, 0, 0, 0), (2**64 - 1, 0, 0, 0))
+STATE = HeldState((1, 0, 0, 0), (2, 0, 0, 0), (2**64 - 1, 0, 0, 0), 5)
 IDENTITY = Identity(SCHEME, 16)
 
 EVENTS = (
@@ -71,27 +74,30 @@ EVENTS = (
 BATCH = EventBatch(7, 1, 99, IDENTITY, 5, 8, pack_batch(STATE, EVENTS))
 CHECKPOINT = Checkpoint(7, 1, 99, IDENTITY, 5, 0, 1, (TierBlocks(Tier.REMOTE, PACKED),), STATE)
 REPORT = LoadReport(
-    7, 1, 99, 5, STATE,
-    LoadCounters(1, 2.5, 3, 4.5, 5, 6, 7, 8, 9), LoadGauges(1, 2, 3, 4), LoadConstants(5, 6, 7),
+    worker_id=7, dp_rank=1, agent_incarnation=98, incarnation=99, report_id=6, event_id=5,
+    state=STATE,    waiting_s=0.5, heard={3: 4},
+    counters=LoadCounters(1, 2.5, 3, 4.5, 5, 6, 7, 8, 9), gauges=LoadGauges(1, 2, 3, 4),
+    constants=LoadConstants(5, 6, 7),
 )  # fmt: skip
 WORKER = WorkerAnnouncement(
     worker_id=7, name="pod-7", endpoint="http://w7:8000", identity=IDENTITY, total_kv_blocks=100,
     max_num_batched_tokens=2048, data_parallel_size=2, incarnation=99,
 )  # fmt: skip
+BEACON = Beacon(3, 4)
 ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
 ADDED = ReservationEvent(3, "id", Rank(7, 1), ReservationAdded(PACKED, 40, 1, 64))
 
 NOTHING_HEX = "0000000000000000"
-STATE_HEX = "939401000000940200000094cfffffffffffffffff000000"
+STATE_HEX = "949401000000940200000094cfffffffffffffffff00000005"
 IDENTITY_HEX = "93ac787868332d36342d3133333710c2"
 HEAD_HEX = f"070163{IDENTITY_HEX}05"
 
 
 def test_batch():
     assert encode_log_message(BATCH).hex() == (
-        f"98a56261746368{HEAD_HEX}08c498"
+        f"98a56261746368{HEAD_HEX}08c4a0"
         "0100000000000000" + 3 * NOTHING_HEX + "0200000000000000" + 3 * NOTHING_HEX
-        + "ffffffffffffffff" + 3 * NOTHING_HEX
+        + "ffffffffffffffff" + 3 * NOTHING_HEX + "0500000000000000"
         + "0100000002000000" + "0100000000000000" + "ffffffffffffffff"
         + "0201000001000000" + "0100000000000000"
         + "03ff000000000000" + "0302000000000000"
@@ -158,8 +164,9 @@ def test_checkpoint():
 def test_load_report():
     encoded = encode_load_report(REPORT)
     assert msgspec.msgpack.decode(encoded) == {
-        "worker_id": 7, "dp_rank": 1, "incarnation": 99, "event_id": 5,
-        "state": [[1, 0, 0, 0], [2, 0, 0, 0], [2**64 - 1, 0, 0, 0]],
+        "worker_id": 7, "dp_rank": 1, "agent_incarnation": 98, "incarnation": 99, "report_id": 6,
+        "event_id": 5, "waiting_s": 0.5, "heard": {3: 4},
+        "state": [[1, 0, 0, 0], [2, 0, 0, 0], [2**64 - 1, 0, 0, 0], 5],
         "counters": {
             "steps": 1, "busy_s": 2.5, "prefill_tokens": 3, "prefill_token_contexts": 4.5,
             "decode_requests": 5, "resident_kv_tokens": 6, "requests_received": 7,
@@ -171,7 +178,7 @@ def test_load_report():
         },
         "constants": {"chunk_tokens": 5, "max_running_requests": 6, "num_blocks": 7},
     }  # fmt: skip
-    assert encoded[:13].hex() == "88a9776f726b65725f696407a7"
+    assert encoded[:13].hex() == "8ca9776f726b65725f696407a7"
 
 
 def test_worker_announcement():
@@ -190,6 +197,10 @@ def test_router_announcement_and_order():
     )
     assert encode_entry(WorkerOrder("draining")) == b'{"lifecycle":"draining"}'
     assert (worker_key(7), router_key(3), order_key(7)) == ("worker.7", "router.3", "order.7")
+
+
+def test_beacon():
+    assert encode_beacon(BEACON).hex() == "920304"
 
 
 def test_reservation_events():
@@ -212,6 +223,7 @@ def test_reservation_events():
         (decode_log_message, encode_log_message(BATCH), BATCH),
         (decode_log_message, encode_log_message(CHECKPOINT), CHECKPOINT),
         (decode_load_report, encode_load_report(REPORT), REPORT),
+        (decode_beacon, encode_beacon(BEACON), BEACON),
         (decode_worker, encode_entry(WORKER), WORKER),
         (decode_router, encode_entry(ROUTER), ROUTER),
         (decode_order, encode_entry(WorkerOrder("cordoned")), WorkerOrder("cordoned")),

@@ -12,6 +12,7 @@ from router.publisher.bus import (
     connection,
     ensure_bucket,
     ensure_event_stream,
+    translated,
     until_closed,
 )
 
@@ -71,3 +72,24 @@ async def test_a_connection_given_up_is_told(bus):
     await bus.client.close()
     with pytest.raises(BusUnavailableError):
         await waiting
+
+
+async def test_a_cancellation_that_comes_with_an_answer_counts(bus):
+    """Whoever asks all the time can still be stopped."""
+    asked = []
+
+    async def ask():
+        while True:
+            async with translated("subject"):
+                await answer_at_once()
+
+    async def answer_at_once():
+        asked.append(asyncio.get_running_loop().create_future())
+        await asyncio.wait_for(asked[-1], 5)
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.01)
+    asked[-1].set_result(None)
+    asking.cancel()
+    await asyncio.wait([asking], timeout=1)
+    assert asking.cancelled()

@@ -175,3 +175,96 @@ async def test_conflicts_are_faults_like_any(transport):
     await ours.flush(transport, nobody_else)
     assert ours.failures == 2
     assert len(logged(transport)) == 1
+
+
+class SmallTransport(MemoryTransport):
+    """A log that refuses what would make it larger than `room_bytes`, whatever it would replace."""
+
+    def __init__(self, room_bytes):
+        super().__init__()
+        self.room_bytes = room_bytes
+
+    async def append(self, subject, payload, **arguments):
+        if sum(len(kept) for _, _, kept in self.log) + len(payload) > self.room_bytes:
+            raise LogFullError(subject)
+        return await super().append(subject, payload, **arguments)
+
+
+async def test_a_full_stream_is_given_room_by_our_own_history(monkeypatch):
+    monkeypatch.setattr(events, "_BACKOFF_S", (0.0,))
+    transport, ours = SmallTransport(1000), publisher()
+    for block in range(40):
+        ours.stored(Tier.DEVICE, [block], None)
+        await ours.flush(transport, nobody_else)
+        assert logged(transport)[-1].state.counts[0] == block + 1
+    assert ours.refusals > 0
+
+
+async def test_a_stream_full_of_others_is_tried_until_there_is_room(monkeypatch):
+    monkeypatch.setattr(events, "_BACKOFF_S", (0.001,))
+    transport, ours = SmallTransport(1000), publisher()
+    await transport.append("kv.test.events.2.0", bytes(990), expected_sequence=0)
+    ours.stored(Tier.DEVICE, [1], None)
+    task = asyncio.create_task(ours.flush(transport, nobody_else))
+    await asyncio.sleep(0.05)
+    assert ours.waiting_s > 0.04
+    assert ours.refusals > 2
+    transport.log.clear()
+    await task
+    assert (ours.published.event_id, ours.waiting_s) == (1, 0.0)
+
+
+async def test_what_waits_is_as_old_as_the_oldest_change_not_in_the_log(transport):
+    now_s = 10.0
+    journal = EventJournal(RANK, 1, Identity(SCHEME, 16))
+    ours = KvEventPublisher(journal, SUBJECT, flush_interval_s=0.001, clock=lambda: now_s)
+    await ours.flush(transport, nobody_else)
+    assert ours.waiting_s == 0.0
+    now_s = 11.0
+    ours.stored(Tier.DEVICE, [1], None)
+    now_s = 12.0
+    ours.stored(Tier.DEVICE, [2], 1)
+    assert ours.waiting_s == 1.0
+    seen = []
+
+    async def verify():
+        ours.stored(Tier.DEVICE, [3], 2)
+        seen.append(ours.waiting_s)
+
+    transport.before += [BusUnavailableError("down")]
+    now_s = 13.0
+    await ours.flush(transport, verify)
+    assert (seen, ours.waiting_s) == ([2.0], 0.0)
+
+
+async def test_what_changes_nothing_does_not_wait(transport):
+    ours = publisher()
+    ours.stored(Tier.DEVICE, [1], None)
+    await ours.flush(transport, nobody_else)
+    ours.stored(Tier.DEVICE, [1], None)
+    assert ours.waiting_s == 0.0
+
+
+@pytest.mark.parametrize(("workers", "window_s"), [(0, 0.02), (80, 0.02), (400, 0.1), (9999, 0.5)])
+def test_events_of_larger_fleets_travel_together_for_longer(workers, window_s):
+    assert events.flush_window_s(workers) == pytest.approx(window_s)
+
+
+async def test_a_new_life_that_begins_while_the_old_one_is_told(transport):
+    ours = publisher()
+    ours.stored(Tier.DEVICE, [1, 2], None)
+    lives = []
+
+    class Slow(FaultyTransport):
+        async def append(self, subject, payload, **arguments):
+            if not lives:
+                lives.append(2)
+                ours.new_life(2)
+            published.append((ours.incarnation, ours.published.event_id))
+            return await super().append(subject, payload, **arguments)
+
+    published, slow = [], Slow()
+    await ours.flush(slow, nobody_else)
+    assert published == [(2, 0), (2, 0)]
+    assert [(m.incarnation, m.state.counts[0]) for m in logged(slow)] == [(2, 0)]
+    assert (ours.published.event_id, ours.waiting_s) == (0, 0.0)

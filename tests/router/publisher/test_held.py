@@ -1,11 +1,14 @@
-"""What a rank holds, and its holes, against brute force."""
+"""What a rank holds, and its holes, against brute force and against the definition in dicts."""
 
-from hypothesis import settings
+import numpy as np
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.protocol.values import FASTEST_TIER, TIERS, HeldState, Tier
-from router.publisher.held import HeldBlocks
+from oracle.held import HeldBlocks as HeldInDicts
+from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX, HeldState, Tier
+from router.publisher.held import DEFAULT_MULTIPLIER, HeldBlocks
 
 
 def test_fastest_tier_of_a_mask():
@@ -14,6 +17,7 @@ def test_fastest_tier_of_a_mask():
 
 def test_starts_with_nothing():
     assert HeldBlocks().state() == HeldState()
+    assert HeldBlocks().held(Tier.DEVICE).tolist() == []
 
 
 def test_a_removed_parent_leaves_a_hole_in_every_tier():
@@ -43,9 +47,90 @@ def test_every_child_of_a_removed_parent_is_a_hole():
 
 def test_says_what_changed():
     held = HeldBlocks()
-    assert held.store(Tier.DEVICE, [1, 2], None) == [1, 2]
-    assert held.store(Tier.DEVICE, [1, 2, 3], None) == [3]
-    assert held.remove(Tier.DEVICE, [3, 4, 3]) == [3]
+    assert held.store(Tier.DEVICE, [1, 2], None).tolist() == [1, 2]
+    assert held.store(Tier.DEVICE, [1, 2, 3], None).tolist() == [3]
+    assert held.remove(Tier.DEVICE, [3, 4, 3]).tolist() == [3]
+    assert held.store(Tier.DEVICE, [], 1).tolist() == []
+    assert held.remove(Tier.DEVICE, []).tolist() == []
+
+
+def test_the_state_carries_doubts():
+    assert HeldBlocks().state(5).doubts == 5
+
+
+def test_every_64_bit_number_names_a_block():
+    held = HeldBlocks()
+    for parent, block in ((None, U64_MAX), (U64_MAX, 0), (0, 1)):
+        assert held.store(Tier.DEVICE, [block], parent).tolist() == [block]
+        held.check_invariants()
+    assert held.remove(Tier.DEVICE, [0]).tolist() == [0]
+    assert held.state().holes == (1, 1, 1, 1)
+    assert sorted(held.held(Tier.DEVICE).tolist()) == [1, U64_MAX]
+    held.check_invariants()
+
+
+def test_a_parent_that_becomes_known_late_counts_from_then_on():
+    """Whoever lost the beginning of a chain names blocks without parents at first."""
+    held = HeldBlocks()
+    held.store(Tier.HOST, [5], None)
+    assert held.state().holes == (0, 0, 0, 0)
+    held.store(Tier.DISK, [5], 4)
+    held.check_invariants()
+    assert held.state().holes == (0, 1, 1, 1)
+    held.remove(Tier.HOST, [5])
+    held.remove(Tier.DISK, [5])
+    held.check_invariants()
+    assert held.state() == HeldState()
+
+
+def test_a_block_that_claims_to_be_its_own_parent_does_no_harm():
+    held = HeldBlocks()
+    held.store(Tier.DEVICE, [5], 5)
+    held.check_invariants()
+    held.remove(Tier.DEVICE, [5])
+    held.check_invariants()
+    assert held.state() == HeldState()
+
+
+def test_arrays_of_any_layout_are_read():
+    held, numbers = HeldBlocks(), np.arange(10, dtype=np.uint64)
+    shifted = np.frombuffer(b"\0" + numbers.tobytes(), dtype="<u8", count=10, offset=1)
+    assert not shifted.flags.aligned
+    for tier, keys in ((Tier.DEVICE, numbers[::-1]), (Tier.HOST, shifted), (Tier.DISK, range(10))):
+        assert held.store(tier, keys, None).tolist() == list(keys)
+    held.check_invariants()
+
+
+def crowding(count, multiplier=DEFAULT_MULTIPLIER):
+    """Keys whose home is the last slot, whatever the size, as one who knows the multiplier can."""
+    inverse = pow(multiplier, -1, 1 << 64)
+    return [(U64_MAX - number) * inverse & U64_MAX for number in range(count)]
+
+
+def test_keys_that_crowd_one_place_are_all_found():
+    held, keys = HeldBlocks(), crowding(150)
+    held.store(Tier.DEVICE, keys, None)
+    held.check_invariants()
+    assert held.remove(Tier.DEVICE, keys[::2]).tolist() == keys[::2]
+    held.check_invariants()
+    assert sorted(held.held(Tier.DEVICE).tolist()) == sorted(keys[1::2])
+
+
+@pytest.mark.parametrize("multiplier", [1, DEFAULT_MULTIPLIER, U64_MAX])
+def test_grows_in_the_middle_of_a_store_and_forgets_nothing(multiplier):
+    held = HeldBlocks(multiplier)
+    random = np.random.default_rng(5)
+    keys = random.integers(0, U64_MAX, 20_000, dtype=np.uint64, endpoint=True)
+    assert len(held.store(Tier.DEVICE, keys, 7)) == 20_000
+    assert held.state().holes == (1, 1, 1, 1)
+    assert set(held.held(Tier.DEVICE).tolist()) == set(keys.tolist())
+    held.store(Tier.HOST, keys[:15_000], 7)
+    held.remove(Tier.DEVICE, keys[::3])
+    held.check_invariants()
+    held.clear(Tier.DEVICE)
+    held.clear(Tier.HOST)
+    held.check_invariants()
+    assert held.state() == HeldState()
 
 
 class Model:
@@ -108,3 +193,70 @@ class AgainstBruteForce(RuleBasedStateMachine):
 
 AgainstBruteForce.TestCase.settings = settings(max_examples=200, deadline=None)
 TestAgainstBruteForce = AgainstBruteForce.TestCase
+
+
+CROWDED = [*crowding(12), 0, 1, 2, U64_MAX]
+"""Blocks that meet in few slots; small trees and long ones, any of them above any other."""
+
+blocks = st.sampled_from(CROWDED)
+chains = st.lists(blocks, max_size=6, unique=True)
+
+
+class AgainstTheDefinition(RuleBasedStateMachine):
+    """Chains with any parent, contradictory ones too: every answer and sum is the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.definition = HeldBlocks(), HeldInDicts()
+
+    def both(self, name, *arguments):
+        changed = getattr(self.held, name)(*arguments)
+        assert changed.tolist() == getattr(self.definition, name)(*arguments)
+
+    @rule(tier=tiers, chain=chains, parent=st.none() | blocks)
+    def store(self, tier, chain, parent):
+        self.both("store", tier, [block for block in chain if block != parent], parent)
+
+    @rule(tier=tiers, chain=st.lists(blocks, max_size=8))
+    def remove(self, tier, chain):
+        self.both("remove", tier, chain)
+
+    @rule(tier=tiers, start=st.integers(100, 1 << 60), parent=st.none() | blocks)
+    def store_many(self, tier, start, parent):
+        """Enough to grow by."""
+        self.both("store", tier, list(range(start, start + 150)), parent)
+
+    @rule(tier=st.none() | tiers)
+    def clear(self, tier):
+        self.held.clear(tier)
+        self.definition.clear(tier)
+
+    @invariant()
+    def agrees(self):
+        self.held.check_invariants()
+        self.definition.check_invariants()
+        assert self.held.state() == self.definition.state()
+        assert self.held.block_count == self.definition.block_count
+        for tier in Tier:
+            ours, theirs = self.held.held(tier), self.definition.held(tier)
+            assert sorted(ours.tolist()) == sorted(theirs.tolist())
+
+
+AgainstTheDefinition.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None
+)
+TestAgainstTheDefinition = AgainstTheDefinition.TestCase
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.integers(1, 60))))
+def test_runs_that_come_and_go_leave_no_trace(steps):
+    """Names in sequence, not spread at all: long runs of slots, pulled back again and again."""
+    held = HeldBlocks(multiplier=1)
+    for is_store, start, length in steps:
+        keys = [number << 48 for number in range(start, start + length)]
+        if is_store:
+            held.store(Tier.DEVICE, keys, None)
+        else:
+            held.remove(Tier.DEVICE, keys)
+    held.check_invariants()

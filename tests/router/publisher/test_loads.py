@@ -18,7 +18,7 @@ class DeafTransport(MemoryTransport):
 
 @pytest.fixture
 def publisher():
-    return LoadPublisher(lambda: report(1), "kv.test.load.1.0", interval_s=0.2)
+    return LoadPublisher(lambda: report(1, report_id=7), "kv.test.load.1.0", interval_s=0.2)
 
 
 async def run_for(publisher, transport, seconds):
@@ -33,7 +33,7 @@ async def test_reports_at_once_and_every_interval(publisher):
     await run_for(publisher, transport, 0.5)
     assert len(transport.told) == 3
     subject, payload = transport.told[0]
-    assert (subject, decode_load_report(payload)) == ("kv.test.load.1.0", report(1))
+    assert (subject, decode_load_report(payload)) == ("kv.test.load.1.0", report(1, report_id=7))
 
 
 async def test_reports_a_change_before_the_interval(publisher):

@@ -1,5 +1,7 @@
 """Both transports keep the same contract; NATS with a real server."""
 
+import asyncio
+
 import pytest
 
 from router.errors import BusUnavailableError, LogConflictError, LogFullError
@@ -93,3 +95,14 @@ async def test_memory_broadcasts_can_be_read():
     transport = MemoryTransport()
     await transport.broadcast("kv.test.load.1.0", b"busy")
     assert transport.told == [("kv.test.load.1.0", b"busy")]
+
+
+async def test_an_answer_that_never_comes_is_not_waited_for(bus, nats_server):
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits())
+    await transport.last_sequence(SUBJECT)
+    nats_server.pause()
+    appending = asyncio.create_task(transport.append(SUBJECT, b"x", expected_sequence=0))
+    await asyncio.sleep(0.1)
+    nats_server.kill()
+    with pytest.raises(BusUnavailableError):
+        await asyncio.wait_for(appending, 1.0)

@@ -1,0 +1,59 @@
+"""The event plane against its goals: from agents over the bus into the index, and after faults.
+
+    python benchmarks/events.py [--quick] [--json] [--only ingest,visible,…]
+
+Real nats-server, real processes: the router's side is pinned to one core, the bus to another, and
+agents run anywhere. Most figures have a bound of their own; beside them stands a plain alternative
+or, where there is none, the bound itself. Each module says which.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from functools import partial
+
+from events_ingest import ingest_rows
+from events_late_join import late_join_rows
+from events_recovery import recovery_rows
+from events_scale import EventScale
+from events_visible import visible_rows
+from events_zmq import zmq_rows
+from report import Section, report
+from rows import machine
+
+SECTIONS = {
+    "ingest": ("JetStream to index, one core, against an ordered consumer", ingest_rows),
+    "visible": ("stored to visible, 100 k blocks a second, against the flush window", visible_rows),
+    "late_join": ("a late router, against the object store's reader", late_join_rows),
+    "recovery": ("after a fault of the bus, beside the goal", recovery_rows),
+    "zmq": ("engine socket to index, one core, against decoding alone", zmq_rows),
+}
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.ERROR)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
+    arguments = parser.parse_args()
+    scale = EventScale(arguments.quick)
+    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
+    chosen = {
+        name: Section(title, partial(measure, scale))
+        for name, (title, measure) in SECTIONS.items()
+        if name in arguments.only
+    }
+    return report(chosen, "alternative", head, arguments.json)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(SECTIONS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

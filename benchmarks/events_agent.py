@@ -1,0 +1,93 @@
+"""One agent without an engine: announced, publishing, reporting, answering."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from events_reader import INCARNATION, announcement
+from events_writer import REQUEST_BLOCKS, RankWriter
+
+from router.protocol.catalogue import encode_entry, worker_key
+from router.protocol.loads import LoadReport
+from router.protocol.subjects import Subjects
+from router.publisher.announcer import Announcer
+from router.publisher.beacons import HeardBeacons
+from router.publisher.bus import Bus, StreamLimits, connection
+from router.publisher.events import MIN_FLUSH_S
+from router.publisher.journal import DEFAULT_LIMITS
+from router.publisher.loads import LoadPublisher
+from router.publisher.transport import NatsTransport
+from worker_agent.control import answer_checkpoint_requests, listen_for_beacons
+
+WORKER_ID = 1
+POOL_BLOCKS = 4_096
+STORE_S = 0.01
+REPORT_S = 0.4
+
+
+class Agent:
+    """A rank on a bus."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self.bus = bus
+        self.subjects = subjects
+        self._writer = RankWriter(subjects, WORKER_ID, POOL_BLOCKS, DEFAULT_LIMITS, MIN_FLUSH_S)
+        self._beacons = HeardBeacons()
+        self._report_count = 0
+
+    @property
+    def published_event_id(self) -> int:
+        """The last event that the log has."""
+        return self._writer.publisher.published.event_id
+
+    async def store_forever(self) -> None:
+        """Store a request every 10 ms, until cancelled."""
+        while True:
+            self._writer.store(REQUEST_BLOCKS)
+            await asyncio.sleep(STORE_S)
+
+    async def run(self) -> None:
+        """Live on the bus until cancelled."""
+        announcer = Announcer(self.bus.js, self.subjects, worker_key(WORKER_ID), INCARNATION)
+        await announcer.look()
+        await announcer.claim(encode_entry(announcement(WORKER_ID)))
+        rank, publisher = self._writer.rank, self._writer.publisher
+        transport = NatsTransport(self.bus, self.subjects, StreamLimits())
+        loads = LoadPublisher(self._report, self.subjects.load(rank), interval_s=REPORT_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(announcer.run())
+            group.create_task(publisher.run(transport, announcer.verify))
+            group.create_task(loads.run(transport))
+            group.create_task(listen_for_beacons(self.bus, self.subjects, self._beacons))
+            group.create_task(
+                answer_checkpoint_requests(self.bus, self.subjects, {rank: publisher})
+            )
+
+    def _report(self) -> LoadReport:
+        self._report_count += 1
+        publisher = self._writer.publisher
+        return LoadReport(
+            worker_id=WORKER_ID,
+            dp_rank=0,
+            agent_incarnation=INCARNATION,
+            incarnation=INCARNATION,
+            report_id=self._report_count,
+            event_id=publisher.published.event_id,
+            state=publisher.published.state,
+            waiting_s=publisher.waiting_s,
+            heard=self._beacons.last(time.monotonic()),
+        )
+
+
+@asynccontextmanager
+async def living_agent(url: str, namespace: str) -> AsyncIterator[Agent]:
+    """An agent that lives while inside."""
+    async with connection(url, "agent", lambda _: None) as bus:
+        agent = Agent(bus, Subjects(namespace))
+        life = asyncio.create_task(agent.run())
+        try:
+            yield agent
+        finally:
+            life.cancel()
+            await asyncio.wait([life])

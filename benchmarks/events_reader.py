@@ -1,0 +1,127 @@
+"""The router's side of a measurement: the event stream, read into a core as a router does it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from router.config import RouterConfig
+from router.core import CoreSettings, RouterCore
+from router.indexer.base import Indexer
+from router.indexer.event_log import Verdict
+from router.indexer.selection import make_indexer
+from router.metrics import RouterMetrics
+from router.nats_stream import NatsStream
+from router.outbox import Outbox
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.events import EventBatch, LogMessage
+from router.protocol.subjects import Subjects
+from router.protocol.values import SCHEME, Identity
+from router.publisher.bus import Bus, StreamLimits, ensure_event_stream
+from router.status import ServiceStatus
+from router.subscriber import Subscriber
+
+IDENTITY = Identity(SCHEME, 16)
+INCARNATION = 1
+POLL_S = 0.001
+
+
+class Applied(NamedTuple):
+    """When a worker's blocks were visible as of an event."""
+
+    worker_id: int
+    event_id: int
+    visible_ns: int
+
+
+class TimedCore(RouterCore):
+    """A core that notes when each message was applied to its last slice."""
+
+    __slots__ = ("_applying", "applied")
+
+    def __init__(self) -> None:
+        super().__init__(*core_parts())
+        self.applied: list[Applied] = []
+        self._applying: tuple[int, int] | None = None
+
+    def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
+        """Apply a message, or its first slice."""
+        verdict = super().apply(message, now_s)
+        is_batch = isinstance(message, EventBatch)
+        event_id = message.last_event_id if is_batch else message.event_id
+        if verdict in (Verdict.APPLY, Verdict.NEW_LIFE):
+            self._applying = message.worker_id, event_id
+        return verdict
+
+    def apply_slice(self) -> bool:
+        """Apply one more slice; whoever applies a message calls this until nothing is left."""
+        has_more = super().apply_slice()
+        if not has_more and self._applying is not None:
+            self.applied.append(Applied(*self._applying, time.monotonic_ns()))
+            self._applying = None
+        return has_more
+
+
+class CoreReader:
+    """A core that knows its workers, fed by the event stream and nothing else.
+
+    No registry, no load reports and no ticks: these take no part in how soon a block is visible.
+    """
+
+    def __init__(self, namespace: str, workers: int, core: RouterCore | None = None) -> None:
+        self.subjects = Subjects(namespace)
+        self.core = core or RouterCore(*core_parts())
+        for worker_id in range(workers):
+            self.core.upsert_worker(announcement(worker_id), time.monotonic())
+        metrics = RouterMetrics()
+        self._workers = workers
+        self._status = ServiceStatus("", needs_workers=False)
+        self._subscriber = Subscriber(
+            self.core, Outbox(self.subjects, metrics), self._status, metrics, self.subjects
+        )
+
+    @asynccontextmanager
+    async def following(self, bus: Bus) -> AsyncIterator[None]:
+        """The stream is read while inside."""
+        ensure = partial(ensure_event_stream, bus.js, self.subjects, StreamLimits())
+        stream = NatsStream(bus, self.subjects.event_stream, ensure)
+        reading = asyncio.create_task(self._subscriber.run_events(stream))
+        try:
+            yield
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def until_caught_up(self) -> None:
+        """Wait until everything is applied that was in the stream at the start."""
+        while not self._status.events_caught_up:
+            await asyncio.sleep(POLL_S)
+
+    def require_held(self, blocks: int) -> None:
+        """Raise RuntimeError unless every rank adds up, to so many blocks in all."""
+        states = self.core.index.rank_states()
+        held = sum(sum(state.held.counts) for state in states)
+        if (len(states), held) != (self._workers, blocks):
+            raise RuntimeError(f"{len(states)} ranks add up, to {held:,} of {blocks:,} blocks")
+
+
+def core_parts() -> tuple[CoreSettings, Callable[[], Indexer], Random]:
+    """What a router makes its core of."""
+    config = RouterConfig()
+    return config.core, lambda: make_indexer(config.index), Random(1)
+
+
+def announcement(worker_id: int) -> WorkerAnnouncement:
+    """A worker with one rank."""
+    return WorkerAnnouncement(
+        worker_id=worker_id,
+        name=f"w{worker_id}",
+        endpoint=f"http://w{worker_id}",
+        identity=IDENTITY,
+        total_kv_blocks=65_536,
+        max_num_batched_tokens=8192,
+        incarnation=INCARNATION,
+    )

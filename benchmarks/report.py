@@ -1,0 +1,38 @@
+"""Sections of a benchmark, measured and printed."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+from rows import Row, as_json, as_table
+from timing import margin
+
+
+class Section(Struct, frozen=True):
+    """Rows that belong together."""
+
+    title: str
+    measure: Callable[[], list[Row]]
+
+
+def report(sections: Mapping[str, Section], peer: str, head: Sequence[str], as_rows: bool) -> int:
+    """Measure sections and print them below the head; 0 if every row meets its goal."""
+    if not as_rows:
+        print("\n".join(head))
+    measured = {}
+    for name, section in sections.items():
+        rows = section.measure()
+        if rows:
+            measured[name] = rows
+            if not as_rows:
+                print(f"\n{name}: {section.title}\n{as_table(rows, peer)}", flush=True)
+    every = [row for rows in measured.values() for row in rows]
+    print(as_json(every) if as_rows else _worst(measured))
+    return 0 if all(row.holds for row in every) else 1
+
+
+def _worst(measured: Mapping[str, list[Row]]) -> str:
+    lines = ["\nthe worst cell of each, and how many times over it meets its goal"]
+    for name, rows in measured.items():
+        worst = min(rows, key=margin)
+        lines.append(f"{name:<10}{worst.name:<26}{margin(worst):>6.2f}")
+    return "\n".join(lines)

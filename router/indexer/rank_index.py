@@ -1,0 +1,111 @@
+"""One rank's place in the index: its log, what it said it holds, and how far that is believed."""
+
+from math import inf, isinf
+
+from router.indexer.base import Indexer
+from router.indexer.event_log import EventLog
+from router.indexer.freshness import FRESH_S, Freshness
+from router.protocol.events import LogMessage, pack_state, unpack_state
+from router.protocol.loads import LoadReport
+from router.protocol.replies import Trust, TrustState
+from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_text
+
+
+class RankIndex:
+    """State of one rank. `packed_state`: what the rank said it holds, with the last message."""
+
+    __slots__ = (
+        "_doubts_event_id",
+        "_freshness",
+        "_reported_doubts",
+        "_reported_life",
+        "asked_s",
+        "identity",
+        "indexer",
+        "is_readable",
+        "log",
+        "packed_state",
+        "scope",
+    )
+
+    def __init__(self, scope: Scope, identity: Identity, indexer: Indexer, now_s: float) -> None:
+        self.scope = scope
+        self.identity = identity
+        self.indexer = indexer
+        self.is_readable = identity.scheme == SCHEME
+        self.packed_state = pack_state(HeldState())
+        self.log = EventLog(now_s)
+        self.asked_s = -inf
+        self._freshness = Freshness()
+        self._reported_life: int | None = None
+        self._reported_doubts = 0
+        self._doubts_event_id = -1
+
+    def understands(self, message: LogMessage) -> bool:
+        """Whether the message names blocks as the rank announced, and as we can."""
+        return self.is_readable and message.identity == self.identity
+
+    def note_report(self, report: LoadReport, as_of_s: float | None) -> None:
+        """Note what a report says of the rank's events.
+
+        `as_of_s`: the moment as of which it is proven to be complete, if it is.
+        """
+        if report.incarnation != self._reported_life:
+            self._reported_life = report.incarnation
+            self._freshness.forget()
+            self._doubts_event_id = -1
+        if report.incarnation != self.log.incarnation:
+            return
+        if report.event_id >= self.log.cursor:
+            self._reported_doubts = report.state.doubts
+            self._doubts_event_id = report.event_id
+        proven_s = -inf if as_of_s is None else as_of_s
+        self._freshness.note(report.event_id, proven_s, self.log.cursor)
+
+    def trust(self, now_s: float, *, is_applying: bool, is_unsettled: bool) -> Trust:
+        """How far the rank's overlap can be believed.
+
+        `is_applying`: it is between two messages; `is_unsettled`: restored, and not checked yet.
+        """
+        log = self.log
+        age_s = self._age_s(now_s)
+        if not self.is_readable:
+            reason = f"hash scheme {self.identity.scheme!r} is not {SCHEME!r}"
+            return Trust(TrustState.BLIND, log.cursor, age_s, reason)
+        if log.broken_reason is not None:
+            state = TrustState.BLIND if log.is_blind else TrustState.DEGRADED
+            return Trust(state, log.cursor, age_s, log.broken_reason)
+        if is_unsettled:
+            reason = "restored from a snapshot; what followed is not read yet"
+            return Trust(TrustState.DEGRADED, log.cursor, age_s, reason)
+        doubts = self._doubts()
+        if doubts:
+            return Trust(TrustState.DEGRADED, log.cursor, age_s, doubt_text(doubts))
+        lag = "a message is being applied" if is_applying else self._lag(now_s)
+        state = TrustState.EXACT if lag is None else TrustState.LAGGING
+        return Trust(state, log.cursor, age_s, lag)
+
+    def _doubts(self) -> int:
+        """The doubts that the agent had last, as far as we know: in a message or in a report."""
+        if self._reported_life == self.log.incarnation and (
+            self._doubts_event_id >= self.log.cursor
+        ):
+            return self._reported_doubts
+        return unpack_state(self.packed_state).doubts
+
+    def _lag(self, now_s: float) -> str | None:
+        """Why a rank that adds up may be behind its engine; None if it is proven not to be."""
+        if self._reported_life not in (None, self.log.incarnation):
+            return "its cache has begun a new life"
+        behind = self._freshness.reported_event_id - self.log.cursor
+        if behind > 0:
+            return f"{behind} events behind"
+        age_s = self._age_s(now_s)
+        if age_s is None:
+            return "no report confirms it"
+        return None if age_s <= FRESH_S else f"last confirmed {age_s:.1f} s ago"
+
+    def _age_s(self, now_s: float) -> float | None:
+        """How long ago what the index shows was last known to be all there is; None: never."""
+        as_of_s = self._freshness.as_of_s(self.log.cursor)
+        return None if isinf(as_of_s) else round(now_s - as_of_s, 3)

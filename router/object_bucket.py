@@ -1,0 +1,249 @@
+"""One object in a NATS object store: written whole or not at all, read back quickly.
+
+    $O.{bucket}.C.{nuid}          its bytes, in chunks
+    $O.{bucket}.M.{base64(name)}  name, size, chunks, SHA-256: one message, written last
+
+Every object-store client reads what is written here. A description is written only on top of the
+one that was there when the writing began, so of two writers one gives up; then everything older
+than our first chunk goes: the object before, and what killed writers left behind. Whoever reads
+while that happens finds a torn object, looks again, and says so if it is still the same one.
+
+The client's own reader is passed over: it copies all it has with every chunk, and takes seconds.
+"""
+
+import asyncio
+import hashlib
+import logging
+from base64 import urlsafe_b64encode
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+from msgspec.json import Decoder, encode
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import api
+
+from router.errors import BusError, BusUnavailableError, SnapshotError, WireError
+from router.protocol.codec import decode
+from router.publisher.bus import (
+    REQUEST_TIMEOUT_S,
+    Bus,
+    ensure_object_stream,
+    last_message,
+    translated,
+)
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 128 * 1024
+
+_BATCH = 64
+_SILENCE_S = 2.0
+_INACTIVE_S = 10.0
+
+
+class _Options(Struct, frozen=True):
+    max_chunk_size: int
+
+
+class _Description(Struct, frozen=True):
+    """What object stores keep of an object; other fields are passed over."""
+
+    name: str
+    bucket: str
+    nuid: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    size: Annotated[int, Meta(ge=0)]
+    chunks: Annotated[int, Meta(ge=0)]
+    digest: str
+    mtime: str = ""
+    deleted: bool = False
+    options: _Options | None = None
+
+
+_decoder = Decoder(_Description)
+
+
+class ObjectBucket:
+    """The object of this name, on one connection. All calls raise BusUnavailableError.
+
+    `limit_bytes` bounds what is written and read.
+    """
+
+    def __init__(
+        self, bus: Bus, bucket: str, name: str, *, limit_bytes: int, num_replicas: int = 1
+    ) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._name = name
+        self._stream = f"OBJ_{bucket}"
+        self._about = f"$O.{bucket}.M.{urlsafe_b64encode(name.encode()).decode()}"
+        self._limit_bytes = limit_bytes
+        self._num_replicas = num_replicas
+
+    async def write(self, payload: memoryview) -> None:
+        """Put these bytes, of which there are some, in place of the object.
+
+        Raises SnapshotError for too many, LogConflictError if another writer was quicker.
+        """
+        self._check_size(len(payload))
+        replaced, _ = await self._look_up()
+        nuid = token_hex(11)
+        chunk_subject = f"$O.{self._bucket}.C.{nuid}"
+        try:
+            first = await self._write_chunks(chunk_subject, payload)
+            await self._describe(nuid, len(payload), await _digest(payload), replaced)
+        except BusError:
+            await self._purge(chunk_subject)
+            raise
+        await self._purge(f"$O.{self._bucket}.C.>", first)
+
+    async def read(self) -> memoryview | None:
+        """The object's bytes; None if there is none. Raises SnapshotError for an unusable one."""
+        seen = -1
+        while True:
+            sequence, about = await self._look_up()
+            if about is None or about.deleted:
+                return None
+            if sequence == seen:
+                raise SnapshotError("torn", "chunks are missing, or not those described")
+            self._check_size(about.size)
+            payload = await self._read_chunks(about)
+            if payload is not None and await _digest(payload) == about.digest:
+                return payload
+            seen = sequence
+
+    async def delete(self) -> None:
+        """Drop the object, and all that is left of earlier ones."""
+        await self._look_up()
+        await self._purge(f"$O.{self._bucket}.>")
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self._limit_bytes:
+            detail = f"{size_bytes} bytes (allowed: at most {self._limit_bytes})"
+            raise SnapshotError("too large", detail)
+
+    async def _look_up(self) -> tuple[int, _Description | None]:
+        """The description, if there is one, and its sequence; the bucket exists afterwards."""
+        await ensure_object_stream(self._bus.js, self._bucket, self._num_replicas)
+        message = await last_message(self._bus.js, self._stream, self._about)
+        if message is None:
+            return 0, None
+        try:
+            return message.seq or 0, decode(_decoder.decode, message.data or b"")
+        except WireError as error:
+            log.warning("%s describes no object: %s", self._about, error)
+            return message.seq or 0, None
+
+    async def _write_chunks(self, subject: str, payload: memoryview) -> int:
+        """Sequence of the first."""
+        first = 0
+        for start in range(0, len(payload), CHUNK_BYTES):
+            sequence = await self._append(subject, bytes(payload[start : start + CHUNK_BYTES]))
+            first = first or sequence
+        return first
+
+    async def _describe(self, nuid: str, size: int, digest: str, replaced: int) -> None:
+        about = _Description(
+            name=self._name,
+            bucket=self._bucket,
+            nuid=nuid,
+            size=size,
+            chunks=-(-size // CHUNK_BYTES),
+            digest=digest,
+            mtime=datetime.now(UTC).isoformat(),
+            options=_Options(CHUNK_BYTES),
+        )
+        headers = {
+            api.Header.ROLLUP.value: "sub",
+            api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(replaced),
+        }
+        await self._append(self._about, encode(about), headers, replaced)
+
+    async def _append(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        expected_sequence: int = 0,
+    ) -> int:
+        async with translated(subject, expected_sequence):
+            ack = await self._bus.js.publish(
+                subject, payload, timeout=REQUEST_TIMEOUT_S, headers=headers
+            )
+        return ack.seq
+
+    async def _purge(self, subject: str, before_sequence: int = 0) -> None:
+        """0: all there is."""
+        async with translated(subject):
+            await self._bus.js.purge_stream(
+                self._stream, subject=subject, seq=before_sequence or None
+            )
+
+    async def _read_chunks(self, about: _Description) -> memoryview | None:
+        """None if there are others than the description says, or fewer, or more."""
+        inbox = self._bus.client.new_inbox()
+        room_bytes = 2 * _BATCH * self._bus.client.max_payload
+        async with translated(self._stream):
+            subscription = await self._bus.client.subscribe(inbox, pending_bytes_limit=room_bytes)
+            try:
+                config = _consumer_config(f"$O.{self._bucket}.C.{about.nuid}")
+                consumer = await self._bus.js.add_consumer(self._stream, config)
+                if consumer.num_pending != about.chunks:
+                    return None
+                return await self._pull(subscription, inbox, consumer.name, about)
+            finally:
+                if not self._bus.client.is_closed:
+                    await subscription.unsubscribe()
+
+    async def _pull(
+        self, subscription: Subscription, inbox: str, consumer: str, about: _Description
+    ) -> memoryview | None:
+        payload = np.empty(about.size, np.uint8).data
+        written = 0
+        for number in range(about.chunks):
+            if number % _BATCH == 0:
+                await self._ask_for_more(inbox, consumer)
+            data = await _next_chunk(subscription, number + 1)
+            if data is None or written + len(data) > about.size:
+                return None
+            payload[written : written + len(data)] = data
+            written += len(data)
+            await asyncio.sleep(0)  # chunks come many at a time
+        return payload if written == about.size else None
+
+    async def _ask_for_more(self, inbox: str, consumer: str) -> None:
+        request = {"batch": _BATCH, "expires": int(_SILENCE_S * 1e9)}
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{consumer}"
+        await self._bus.client.publish(subject, encode(request), reply=inbox)
+
+
+def _consumer_config(subject: str) -> api.ConsumerConfig:
+    return api.ConsumerConfig(
+        filter_subject=subject,
+        ack_policy=api.AckPolicy.NONE,
+        mem_storage=True,
+        num_replicas=1,
+        inactive_threshold=_INACTIVE_S,
+    )
+
+
+async def _next_chunk(subscription: Subscription, number: int) -> bytes | None:
+    """None if it is not the one of this number: what lay between was purged, or lost on the way."""
+    try:
+        async with asyncio.timeout(_SILENCE_S):
+            message: Msg = await anext(subscription.messages)
+    except TimeoutError:
+        return None
+    except StopAsyncIteration as error:
+        raise BusUnavailableError("connection closed") from error
+    is_status = "Status" in (message.headers or {})
+    return None if is_status or message.metadata.sequence.consumer != number else message.data
+
+
+async def _digest(payload: memoryview) -> str:
+    """As object stores write it."""
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).digest())
+    return "SHA-256=" + urlsafe_b64encode(digest).decode()

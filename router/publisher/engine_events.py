@@ -1,0 +1,275 @@
+"""What engines publish about their caches, every version of it, as one kind of value.
+
+    vLLM 0.9 to 0.23    arrays, longer with every version   ┐
+    vLLM 0.24 on        maps                                │   EngineBatch
+    SGLang              arrays, then maps; signed hashes    ├─▶ rank, events, and what was dropped
+    TensorRT-LLM        vLLM's maps, streamed               ┘
+                        dictionaries, pulled: `trtllm_events.py`
+
+Fields nobody here knows are passed over; an event of an unknown type, or one that can not be read,
+is dropped alone and named. Kernels read a whole batch at once (`_engine_kernel.py`): there is no
+Python object for a token or a hash, nor for a removal beside another.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from router.errors import WireError
+from router.protocol.codec import decode
+from router.protocol.values import HashArray
+from router.publisher._engine_kernel import (
+    BAD_RANK,
+    NO_BATCH,
+    TRAILING,
+    TRUNCATED,
+    open_batch,
+    read_batch,
+)
+from router.publisher._engine_rows import COLUMNS, EVENT_TYPES, FIELDS, NO_RANK, REASONS, TOTALS
+from router.publisher.decode_room import DecodeRoom
+from router.sequence.hashing import TokenArray
+
+ExtraKeys: TypeAlias = tuple[tuple[object, ...] | None, ...]
+"""What beside its tokens makes each block what it is, as the engine sent it."""
+
+MAX_NAME = 40
+"""Characters of a foreign name that are repeated."""
+
+
+class DecodeLimits(Struct, frozen=True):
+    """Bounds. A batch beyond them is refused whole, an event of too many blocks alone."""
+
+    batch_bytes: int = 32 << 20
+    batch_events: int = 131_072
+    event_blocks: int = 65_536
+
+
+DEFAULT_LIMITS = DecodeLimits()
+
+
+class EngineStored(Struct, frozen=True, eq=False, gc=False):
+    """Consecutive blocks are now in a medium.
+
+    Hashes are the engine's own names as u64: signed ones bit by bit, of those of 32 bytes their
+    XXH3-64. `parent` is named in the same way; None: the first block begins a prompt. Arrays are
+    views into what the whole batch shares.
+    """
+
+    block_hashes: HashArray
+    parent: int | None
+    tokens: TokenArray
+    block_size: int
+    """Tokens; 0 in a placeholder, which has none."""
+    medium: str | None = None
+    lora_name: str | None = None
+    lora_id: int | None = None
+    cache_salt: str | None = None
+    extra_keys: ExtraKeys | None = None
+    """None also where no block has any."""
+    group: int = 0
+    spec_kind: str | None = None
+    sliding_window_tokens: int | None = None
+    is_eagle: bool = False
+    """Tokens came as pairs, [a, b], [b, c]: here they are a, b, c, one more than the blocks'."""
+    locality: str | None = None
+
+
+class EngineRemoved(Struct, frozen=True, eq=False, gc=False):
+    """Blocks are no longer in a medium; each hash stands for one copy.
+
+    Consecutive removals that differ in nothing else are joined into one.
+    """
+
+    block_hashes: HashArray
+    medium: str | None
+    group: int = 0
+    locality: str | None = None
+
+
+class EngineCleared(Struct, frozen=True, gc=False):
+    """The engine has forgotten every block."""
+
+
+EngineEvent: TypeAlias = EngineStored | EngineRemoved | EngineCleared
+
+
+class EngineBatch(Struct, frozen=True, eq=False):
+    """Events of one rank, in order, and what was dropped from among them."""
+
+    dp_rank: int | None
+    events: list[EngineEvent]
+    unknown: list[str]
+    """Types this version does not know, one an event."""
+    malformed: list[str]
+    """One sentence an event that could not be read."""
+
+
+def decode_engine_batch(
+    payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS, room: DecodeRoom | None = None
+) -> EngineBatch:
+    """What an engine published in one message. O(bytes). Whoever decodes many keeps a `room`.
+
+    Raises WireError if the whole is no batch, exceeds a limit or names an impossible rank.
+    """
+    if not 0 < len(payload) <= limits.batch_bytes:
+        raise WireError(f"a batch of {len(payload)} bytes (allowed: 1 to {limits.batch_bytes})")
+    packed, head = np.frombuffer(payload, np.uint8), np.zeros(2, np.uint64)
+    event_count = open_batch(packed, head)
+    if event_count < 0:
+        raise WireError(_BATCH_REASONS[event_count])
+    if event_count > limits.batch_events:
+        raise WireError(f"a batch of {event_count} events (allowed: {limits.batch_events})")
+    rows = np.zeros((event_count, COLUMNS), np.uint64)
+    tokens, hashes = (room or DecodeRoom()).of(len(payload))
+    totals = np.zeros(TOTALS, np.uint64)
+    elements, offset = head.tolist()
+    outcome = read_batch(
+        packed, elements, offset, event_count, limits.event_blocks, rows, tokens, hashes, totals
+    )
+    if outcome:
+        raise WireError(_BATCH_REASONS[outcome])
+    row_count, token_count, hash_count, rank = totals.tolist()
+    reader = _Reader(payload, tokens[:token_count].copy(), hashes[:hash_count].copy())
+    return reader.batch(None if rank == NO_RANK else rank, rows[:row_count].tolist())
+
+
+_BATCH_REASONS = {
+    NO_BATCH: "no batch of events: not an array of a time, events and a rank",
+    TRUNCATED: "a batch that is cut off or broken",
+    BAD_RANK: "a batch whose rank is not a number from 0 to 65535",
+    TRAILING: "bytes after the end of a batch",
+}
+
+# Columns and kinds of rows, as the plain integers that lists are read by; a field's first column.
+_KIND, _SEEN, _EAGLE, _EVENT, _REASON, _REASON_FIELD, _PLACE, _VALUES = range(8)
+_STORED, _REMOVED, _CLEARED, _UNKNOWN = range(4)
+(
+    _TYPE,
+    _BLOCK_HASHES,
+    _PARENT,
+    _TOKEN_IDS,
+    _BLOCK_SIZE,
+    _LORA_ID,
+    _MEDIUM,
+    _LORA_NAME,
+    _EXTRA_KEYS,
+    _GROUP,
+    _SPEC_KIND,
+    _WINDOW,
+    _CACHE_SALT,
+    _LOCALITY,
+) = range(_VALUES, COLUMNS, 2)
+# The second columns that are looked at for every event.
+_BLOCK_COUNT, _HAS_PARENT, _TOKEN_COUNT = _BLOCK_HASHES + 1, _PARENT + 1, _TOKEN_IDS + 1
+_HAS_MEDIUM, _HAS_SPEC_KIND, _HAS_WINDOW = _MEDIUM + 1, _SPEC_KIND + 1, _WINDOW + 1
+_HAS_LOCALITY = _LOCALITY + 1
+
+_Context: TypeAlias = tuple[str | None, int | None, str | None, ExtraKeys | None]
+_NO_CONTEXT: _Context = (None, None, None, None)
+_CONTEXT_FIELDS = sum(
+    1 << FIELDS.index(name) for name in ("lora_name", "lora_id", "cache_salt", "extra_keys")
+)
+_USUAL_LABELS = {
+    label.encode(): label for label in ("GPU", "CPU", "DISK", "full_attention", "LOCAL")
+}
+"""To look one up takes half as long as to decode it."""
+
+_extra_keys_decoder = msgspec.msgpack.Decoder(ExtraKeys)
+
+
+class _Reader:
+    """Makes values of the rows that the kernels made of a batch."""
+
+    __slots__ = ("_hashes", "_payload", "_tokens")
+
+    def __init__(self, payload: bytes, tokens: TokenArray, hashes: HashArray) -> None:
+        self._payload = payload
+        self._tokens = tokens
+        self._hashes = hashes
+
+    def batch(self, dp_rank: int | None, rows: list[list[int]]) -> EngineBatch:
+        batch = EngineBatch(dp_rank, [], [], [])
+        for row in rows:
+            if row[_REASON]:
+                batch.malformed.append(_complaint(row))
+            elif row[_KIND] == _UNKNOWN:
+                batch.unknown.append(bounded_name(self._label(row, _TYPE)))
+            else:
+                self._append_event(batch, row)
+        return batch
+
+    def _append_event(self, batch: EngineBatch, row: list[int]) -> None:
+        if row[_KIND] == _REMOVED:
+            batch.events.append(self._removed(row))
+        elif row[_KIND] == _CLEARED:
+            batch.events.append(EngineCleared())
+        else:
+            try:
+                batch.events.append(self._stored(row))
+            except (WireError, UnicodeDecodeError):
+                event = row[_EVENT]
+                batch.malformed.append(f"event {event}: text or extra_keys can not be decoded")
+
+    def _stored(self, row: list[int]) -> EngineStored:
+        first_hash, first_token = row[_BLOCK_HASHES], row[_TOKEN_IDS]
+        return EngineStored(
+            self._hashes[first_hash : first_hash + row[_BLOCK_COUNT]],
+            row[_PARENT] if row[_HAS_PARENT] else None,
+            self._tokens[first_token : first_token + row[_TOKEN_COUNT]],
+            row[_BLOCK_SIZE],
+            self._label(row, _MEDIUM) if row[_HAS_MEDIUM] else None,
+            *(self._context(row) if row[_SEEN] & _CONTEXT_FIELDS else _NO_CONTEXT),
+            row[_GROUP],
+            self._label(row, _SPEC_KIND) if row[_HAS_SPEC_KIND] else None,
+            row[_WINDOW] if row[_HAS_WINDOW] else None,
+            row[_EAGLE] == 1,
+            self._label(row, _LOCALITY) if row[_HAS_LOCALITY] else None,
+        )
+
+    def _context(self, row: list[int]) -> _Context:
+        """What most events say nothing of: LoRA, salt, extra keys."""
+        return (
+            self._bytes(row, _LORA_NAME).decode() if row[_LORA_NAME + 1] else None,
+            row[_LORA_ID] if row[_LORA_ID + 1] else None,
+            self._bytes(row, _CACHE_SALT).decode() if row[_CACHE_SALT + 1] else None,
+            self._extra_keys(row) if row[_EXTRA_KEYS + 1] else None,
+        )
+
+    def _removed(self, row: list[int]) -> EngineRemoved:
+        return EngineRemoved(
+            self._hashes_of(row),
+            self._label(row, _MEDIUM) if row[_HAS_MEDIUM] else None,
+            row[_GROUP],
+            self._label(row, _LOCALITY) if row[_HAS_LOCALITY] else None,
+        )
+
+    def _hashes_of(self, row: list[int]) -> HashArray:
+        first = row[_BLOCK_HASHES]
+        return self._hashes[first : first + row[_BLOCK_COUNT]]
+
+    def _extra_keys(self, row: list[int]) -> ExtraKeys:
+        return decode(_extra_keys_decoder.decode, self._bytes(row, _EXTRA_KEYS))
+
+    def _label(self, row: list[int], field: int) -> str:
+        """Text that is only compared with what we know, so that it may be anything."""
+        text = self._payload[row[field] : row[field + 1]]
+        return _USUAL_LABELS.get(text) or text.decode(errors="backslashreplace")
+
+    def _bytes(self, row: list[int], field: int) -> bytes:
+        return self._payload[row[field] : row[field + 1]]
+
+
+def bounded_name(name: str) -> str:
+    """A foreign name, short and printable."""
+    return ascii(name[:MAX_NAME])[1:-1]
+
+
+def _complaint(row: list[int]) -> str:
+    """What is wrong with an event, in our words alone."""
+    field, place = FIELDS[row[_REASON_FIELD]], row[_PLACE]
+    kind = f" ({EVENT_TYPES[row[_KIND]]})" if row[_REASON_FIELD] else ""
+    element = f"[{place - 1}]" if place else ""
+    return f"event {row[_EVENT]}{kind}: {field}{element} {REASONS[row[_REASON]]}"

@@ -1,0 +1,130 @@
+"""From the order of one engine's batches to one rank's journal.
+
+steps of EngineLog ─▶ EngineFeed ─decode─▶ Normalizer ─▶ EventJournal
+  Apply                 batch                apply
+  NewLife                                    reset          new_life
+  Lost                                       events_lost    require_checkpoint
+"""
+
+from collections.abc import Sequence
+
+from router.errors import WireError
+from router.publisher.complaints import Complaints
+from router.publisher.decode_room import DecodeRoom
+from router.publisher.engine_events import EngineBatch, decode_engine_batch
+from router.publisher.engine_steps import Apply, Lost, NewLife, Step
+from router.publisher.journal import EventJournal
+from router.publisher.normalizer import Normalizer
+
+STATE_BATCHES = 2_000
+"""After so many a state is worth keeping: engines can replay several times as many."""
+
+
+class FeedCounters:
+    """What became of batches since the start of the process."""
+
+    __slots__ = ("applied", "dropped_events", "foreign", "lost", "new_lives", "unreadable")
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.unreadable = 0
+        self.foreign = 0
+        self.dropped_events = 0
+        self.new_lives = 0
+        self.lost = 0
+
+
+class EngineFeed:
+    """Feeder of one rank; nobody else writes to its normaliser and journal.
+
+    A batch that another rank published is dropped: to credit it would invent a rank.
+    """
+
+    __slots__ = (
+        "_complaints",
+        "_dp_rank",
+        "_journal",
+        "_normalizer",
+        "_room",
+        "_unsaved",
+        "counters",
+    )
+
+    def __init__(self, journal: EventJournal, normalizer: Normalizer, dp_rank: int) -> None:
+        self._journal = journal
+        self._normalizer = normalizer
+        self._dp_rank = dp_rank
+        self._complaints = Complaints()
+        self._room = DecodeRoom()
+        self._unsaved = 0
+        self.counters = FeedCounters()
+
+    @property
+    def is_state_due(self) -> bool:
+        """Has so much happened since the last `save` that the state should be kept?"""
+        return self._unsaved >= STATE_BATCHES
+
+    def take(self, steps: Sequence[Step], now_s: float) -> None:
+        """Carry out steps, in order; replays are not its business. O(blocks)."""
+        for step in steps:
+            if isinstance(step, Apply):
+                self._apply(step, now_s)
+            elif isinstance(step, NewLife):
+                self._begin_life(step)
+            elif isinstance(step, Lost):
+                self._lose(step)
+
+    def tick(self, now_s: float) -> None:
+        """Time passes."""
+        self._normalizer.tick(now_s)
+
+    def take_complaints(self, now_s: float) -> Sequence[str]:
+        """Sentences to warn with, at most a few each 5 s."""
+        return self._complaints.take(now_s)
+
+    def save(self) -> bytes:
+        """What is known after the steps so far, for `Normalizer.load`. O(blocks known)."""
+        self._unsaved = 0
+        return self._normalizer.save()
+
+    def _apply(self, step: Apply, now_s: float) -> None:
+        self._unsaved += 1
+        batch = self._decoded(step)
+        if batch.dp_rank not in (None, self._dp_rank):
+            self.counters.foreign += 1
+            self._complaints.add(f"batch {step.sequence} is of rank {batch.dp_rank}: dropped")
+            return
+        self.counters.applied += 1
+        self._normalizer.apply(batch, now_s)
+        self._complain(step, batch)
+
+    def _decoded(self, step: Apply) -> EngineBatch:
+        """A batch that is none becomes an empty one with something malformed in it."""
+        try:
+            return decode_engine_batch(step.payload, room=self._room)
+        except WireError as error:
+            self.counters.unreadable += 1
+            return EngineBatch(None, [], [], [error.reason])
+
+    def _complain(self, step: Apply, batch: EngineBatch) -> None:
+        for kind in batch.unknown:
+            self._complaints.add(f"batch {step.sequence}: events of type {kind!r} are dropped")
+        for sentence in batch.malformed:
+            self._complaints.add(f"batch {step.sequence}: {sentence}")
+        self.counters.dropped_events += len(batch.unknown) + len(batch.malformed)
+        for sentence in self._normalizer.take_complaints():
+            self._complaints.add(f"batch {step.sequence}: {sentence}")
+
+    def _begin_life(self, step: NewLife) -> None:
+        self.counters.new_lives += 1
+        self._complaints.add(f"the engine began a new life: {step.reason}")
+        self._journal.new_life(self._journal.incarnation + 1)
+        self._normalizer.reset()
+
+    def _lose(self, step: Lost) -> None:
+        self.counters.lost += 1
+        last = "?" if step.last is None else step.last
+        self._complaints.add(f"batches {step.first} to {last} are lost: {step.reason}")
+        self._normalizer.events_lost()
+        # Doubts alone are no event, and where nothing was held there is no other.
+        self._journal.require_checkpoint()

@@ -1,0 +1,99 @@
+"""How busy an SGLang rank says it is: messages `[b"load"][sequence][LoadStat]` of its load socket.
+
+Its counters are of prefill alone, and so is the time it gives: Δtokens / Δtime is the measured
+prefill throughput. There are no steps and no decode work in it.
+"""
+
+import math
+from collections.abc import Sequence
+
+from msgspec import DecodeError, Struct, msgpack, structs
+
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
+from router.protocol.values import UInt
+
+TOPIC = "load"
+STALE_S = 3.0
+_FRAMES = 3
+_US_PER_S = 1_000_000
+
+
+class LoadStat(Struct, frozen=True, array_like=True, tag="LoadStat"):
+    """One report of SGLang's, as it is on the wire (0.5.23); newer fields are passed over."""
+
+    num_running_reqs: UInt
+    num_waiting_reqs: UInt
+    num_tokens: UInt
+    max_total_num_tokens: UInt
+    attn_dp_rank: UInt | None = None
+    num_waiting_uncached_tokens: UInt | None = None
+    num_total_tokens: UInt | None = None
+    max_running_requests: UInt | None = None
+    total_prefill_uncached_tokens: UInt | None = None
+    total_prefill_busy_us: UInt | None = None
+
+
+_decoder = msgpack.Decoder(LoadStat)
+
+
+class EngineLoad(Struct, frozen=True):
+    """What a report says, in our words; what it does not say is 0."""
+
+    gauges: LoadGauges = LoadGauges()
+    counters: LoadCounters = LoadCounters()
+    constants: LoadConstants = LoadConstants()
+
+
+class EngineLoads:
+    """The last report of one rank. Reports of other ranks and garbage are counted and dropped."""
+
+    __slots__ = ("_block_size", "_dp_rank", "_heard_s", "_last", "foreign", "garbage", "reports")
+
+    def __init__(self, dp_rank: int, block_size: int) -> None:
+        self._dp_rank = dp_rank
+        self._block_size = block_size
+        self._last = EngineLoad()
+        self._heard_s = 0.0
+        self.reports = 0
+        self.foreign = 0
+        self.garbage = 0
+
+    def hear(self, frames: Sequence[bytes], now_s: float) -> None:
+        """Take a message of the load socket."""
+        try:
+            stat = _decoder.decode(frames[_FRAMES - 1]) if len(frames) == _FRAMES else None
+        except DecodeError:
+            stat = None
+        if stat is None:
+            self.garbage += 1
+        elif stat.attn_dp_rank not in (None, self._dp_rank):
+            self.foreign += 1
+        else:
+            self.reports += 1
+            self._heard_s = now_s
+            self._last = _in_our_words(stat, self._block_size)
+
+    def latest(self, now_s: float) -> EngineLoad:
+        """The last report; of one that is stale, what does not change by waiting."""
+        if now_s - self._heard_s <= STALE_S:
+            return self._last
+        return structs.replace(self._last, gauges=LoadGauges())
+
+
+def _in_our_words(stat: LoadStat, block_size: int) -> EngineLoad:
+    return EngineLoad(
+        LoadGauges(
+            running_requests=stat.num_running_reqs,
+            waiting_requests=stat.num_waiting_reqs,
+            waiting_uncached_tokens=stat.num_waiting_uncached_tokens or 0,
+            kv_used_blocks=math.ceil(stat.num_tokens / block_size),
+        ),
+        LoadCounters(
+            busy_s=(stat.total_prefill_busy_us or 0) / _US_PER_S,
+            prefill_tokens=stat.total_prefill_uncached_tokens or 0,
+        ),
+        LoadConstants(
+            max_running_requests=stat.max_running_requests or 0,
+            num_blocks=stat.max_total_num_tokens // block_size,
+        ),
+    )

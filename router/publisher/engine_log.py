@@ -1,0 +1,348 @@
+"""The order of one engine's batches: what to apply, what to ask for again, whose life it is.
+
+An engine numbers its batches from 0 in every life, and says nothing about which life it is; a
+reconnecting socket hides a restart, and messages may be dropped. So a connection is trusted only
+once one of its live batches was found, byte for byte, in a replay that was asked for after it was
+made. Until then, and from the first anomaly on, live batches are held and a replay is asked for,
+from a bit before the cursor: if it repeats what is known the life goes on, if not a new one begins.
+
+    connected, anomaly, probe ──▶ REPLAYING ──end──▶ FOLLOWING (live batches at the cursor apply)
+                                   │     ▲
+                              failed▼     │back-off
+                                  WAITING ┘──too often──▶ BLIND: `blind_order`, and from time to
+                                                          time everything is asked for again
+
+What is relied upon: batches between two connection events are of one life; a replay's batches are
+of one life; the engine's buffer has a batch as soon as it is published, and has at least one.
+"""
+
+import enum
+
+from msgspec import Struct
+
+from router.publisher.blind_order import BlindOrder
+from router.publisher.engine_position import EnginePosition, SavedPosition
+from router.publisher.engine_steps import Batch, EngineLogCounters, Step, batch_of
+from router.publisher.held_batches import HeldBatch, HeldBatches
+from router.publisher.replay_schedule import ReplaySchedule, ReplayTimes
+
+UNKNOWN_S = 3_600.0
+"""For so long something counts as missing where nobody knows since when: at the start."""
+
+
+class EngineLogSettings(Struct, frozen=True):
+    """Bounds and intervals. `overlap_batches`: known ones that a replay has to repeat.
+    `reorder_batches` and `reorder_s`: how many wait, and how long, for a late one if it cannot be
+    asked for.
+    """
+
+    can_replay: bool = True
+    fingerprints: int = 10_000
+    overlap_batches: int = 4
+    held_batches: int = 10_000
+    held_bytes: int = 64 << 20
+    replay_times: ReplayTimes = ReplayTimes()
+    reorder_batches: int = 64
+    reorder_s: float = 0.1
+
+
+class _State(enum.Enum):
+    UNCONNECTED = enum.auto()
+    FOLLOWING = enum.auto()
+    REPLAYING = enum.auto()
+    WAITING = enum.auto()
+    BLIND = enum.auto()
+
+
+_BLIND = _State.BLIND
+
+
+class EngineLog:
+    """Order of one rank's batches. Every input answers with the steps to take, in order.
+
+    `saved`: what a former process had applied, to go on from if the engine still lives.
+    """
+
+    __slots__ = (
+        "_asked_cursor",
+        "_asked_first",
+        "_blind",
+        "_disconnected_s",
+        "_doubt_since_s",
+        "_held",
+        "_is_trusted",
+        "_is_verified",
+        "_position",
+        "_proven_s",
+        "_replayed_to",
+        "_schedule",
+        "_settings",
+        "_state",
+        "_wants_all",
+        "counters",
+    )
+
+    def __init__(
+        self, now_s: float, settings: EngineLogSettings, saved: SavedPosition | None = None
+    ) -> None:
+        self.counters = EngineLogCounters()
+        self._settings = settings
+        self._position = EnginePosition(settings.fingerprints, self.counters, saved)
+        self._blind = BlindOrder(
+            self._position, self.counters, settings.reorder_batches, settings.reorder_s
+        )
+        self._held = HeldBatches(settings.held_batches, settings.held_bytes)
+        self._state = _State.UNCONNECTED
+        self._is_trusted = False
+        self._is_verified = False
+        self._wants_all = False
+        self._schedule = ReplaySchedule(settings.replay_times, now_s)
+        self._asked_first = self._asked_cursor = 0
+        self._replayed_to: int | None = None
+        self._disconnected_s: float | None = now_s - UNKNOWN_S
+        self._doubt_since_s: float | None = None
+        self._proven_s = now_s - UNKNOWN_S
+
+    @property
+    def cursor(self) -> int:
+        """Sequence of the next batch."""
+        return self._position.cursor
+
+    def save(self) -> SavedPosition:
+        """Where it stands once the steps so far are taken."""
+        return self._position.save()
+
+    def waiting_s(self, now_s: float) -> float:
+        """For how long something may have been missing. What was missed without a connection is
+        missing until a replay has brought it; and the engine may have published more, or begun a
+        new life, since the last proof that it had not: a batch in its turn, or a replay's end.
+        """
+        since = (self._disconnected_s, self._doubt_since_s, self._proven_s)
+        return now_s - min(since_s for since_s in since if since_s is not None)
+
+    def connected(self, now_s: float) -> list[Step]:
+        """A connection was made: the live batches that follow are all of one life."""
+        self._doubt(now_s if self._disconnected_s is None else self._disconnected_s)
+        self._disconnected_s = None
+        self._distrust()
+        self._held.take()  # They are older than the replay that now is asked for.
+        self._schedule.succeeded()
+        if self._settings.can_replay:
+            self._ask(now_s)
+        else:
+            self._give_up("connected, and no replay can be had", now_s)
+        return self._position.take_steps()
+
+    def disconnected(self, now_s: float) -> list[Step]:
+        """The connection is lost, and everything it delivered has been passed on."""
+        if self._disconnected_s is None:
+            self._disconnected_s = now_s
+        self._distrust()
+        self._blind.flush()
+        return self._position.take_steps()
+
+    def live(self, sequence: int, payload: bytes, now_s: float) -> list[Step]:
+        """A batch came over the connection."""
+        batch = batch_of(sequence, payload)
+        self._schedule.live(now_s)
+        if self._state is _BLIND:
+            self._blind.live(batch, now_s)
+            if not self._blind.early:
+                self._proven_s = now_s
+        elif self._is_trusted and sequence == self._position.cursor:
+            self._position.apply(batch)
+            self._proven_s = now_s
+        else:
+            self._live_in_doubt(batch, now_s)
+        return self._position.take_steps()
+
+    def replayed(self, sequence: int, payload: bytes, now_s: float) -> list[Step]:
+        """A batch of the replay asked for last."""
+        if self._state is _State.REPLAYING:
+            self._replayed(batch_of(sequence, payload), now_s)
+        return self._position.take_steps()
+
+    def replay_ended(self, now_s: float) -> list[Step]:
+        """The replay is complete."""
+        if self._state is _State.REPLAYING:
+            self._replay_ended(now_s)
+        return self._position.take_steps()
+
+    def replay_failed(self, reason: str, now_s: float) -> list[Step]:
+        """The replay was refused, timed out, or broke off."""
+        if self._state is _State.REPLAYING:
+            self._retry(reason, now_s)
+        return self._position.take_steps()
+
+    def tick(self, now_s: float) -> list[Step]:
+        """Time passes; call it at least every 0.1 s."""
+        if self._state is _BLIND:
+            self._blind.tick(now_s)
+        if self._is_replay_due(now_s):
+            self._ask(now_s)
+        return self._position.take_steps()
+
+    def _is_replay_due(self, now_s: float) -> bool:
+        match self._state:
+            case _State.FOLLOWING:
+                return self._schedule.is_probe_due(now_s)
+            case _State.WAITING:
+                return self._schedule.is_retry_due(now_s)
+            case _State.BLIND:
+                is_possible = self._settings.can_replay and self._disconnected_s is None
+                return is_possible and self._schedule.is_retry_due(now_s)
+            case _:
+                return False
+
+    def _live_in_doubt(self, batch: Batch, now_s: float) -> None:
+        is_following = self._state is _State.FOLLOWING
+        if is_following and self._is_verified and self._position.has(batch):
+            self.counters.duplicates += 1
+            self._is_trusted = True
+            return
+        if not self._held.add(HeldBatch(batch, self.counters.replays)):
+            self.counters.held_overflows += 1
+        self._doubt(now_s)
+        if is_following:
+            self._ask(now_s)
+
+    def _ask(self, now_s: float) -> None:
+        position = self._position
+        if self._state is _BLIND:
+            self._blind.flush()
+            self._wants_all = not position.is_whole
+        if self._wants_all or position.known_from == position.cursor:
+            self._asked_first = self._asked_cursor = 0
+        else:
+            overlap = self._settings.overlap_batches
+            self._asked_first = max(position.known_from, position.cursor - overlap)
+            self._asked_cursor = position.cursor
+        self._state = _State.REPLAYING
+        self._schedule.asked(now_s)
+        self._replayed_to = None
+        self._doubt(now_s)
+        position.ask(self._asked_first)
+
+    def _replayed(self, batch: Batch, now_s: float) -> None:
+        if self._replayed_to is None and batch.sequence >= self._asked_first:
+            self._begin_replay(batch)
+        elif batch.sequence != self._replayed_to:
+            self._retry(f"replay: unexpected batch {batch.sequence}", now_s)
+            return
+        self._replayed_to = batch.sequence + 1
+        if batch.sequence == self._position.cursor:
+            self._position.apply(batch)
+        elif batch.sequence >= self._position.known_from and not self._position.has(batch):
+            self._other_life(f"batch {batch.sequence} is another than before", now_s)
+
+    def _begin_replay(self, first: Batch) -> None:
+        """Whatever cannot be compared with what is known is read as another life."""
+        position = self._position
+        is_whole = self._asked_cursor == 0
+        if is_whole and not position.is_fresh:
+            self._new_life("its whole history is replayed")
+        elif first.sequence >= position.cursor and not self._is_reached(first) and not is_whole:
+            self._new_life(f"the engine's buffer begins behind batch {position.cursor - 1}")
+        self._wants_all = False
+        if first.sequence > position.cursor:
+            position.lose(first.sequence - 1, "history: the engine's buffer begins later")
+
+    def _is_reached(self, first: Batch) -> bool:
+        """Do held batches lead from the cursor to a replay's first, which is among them? Then the
+        connection is of the replay's life, and of the one that a replay has verified since it was
+        made; so they are applied.
+        """
+        position, held = self._position, self._held.by_sequence()
+        missing = range(position.cursor, first.sequence)
+        is_known = position.is_fresh or self._is_verified
+        if not is_known or held.get(first.sequence) != first or not held.keys() >= set(missing):
+            return False
+        for sequence in missing:
+            position.apply(held[sequence])
+        return True
+
+    def _replay_ended(self, now_s: float) -> None:
+        if (self._replayed_to or 0) < self._asked_cursor:
+            self._other_life(f"it has no batch {self._asked_cursor - 1}", now_s)
+            return
+        if self._replayed_to is None and not self._position.is_fresh:
+            self._new_life("the engine has published nothing")
+        self._wants_all = False
+        self._settle(now_s)
+
+    def _settle(self, now_s: float) -> None:
+        """After a replay: what was held is known, or follows, or has to be asked for, or is of
+        another life. The last, if it came before the replay was asked for and still is not in it.
+        """
+        self._state = _State.FOLLOWING
+        self._is_verified = self._disconnected_s is None
+        self._proven_s = self._schedule.asked_s
+        overflowed = self._held.overflowed
+        stale = self.counters.stale
+        for held in self._held.take():
+            self._settle_one(held)
+        if self._held or overflowed:
+            self._retry("live batches are not in the replay", now_s)
+        elif self.counters.stale > stale and not self._is_trusted:
+            self._fail("live batches are of another life than the replay", now_s)
+        else:
+            self._schedule.succeeded()
+        if self._state is _State.FOLLOWING:
+            self._doubt_since_s = None
+
+    def _settle_one(self, held: HeldBatch) -> None:
+        batch = held.batch
+        if self._position.has(batch):
+            self.counters.duplicates += 1
+            self._is_trusted = self._is_verified
+        elif batch.sequence < self._position.cursor or held.replays_asked < self.counters.replays:
+            self.counters.stale += 1
+        elif self._is_trusted and batch.sequence == self._position.cursor:
+            self._position.apply(batch)
+        else:
+            self._held.add(held)
+
+    def _other_life(self, reason: str, now_s: float) -> None:
+        self._new_life(reason)
+        self._ask(now_s)
+
+    def _new_life(self, reason: str) -> None:
+        self._distrust()
+        self._position.new_life(reason)
+
+    def _distrust(self) -> None:
+        self._is_trusted = self._is_verified = False
+
+    def _doubt(self, since_s: float) -> None:
+        if self._doubt_since_s is None or since_s < self._doubt_since_s:
+            self._doubt_since_s = since_s
+
+    def _retry(self, reason: str, now_s: float) -> None:
+        """Ask again later; failures in a row count only where each one brought nothing."""
+        if (self._replayed_to or 0) > max(self._asked_cursor, self._asked_first + 1):
+            self._schedule.succeeded()
+        self._state = _State.WAITING
+        self._fail(reason, now_s)
+
+    def _fail(self, reason: str, now_s: float) -> None:
+        self.counters.replay_failures += 1
+        if not self._schedule.failed(now_s):
+            self._give_up(reason, now_s)
+
+    def _give_up(self, reason: str, now_s: float) -> None:
+        """Go on without replays; what a trusted connection has delivered still counts."""
+        if not self._is_trusted:
+            self._lose_track(reason)
+        self._state = _BLIND
+        self._is_trusted = self._disconnected_s is None
+        self._schedule.given_up(now_s)
+        self._doubt_since_s = None
+        for held in self._held.take():
+            if not self._position.has(held.batch):
+                self._blind.live(held.batch, now_s)
+
+    def _lose_track(self, reason: str) -> None:
+        if not self._position.is_fresh:
+            self._position.new_life(reason)
+        self._position.lose(None, reason)
+        self._blind.reopen()

@@ -1,0 +1,301 @@
+"""From one engine's events to canonical ones: the only code that sees engine hashes.
+
+    EngineBatch ─▶ Normalizer ─ which events count ─▶ BlockNames ─ sequence hashes ─▶ EventJournal
+                    ├ Groups    what is credited        ├ EngineMap  engine hash ─▶ name, copies
+                    └ HeldBack  children that came      └ Contexts   LoRA and salt, inherited
+                                before their parents
+
+A block is held in a tier until its last copy there goes. What cannot be told exactly is a doubt,
+which the journal says with everything else.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from router.protocol.values import Doubt, Identity, Tier
+from router.publisher.block_names import BlockNames, Refused
+from router.publisher.contexts import Contexts
+from router.publisher.counted_journal import CountedJournal
+from router.publisher.credit import Groups, tier_of
+from router.publisher.doubts import Doubts
+from router.publisher.engine_events import EngineBatch, EngineRemoved, EngineStored
+from router.publisher.engine_map import EngineMap
+from router.publisher.held_back import HeldBack
+from router.publisher.journal import EventJournal
+from router.publisher.normalizer_settings import (
+    EngineSettings,
+    NormalizerCounts,
+    NormalizerLimits,
+    NormalizerStats,
+)
+from router.publisher.normalizer_state import decode_state, encode_state, kept_state, put_back
+from router.publisher.store_runs import StoreRun, block_count, runs_of
+
+_MAX_COMPLAINTS = 16
+
+DEFAULT_LIMITS = NormalizerLimits()
+DEFAULT_SETTINGS = EngineSettings()
+
+
+class Normalizer:
+    """Normaliser of one rank; the journal is to be written by nobody else.
+
+    Invariants: the journal holds exactly the named blocks that have copies, by tier, and says what
+    is doubted.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_complaints",
+        "_counts",
+        "_doubts",
+        "_groups",
+        "_held_back",
+        "_identity",
+        "_journal",
+        "_limits",
+        "_names",
+        "_settings",
+    )
+
+    def __init__(
+        self,
+        journal: EventJournal,
+        identity: Identity,
+        limits: NormalizerLimits = DEFAULT_LIMITS,
+        settings: EngineSettings = DEFAULT_SETTINGS,
+    ) -> None:
+        self._journal = journal
+        self._identity = identity
+        self._block_size = identity.block_size
+        self._limits = limits
+        self._settings = settings
+        self._counts = NormalizerCounts()
+        self._complaints: list[str] = []
+        self._doubts = Doubts(journal, settings)
+        self._begin()
+
+    def _begin(self) -> None:
+        contexts = Contexts(self._limits.contexts)
+        pool_blocks = self._settings.num_gpu_blocks
+        self._names = BlockNames(
+            CountedJournal(self._journal),
+            self._identity,
+            contexts,
+            EngineMap(contexts, self._limits.known_blocks, pool_blocks),
+            is_full=self._settings.report_mode == "full",
+        )
+        self._held_back = HeldBack(self._limits.held_back_blocks, self._limits.held_back_s)
+        self._groups = Groups()
+
+    @property
+    def wants_resync(self) -> str | None:
+        """Why what is held should be learned anew, from a replay or a new life; None: no need."""
+        if not self._doubts.has(Doubt.COPIES):
+            return None
+        blocks = self._settings.num_gpu_blocks
+        return f"more copies were reported than the device has blocks ({blocks or 'unknown'})"
+
+    @property
+    def stats(self) -> NormalizerStats:
+        """Totals and present sizes. O(1)."""
+        return NormalizerStats(
+            counts=self._total(),
+            orphan_blocks=self._names.map.orphan_blocks,
+            waiting_blocks=self._held_back.blocks,
+            known_blocks=len(self._names.map),
+            dead_blocks=self._names.map.dead_blocks,
+            device_copies=self._names.map.copies(Tier.DEVICE),
+            contexts=len(self._names.contexts),
+        )
+
+    def take_complaints(self) -> Sequence[str]:
+        """A sentence for each event refused since the last call, up to a few; to warn with."""
+        complaints, self._complaints = self._complaints, []
+        return complaints
+
+    def apply(self, batch: EngineBatch, now_s: float) -> None:
+        """Apply one batch of this rank, in the engine's order. O(blocks)."""
+        for event in runs_of(batch.events):
+            if isinstance(event, list):
+                self._apply_stored(event, now_s)
+            elif isinstance(event, EngineRemoved):
+                self._apply_removed(event)
+            else:
+                self._apply_cleared()
+        if batch.unknown:
+            self._counts.unknown_events += len(batch.unknown)
+        if batch.malformed:
+            self._counts.malformed_events += len(batch.malformed)
+            self._doubts.add(Doubt.UNREADABLE)
+        self.tick(now_s)
+        self._doubts.say(self._names.map)
+
+    def tick(self, now_s: float) -> None:
+        """Give up children that have waited for too long. O(those)."""
+        if self._held_back.blocks:
+            self._held_back.expire(now_s)
+
+    def reset(self) -> None:
+        """The engine begins a new life: nothing is known, nothing held, nothing doubted."""
+        self._drop_all()
+        self._doubts.begin()
+        self._doubts.say(self._names.map)
+
+    def events_lost(self) -> None:
+        """Events are gone for good: hold nothing, and doubt that until the engine clears all."""
+        self._drop_all()
+        self._doubts.lose()
+        self._doubts.say(self._names.map)
+
+    def _drop_all(self) -> None:
+        if any(self._journal.state.counts):
+            self._journal.cleared()
+        self._counts = self._total()
+        self._begin()
+
+    def save(self) -> bytes:
+        """All that is known, for `load`. O(blocks known)."""
+        parts = self._names, self._groups, self._held_back, self._doubts
+        return encode_state(kept_state(self._identity, *parts, self._total()))
+
+    def load(self, saved: bytes, now_s: float) -> None:
+        """Go on from what was saved: this normaliser knows nothing yet, and its journal is empty.
+
+        Children that waited for their parents wait anew. Raises NormalizerStateError, and nothing
+        is changed; O(blocks known).
+        """
+        state = decode_state(saved, self._identity)
+        put_back(state, self._names, self._groups, self._held_back, self._doubts, now_s)
+        self._counts = state.counts
+        self._doubts.say(self._names.map)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(blocks known)."""
+        self._names.check_invariants()
+        self._doubts.check_invariants(self._names.map)
+
+    def _apply_stored(self, run: StoreRun, now_s: float) -> None:
+        first = run[0]
+        if not len(first.block_hashes):
+            return
+        if (first.group or first.spec_kind is not None) and not self._is_credited(run):
+            return
+        tier = tier_of(first.medium, first.locality)
+        if tier is None:
+            self._counts.unknown_medium += block_count(run)
+        elif tier:
+            self._doubts.may_have_lower_tiers = True
+        if first.block_size == self._block_size:
+            self._store(run, tier, now_s)
+        else:
+            for event in run:
+                self._store_other_size(event, tier)
+
+    def _is_credited(self, run: StoreRun) -> bool:
+        if self._groups.note(run[0].group, run[0].spec_kind):
+            return True
+        self._counts.ignored_groups += block_count(run)
+        self._doubts.add(Doubt.HYBRID)
+        return False
+
+    def _store(self, run: StoreRun, tier: Tier | None, now_s: float) -> None:
+        """All at once, as far as that goes: not where children wait, which are named in between."""
+        done = 0
+        if len(run) > 1 and not self._held_back.blocks:
+            done = self._names.store_run(run, tier)
+            self._counts.stored += block_count(run[:done])
+        for event in run[done:]:
+            self._store_one(event, tier, now_s)
+
+    def _store_one(self, event: EngineStored, tier: Tier | None, now_s: float) -> None:
+        outcome = self._names.store(event, tier)
+        if outcome is None:
+            self._counts.stored += len(event.block_hashes)
+            if self._held_back.blocks:
+                self._resolve(event)
+        elif isinstance(outcome, Refused):
+            self._refuse(outcome.reason)
+        else:
+            self._hold_back(event, tier, now_s)
+
+    def _store_other_size(self, event: EngineStored, tier: Tier | None) -> None:
+        if event.block_size == 0 and not len(event.tokens):
+            self._store_tokenless(event, tier)
+        elif 0 < event.block_size < self._block_size:
+            self._counts.partial += len(event.block_hashes)
+        else:
+            self._refuse(f"blocks of {event.block_size} tokens, registered {self._block_size}")
+
+    def _store_tokenless(self, event: EngineStored, tier: Tier | None) -> None:
+        """Blocks that only their engine hashes name."""
+        if tier is not None:
+            self._counts.stored_without_tokens += len(event.block_hashes)
+            self._counts.unnamed_tier += self._join(event, tier)
+
+    def _join(self, event: EngineStored, tier: Tier) -> int:
+        """Count blocks by the names they have; how many have none."""
+        outcome = self._names.join(event.block_hashes, event.group, tier)
+        if isinstance(outcome, Refused):
+            self._refuse(outcome.reason)
+            return 0
+        return outcome
+
+    def _hold_back(self, event: EngineStored, tier: Tier | None, now_s: float) -> None:
+        """Children of an unknown parent are orphans, whose tokens are kept for a while."""
+        if tier is not None:
+            self._join(event, tier)
+        self._counts.held_back += len(event.block_hashes)
+        self._held_back.add(event, now_s)
+
+    def _resolve(self, event: EngineStored) -> None:
+        """Name the children that waited for an event's blocks, then theirs."""
+        waiting = self._held_back.take(event.group, event.block_hashes.tolist())
+        while waiting:
+            child = waiting.pop()
+            outcome = self._names.store(child, None)
+            if isinstance(outcome, Refused):
+                self._refuse(outcome.reason)
+            elif outcome is None:
+                self._counts.resolved += len(child.block_hashes)
+                waiting += self._held_back.take(child.group, child.block_hashes.tolist())
+
+    def _apply_removed(self, event: EngineRemoved) -> None:
+        tier = tier_of(event.medium, event.locality)
+        if tier is None:
+            self._counts.unknown_medium += len(event.block_hashes)
+        elif event.group and not self._groups.credits(event.group):
+            self._counts.ignored_groups += len(event.block_hashes)
+        else:
+            self._counts.removed += len(event.block_hashes)
+            self._names.remove(event, tier)
+
+    def _apply_cleared(self) -> None:
+        self._counts.cleared_events += 1
+        clears_all = self._settings.clears_lower_tiers
+        is_complete = clears_all or not self._doubts.may_have_lower_tiers
+        for tier in Tier if is_complete else (Tier.DEVICE,):
+            self._names.clear(tier)
+        if is_complete:
+            self._held_back.clear()
+        self._doubts.clear(self._names.map, is_complete=is_complete)
+
+    def _refuse(self, reason: str) -> None:
+        """Drop an event that cannot be true; what it meant is lost."""
+        self._counts.refused_events += 1
+        self._doubts.add(Doubt.UNREADABLE)
+        if len(self._complaints) < _MAX_COMPLAINTS:
+            self._complaints.append(f"stored event refused: {reason}")
+
+    def _total(self) -> NormalizerCounts:
+        """What was counted here, and in the parts of this life."""
+        counts, engine_map = self._counts, self._names.map
+        return msgspec.structs.replace(
+            counts,
+            given_up=counts.given_up + self._held_back.given_up_blocks,
+            unknown_removed=counts.unknown_removed + engine_map.unknown_removals,
+            over_removed=counts.over_removed + engine_map.over_removals,
+            untold_contexts=counts.untold_contexts + self._names.untold_events,
+            uncounted=counts.uncounted + engine_map.uncounted_blocks,
+        )

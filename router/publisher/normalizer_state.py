@@ -1,0 +1,142 @@
+"""What a normaliser knows as one string of bytes, to go on from by replay.
+
+"KVRN" │ version u16 │ reserved u16 │ body length u64 │ checksum u64 │ body
+                                       XXH3-64 of the body            msgpack, little-endian
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import DecodeError, Struct, msgpack
+from xxhash import xxh3_64_intdigest
+
+from router.errors import NormalizerStateError
+from router.protocol.values import Identity, pack_hashes, unpack_hashes
+from router.publisher.block_names import BlockNames
+from router.publisher.contexts import Context
+from router.publisher.credit import Groups
+from router.publisher.doubts import Doubts
+from router.publisher.engine_events import EngineStored
+from router.publisher.held_back import HeldBack
+from router.publisher.normalizer_settings import NormalizerCounts
+
+MAGIC = b"KVRN"
+VERSION = 1
+
+_HEADER = struct.Struct("<4sHHQQ")
+
+
+class KeptState(Struct, frozen=True, array_like=True):
+    """All that a normaliser knows. `rows`, `words` and `uses` are packed, as the kernels have them.
+
+    `more`: tier, name and count of what several engine blocks hold.
+    """
+
+    identity: Identity
+    words: bytes
+    rows: bytes
+    contexts: list[Context]
+    uses: bytes
+    more: list[tuple[int, int, int]]
+    groups: dict[int, bool]
+    held_back: list[dict[str, Any]]
+    doubts: int
+    may_have_lower_tiers: bool
+    counts: NormalizerCounts
+
+
+_decoder = msgpack.Decoder(KeptState)
+
+
+def encode_state(state: KeptState) -> bytes:
+    """O(blocks known)."""
+    body = msgpack.encode(state)
+    return _HEADER.pack(MAGIC, VERSION, 0, len(body), xxh3_64_intdigest(body)) + body
+
+
+def decode_state(payload: bytes, identity: Identity) -> KeptState:
+    """What was encoded. Raises NormalizerStateError for anything but a whole, undamaged state of
+    this version, of blocks named as these are. O(blocks known).
+    """
+    if len(payload) < _HEADER.size or payload[:4] != MAGIC:
+        raise NormalizerStateError("it does not begin like one")
+    _, version, _, length, checksum = _HEADER.unpack_from(payload)
+    if version != VERSION:
+        raise NormalizerStateError(f"version {version} (allowed: {VERSION})")
+    body = memoryview(payload)[_HEADER.size :]
+    if len(body) != length:
+        raise NormalizerStateError(f"{len(body)} bytes of {length}")
+    if xxh3_64_intdigest(body) != checksum:
+        raise NormalizerStateError("its checksum differs: it is damaged")
+    try:
+        state = _decoder.decode(body)
+    except DecodeError as error:
+        raise NormalizerStateError(f"its body is malformed: {error}") from error
+    if state.identity != identity:
+        raise NormalizerStateError(f"of {state.identity} (allowed: {identity})")
+    return state
+
+
+def kept_state(
+    identity: Identity,
+    names: BlockNames,
+    groups: Groups,
+    held_back: HeldBack,
+    doubts: Doubts,
+    counts: NormalizerCounts,
+) -> KeptState:
+    """What a normaliser's parts know. O(blocks known)."""
+    words, rows = names.map.saved()
+    contexts = names.contexts
+    return KeptState(
+        identity=identity,
+        words=words.tobytes(),
+        rows=rows.tobytes(),
+        contexts=contexts.listed(),
+        uses=contexts.uses[: len(contexts)].tobytes(),
+        more=names.journal.listed(),
+        groups=groups.listed(),
+        held_back=[_packed_event(event) for event in held_back.events()],
+        doubts=doubts.kept,
+        may_have_lower_tiers=doubts.may_have_lower_tiers,
+        counts=counts,
+    )
+
+
+def put_back(
+    state: KeptState,
+    names: BlockNames,
+    groups: Groups,
+    held_back: HeldBack,
+    doubts: Doubts,
+    now_s: float,
+) -> None:
+    """Let new parts know what was kept, and tell their journal. Raises NormalizerStateError, and
+    nothing is changed; O(blocks known).
+    """
+    names.contexts.load(state.contexts, np.frombuffer(state.uses, np.uint32))
+    names.map.load(np.frombuffer(state.words, "<u8"), np.frombuffer(state.rows, "<u8"))
+    names.tell_all()
+    names.journal.load(state.more)
+    groups.load(state.groups)
+    for fields in state.held_back:
+        held_back.add(_unpacked_event(fields), now_s)
+    doubts.kept = state.doubts
+    doubts.may_have_lower_tiers = state.may_have_lower_tiers
+
+
+def _packed_event(event: EngineStored) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(event)
+    fields["block_hashes"] = pack_hashes(event.block_hashes)
+    fields["tokens"] = event.tokens.astype("<u4").tobytes()
+    return fields
+
+
+def _unpacked_event(fields: dict[str, Any]) -> EngineStored:
+    arrays = {
+        "block_hashes": unpack_hashes(fields["block_hashes"]),
+        "tokens": np.frombuffer(fields["tokens"], "<u4"),
+    }
+    return EngineStored(**{**fields, **arrays})

@@ -1,0 +1,38 @@
+"""A router that comes late reads what everybody holds from the stream, and vouches for it."""
+
+import time
+
+import numpy as np
+
+from router.protocol.values import Tier
+from router.publisher.journal import DEFAULT_LIMITS
+from servers import eventually
+
+WORKERS, RANKS, BLOCKS = 4, 50, 5_000
+
+
+async def test_a_million_blocks_of_two_hundred_ranks(plane):
+    rng = np.random.default_rng(3)
+    for worker_id in range(1, WORKERS + 1):
+        edge = await plane.edge(worker_id, dp_size=RANKS, limits=DEFAULT_LIMITS)
+        for here in edge.ranks.values():
+            hashes = rng.integers(1, 1 << 63, BLOCKS, dtype=np.uint64)
+            here.events.stored(Tier.DEVICE, hashes.tolist(), None)
+            here.life.note_change()
+    await eventually(lambda: _is_published(plane), timeout_s=60)
+    router = await plane.router()
+    await eventually(router.is_up, timeout_s=30)
+    up_s = time.monotonic()
+    await eventually(lambda: _is_exact(router), timeout_s=30)
+    assert time.monotonic() - up_s < 5.0
+    await plane.until_right()
+
+
+def _is_published(plane):
+    ranks = [here for edge in plane.edges.values() for here in edge.ranks.values()]
+    return all(here.events.published.state.counts[Tier.DEVICE] == BLOCKS for here in ranks)
+
+
+async def _is_exact(router):
+    states = [state for _, state in (await router.trusted()).values()]
+    return len(states) == WORKERS * RANKS and set(states) == {"exact"}

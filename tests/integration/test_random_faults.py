@@ -1,0 +1,24 @@
+"""Random faults by seed, with real servers; one here, more with `make fuzz`."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from scenarios import Scenario
+
+FIRST_SEED = int(os.environ.get("FUZZ_SERVER_FIRST", "1"))
+RUNS = int(os.environ.get("FUZZ_SERVER_RUNS", "1"))
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + RUNS))
+async def test_whatever_happens_the_index_is_right_again(plane, seed):
+    scenario = Scenario(plane, seed)
+    try:
+        async with asyncio.timeout(90):
+            await scenario.run()
+            await plane.until_right(timeout_s=45)
+    except Exception:
+        sys.stderr.write(f"seed {seed}: {scenario.told}\n")
+        raise
