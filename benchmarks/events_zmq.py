@@ -35,7 +35,7 @@ from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.events import MIN_FLUSH_S
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
-from router.publisher.zmq_source import ZmqSource
+from router.publisher.zmq_source import SourceCounters, SourceTimes, ZmqSource
 
 RANK = Rank(0, 0)
 ROOMY, FULL = 1 << 40, 16_384
@@ -105,6 +105,8 @@ async def _read_s(traffic: Traffic) -> float:
             context,
             EngineAddress(traffic.events_endpoint, traffic.replay_endpoint),
             EngineLog(time.monotonic(), EngineLogSettings()),
+            SourceTimes(),
+            SourceCounters(),
         )
         async with asyncio.timeout(PATIENCE_S):
             seconds = await _follow_s(source, edge, traffic.blocks)

@@ -108,6 +108,21 @@ class EngineLog:
         """Sequence of the next batch."""
         return self._position.cursor
 
+    @property
+    def is_connected(self) -> bool:
+        """Is there a connection to the engine?"""
+        return self._disconnected_s is None
+
+    @property
+    def is_blind(self) -> bool:
+        """Has it given up on replays, until it tries again?"""
+        return self._state is _BLIND
+
+    @property
+    def is_following(self) -> bool:
+        """Is the connection of a life that a replay has proven? So it is while one is probed."""
+        return self._is_verified and self._state in (_State.FOLLOWING, _State.REPLAYING)
+
     def save(self) -> SavedPosition:
         """Where it stands once the steps so far are taken."""
         return self._position.save()

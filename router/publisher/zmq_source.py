@@ -36,12 +36,13 @@ class SourceTimes(Struct, frozen=True):
 
 
 class SourceCounters:
-    """What happened on the sockets since the start."""
+    """What happened on the sockets since the start; `heard_s`: when the last message came."""
 
-    __slots__ = ("connections", "failed_connections", "garbage", "messages")
+    __slots__ = ("connections", "failed_connections", "garbage", "heard_s", "messages")
 
     def __init__(self) -> None:
         self.messages = 0
+        self.heard_s: float | None = None
         self.garbage = 0
         self.connections = 0
         self.failed_connections = 0
@@ -55,7 +56,8 @@ class ZmqSource:
         context: zmq.asyncio.Context,
         address: EngineAddress,
         log: EngineLog,
-        times: SourceTimes = SourceTimes(),  # noqa: B008 -- frozen
+        times: SourceTimes,
+        counters: SourceCounters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
@@ -69,7 +71,7 @@ class ZmqSource:
         self._answered_s = 0.0
         self._ticked_s = float("-inf")
         self._steps: list[Step] = []
-        self.counters = SourceCounters()
+        self._counters = counters
 
     async def read(self) -> AsyncGenerator[list[Step], None]:
         """Steps in order, many at once, or none at a tick, without end; only cancellation or
@@ -124,19 +126,20 @@ class ZmqSource:
         now_s = self._clock()
         is_late = now_s >= self._subscribed_s + self._times.connect_s
         if condition is Condition.CONNECTED:
-            self.counters.connections += 1
+            self._counters.connections += 1
             self._take(self._log.connected(now_s))
         elif condition is Condition.LOST or is_late:
-            self.counters.failed_connections += 1
+            self._counters.failed_connections += 1
             self._close_subscription()
 
     def _receive_live(self, subscription: Subscription) -> None:
         now_s = self._clock()
         for frames in subscription.receive(MAX_LOT):
-            self.counters.messages += 1
+            self._counters.messages += 1
+            self._counters.heard_s = now_s
             numbered = parse_live(frames)
             if numbered is None:
-                self.counters.garbage += 1
+                self._counters.garbage += 1
             else:
                 self._take(self._log.live(*numbered, now_s))
 
@@ -146,7 +149,7 @@ class ZmqSource:
             return
         now_s = self._clock()
         for frames in replay.receive(MAX_LOT):
-            self._answered_s = now_s
+            self._answered_s = self._counters.heard_s = now_s
             self._take_answer(frames, now_s)
             if self._replay is not replay:
                 return
@@ -161,7 +164,7 @@ class ZmqSource:
             return
         self._close_replay()
         if numbered is None:
-            self.counters.garbage += 1
+            self._counters.garbage += 1
             self._take(self._log.replay_failed("replay: an answer that is none", now_s))
         else:
             self._take(self._log.replay_ended(now_s))

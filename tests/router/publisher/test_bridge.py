@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+import zmq.asyncio
 
 from builders import IDENTITY, announcement, settings
 from engines import names
@@ -18,6 +19,7 @@ from router.protocol.values import Doubt, Rank
 from router.publisher.beacons import HeardBeacons
 from router.publisher.bridge import BridgeSettings, EngineBridge
 from router.publisher.engine_address import engine_address
+from router.publisher.follower import FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.transport import MemoryTransport
@@ -74,7 +76,7 @@ async def nobody_else():
 class Bridged:
     """A router, and a bridge between it and an engine."""
 
-    def __init__(self, engine, router=None, **fields):
+    def __init__(self, engine, router=None, state_path=None, flush_interval_s=0.02):
         self.router = router or Router()
         journal = EventJournal(RANK, time.time_ns() // 1000, IDENTITY)
         self.router.announce(journal.incarnation)
@@ -84,7 +86,7 @@ class Bridged:
             journal,
             Normalizer(journal, IDENTITY),
             Subjects("test"),
-            BridgeSettings(address, load_interval_s=0.1, **fields),
+            BridgeSettings(FollowerSettings(address, state_path=state_path), flush_interval_s, 0.1),
             self.router.beacons,
         )
 
@@ -92,14 +94,15 @@ class Bridged:
     async def running(self):
         stop = asyncio.Event()
         beacons = asyncio.create_task(self.router.send_beacons())
-        running = asyncio.create_task(self.bridge.run(self.router, nobody_else, stop))
-        try:
-            yield self
-        finally:
-            stop.set()
-            await running
-            beacons.cancel()
-            await asyncio.wait([beacons])
+        with zmq.asyncio.Context() as context:
+            running = asyncio.create_task(self.bridge.run(context, self.router, nobody_else, stop))
+            try:
+                yield self
+            finally:
+                stop.set()
+                await running
+                beacons.cancel()
+                await asyncio.wait([beacons])
 
     def is_exactly(self, blocks):
         return self.router.held == blocks and self.router.trust == "exact"
@@ -143,7 +146,7 @@ async def test_no_ghosts_after_a_restart(engine, eventually, count):
         await eventually(lambda: bridged.is_exactly(blocks(1, 200)))
         engine.restart(*events(2, count))
         await eventually(lambda: bridged.is_exactly(blocks(2, count)))
-        assert bridged.bridge.feed.counters.lost == 0
+        assert bridged.bridge.follower.feed.counters.lost == 0
 
 
 async def test_a_dead_engine_is_not_exact_for_long(engine, eventually):
@@ -187,7 +190,7 @@ async def test_a_poisoned_batch_is_dropped_alone(eventually):
             engine.publish({"type": "BlockStored"}, *events(1, 4)[3])
             await eventually(lambda: bridged.router.held == blocks(1, 4))
             await eventually(lambda: bridged.router.trust == "degraded")
-            assert bridged.bridge.feed.counters.unreadable == 1
+            assert bridged.bridge.follower.feed.counters.unreadable == 1
 
 
 async def test_history_that_rolled_over_is_doubted(eventually):
@@ -213,7 +216,10 @@ async def test_a_restarted_agent_goes_on_where_it_stopped(eventually, tmp_path):
         expected = blocks(1, 55) - blocks(1, 1)
         async with Bridged(engine, bridged.router, state_path=state_path).running() as again:
             await eventually(lambda: again.is_exactly(expected))
-            assert (again.bridge.feed.counters.applied, again.bridge.feed.counters.lost) == (6, 0)
+            assert (
+                again.bridge.follower.feed.counters.applied,
+                again.bridge.follower.feed.counters.lost,
+            ) == (6, 0)
 
 
 async def test_an_agent_that_was_away_while_the_engine_restarted(engine, eventually, tmp_path):
@@ -237,5 +243,5 @@ async def test_a_damaged_state_is_passed_over(engine, eventually, tmp_path):
 async def test_a_stop_publishes_what_was_read(engine, eventually):
     publish(engine, events(1, 20))
     async with Bridged(engine, flush_interval_s=0.3).running() as bridged:
-        await eventually(lambda: bridged.bridge.feed.counters.applied == 20)
+        await eventually(lambda: bridged.bridge.follower.feed.counters.applied == 20)
     assert bridged.router.held == blocks(1, 20)

@@ -1,0 +1,212 @@
+"""One rank of an engine that runs elsewhere, followed: from its sockets to its journal.
+
+ZmqSource ─lots of steps─▶ EngineFeed ─▶ journal ─▶ on_lot: whoever owns it takes what is new
+                             └─ every 2,000 batches, and at the end ─▶ state file
+listen_to_loads ─▶ EngineLoads
+
+It knows no bus: `bridge.py` publishes what the journal says, a router may take it directly.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+import zmq.asyncio
+from msgspec import Struct
+
+from router.errors import FeedStateError, NormalizerStateError
+from router.protocol.values import Rank
+from router.publisher.engine_address import EngineAddress
+from router.publisher.engine_feed import EngineFeed
+from router.publisher.engine_loads import EngineLoads
+from router.publisher.engine_log import EngineLog, EngineLogSettings
+from router.publisher.engine_position import SavedPosition
+from router.publisher.engine_steps import EngineLogCounters, Step
+from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
+from router.publisher.journal import EventJournal
+from router.publisher.normalizer import Normalizer
+from router.publisher.zmq_loads import listen_to_loads
+from router.publisher.zmq_source import SourceCounters, SourceTimes, ZmqSource
+
+log = logging.getLogger(__name__)
+
+
+class FollowerSettings(Struct, frozen=True):
+    """Of one rank. Without a `state_path` nothing is kept; `load_endpoint`: SGLang's."""
+
+    address: EngineAddress
+    load_endpoint: str | None = None
+    state_path: Path | None = None
+    max_fingerprints: int = 10_000
+    times: SourceTimes = SourceTimes()
+
+
+class FollowedLot(Struct, frozen=True):
+    """What was just carried out. `since_s`: the moment after which it may have happened; `steps`:
+    how many, none where only time has passed.
+    """
+
+    since_s: float
+    now_s: float
+    steps: int
+
+
+OnLot: TypeAlias = Callable[[FollowedLot], None]
+
+
+class FollowerCondition(StrEnum):
+    """How well an engine is followed; each but the last leads to FOLLOWING by itself."""
+
+    CONNECTING = "connecting"
+    REPLAYING = "replaying"
+    FOLLOWING = "following"
+    BLIND = "blind"
+    """Connected, but nothing can be replayed: what is lost stays lost."""
+
+
+class FollowerStatus(Struct, frozen=True):
+    """One rank, for operators. `problem`: the last one; `silent_s`: since its last message."""
+
+    address: EngineAddress
+    condition: FollowerCondition
+    problem: str | None
+    silent_s: float | None
+
+
+class EngineFollower:
+    """Follower of one rank. Its journal and normaliser are new, and nobody else's.
+
+    `on_lot` is called whenever steps were carried out or the journal has news, at once and before
+    anything else is read; it must not wait.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        journal: EventJournal,
+        normalizer: Normalizer,
+        settings: FollowerSettings,
+        on_lot: OnLot,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rank = rank
+        self._journal = journal
+        self._settings = settings
+        self._on_lot = on_lot
+        self._clock = clock
+        self._keeping = asyncio.Lock()
+        self._problem: str | None = None
+        now_s = clock()
+        self._log = EngineLog(
+            now_s,
+            EngineLogSettings(
+                can_replay=settings.address.replay is not None,
+                fingerprints=settings.max_fingerprints,
+            ),
+            self._restored(normalizer),
+        )
+        self._as_of_s = now_s - self._log.waiting_s(now_s)
+        self.feed = EngineFeed(journal, normalizer, rank.dp_rank)
+        self.engine_loads = EngineLoads(rank.dp_rank, journal.identity.block_size)
+        self.source_counters = SourceCounters()
+
+    @property
+    def rank(self) -> Rank:
+        """Whom it follows."""
+        return self._rank
+
+    @property
+    def log_counters(self) -> EngineLogCounters:
+        """What happened to batches and replays."""
+        return self._log.counters
+
+    @property
+    def as_of_s(self) -> float:
+        """The moment up to which the journal has everything, as known after the last lot."""
+        return self._as_of_s
+
+    def waiting_s(self, now_s: float) -> float:
+        """For how long anything that the engine published may have been missing."""
+        return self._log.waiting_s(now_s)
+
+    def status(self, now_s: float) -> FollowerStatus:
+        """What an operator wants to know. O(1)."""
+        heard_s = self.source_counters.heard_s
+        silent_s = None if heard_s is None else now_s - heard_s
+        return FollowerStatus(self._settings.address, self._condition(), self._problem, silent_s)
+
+    async def run(self, context: zmq.asyncio.Context) -> None:
+        """Follow the engine until cancelled, through all its lives; then keep the state."""
+        load_endpoint = self._settings.load_endpoint
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow(context))
+                if load_endpoint is not None:
+                    loads = self.engine_loads
+                    group.create_task(listen_to_loads(context, load_endpoint, loads, self._clock))
+        finally:
+            await self._keep_state()
+
+    async def _follow(self, context: zmq.asyncio.Context) -> None:
+        settings, counters = self._settings, self.source_counters
+        source = ZmqSource(
+            context, settings.address, self._log, settings.times, counters, self._clock
+        )
+        async with aclosing(source.read()) as lots:
+            async for steps in lots:
+                self._take(steps)
+                if self.feed.is_state_due:
+                    await asyncio.shield(self._keep_state())
+
+    def _take(self, steps: Sequence[Step]) -> None:
+        now_s = self._clock()
+        self.feed.take(steps, now_s)
+        self.feed.tick(now_s)
+        since_s, self._as_of_s = self._as_of_s, now_s - self._log.waiting_s(now_s)
+        if steps or self._journal.has_news:
+            self._on_lot(FollowedLot(since_s, now_s, len(steps)))
+        self._warn(now_s)
+
+    def _warn(self, now_s: float) -> None:
+        for sentence in self.feed.take_complaints(now_s):
+            self._problem = sentence
+            log.warning("rank %s: %s", self._rank, sentence)
+
+    def _condition(self) -> FollowerCondition:
+        if not self._log.is_connected:
+            return FollowerCondition.CONNECTING
+        if self._log.is_blind:
+            return FollowerCondition.BLIND
+        if self._log.is_following:
+            return FollowerCondition.FOLLOWING
+        return FollowerCondition.REPLAYING
+
+    def _restored(self, normalizer: Normalizer) -> SavedPosition | None:
+        """Where a former process stopped, if the normaliser could be brought there."""
+        try:
+            path = self._settings.state_path
+            state = None if path is None else load_feed_state(path)
+            if state is None:
+                return None
+            normalizer.load(state.normalizer, self._clock())
+        except (FeedStateError, NormalizerStateError) as error:
+            log.warning("rank %s: %s; asking the engine for everything", self._rank, error)
+            return None
+        return state.position
+
+    async def _keep_state(self) -> None:
+        """One after the other, also where the one before was cancelled while the disk wrote."""
+        path = self._settings.state_path
+        async with self._keeping:
+            if path is None:
+                return
+            try:
+                state = FeedState(self._log.save(), self.feed.save())
+                await asyncio.to_thread(save_feed_state, path, state)
+            except FeedStateError as error:
+                log.warning("rank %s: state not kept: %s", self._rank, error)
