@@ -1,7 +1,7 @@
 """HTTP: handlers read bytes, call a command, and encode what it answers."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import views
+from router.block_views import block_holders
 from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
 from router.config import RouterConfig
-from router.errors import WorkerNotFoundError
+from router.errors import InvalidFieldError, WorkerNotFoundError
 from router.metrics import RouterMetrics
 from router.openapi import ROUTES
 from router.protocol.catalogue import Lifecycle, RouterAnnouncement
@@ -22,6 +23,7 @@ from router.protocol.requests import (
     SelectRequest,
     WorkerPatch,
 )
+from router.protocol.values import Rank
 from router.status import ServiceStatus
 from router.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
 
@@ -119,9 +121,14 @@ class Api:
         body = await self._web.body(request, PromptRequest)
         return json_answer(await self._commands.overlap_scores(body))
 
-    async def dump(self, _: Request) -> Response:
-        """Everything held."""
-        return await dump_answer(self._commands.core)
+    async def dump(self, request: Request) -> Response:
+        """Everything held, or what one rank holds."""
+        return await dump_answer(self._commands.core, _rank_asked_for(request.query_params))
+
+    async def block_holders(self, request: Request) -> Response:
+        """Who holds a block."""
+        sequence_hash = request.path_params["sequence_hash"]
+        return json_answer(block_holders(self._commands.core, sequence_hash, time.monotonic()))
 
     async def health(self, _: Request) -> Response:
         """The process lives."""
@@ -140,6 +147,18 @@ class Api:
         if worker is None:
             raise WorkerNotFoundError(worker_id)
         return views.worker_view(self._commands.core, worker, time.monotonic())
+
+
+def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:
+    """The rank that a query names. Raises InvalidFieldError."""
+    named = {name: query[name] for name in ("worker_id", "dp_rank") if name in query}
+    if not named:
+        return None
+    for name in ("worker_id", "dp_rank"):
+        if not named.get(name, "").isdecimal():
+            problem = repr(named[name]) if name in named else "missing beside the other"
+            raise InvalidFieldError(name, problem, "worker_id and dp_rank, or neither")
+    return Rank(int(named["worker_id"]), int(named["dp_rank"]))
 
 
 def _with_id(body: Booking, request: Request) -> Booking:

@@ -17,6 +17,7 @@ values, not exceptions.
     ├── …                            what the index alone refuses: see `index_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
+    ├── ServerError                  an HTTP server that a tool asked
     ├── SnapshotError                a kept index that can not be used
     ├── NormalizerStateError         undecodable bytes of what a normaliser kept
     ├── FeedStateError               unusable or unwritable file of what an agent knew
@@ -234,6 +235,21 @@ class WireError(KvRouterError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ServerError(KvRouterError):
+    """An HTTP server that a tool asked is not there, refuses, or says what nobody can read.
+
+    `status`: of its answer, None where there was none.
+    """
+
+    code = "server"
+
+    def __init__(self, url: str, reason: str, status: int | None = None) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.reason = reason
+        self.status = status
 
 
 class SnapshotError(KvRouterError):

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import Struct
 
+from router.block_views import BlockHolders
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
 from router.protocol.replies import (
@@ -149,7 +150,22 @@ ROUTES = (
         PromptRequest,
         refusals=BODY,
     ),
-    Route("GET", "/dump", "dump", "Every held block, as events", Dump),
+    Route(
+        "GET",
+        "/dump",
+        "dump",
+        "Every held block, as events; with ?worker_id= and dp_rank= a rank's",
+        Dump,
+        refusals=(400,),
+    ),
+    Route(
+        "GET",
+        "/blocks/{sequence_hash:int}",
+        "block_holders",
+        "Who holds a block",
+        BlockHolders,
+        refusals=(422,),
+    ),
     Route("GET", "/health", "health", "The process lives", Ok),
     Route("GET", "/ready", "ready", "The process can be relied on", Ready, refusals=(503,)),
     Route("GET", "/metrics", "metrics", "Prometheus metrics", str),

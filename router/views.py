@@ -11,7 +11,15 @@ from router.core import RouterCore
 from router.fleet import Worker
 from router.indexer.base import NO_OVERLAP, Overlap
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
-from router.protocol.dumps import DumpBlock, DumpEvent, ScopeDump, dump_event, scope_key
+from router.protocol.dumps import (
+    TIER_NAMES,
+    DumpBlock,
+    DumpEvent,
+    ScopeDump,
+    TierName,
+    dump_event,
+    scope_key,
+)
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -21,11 +29,23 @@ from router.protocol.replies import (
     Trust,
 )
 from router.protocol.requests import PromptRequest
-from router.protocol.values import Rank, Scope
-from router.sequence.prompt import Prompt
+from router.protocol.values import HeldState, Rank, Scope
+from router.sequence.prompt import HashedPrompt, Prompt
 
 PIECE_BLOCKS = 1024
 """Blocks that a dump encodes at a time: a third of a millisecond."""
+
+
+class TierView(Struct, frozen=True):
+    """What a rank holds in one tier.
+
+    `digest`: XOR of a mix of the hashes, in hexadecimal, for its agent shows the same. `holes`:
+    held here or in a faster tier, while their parents are not; as the rank said last.
+    """
+
+    blocks: int
+    digest: str
+    holes: int
 
 
 class RankView(Struct, frozen=True):
@@ -34,6 +54,7 @@ class RankView(Struct, frozen=True):
     dp_rank: int
     trust: Trust
     held_blocks: int
+    tiers: dict[TierName, TierView]
     active_requests: int
     active_prefill_tokens: int
     active_decode_blocks: int
@@ -102,9 +123,10 @@ def overlap_scores(
     ranks = [
         _rank_overlap(
             rank,
-            worker.identity.block_size,
+            prompt.hashed(worker.identity),
             overlaps[worker.identity].get(rank, NO_OVERLAP),
             core.trust(rank, now_s),
+            is_eagle=worker.identity.eagle,
         )
         for worker in workers
         for rank in worker.ranks
@@ -150,13 +172,16 @@ def block_sizes(core: RouterCore) -> dict[Scope, int]:
     return {w.announcement.scope: w.announcement.identity.block_size for w in core.fleet}
 
 
-def dump_pieces(dump: IndexDump, block_sizes: Mapping[Scope, int]) -> Iterator[bytes]:
+def dump_pieces(
+    dump: IndexDump, block_sizes: Mapping[Scope, int], only: Rank | None = None
+) -> Iterator[bytes]:
     """Every held block, as processes of this field exchange it: JSON (`Dump`), in pieces.
 
-    May run on another thread. O(blocks held), a piece O(1) but for the first.
+    `only`: of this rank. May run on another thread. O(blocks held), a piece O(1) but for the first.
     """
     yield b"{"
-    for i, (scope, held) in enumerate(groupby(dumped_blocks(dump), key=itemgetter(0))):
+    wanted = (each for each in dumped_blocks(dump) if only in (None, each[1].rank))
+    for i, (scope, held) in enumerate(groupby(wanted, key=itemgetter(0))):
         head = json.encode({scope_key(scope): ScopeDump(block_sizes.get(scope), [])})
         yield (b"," if i else b"") + head[1:].removesuffix(b"]}}")
         for j, (_, blocks) in enumerate(held):
@@ -188,11 +213,15 @@ def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int)
     return PotentialLoad(rank.worker_id, rank.dp_rank, prefill_tokens, decode_blocks, requests)
 
 
-def _rank_overlap(rank: Rank, block_size: int, overlap: Overlap, trust: Trust) -> RankOverlap:
+def _rank_overlap(
+    rank: Rank, prompt: HashedPrompt, overlap: Overlap, trust: Trust, *, is_eagle: bool
+) -> RankOverlap:
     return RankOverlap(
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,
-        block_size=block_size,
+        block_size=prompt.block_size,
+        num_blocks=len(prompt.hash_list),
+        predicted_cached_blocks=prompt.cached_blocks(overlap.device, eagle=is_eagle),
         device_blocks=overlap.device,
         host_pinned_blocks=overlap.host,
         disk_blocks=overlap.disk,
@@ -214,6 +243,14 @@ def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
     return ("incomplete" if worker.is_expected else wanted), reasons
 
 
+def _tier_views(held: HeldState) -> dict[TierName, TierView]:
+    rows = zip(held.counts, held.digests, held.holes, strict=True)
+    return {
+        name: TierView(blocks, f"{digest:016x}", holes)
+        for name, (blocks, digest, holes) in zip(TIER_NAMES, rows, strict=True)
+    }
+
+
 def _rank_view(core: RouterCore, worker: Worker, rank: Rank, now_s: float) -> RankView:
     active = core.tracker.active(rank)
     report = worker.reports.get(rank)
@@ -221,6 +258,7 @@ def _rank_view(core: RouterCore, worker: Worker, rank: Rank, now_s: float) -> Ra
         dp_rank=rank.dp_rank,
         trust=core.trust(rank, now_s),
         held_blocks=core.index.held_blocks(rank),
+        tiers=_tier_views(core.index.held_state(rank)),
         active_requests=active.active_requests,
         active_prefill_tokens=active.active_prefill_tokens,
         active_decode_blocks=active.active_blocks,

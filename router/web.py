@@ -19,6 +19,7 @@ from router.errors import KvRouterError, UnsupportedMediaTypeError
 from router.metrics import RouterMetrics
 from router.openapi import Ready, Route, document, extra
 from router.process.bodies import decode_body, read_body
+from router.protocol.values import Rank
 from router.status import ServiceStatus
 from router.views import block_sizes, dump_pieces
 
@@ -104,9 +105,11 @@ def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:
     return json_answer(body, 200 if readiness.is_ready else 503)
 
 
-async def dump_answer(core: RouterCore) -> Response:
-    """Every held block: read in slices, then encoded on other threads while it is sent."""
-    pieces = dump_pieces(await dumped(core), block_sizes(core))
+async def dump_answer(core: RouterCore, only: Rank | None = None) -> Response:
+    """Every held block, or a rank's: read in slices, then encoded on other threads while it is
+    sent.
+    """
+    pieces = dump_pieces(await dumped(core), block_sizes(core), only)
     return StreamingResponse(pieces, media_type="application/json")
 
 

@@ -283,6 +283,12 @@ class TrustedIndex:
         """Blocks the rank holds, counted once per tier. O(1)."""
         return sum(self._ranks[rank].indexer.summary(rank).counts)
 
+    def held_state(self, rank: Rank) -> HeldState:
+        """What the index shows of the rank, with the holes and doubts that it named last. O(1)."""
+        place = self._ranks[rank]
+        summary, said = place.indexer.summary(rank), unpack_state(place.packed_state)
+        return HeldState(said.holes, summary.counts, summary.digests, said.doubts)
+
     def stats(self) -> dict[Scope, IndexStats]:
         """How full the index of each scope is, and how its self-checks ended."""
         return {scope: indexer.stats() for scope, indexer in self._indexers.items()}

@@ -23,8 +23,8 @@ from router.protocol.values import DpRank, HashArray, Rank, Scope, Tier, UInt
 
 TierName: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 
-_TIER_NAMES: tuple[TierName, ...] = ("device", "host_pinned", "disk", "external")
-_TIERS = {name: Tier(number) for number, name in enumerate(_TIER_NAMES)}
+TIER_NAMES: tuple[TierName, ...] = ("device", "host_pinned", "disk", "external")
+_TIERS = {name: Tier(number) for number, name in enumerate(TIER_NAMES)}
 
 
 class DumpBlock(Struct, frozen=True, gc=False):
@@ -98,7 +98,7 @@ def dump_event(rank: Rank, tier: Tier, event_id: int, sequence_hashes: HashArray
     """What a rank holds in one tier. O(blocks)."""
     blocks = [DumpBlock(sequence_hash) for sequence_hash in sequence_hashes.tolist()]
     event = RankEvent(event_id, StoredData(StoredBlocks(None, None, blocks)), rank.dp_rank)
-    return DumpEvent(rank.worker_id, _TIER_NAMES[tier], "worker", event)
+    return DumpEvent(rank.worker_id, TIER_NAMES[tier], "worker", event)
 
 
 def decode_dump(payload: bytes) -> list[DumpedRank]:

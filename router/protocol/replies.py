@@ -112,11 +112,16 @@ class ScopeLoads(Struct, frozen=True):
 
 
 class RankOverlap(Struct, frozen=True):
-    """Cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative."""
+    """Cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
+
+    `num_blocks`: of the prompt; `predicted_cached_blocks`: what the device alone lets it reuse.
+    """
 
     worker_id: int
     dp_rank: int
     block_size: int
+    num_blocks: int
+    predicted_cached_blocks: int
     device_blocks: int
     host_pinned_blocks: int
     disk_blocks: int

@@ -120,6 +120,26 @@ async def test_dump_is_what_the_workers_hold(fleet):
     assert held == {2: set(hashes(PROMPT[:20])), 3: set(hashes(PROMPT, cache_salt="t"))}
 
 
+async def test_a_rank_can_be_dumped_alone(fleet):
+    answer = await fleet.client.get("/dump", params={"worker_id": 2, "dp_rank": 0})
+    (event,) = answer.json()["default:default"]["events"]
+    assert (event["worker_id"], len(event["event"]["data"]["stored"]["blocks"])) == (2, 5)
+    empty = await fleet.client.get("/dump", params={"worker_id": 1, "dp_rank": 0})
+    assert empty.json() == {}
+    for wrong in ({"worker_id": 2}, {"worker_id": "x", "dp_rank": 0}, {"dp_rank": -1}):
+        answer = await fleet.client.get("/dump", params=wrong)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_field")
+
+
+async def test_a_block_names_its_holders(fleet):
+    block = (await fleet.client.get(f"/blocks/{hashes(PROMPT)[4]}")).json()
+    (holder,) = block["holders"]
+    assert (holder["worker_id"], holder["fastest_tier"]) == (2, "device")
+    assert (await fleet.client.get("/blocks/5")).json()["holders"] == []
+    answer = await fleet.client.get(f"/blocks/{2**64}")
+    assert (answer.status_code, answer.json()["field"]) == (422, "sequence_hash")
+
+
 async def test_cordon_and_drain(fleet):
     async def patch(lifecycle):
         return await fleet.client.patch("/workers/2", json={"lifecycle": lifecycle})

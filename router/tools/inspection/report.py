@@ -1,0 +1,153 @@
+"""Answers of a router, as tables."""
+
+from collections.abc import Sequence
+
+from router.block_views import BlockHolders
+from router.protocol.dumps import TIER_NAMES, DumpedRank
+from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
+from router.protocol.values import Tier
+from router.tools.tables import table
+from router.views import RankView, WorkerView
+
+_TIER_HEADS = ("device", "host", "disk", "remote")
+
+
+def workers_report(workers: Sequence[WorkerView]) -> str:
+    """A line a rank."""
+    if not workers:
+        return "no workers"
+    heads = (
+        "worker",
+        "dp",
+        "name",
+        "model",
+        "group",
+        "lifecycle",
+        *_TIER_HEADS,
+        "running",
+        "trust",
+    )
+    return table(heads, [_rank_row(worker, rank) for worker in workers for rank in worker.ranks])
+
+
+def worker_report(worker: WorkerView, ranks: Sequence[RankView]) -> str:
+    """Everything about some ranks of a worker."""
+    reasons = "".join(f"\n  not chosen: {reason}" for reason in worker.not_schedulable_reasons)
+    head = (
+        f"worker {worker.worker_id} ({worker.name}): {worker.lifecycle}{reasons}\n"
+        f"  serves {worker.model_name}, group {worker.routing_group}, at {worker.endpoint}\n"
+        f"  blocks of {worker.block_size} tokens{', eagle' if worker.is_eagle else ''}; "
+        f"{worker.total_kv_blocks} on each device; heard {worker.last_heard_s:.1f} s ago, "
+        f"in life {worker.incarnation}"
+    )
+    return "\n\n".join([head, *(_rank_report(worker, rank) for rank in ranks)])
+
+
+def prompt_report(scores: OverlapScoresReply, isl_tokens: int) -> str:
+    """Who holds how much of a prompt, the most first."""
+    if not scores.workers:
+        return "no worker serves this model and group; see `kv-router inspect workers`"
+    ranks = sorted(scores.workers, key=lambda rank: (-rank.remote_blocks, -rank.device_blocks))
+    heads = ("worker", "dp", "blocks", *_TIER_HEADS, "predicted", "trust", "where it breaks")
+    text = table(heads, [_overlap_row(rank, isl_tokens) for rank in ranks])
+    return (
+        f"{isl_tokens} tokens; leading blocks held, each tier with the faster ones before it; "
+        f"predicted: what the engine will reuse\n\n{text}"
+    )
+
+
+def block_report(block: BlockHolders) -> str:
+    """Who holds a block."""
+    head = f"block {block.sequence_hash} (0x{block.sequence_hash:016x})"
+    if not block.holders:
+        return f"{head}: nobody holds it"
+    rows = [
+        (h.worker_id, h.dp_rank, h.model_name, h.routing_group, h.fastest_tier, _trust(h.trust))
+        for h in block.holders
+    ]
+    heads = ("worker", "dp", "model", "group", "fastest tier", "trust")
+    return f"{head}\n\n{table(heads, rows)}"
+
+
+def blocks_report(held: DumpedRank | None) -> str:
+    """Every block of a rank: its name, and where it is."""
+    if held is None:
+        return "no blocks"
+    tiers: dict[int, list[str]] = {}
+    for tier, hashes in held.blocks.items():
+        for sequence_hash in hashes.tolist():
+            tiers.setdefault(sequence_hash, []).append(TIER_NAMES[tier])
+    return "\n".join(f"{name:016x}  {' '.join(where)}" for name, where in sorted(tiers.items()))
+
+
+def blocks_value(held: DumpedRank | None) -> dict[str, list[int]]:
+    """The same for programs: hashes by tier."""
+    blocks = {} if held is None else held.blocks
+    return {TIER_NAMES[t]: sorted(blocks[t].tolist()) for t in Tier if t in blocks}
+
+
+def _trust(trust: Trust) -> str:
+    age = "never confirmed" if trust.age_s is None else f"{trust.age_s:.1f} s old"
+    reason = "" if trust.reason is None else f": {trust.reason}"
+    return f"{trust.state}{reason} ({age})"
+
+
+def _rank_row(worker: WorkerView, rank: RankView) -> tuple[object, ...]:
+    running = "-" if rank.reported is None else rank.reported.running_requests
+    return (
+        worker.worker_id,
+        rank.dp_rank,
+        worker.name,
+        worker.model_name,
+        worker.routing_group,
+        worker.lifecycle,
+        *(rank.tiers[name].blocks for name in TIER_NAMES),
+        running,
+        _trust(rank.trust),
+    )
+
+
+def _rank_report(worker: WorkerView, rank: RankView) -> str:
+    tiers = ((name, rank.tiers[name]) for name in TIER_NAMES)
+    held = [(name, tier.blocks, tier.holes, tier.digest) for name, tier in tiers]
+    load = rank.reported
+    reported = (
+        "no load report"
+        if load is None
+        else f"reported: {load.running_requests} running, {load.waiting_requests} waiting, "
+        f"{load.kv_used_blocks} of {worker.total_kv_blocks} blocks in use"
+    )
+    booked = (
+        f"booked: {rank.active_requests} requests, {rank.active_prefill_tokens} tokens to prefill, "
+        f"{rank.active_decode_blocks} blocks"
+    )
+    lines = [
+        f"rank {rank.dp_rank}: {_trust(rank.trust)}, as of event {rank.trust.event_id}",
+        reported,
+        booked,
+        *table(("tier", "blocks", "holes", "digest"), held).splitlines(),
+    ]
+    return "\n  ".join(lines)
+
+
+def _overlap_row(rank: RankOverlap, isl_tokens: int) -> tuple[object, ...]:
+    held = (rank.device_blocks, rank.host_pinned_blocks, rank.disk_blocks, rank.remote_blocks)
+    return (
+        rank.worker_id,
+        rank.dp_rank,
+        f"{rank.num_blocks} x {rank.block_size}",
+        *held,
+        rank.predicted_cached_blocks,
+        _trust(rank.trust),
+        _break(rank, isl_tokens),
+    )
+
+
+def _break(rank: RankOverlap, isl_tokens: int) -> str:
+    """From which block on there is nothing any more, and which tokens those are."""
+    if not rank.num_blocks:
+        return f"no full block in {isl_tokens} tokens"
+    if rank.remote_blocks >= rank.num_blocks:
+        return "holds every full block"
+    first = rank.remote_blocks * rank.block_size
+    return f"at block {rank.remote_blocks}: tokens {first} to {first + rank.block_size - 1}"

@@ -1,0 +1,176 @@
+"""`kv-router inspect`, against a real router."""
+
+import asyncio
+import io
+import json
+
+import pytest
+
+from builders import rank
+from router.cli import main
+from router.errors import InvalidFieldError
+from router.protocol.values import Tier
+from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
+from router.tools.inspection.arguments import parse_tokens
+from servers import free_port
+
+PROMPT = list(range(40))
+
+
+def hashes(tokens, **seed):
+    local = local_block_hashes(token_array(tokens), 4, seed=hash_seed(**seed))
+    return chain(local).tolist()
+
+
+@pytest.fixture
+async def fleet(router, eventually):
+    """Worker 2 holds 5 of the prompt's 10 blocks on its device, and 2 more on host; worker 3 has
+    two ranks, of which the second holds all of it salted.
+    """
+    workers = [await router.worker(1), await router.worker(2)]
+    workers.append(await router.worker(3, data_parallel_size=2))
+    names = hashes(PROMPT)
+    workers[1].journals[rank(2)].stored(Tier.DEVICE, names[:5], None)
+    workers[1].journals[rank(2)].stored(Tier.HOST, names[4:7], names[3])
+    workers[2].journals[rank(3, 1)].stored(Tier.DEVICE, hashes(PROMPT, cache_salt="t"), None)
+    for worker in workers:
+        await worker.deliver()
+
+    async def is_known():
+        held = [r["held_blocks"] for r in (await router.view(3))["ranks"]]
+        return held == [0, 10] and (await router.view(2))["ranks"][0]["held_blocks"] == 8
+
+    await eventually(is_known)
+    return router
+
+
+@pytest.fixture
+def inspect(fleet, capsys):
+    async def ask(*question, url=str(fleet.client.base_url)):
+        status = await asyncio.to_thread(main, ["inspect", "--url", url, *question])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return ask
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps(PROMPT))
+    return str(path)
+
+
+def cells(text, first):
+    """The columns of the line that begins with these."""
+    lines = [line.split() for line in text.splitlines()]
+    return next(line for line in lines if line[: len(first)] == first)
+
+
+async def test_workers_says_what_each_rank_holds(inspect):
+    status, text, _ = await inspect("workers")
+    assert status == 0
+    assert cells(text, ["2", "0"])[6:10] == ["5", "3", "0", "0"]
+    assert cells(text, ["3", "1"])[6:10] == ["10", "0", "0", "0"]
+    assert cells(text, ["1", "0"])[11] == "exact"
+
+
+async def test_a_worker_is_told_with_tiers_holes_load_and_bookings(inspect, fleet):
+    body = {"token_ids": PROMPT, "request_id": "r1", "allowed_worker_ids": [2]}
+    await fleet.post("/select_and_reserve", body)
+    status, text, _ = await inspect("worker", "2")
+    assert status == 0
+    assert "worker 2 (w2): schedulable" in text
+    assert "rank 0: exact" in text
+    assert "booked: 1 requests, 20 tokens to prefill" in text
+    assert "reported: 2 running" in text
+    assert cells(text, ["device"])[1:3] == ["5", "0"]
+    assert cells(text, ["host_pinned"])[1:3] == ["3", "0"]
+
+
+async def test_blocks_are_listed_with_where_they_are(inspect):
+    _, text, _ = await inspect("worker", "2", "--blocks")
+    names = hashes(PROMPT)
+    listed = dict(
+        line.split("  ") for line in text.splitlines() if line[:1].isalnum() and "  " in line
+    )
+    where = ["device"] * 4 + ["device host_pinned"] + ["host_pinned"] * 2
+    held = {f"{name:016x}": w for name, w in zip(names, where, strict=False)}
+    assert {name: listed.get(name) for name in held} == held
+    assert f"{names[7]:016x}" not in text
+
+
+async def test_a_rank_is_told_alone_and_as_json(inspect):
+    status, text, _ = await inspect("--json", "rank", "3", "1", "--blocks")
+    (told,) = json.loads(text)["ranks"]
+    assert (status, told["dp_rank"], told["tiers"]["device"]["blocks"]) == (0, 1, 10)
+    assert told["blocks"] == {"device": sorted(hashes(PROMPT, cache_salt="t"))}
+    assert int(told["tiers"]["device"]["digest"], 16)
+
+
+async def test_a_prompt_is_told_with_where_each_prefix_breaks(inspect, prompt_file):
+    status, text, _ = await inspect("prompt", "--tokens", prompt_file)
+    assert status == 0
+    assert cells(text, ["2", "0"])[:10] == ["2", "0", "10", "x", "4", "5", "7", "7", "7", "5"]
+    assert "at block 7: tokens 28 to 31" in text
+    assert "at block 0: tokens 0 to 3" in text
+    salted = (await inspect("prompt", "--tokens", prompt_file, "--salt", "t"))[1]
+    best = salted.splitlines()[3].split()
+    assert best[:10] == ["3", "1", "10", "x", "4", "10", "10", "10", "10", "9"]
+    assert "holds every full block" in salted
+
+
+async def test_tokens_may_come_from_standard_input(inspect, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("0 1 2\n3, 4"))
+    _, text, _ = await inspect("--json", "prompt", "--tokens", "-")
+    assert [w["device_blocks"] for w in json.loads(text)["workers"]] == [0, 1, 0, 0]
+
+
+async def test_an_unknown_model_is_told_from_a_cold_prompt(inspect, prompt_file):
+    status, text, _ = await inspect("prompt", "--tokens", prompt_file, "--model", "zz")
+    assert (status, "no worker serves this model" in text) == (0, True)
+
+
+async def test_a_block_is_found_however_it_is_written(inspect):
+    name = hashes(PROMPT)[6]
+    for written in (str(name), hex(name)):
+        status, text, _ = await inspect("block", written)
+        assert (status, cells(text, ["2", "0"])[4]) == (0, "host_pinned")
+    assert "nobody holds it" in (await inspect("block", "--", "-5"))[1]
+    _, text, _ = await inspect("--json", "block", str(hashes(PROMPT)[0]))
+    assert [h["fastest_tier"] for h in json.loads(text)["holders"]] == ["device"]
+
+
+async def test_what_is_not_there_ends_with_1(inspect):
+    assert (await inspect("worker", "9"))[0::2][0] == 1
+    status, _, error = await inspect("rank", "3", "7")
+    assert (status, "worker 3 has no rank 7 (it has 0, 1)" in error) == (1, True)
+    status, _, error = await inspect("workers", url=f"http://127.0.0.1:{free_port()}")
+    assert (status, "no router there" in error) == (1, True)
+
+
+async def test_another_server_is_told_from_a_router(inspect, nats_server):
+    status, _, error = await inspect("workers", url=f"http://127.0.0.1:{nats_server.port}")
+    assert (status, "no router there" in error) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [["worker", "x"], ["worker"], ["rank", "1"], ["block", "0xzz"], ["block", str(2**64)], []],
+)
+def test_a_wrong_question_ends_with_2(question):
+    with pytest.raises(SystemExit) as stopped:
+        main(["inspect", *question])
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["", "[1, -1]", "1 x", "[1.5]", str(2**32), '["1"]'])
+def test_what_are_no_tokens_is_refused(text):
+    with pytest.raises(InvalidFieldError) as refused:
+        parse_tokens(text)
+    assert refused.value.field == "tokens"
+
+
+def test_a_missing_file_ends_with_2(tmp_path, capsys):
+    assert main(["inspect", "prompt", "--tokens", str(tmp_path / "none")]) == 2
+    assert "tokens" in capsys.readouterr().err
