@@ -1,7 +1,8 @@
-"""How busy an SGLang rank says it is: messages `[b"load"][sequence][LoadStat]` of its load socket.
+"""How busy a rank says it is: the last it said, for as long as that means something.
 
-Its counters are of prefill alone, and so is the time it gives: Δtokens / Δtime is the measured
-prefill throughput. There are no steps and no decode work in it.
+SGLang says it in messages `[b"load"][sequence][LoadStat]` of its load socket. Their counters are of
+prefill alone, and so is the time they give: Δtokens / Δtime is the measured prefill throughput.
+There are no steps and no decode work in them. Any other engine: `engine_metrics.py`.
 """
 
 import math
@@ -69,9 +70,13 @@ class EngineLoads:
         elif stat.attn_dp_rank not in (None, self._dp_rank):
             self.foreign += 1
         else:
-            self.reports += 1
-            self._heard_s = now_s
-            self._last = _in_our_words(stat, self._block_size)
+            self.note(_in_our_words(stat, self._block_size), now_s)
+
+    def note(self, load: EngineLoad, now_s: float) -> None:
+        """Take a report that was read elsewhere."""
+        self.reports += 1
+        self._heard_s = now_s
+        self._last = load
 
     def latest(self, now_s: float) -> EngineLoad:
         """The last report; of one that is stale, what does not change by waiting."""

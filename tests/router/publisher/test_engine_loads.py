@@ -69,3 +69,9 @@ async def test_reports_are_heard_over_the_socket(eventually):
         task.cancel()
         await asyncio.wait([task])
         publisher.close(0)
+
+
+def test_a_report_that_was_read_elsewhere_goes_stale_too():
+    loads = EngineLoads(1, 16)
+    loads.note(LOAD, 5.0)
+    assert (loads.latest(8.0), loads.latest(8.1).gauges) == (LOAD, LoadGauges())
