@@ -21,6 +21,25 @@ from router.scheduler.scheduler import PolicySettings
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
+DECISION_SETTINGS = (
+    "overlap_score_weight",
+    "router_temperature",
+    "trust_weight_lagging",
+    "trust_weight_degraded",
+    "trust_weight_blind",
+    "use_kv_events",
+    "approximate_ttl_s",
+    "approximate_max_blocks",
+    "approximate_prune_target",
+    "predicted_ttl_s",
+    "reservation_ttl_s",
+    "max_reservations",
+    "worker_silence_s",
+    "index_max_blocks",
+)
+"""The settings of a router that decisions depend on, in one thread."""
+
+
 class ServiceConfig(Struct, frozen=True, kw_only=True):
     """What every process with a core can be told. Seconds and bytes as the names end."""
 

@@ -223,7 +223,7 @@ class RouterCore:
         """The cached prefix of every rank of a scope, under each identity these workers use."""
         return {
             identity: self._overlaps(scope, prompt.hashed(identity))
-            for identity in {worker.identity for worker in workers}
+            for identity in dict.fromkeys(worker.identity for worker in workers)
         }
 
     def select(self, request: SelectRequest, prompt: Prompt) -> Placement:

@@ -21,6 +21,7 @@ values, not exceptions.
     ├── SnapshotError                a kept index that can not be used
     ├── NormalizerStateError         undecodable bytes of what a normaliser kept
     ├── FeedStateError               unusable or unwritable file of what an agent knew
+    ├── RecordingError               a recording that can not be read, or not further
     ├── TwinError                    another live process has this id
     └── BusError
         ├── BusUnavailableError      not connected, no answer in time
@@ -32,6 +33,10 @@ from typing import ClassVar, Literal, TypeAlias
 
 SnapshotProblem: TypeAlias = Literal[
     "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
+]
+
+RecordingProblem: TypeAlias = Literal[
+    "empty", "foreign", "version", "damaged", "cut off", "too long"
 ]
 
 
@@ -282,6 +287,18 @@ class FeedStateError(KvRouterError):
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
+
+
+class RecordingError(KvRouterError):
+    """A recording cannot be read, or not behind some line. `problem` says why in a word or two."""
+
+    code = "recording"
+
+    def __init__(self, problem: RecordingProblem, line: int, detail: str) -> None:
+        super().__init__(f"line {line}: {detail}")
+        self.problem = problem
+        self.line = line
+        self.detail = detail
 
 
 class TwinError(KvRouterError):

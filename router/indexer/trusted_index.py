@@ -91,7 +91,7 @@ class TrustedIndex:
         self._indexers: dict[Scope, Indexer] = {}
         self._ranks: dict[Rank, RankIndex] = {}
         self._unfinished: dict[Rank, Iterator[None]] = {}
-        self._unsettled: set[Rank] = set()
+        self._unsettled: dict[Rank, None] = {}  # in order, as sets are not in every process
         self._staged_slice_blocks = SLICE_BLOCKS
         self.differences = 0
         self.refused_messages = 0
@@ -110,7 +110,7 @@ class TrustedIndex:
         if place is None:
             return
         self._unfinished.pop(rank, None)
-        self._unsettled.discard(rank)
+        self._unsettled.pop(rank, None)
         place.indexer.drop_staged(rank)
         place.indexer.clear(rank)
         if all(other.scope != place.scope for other in self._ranks.values()):
@@ -182,7 +182,7 @@ class TrustedIndex:
         place = self._blind_place(state.rank)
         if place is None or (place.scope, place.identity) != (state.scope, state.identity):
             return False
-        self._unsettled.add(state.rank)
+        self._unsettled[state.rank] = None
         self._unfinished[state.rank] = self._resumed(place, state, blocks, now_s)
         return True
 
@@ -198,7 +198,7 @@ class TrustedIndex:
                 self.apply_slice()
             summary = place.indexer.summary(rank)
             self._take_differing(place.indexer, now_s)  # found too early to mean anything
-            self._unsettled.discard(rank)
+            self._unsettled.pop(rank, None)
             said = unpack_state(place.packed_state)
             if place.log.broken_reason is not None:
                 continue

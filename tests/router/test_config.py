@@ -1,8 +1,9 @@
 """What the settings of a router come to."""
 
 import pytest
+from msgspec.structs import replace
 
-from router.config import load_router_config
+from router.config import DECISION_SETTINGS, RouterConfig, load_router_config
 from router.errors import ConfigError
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
@@ -60,3 +61,21 @@ def test_values_out_of_range_are_refused_by_name(field, value):
 def test_what_trust_is_worth_can_be_set():
     weights = core("--trust-weight-degraded", "0.25").policy.trust_weights
     assert (weights.lagging, weights.degraded, weights.blind) == (1.0, 0.25, 0.0)
+
+
+def test_decisions_depend_on_the_settings_that_recordings_have():
+    """And on no other: each is changed in turn, with events and without."""
+    for name in RouterConfig.__struct_fields__:
+        value = getattr(RouterConfig(), name)
+        other = not value if isinstance(value, bool) else value + type(value)(1)
+        changes = any(
+            _decides({"use_kv_events": each, name: other}) != _decides({"use_kv_events": each})
+            for each in (True, False)
+        )
+        assert changes == (name in (*DECISION_SETTINGS, "event_threads")), name
+
+
+def _decides(fields):
+    """What a core is made of; its id only names it."""
+    config = RouterConfig(**fields)
+    return replace(config.core, router_id=0), replace(config.index, multiplier=1)

@@ -1,0 +1,224 @@
+"""What a core can be told, as values that can be kept and told again.
+
+An entry's fields are the arguments of the command it stands for, as they were given.
+"""
+
+from contextlib import suppress
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from router.core import RouterCore
+from router.errors import KvRouterError
+from router.indexer.base import HeldBlocks
+from router.indexer.dumps import RankState
+from router.indexer.snapshot import RankSnapshot
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
+from router.protocol.events import LogMessage, TierBlocks
+from router.protocol.loads import LoadReport, decode_load_report, encode_load_report
+from router.protocol.values import HashArray, Rank, Scope, pack_hashes, unpack_hashes
+from router.registrations import RegisteredWorker
+
+
+class Entry(Struct, frozen=True, tag_field="kind", omit_defaults=True):
+    """One thing that happened."""
+
+
+class _Command(Entry, frozen=True):
+    """A command of the core: its name is the tag, its arguments are the fields, in order."""
+
+    def tell(self, core: RouterCore) -> None:
+        """Tell a core. What it refuses now it refused then, and told whoever asked."""
+        with suppress(KvRouterError):
+            getattr(core, str(self.__struct_config__.tag))(*astuple(self))
+
+
+class UpsertWorker(_Command, frozen=True, tag="upsert_worker"):
+    """A worker was announced."""
+
+    announcement: WorkerAnnouncement
+    now_s: float
+
+
+class UpsertRegistered(_Command, frozen=True, tag="upsert_registered"):
+    """A worker was registered by a caller."""
+
+    announcement: RegisteredWorker
+    now_s: float
+
+    def tell(self, core: RouterCore) -> None:
+        """Tell a core."""
+        core.upsert_worker(self.announcement, self.now_s)
+
+
+class RemoveWorker(_Command, frozen=True, tag="remove_worker"):
+    """A worker was taken out."""
+
+    worker_id: int
+    reason: str
+
+
+class OrderWorker(_Command, frozen=True, tag="order_worker"):
+    """An operator wants something of a worker."""
+
+    worker_id: int
+    lifecycle: Lifecycle | None
+
+
+class Apply(_Command, frozen=True, tag="apply"):
+    """A message of the event log came."""
+
+    message: LogMessage
+    now_s: float
+
+
+class ApplySlice(_Command, frozen=True, tag="apply_slice"):
+    """One more slice of a message was applied."""
+
+
+class BeginFill(_Command, frozen=True, tag="begin_fill"):
+    """The event log is read from its start."""
+
+
+class Resume(_Command, frozen=True, tag="resume"):
+    """A rank began to be restored from a snapshot."""
+
+    state: RankState
+    blocks: tuple[TierBlocks, ...]
+    now_s: float
+
+    @classmethod
+    def of(cls, snapshot: RankSnapshot, now_s: float) -> "Resume":
+        """As it was told. O(blocks)."""
+        blocks = (TierBlocks(b.tier, pack_hashes(b.sequence_hashes)) for b in snapshot.blocks)
+        return cls(snapshot.state, tuple(blocks), now_s)
+
+    def tell(self, core: RouterCore) -> None:
+        """Tell a core."""
+        rank = self.state.rank
+        blocks = [HeldBlocks(rank, b.tier, unpack_hashes(b.sequence_hashes)) for b in self.blocks]
+        core.resume(RankSnapshot(self.state, blocks), self.now_s)
+
+
+class Settle(_Command, frozen=True, tag="settle"):
+    """A few restored ranks were checked."""
+
+    now_s: float
+
+
+class ApplyLoad(_Command, frozen=True, tag="apply_load"):
+    """A load report came. It is kept as the bytes that agents send, which have room for every
+    number a foreign engine may name; JSON has no infinity.
+    """
+
+    rank: Rank
+    report: bytes
+    now_s: float
+
+    @classmethod
+    def of(cls, report: LoadReport, now_s: float) -> "ApplyLoad":
+        """As it was told."""
+        return cls(report.rank, encode_load_report(report), now_s)
+
+    def tell(self, core: RouterCore) -> None:
+        """Tell a core. Raises WireError."""
+        core.apply_load(decode_load_report(self.report), self.now_s)
+
+
+class SetConnected(_Command, frozen=True, tag="set_connected"):
+    """The bus could be heard from now on, or no longer."""
+
+    connected: bool
+    now_s: float
+
+
+class StreamLost(_Command, frozen=True, tag="stream_lost"):
+    """The event stream was wiped."""
+
+    now_s: float
+
+
+class Tick(_Command, frozen=True, tag="tick"):
+    """Time passed."""
+
+    now_s: float
+
+
+class MarkBeacon(_Command, frozen=True, tag="beacon"):
+    """A mark in time was drawn."""
+
+    now_s: float
+
+
+class Tidy(_Command, frozen=True, tag="tidy"):
+    """A slice of what expired or was cleared was freed."""
+
+    now_s: float
+
+
+class Search(_Command, frozen=True, tag="search"):
+    """The index was searched, and nothing decided: it counts its searches, and checks some."""
+
+    scope: Scope
+    sequence_hashes: bytes
+
+    @classmethod
+    def of(cls, scope: Scope, sequence_hashes: HashArray) -> "Search":
+        """As it was asked. O(blocks)."""
+        return cls(scope, pack_hashes(sequence_hashes))
+
+    def tell(self, core: RouterCore) -> None:
+        """Ask a core."""
+        core.index.find_matches(self.scope, unpack_hashes(self.sequence_hashes))
+
+
+class PrefillComplete(_Command, frozen=True, tag="prefill_complete"):
+    """A booked prompt was computed."""
+
+    request_id: str
+    now_s: float
+
+
+class OutputBlock(_Command, frozen=True, tag="output_block"):
+    """A booked request grew by a block."""
+
+    request_id: str
+    decay_fraction: float | None
+    now_s: float
+
+
+class Free(_Command, frozen=True, tag="free"):
+    """A booked request ended."""
+
+    request_id: str
+
+
+Command: TypeAlias = (
+    UpsertWorker
+    | UpsertRegistered
+    | RemoveWorker
+    | OrderWorker
+    | Apply
+    | ApplySlice
+    | BeginFill
+    | Resume
+    | Settle
+    | ApplyLoad
+    | SetConnected
+    | StreamLost
+    | Tick
+    | MarkBeacon
+    | Tidy
+    | Search
+    | PrefillComplete
+    | OutputBlock
+    | Free
+)
+
+
+def upserted(announcement: WorkerAnnouncement, now_s: float) -> Command:
+    """A worker was announced, or registered."""
+    if isinstance(announcement, RegisteredWorker):
+        return UpsertRegistered(announcement, now_s)
+    return UpsertWorker(announcement, now_s)

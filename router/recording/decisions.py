@@ -1,0 +1,144 @@
+"""What a core can be asked, and how it came out: values that can be kept and asked again."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from msgspec import Struct, msgpack
+from xxhash import xxh3_64_hexdigest
+
+from router.core import Placement, RouterCore
+from router.effects import Effect, PublishReservation
+from router.errors import KvRouterError
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.reservations import ReservationAdded
+from router.protocol.values import Rank
+from router.recording.commands import Entry
+from router.scheduler.cost import Terms
+from router.scheduler.scheduler import Choice
+from router.sequence.prompt import Prompt, prepare
+
+T = TypeVar("T")
+Request = TypeVar("Request", bound=PromptRequest)
+
+
+class Outcome(Struct, frozen=True, omit_defaults=True):
+    """How a decision came out: refused, with the error's code, or chosen.
+
+    `terms` and `cost` are those of the chosen rank; `digest` is a hash of the terms and costs of
+    all `candidates`, to the last bit. Where the caller chose, there are no terms to weigh.
+    """
+
+    rank: Rank | None = None
+    overlap_blocks: int = 0
+    terms: Terms | None = None
+    cost: float | None = None
+    candidates: int = 0
+    digest: str = ""
+    refused: str | None = None
+
+
+class Decided(Struct, frozen=True):
+    """A decision made again; `choice`: among whom, where the core chose."""
+
+    outcome: Outcome
+    choice: Choice | None = None
+
+
+class Select(Entry, frozen=True, tag="select"):
+    """A rank was chosen for a prompt."""
+
+    core_chooses: ClassVar[bool] = True
+    request: SelectRequest
+    outcome: Outcome
+
+    def decide(self, core: RouterCore) -> Decided:
+        """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
+        prompt = _prompt(core, self.request)
+        return _decided(lambda: core.select(self.request, prompt), _chosen)
+
+
+class SelectAndReserve(Entry, frozen=True, tag="select_and_reserve"):
+    """A rank was chosen for a prompt, and booked."""
+
+    core_chooses: ClassVar[bool] = True
+    request: SelectRequest
+    now_s: float
+    outcome: Outcome
+
+    def decide(self, core: RouterCore) -> Decided:
+        """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
+        prompt = _prompt(core, self.request)
+        return _decided(
+            lambda: core.select_and_reserve(self.request, prompt, self.now_s)[0], _chosen
+        )
+
+
+class Reserve(Entry, frozen=True, tag="reserve"):
+    """A prompt was booked on a rank that the caller chose."""
+
+    core_chooses: ClassVar[bool] = False
+    request: ReserveRequest
+    now_s: float
+    outcome: Outcome
+
+    def decide(self, core: RouterCore) -> Decided:
+        """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
+        prompt = _prompt(core, self.request)
+        return _decided(
+            lambda: core.reserve(self.request, prompt, self.now_s)[1],
+            lambda effects: Decided(reserved(effects)),
+        )
+
+
+Decision: TypeAlias = Select | SelectAndReserve | Reserve
+
+
+def chosen(choice: Choice) -> Outcome:
+    """The outcome of a choice. O(candidates)."""
+    terms = choice.chosen
+    return Outcome(
+        rank=terms.rank,
+        overlap_blocks=terms.overlap_blocks,
+        terms=terms,
+        cost=choice.costs[choice.index],
+        candidates=len(choice.terms),
+        digest=xxh3_64_hexdigest(msgpack.encode((choice.terms, choice.costs))),
+    )
+
+
+def reserved(effects: list[Effect]) -> Outcome:
+    """The outcome of booking where the caller wants it."""
+    for effect in effects:
+        if isinstance(effect, PublishReservation):
+            change = effect.event.change
+            if isinstance(change, ReservationAdded):
+                return Outcome(rank=effect.event.rank, overlap_blocks=change.overlap_blocks)
+    raise AssertionError("a booking tells the other routers")
+
+
+def refused(error: KvRouterError) -> Outcome:
+    """The outcome of a decision that was refused."""
+    return Outcome(refused=error.code)
+
+
+def plain(request: Request, kind: type[Request]) -> Request:
+    """A request as itself, whatever interface's variant of it this is."""
+    if type(request) is kind:
+        return request
+    fields: dict[str, Any] = {name: getattr(request, name) for name in kind.__struct_fields__}
+    return kind(**fields)
+
+
+def _prompt(core: RouterCore, request: PromptRequest) -> Prompt:
+    return prepare(request, core.identities(request.scope))
+
+
+def _chosen(placement: Placement) -> Decided:
+    return Decided(chosen(placement.choice), placement.choice)
+
+
+def _decided(decide: Callable[[], T], told: Callable[[T], Decided]) -> Decided:
+    try:
+        return told(decide())
+    except KvRouterError as error:
+        return Decided(refused(error))

@@ -1,0 +1,310 @@
+"""Random lives of a recorded core, and their recordings."""
+
+import math
+from contextlib import suppress
+from io import BytesIO
+from random import Random
+
+from msgspec import structs
+
+from builders import IDENTITY, announcement, report
+from router.config import RouterConfig
+from router.errors import IndexDisabledError, KvRouterError
+from router.indexer.base import HeldBlocks
+from router.indexer.snapshot import RankSnapshot
+from router.protocol.events import EventBatch
+from router.protocol.requests import ConfigOverride, NewCommand, ReserveRequest, SelectRequest
+from router.protocol.values import SCHEME, Identity, Scope, Tier
+from router.publisher.journal import EventJournal
+from router.recording.format import (
+    Header,
+    Line,
+    decode_header,
+    decode_lines,
+    encode_header,
+    encode_line,
+)
+from router.recording.replay import Replay, decision_settings, recorded_core
+from router.registrations import RegisteredWorker
+from router.sequence.prompt import prepare
+
+PROMPTS = [[100 * family + i // 40 for i in range(length)] for family in (1, 2, 3) for length in (
+    3, 16, 40, 90, 2600)]  # fmt: skip
+WORKERS = range(1, 5)
+OTHER = Identity(SCHEME, 8)
+
+
+def header(seed=7, **settings):
+    """Of a core that spreads keys in the same way in every run of a test."""
+    return Header(
+        product_version="0",
+        recorded_at="",
+        settings=decision_settings(RouterConfig(**settings)),
+        seed=seed,
+        multiplier=0xD1B54A32D192ED03,
+    )
+
+
+class Recorded:
+    """A core and its recording so far."""
+
+    def __init__(self, seed=7, **settings):
+        self.header = header(seed, **settings)
+        self.entries = []
+        self.core = recorded_core(self.header, self.entries.append)
+
+    @property
+    def recording(self):
+        lines = (encode_line(Line(0.25 * i, entry)) for i, entry in enumerate(self.entries))
+        return encode_header(self.header) + b"".join(lines)
+
+
+def replayed(recording, **settings):
+    """The replay, and every decision compared."""
+    file = BytesIO(recording)
+    replay = Replay(decode_header(file.readline()), settings)
+    compared = [replay.take(number, line) for number, line in decode_lines(file)]
+    return replay, [each for each in compared if each is not None]
+
+
+def state(core):
+    """All that later decisions could depend on."""
+    return {
+        "rng": core._rng.getstate(),
+        "fleet": [structs.astuple(w.announcement) for w in core.fleet],
+        "heard": [(w.heard_s, w.was_heard) for w in core.fleet],
+        "held": _held(core),
+        "stats": core.index.stats(),
+        "logs": {r: (p.log.cursor, p.log.broken_reason) for r, p in core.index._ranks.items()},
+        "active": {
+            r: (a.active_blocks, a.active_prefill_tokens) for r, a in core.tracker._by_rank.items()
+        },
+        "expiries": list(core.tracker._by_expiry),
+        "guesses": core.predictions.entry_counts(),
+    }  # fmt: skip
+
+
+def _held(core):
+    with suppress(IndexDisabledError):
+        return [(scope, b.rank, b.tier, sorted(b.sequence_hashes.tolist()))
+                for scope, b in core.dump()]  # fmt: skip
+
+
+class RandomLife(Recorded):
+    """Whatever can happen to a core, by seed."""
+
+    def __init__(self, seed, **settings):
+        super().__init__(seed, **settings)
+        self.random = Random(seed)
+        self.now_s = self.random.uniform(0, 1e6)
+        self.journals = {}
+        self.booked = []
+        self.refused = 0
+        self.core.set_connected(True, self.now_s)
+
+    def live(self, steps):
+        """Let so much happen."""
+        happenings = [
+            *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
+            self.report, self.report, self.evict, self.wait, self.lose, self.order, self.leave,
+            self.search, self.look_often, self.new_life, self.nonsense, self.register,
+            self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
+        ]  # fmt: skip
+        for worker_id in WORKERS:
+            self.worker(worker_id)
+        for _ in range(steps):
+            with suppress(KvRouterError):
+                self.random.choice(happenings)()
+        return self
+
+    def worker(self, worker_id=None):
+        announced = announcement(
+            worker_id or self.random.choice(WORKERS),
+            incarnation=self.random.choice([1, 1, 1, 2]),
+            identity=self.random.choice([IDENTITY, IDENTITY, OTHER]),
+            data_parallel_size=self.random.randint(1, 2),
+            agent_is_engine=self.random.random() < 0.5,
+        )
+        self.core.upsert_worker(announced, self.now_s)
+        for rank in announced.ranks:
+            known = self.journals.get(rank)
+            if known is None or (known.incarnation, known.identity) != (
+                announced.incarnation, announced.identity,
+            ):  # fmt: skip
+                self.journals[rank] = EventJournal(rank, announced.incarnation, announced.identity)
+            self.journals[rank].require_checkpoint()
+            self.deliver(rank)
+            self.hear(rank)
+
+    def register(self):
+        worker_id = 9
+        endpoints = {self.random.randint(0, 2): "nats"}
+        announced = structs.asdict(announcement(worker_id, agent_is_engine=False))
+        self.core.upsert_worker(RegisteredWorker(**announced, endpoints=endpoints), self.now_s)
+
+    def leave(self):
+        self.core.remove_worker(self.random.randint(1, 9), "gone")
+
+    def order(self):
+        lifecycle = self.random.choice(["cordoned", "schedulable", "draining", None, None])
+        self.core.order_worker(self.random.choice(WORKERS), lifecycle)
+
+    def cache(self):
+        rank, journal = self._any_rank()
+        hashes = self._hashes(journal.identity)
+        start = self.random.choice([0, 0, 0, len(hashes) // 2])
+        tier = self.random.choice([Tier.DEVICE, Tier.DEVICE, Tier.HOST])
+        journal.stored(tier, hashes[start:], hashes[start - 1] if start else None)
+        self.deliver(rank, rest=self.random.random() < 0.5)
+
+    def evict(self):
+        rank, journal = self._any_rank()
+        hashes = self._hashes(journal.identity)
+        if self.random.random() < 0.2:
+            journal.cleared(self.random.choice([None, Tier.DEVICE]))
+        else:
+            journal.removed(Tier.DEVICE, hashes[self.random.randrange(len(hashes) + 1) :])
+        self.deliver(rank)
+
+    def lose(self):
+        """A message on the way, or all but a part of it."""
+        _, journal = self._any_rank()
+        journal.stored(Tier.DEVICE, self._hashes(journal.identity), None)
+        messages = journal.take()
+        if len(messages) > 1:
+            self.core.apply(messages[0], self.now_s)
+        if self.random.random() < 0.7:
+            journal.require_checkpoint()
+
+    def nonsense(self):
+        rank, journal = self._any_rank()
+        event_id = journal.last_event_id
+        batch = EventBatch(*structs.astuple(rank), journal.incarnation, journal.identity,
+                           event_id + 1, event_id + 1, b"nonsense" * 20)  # fmt: skip
+        self.core.apply(batch, self.now_s)
+
+    def new_life(self):
+        rank, journal = self._any_rank()
+        journal.new_life(journal.incarnation + 1)
+        self.deliver(rank)
+
+    def deliver(self, rank, rest=True):
+        for message in self.journals[rank].take():
+            self.core.apply(message, self.now_s)
+            while rest and self.core.apply_slice():
+                pass
+
+    def slices(self):
+        self.core.apply_slice()
+
+    def report(self):
+        self.hear(self._any_rank()[0])
+
+    def hear(self, rank):
+        journal, beacon = self.journals[rank], self.core.beacon(self.now_s).beacon
+        self.core.apply_load(
+            report(
+                *structs.astuple(rank),
+                incarnation=journal.incarnation,
+                event_id=journal.last_event_id,
+                state=journal.taken_state,
+                waiting_s=self.random.choice([0.0, 0.5, math.inf]),
+                heard={beacon.source_id: beacon.beacon_id},
+            ),
+            self.now_s,
+        )
+
+    def wait(self):
+        self.now_s += self.random.choice([0.001, 0.1, 1.1, 30.0])
+        if self.random.random() < 0.1:
+            self.core.set_connected(self.random.random() < 0.8, self.now_s)
+        self.core.tick(self.now_s)
+
+    def tidy(self):
+        while self.core.tidy(self.now_s) and self.random.random() < 0.9:
+            pass
+
+    def stream_lost(self):
+        if self.random.random() < 0.1:
+            self.core.stream_lost(self.now_s)
+
+    def resume(self):
+        """A rank is announced anew, and goes on from a snapshot, right or not."""
+        states = {state.rank: state for state in self.core.index.rank_states()}
+        rank, journal = self._any_rank()
+        worker = self.core.fleet.get(rank.worker_id)
+        if worker is None or rank not in states:
+            return
+        self.core.begin_fill()
+        self.core.remove_worker(rank.worker_id, "restart")
+        self.core.upsert_worker(worker.announcement, self.now_s)
+        blocks = [
+            HeldBlocks(rank, t, journal.held(t)[self.random.choice([0, 0, 1]) :]) for t in Tier
+        ]
+        self.core.resume(RankSnapshot(states[rank], blocks), self.now_s)
+        while self.random.random() < 0.9 and self.core.apply_slice():
+            pass
+        self.place()
+        while self.core.settle(self.now_s):
+            pass
+
+    def search(self):
+        self.core.index.find_matches(Scope(), self._prompt_hashes(IDENTITY))
+
+    def look_often(self):
+        """Until an answer is checked by walking."""
+        if self.random.random() < 0.2:
+            for _ in range(400):
+                self.search()
+
+    def place(self):
+        request_id = f"r{len(self.entries)}"
+        override = self.random.choice([None, None, ConfigOverride(router_temperature=0.7)])
+        request = SelectRequest(
+            token_ids=self.random.choice(PROMPTS),
+            request_id=request_id,
+            allowed_worker_ids=self.random.choice([None, None, [1, 2], [8]]),
+            lora_name=self.random.choice([None, None, "ad"]),
+            router_config_override=override,
+        )
+        kind = self.random.choice(["select", "reserve", "book", "book", "new"])
+        prompt = prepare(request, self.core.identities(request.scope))
+        if kind == "select":
+            self.core.select(request, prompt)
+        elif kind == "reserve":
+            rank, _ = self._any_rank()
+            asked = ReserveRequest(
+                token_ids=request.token_ids,
+                request_id=request_id,
+                lora_name=request.lora_name,
+                worker_id=rank.worker_id,
+                dp_rank=rank.dp_rank,
+            )
+            self.core.reserve(asked, prompt, self.now_s)
+            self.booked.append(request_id)
+        else:
+            fields = {name: getattr(request, name) for name in request.__struct_fields__}
+            asked = NewCommand(**fields) if kind == "new" else request
+            self.core.select_and_reserve(asked, prompt, self.now_s)
+            self.booked.append(request_id)
+
+    def progress(self):
+        request_id = self.random.choice([*self.booked, "nobody's"])
+        step = self.random.choice(["prefill", "output", "output", "free"])
+        if step == "prefill":
+            self.core.prefill_complete(request_id, self.now_s)
+        elif step == "output":
+            decay = self.random.choice([None, 0.3])
+            self.core.output_block(request_id, decay, self.now_s)
+        else:
+            self.core.free(request_id)
+
+    def _any_rank(self):
+        return self.random.choice(sorted(self.journals.items()))
+
+    def _hashes(self, identity):
+        return self._prompt_hashes(identity).tolist()
+
+    def _prompt_hashes(self, identity):
+        request = SelectRequest(token_ids=self.random.choice(PROMPTS))
+        return prepare(request, ()).hashed(identity).sequence_hashes

@@ -1,0 +1,101 @@
+"""A recording can be read up to where it is whole, and says where that is."""
+
+import pytest
+
+from recordings import RandomLife, Recorded, replayed
+from router.errors import RecordingError
+from router.recording.commands import Tick
+from router.recording.format import VERSION, Line, decode_header, decode_lines, encode_line
+
+
+def life():
+    """Small, and with every kind of line that a router's first seconds have."""
+    return RandomLife(11).live(25)
+
+
+def read(recording):
+    """How many lines can be told before the error."""
+    lines = recording.splitlines(keepends=True)
+    decode_header(lines[0] if lines else b"")
+    count = 0
+    try:
+        for count, _ in enumerate(decode_lines(lines[1:]), start=1):  # noqa: B007
+            pass
+    except RecordingError as error:
+        return count, error
+    return count, None
+
+
+def test_a_recording_cut_off_anywhere_is_read_up_to_there():
+    recorded = Recorded()
+    recorded.entries = life().entries
+    recording = b"".join(recorded.recording.splitlines(keepends=True)[:40])
+    header_bytes = recording.index(b"\n")
+    for size in range(len(recording) + 1):
+        part = recording[:size]
+        if size < header_bytes:
+            with pytest.raises(RecordingError) as caught:
+                read(part)
+            assert (caught.value.line, caught.value.problem) == (1, "cut off" if size else "empty")
+            continue
+        count, error = read(part)
+        whole = part.count(b"\n") - 1
+        assert count in (max(whole, 0), whole + 1)
+        if error is not None:
+            assert (error.problem, error.line) == ("cut off", count + 2)
+            assert str(error) == f"line {count + 2}: the file ends within this line"
+
+
+def test_what_is_left_of_a_recording_decides_the_same():
+    recording = life().recording
+    for size in range(recording.index(b"\n") + 1, len(recording), len(recording) // 40):
+        end = recording.rindex(b"\n", 0, size) + 1
+        _, compared = replayed(recording[:end])
+        assert all(each.is_equal for each in compared)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{}\n",
+        b"\n",
+        b"\0\0\0\n",
+        b'{"at_s":1,"entry":{"kind":"dance"}}\n',
+        b"\xff\n",
+        b"[" * 99999,
+    ],
+)
+def test_a_damaged_line_is_named(damage):
+    lines = life().recording.splitlines(keepends=True)
+    lines[7] = damage + b"\n"
+    count, error = read(b"".join(lines))
+    assert (count, error.line, error.problem) == (6, 8, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        (b"", "empty"),
+        (b"hello\n", "foreign"),
+        (b"\x89PNG\r\n", "foreign"),
+        (b'{"event": 1}\n', "foreign"),
+        (b'{"format":"something else","version":1}\n', "foreign"),
+        (b'{"format":"kv-router recording","version":%d}\n' % (VERSION + 1), "version"),
+        (b'{"format":"kv-router recording","version":%d}\n' % VERSION, "damaged"),
+    ],
+)
+def test_what_is_no_recording_of_this_version_is_refused(first, problem):
+    with pytest.raises(RecordingError, match="line 1") as caught:
+        decode_header(first)
+    assert caught.value.problem == problem
+
+
+def test_another_version_is_named():
+    with pytest.raises(RecordingError, match=r"version 9; this kv-router reads version 1"):
+        decode_header(b'{"format":"kv-router recording","version":9,"new":[]}\n')
+
+
+def test_a_line_is_json_of_its_own():
+    assert (
+        encode_line(Line(1.25, Tick(7.5))) == b'{"at_s":1.25,"entry":{"kind":"tick","now_s":7.5}}\n'
+    )

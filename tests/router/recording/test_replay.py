@@ -1,0 +1,148 @@
+"""What was recorded, told to another core, leads to the same decisions and the same state."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from builders import announcement
+from recordings import PROMPTS, RandomLife, Recorded, replayed, state
+from router.core import RouterCore
+from router.errors import RecordingError
+from router.protocol.events import EventBatch, Stored, pack_batch
+from router.protocol.requests import SelectRequest
+from router.protocol.values import HeldState, Rank, Scope, Tier, pack_hashes
+from router.publisher.journal import EventJournal
+from router.recording.commands import ApplyLoad, Command, Search
+from router.recording.core import RecordedCore
+from router.recording.decisions import Outcome, Select
+from router.recording.format import Hole
+from router.recording.replay import Replay
+from router.sequence.digest import digest
+from router.sequence.prompt import prepare
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "router_temperature": st.sampled_from([0.0, 0.4]),
+        "overlap_score_weight": st.sampled_from([0.0, 1.0, 2.5]),
+        "use_kv_events": st.booleans(),
+        "predicted_ttl_s": st.sampled_from([0.0, 5.0]),
+        "approximate_max_blocks": st.just(1024),
+        "reservation_ttl_s": st.sampled_from([0.5, 300.0]),
+        "max_reservations": st.sampled_from([3, 1000]),
+        "index_max_blocks": st.sampled_from([1024, 2048]),
+    },
+)
+
+READS = {
+    "dump", "dump_slices", "identities", "match", "reads_events", "trust", "trust_weights",
+}  # fmt: skip
+"""Of a core's methods, those that change nothing; `match` searches, and searches are recorded."""
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), SETTINGS)
+def test_every_decision_is_the_same_and_so_is_the_state_in_the_end(seed, configured):
+    life = RandomLife(seed, **configured).live(120)
+    replay, compared = replayed(life.recording)
+    assert [each for each in compared if not each.is_equal] == []
+    assert state(replay._core) == state(life.core)
+
+
+@pytest.fixture(scope="module")
+def lives():
+    drawn = ({"router_temperature": 0.4}, {"index_max_blocks": 1024}, {"predicted_ttl_s": 5.0})
+    return [RandomLife(seed, **drawn[seed % 3]).live(150) for seed in range(24)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(Command) if kind is not Search])
+def test_nothing_that_is_recorded_could_be_left_out(lives, kind):
+    """A core that is not told of it decides otherwise, or is not the same in the end."""
+    for life in lives:
+        part = Recorded()
+        part.header = life.header
+        part.entries = [each for each in life.entries if type(each) is not kind]
+        replay, _ = replayed(part.recording)
+        if state(replay._core) != state(life.core):
+            return
+    pytest.fail(f"{kind} makes no difference")
+
+
+def test_another_way_of_spreading_keys_decides_otherwise_once_the_index_is_full():
+    life = RandomLife(0, index_max_blocks=1024).live(200)
+    assert all(each.is_equal for each in replayed(life.recording)[1])
+    life.header = structs.replace(life.header, multiplier=0x9E3779B97F4A7C15)
+    assert not all(each.is_equal for each in replayed(life.recording)[1])
+
+
+def test_searches_that_decide_nothing_are_recorded_since_they_find_liars_out():
+    """A rank says it has no holes. Galloping believes it; a thousand searches later one walks."""
+    recorded, prompt = Recorded(), prepare(SelectRequest(token_ids=PROMPTS[3]), ())
+    liar = announcement(1, agent_is_engine=False)
+    hashes = prompt.hashed(liar.identity).sequence_hashes
+    recorded.core.upsert_worker(liar, 0.0)
+    for message in EventJournal(Rank(1, 0), 1, liar.identity).take():
+        recorded.core.apply(message, 0.0)
+    held = hashes[[0, 1, -1]]
+    said = HeldState(counts=(3, 0, 0, 0), digests=(digest(held), 0, 0, 0))
+    packed = pack_batch(said, [Stored(Tier.DEVICE, pack_hashes(held))])
+    recorded.core.apply(EventBatch(1, 0, 1, liar.identity, 1, 1, packed), 0.0)
+    request = SelectRequest(token_ids=PROMPTS[3])
+    before = recorded.core.select(request, prompt).choice.chosen.overlap_blocks
+    for _ in range(1000):
+        recorded.core.match(Scope(), prompt, [liar])
+    after = recorded.core.select(request, prompt).choice.chosen.overlap_blocks
+    assert before > after == 2
+    assert all(each.is_equal for each in replayed(recorded.recording)[1])
+    recorded.entries = [each for each in recorded.entries if type(each) is not Search]
+    assert [each.is_equal for each in replayed(recorded.recording)[1]] == [True, False]
+
+
+def test_whatever_changes_a_core_is_recorded():
+    public = {name for name in dir(RouterCore) if not name.startswith("_")}
+    fields = {"fleet", "index", "predictions", "tracker"}
+    assert public - fields - READS == {name for name in vars(RecordedCore) if name in public}
+
+
+def test_a_step_of_a_decision_is_not_recorded_beside_it():
+    life = RandomLife(3).live(60)
+    life.entries.clear()
+    life.place()
+    assert len(life.entries) == 1
+
+
+def test_other_settings_are_told_apart():
+    life = RandomLife(2).live(150)
+    _, compared = replayed(life.recording, overlap_score_weight=50.0)
+    assert 0 < sum(not each.is_equal for each in compared) <= len(compared)
+
+
+def test_a_hole_is_found():
+    life = RandomLife(2).live(40)
+    life.entries.insert(10, Hole(missing=7))
+    replay, _ = replayed(life.recording)
+    assert (replay.hole_line, replay.missing) == (12, 7)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ApplyLoad(Rank(1, 0), b"nonsense", 0.0),
+        Select(SelectRequest(token_ids=None), Outcome(refused="no_endpoints")),
+    ],
+)
+def test_what_nobody_can_have_told_is_damage(entry):
+    recorded = Recorded()
+    recorded.entries.append(entry)
+    with pytest.raises(RecordingError, match=r"line 2") as caught:
+        replayed(recorded.recording)
+    assert caught.value.problem == "damaged"
+
+
+def test_settings_out_of_range_are_damage():
+    header = structs.replace(Recorded().header, settings={"router_temperature": -1})
+    with pytest.raises(RecordingError, match=r"line 1: settings.*router_temperature"):
+        Replay(header, {})
