@@ -24,9 +24,10 @@ from router.recording.format import (
     encode_header,
     encode_line,
 )
-from router.recording.replay import Replay, decision_settings, recorded_core
+from router.recording.replay import Replay
 from router.registrations import RegisteredWorker
 from router.sequence.prompt import prepare
+from router.tools.recordings.cores import decision_settings, recorded_core, replayed_core
 
 PROMPTS = [[100 * family + i // 40 for i in range(length)] for family in (1, 2, 3) for length in (
     3, 16, 40, 90, 2600)]  # fmt: skip
@@ -62,7 +63,7 @@ class Recorded:
 def replayed(recording, **settings):
     """The replay, and every decision compared."""
     file = BytesIO(recording)
-    replay = Replay(decode_header(file.readline()), settings)
+    replay = Replay(replayed_core(decode_header(file.readline()), settings))
     compared = [replay.take(number, line) for number, line in decode_lines(file)]
     return replay, [each for each in compared if each is not None]
 

@@ -1,22 +1,11 @@
 """A recording told to a core again, in its own time: does it decide the same?"""
 
-from collections.abc import Callable, Mapping
-from random import Random
-from typing import TypeAlias
+from msgspec import Struct
 
-from msgspec import Struct, ValidationError, convert
-from msgspec.structs import replace
-
-from router.config import DECISION_SETTINGS, RouterConfig
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
 from router.errors import KvRouterError, RecordingError
-from router.indexer.base import Indexer
-from router.indexer.selection import make_indexer
-from router.recording.core import Record, RecordedCore
 from router.recording.decisions import Decided, Decision
-from router.recording.format import End, Header, Hole, Line, Setting
-
-_Parts: TypeAlias = tuple[CoreSettings, Callable[[], Indexer], Random]
+from router.recording.format import End, Hole, Line
 
 
 class Compared(Struct, frozen=True):
@@ -43,9 +32,8 @@ class Replay:
 
     __slots__ = ("_core", "at_s", "ended", "hole_line", "lines", "missing")
 
-    def __init__(self, header: Header, settings: Mapping[str, Setting]) -> None:
-        """`settings`: instead of the recorded ones of these names. Raises RecordingError."""
-        self._core = RouterCore(*_parts(header, settings))
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
         self.lines = 0
         self.at_s = 0.0
         self.missing = 0
@@ -77,22 +65,3 @@ class Replay:
         else:
             entry.tell(self._core)
         return None
-
-
-def recorded_core(header: Header, record: Record) -> RecordedCore:
-    """The core whose recording begins with this header. Raises RecordingError."""
-    return RecordedCore(*_parts(header, {}), record)
-
-
-def decision_settings(config: RouterConfig) -> dict[str, Setting]:
-    """What a header has to say of a configuration."""
-    return {name: getattr(config, name) for name in DECISION_SETTINGS}
-
-
-def _parts(header: Header, settings: Mapping[str, Setting]) -> _Parts:
-    try:
-        config = convert({**header.settings, **settings}, RouterConfig)
-    except ValidationError as error:
-        raise RecordingError("damaged", 1, f"settings: {error}") from error
-    index = replace(config.index, multiplier=header.multiplier)
-    return config.core, lambda: make_indexer(index), Random(header.seed)

@@ -19,9 +19,9 @@ from router.recording.commands import ApplyLoad, Command, Search
 from router.recording.core import RecordedCore
 from router.recording.decisions import Outcome, Select
 from router.recording.format import Hole
-from router.recording.replay import Replay
 from router.sequence.digest import digest
 from router.sequence.prompt import prepare
+from router.tools.recordings.cores import replayed_core
 
 SETTINGS = st.fixed_dictionaries(
     {},
@@ -145,4 +145,4 @@ def test_what_nobody_can_have_told_is_damage(entry):
 def test_settings_out_of_range_are_damage():
     header = structs.replace(Recorded().header, settings={"router_temperature": -1})
     with pytest.raises(RecordingError, match=r"line 1: settings.*router_temperature"):
-        Replay(header, {})
+        replayed_core(header, {})
