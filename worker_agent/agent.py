@@ -1,9 +1,8 @@
-"""The agent process: who is made of whom, who runs when, and how it stops.
+"""The agent that is its own engine: who is made of whom, who runs when, and how it stops.
 
     run ─┬─ HTTP server
          ├─ one runner a rank, all computing on one thread
-         └─ bus: connect ▶ look, refuse a twin, claim ▶ renew, events, loads, answers, control
-                                                        again when closed
+         └─ presence on the bus
 
 It stops in the order in which it is depended on: first routers forget it, then requests end, then
 the server closes.
@@ -17,29 +16,18 @@ from secrets import randbits
 
 import torch
 
-from router.errors import LogConflictError, TwinError
 from router.process.serving import HttpServer, endpoint_of, listening
-from router.protocol.catalogue import WorkerAnnouncement, encode_entry, worker_key
+from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
-from router.publisher.announcer import Announcer
 from router.publisher.beacons import HeardBeacons
-from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
 from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.journal import EventJournal
 from router.publisher.local_index import LocalIndex
-from router.publisher.transport import NatsTransport
-from worker_agent.config import AgentConfig
-from worker_agent.control import (
-    answer_checkpoint_requests,
-    answer_pings,
-    follow_fleet_size,
-    listen_for_beacons,
-    listen_for_pings,
-    refuse_twin,
-)
+from worker_agent.config import ReferenceConfig
 from worker_agent.engine.model import Model, ModelConfig
 from worker_agent.engine.reference import EngineConfig, ReferenceEngine
+from worker_agent.presence import Presence
 from worker_agent.runner import RankRunner
 from worker_agent.server import EngineServer
 
@@ -51,12 +39,10 @@ MAX_CONNECTIONS = 4096
 class WorkerAgent:
     """One worker. `run` returns after `stop` is set and everything is closed."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: ReferenceConfig) -> None:
         self._config = config
         self._subjects = Subjects(config.namespace)
         self._incarnation = time.time_ns() // 1000
-        self._announcer: Announcer | None = None
-        self._is_announced = False
         self._beacons = HeardBeacons()
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
@@ -66,17 +52,19 @@ class WorkerAgent:
         """Serve until `stop` is set; then withdraw, drain, close. Raises ConfigError, and TwinError
         in a group.
         """
-        server_of = EngineServer(self._config, self._runners, lambda: self._is_announced)
-        server = HttpServer(server_of.app(), MAX_CONNECTIONS)
         with (
             listening(self._config.host, self._config.http_port) as listener,
             ThreadPoolExecutor(1, "engine") as executor,
         ):
             endpoint = self._config.endpoint or endpoint_of(listener)
+            announcement = self._announcement(endpoint)
+            presence = Presence(self._config, announcement, self._runners, self._beacons)
+            server_of = EngineServer(self._config, self._runners, lambda: presence.is_announced)
+            server = HttpServer(server_of.app(), MAX_CONNECTIONS)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve([listener]))
                 running = [group.create_task(r.run(executor)) for r in self._runners]
-                on_bus = group.create_task(self._follow_bus(endpoint))
+                on_bus = group.create_task(presence.run())
                 log.info(
                     "worker %d (%s) listens on %s", self._config.id, self._config.name, endpoint
                 )
@@ -96,63 +84,6 @@ class WorkerAgent:
                 log.warning("requests still run after %g s; closing", self._config.drain_s)
                 return
             await asyncio.sleep(0.05)
-
-    async def _follow_bus(self, endpoint: str) -> None:
-        await live_on_bus(
-            self._config.nats_url,
-            f"worker {self._config.name}",
-            self._connected,
-            lambda bus: self._live(bus, endpoint),
-        )
-
-    async def _live(self, bus: Bus, endpoint: str) -> None:
-        announcer = Announcer(
-            bus.js,
-            self._subjects,
-            worker_key(self._config.id),
-            self._incarnation,
-            num_replicas=self._config.num_replicas,
-        )
-        self._announcer = announcer
-        limits = StreamLimits(self._config.event_stream_max_bytes, self._config.num_replicas)
-        transport = NatsTransport(bus, self._subjects, limits)
-        publishers = {runner.rank: runner.events for runner in self._runners}
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(until_closed(bus))
-                await self._claim(bus, announcer, endpoint, group)
-                group.create_task(announcer.run())
-                group.create_task(answer_checkpoint_requests(bus, self._subjects, publishers))
-                group.create_task(listen_for_beacons(bus, self._subjects, self._beacons))
-                if not self._config.event_flush_s:
-                    group.create_task(follow_fleet_size(bus, self._subjects, publishers.values()))
-                for runner in self._runners:
-                    group.create_task(runner.events.run(transport, announcer.verify))
-                    group.create_task(runner.loads.run(transport))
-                    group.create_task(runner.answers.run(bus, self._subjects))
-        finally:
-            self._is_announced = False
-            await announcer.withdraw()
-
-    async def _claim(
-        self, bus: Bus, announcer: Announcer, endpoint: str, group: asyncio.TaskGroup
-    ) -> None:
-        """Of two that start at the same moment, one hears the other or finds the key taken."""
-        await announcer.look()
-        await refuse_twin(bus, self._subjects, self._config.id)
-        pings = await listen_for_pings(bus, self._subjects, self._config.id)
-        group.create_task(answer_pings(pings, self._incarnation))
-        try:
-            await announcer.claim(encode_entry(self._announcement(endpoint)))
-        except LogConflictError as error:
-            key = worker_key(self._config.id)
-            raise TwinError(key, "another agent claimed it at the same moment") from error
-        self._is_announced = True
-
-    def _connected(self, connected: bool) -> None:
-        """The bus may have come back without its store."""
-        if connected and self._announcer is not None:
-            self._announcer.renew_soon()
 
     def _announcement(self, endpoint: str) -> WorkerAnnouncement:
         c = self._config
@@ -196,7 +127,7 @@ class WorkerAgent:
         )
 
 
-def _model_config(config: AgentConfig) -> ModelConfig:
+def _model_config(config: ReferenceConfig) -> ModelConfig:
     return ModelConfig(
         config.num_layers,
         config.hidden_size,

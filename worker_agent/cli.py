@@ -1,21 +1,28 @@
 """`kv-worker-agent`: the agent's command line."""
 
+import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from router.errors import ConfigError, TwinError
 from router.process.serving import log_to_stderr, run_until_signal
-from worker_agent.agent import WorkerAgent
-from worker_agent.config import load_agent_config
+from worker_agent.bridge_config import BridgeConfig
+from worker_agent.config import ReferenceConfig, load_agent_config
 
 USAGE = """\
-usage: kv-worker-agent run [--help] [options]
+usage: kv-worker-agent run [--engine reference|vllm|sglang|trtllm] [--help] [options]
 
-  run     start a worker with the reference engine against a NATS server
+  run     join a fleet on a NATS server: with the reference engine, or beside a
+          running engine, whose events and load it passes on; options depend on
+          the engine: run --engine vllm --help
 """
 
 TWIN_STATUS = 3
+WRONG_STATUS = 2
+
+Run: TypeAlias = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,24 +30,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     if command != "run":
         sys.stderr.write(USAGE)
-        return 0 if command in ("-h", "--help") else 2
-    try:
-        return _run(rest)
-    except ConfigError as error:
-        sys.stderr.write(f"kv-worker-agent: {error}\n")
-        return 2
-
-
-def _run(arguments: Sequence[str]) -> int:
-    config = load_agent_config(arguments, os.environ)
-    log_to_stderr(config.log_level)
+        return 0 if command in ("-h", "--help") else WRONG_STATUS
     status = 0
     try:
-        run_until_signal(WorkerAgent(config).run)
-    except* TwinError as group:
-        sys.stderr.write(f"kv-worker-agent: {_innermost(group)}\n")
-        status = TWIN_STATUS
+        _run(rest)
+    except* (ConfigError, TwinError) as group:
+        error = _innermost(group)
+        sys.stderr.write(f"kv-worker-agent: {error}\n")
+        status = TWIN_STATUS if isinstance(error, TwinError) else WRONG_STATUS
     return status
+
+
+def _run(arguments: Sequence[str]) -> None:
+    config = load_agent_config(arguments, os.environ)
+    log_to_stderr(config.log_level)
+    run_until_signal(_agent(config))
+
+
+def _agent(config: ReferenceConfig | BridgeConfig) -> Run:
+    """The agent that is configured. Only the reference engine needs torch, so that only its agent
+    loads it.
+    """
+    if isinstance(config, BridgeConfig):
+        from worker_agent.bridge_agent import BridgeAgent
+
+        return BridgeAgent(config).run
+    try:
+        from worker_agent.agent import WorkerAgent
+    except ModuleNotFoundError as error:
+        problem = f"reference, but {error.name} is not installed"
+        allowed = "kv-router[agent], or an engine to stand beside: vllm, sglang, trtllm"
+        raise ConfigError("engine", problem, allowed) from error
+    return WorkerAgent(config).run
 
 
 def _innermost(error: BaseException) -> BaseException:

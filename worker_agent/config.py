@@ -1,50 +1,31 @@
-"""Configuration of the worker agent; `kv-worker-agent run --help` prints it."""
+"""Configuration of the worker agent; `kv-worker-agent run [--engine …] --help` prints it.
 
-import socket
+An agent runs an engine of its own (`ReferenceConfig`), or stands beside one (`BridgeConfig`).
+"""
+
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+import msgspec
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
-from router.process.settings import AGENT_PREFIX, id_of_name, load
-from router.protocol.subjects import NAMESPACE_PATTERN
-from router.protocol.values import SCHEME, Endpoint, Identity, Rank, ranks_of
+from router.process.settings import AGENT_PREFIX, first_look, load
+from router.protocol.values import SCHEME, Identity
+from router.publisher.metrics_dialects import EngineKind
+from worker_agent.bridge_config import BridgeConfig, rank_addresses
+from worker_agent.common_config import AgentConfig
+
+REFERENCE = "reference"
+_ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
 
 
-class AgentConfig(Struct, frozen=True, kw_only=True):
-    """Everything an agent and its reference engine can be told."""
+class ReferenceConfig(AgentConfig, frozen=True, kw_only=True):
+    """An agent that is its own engine: the reference engine."""
 
-    name: Annotated[
-        str, Meta(min_length=1, max_length=256, description="stable name, such as the pod's")
-    ] = socket.gethostname()
-    worker_id: Annotated[
-        int | None, Meta(description="stable id; by default made from the name")
-    ] = None
-    namespace: Annotated[
-        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to join on the bus")
-    ] = "default"
-    nats_url: Annotated[str, Meta(min_length=1, description="NATS server with JetStream")] = (
-        "nats://127.0.0.1:4222"
-    )
     model_name: Annotated[str, Meta(min_length=1, max_length=256, description="model served")] = (
         "default"
     )
-    routing_group: Annotated[
-        str, Meta(min_length=1, max_length=256, description="group of workers it belongs to")
-    ] = "default"
-    role: Annotated[
-        Literal["aggregated", "prefill", "decode"], Meta(description="part of the work it does")
-    ] = "aggregated"
-    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 0
-    endpoint: Annotated[
-        Endpoint | None, Meta(description="URL for callers; by default as listened on")
-    ] = None
-    data_parallel_start_rank: Annotated[int, Meta(ge=0, le=65_535, description="first rank")] = 0
-    data_parallel_size: Annotated[
-        int, Meta(ge=1, le=64, description="ranks, each with a pool of its own")
-    ] = 1
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens in a block")] = 16
     num_blocks: Annotated[int, Meta(ge=1, description="blocks in the pool of each rank")] = 2048
     max_num_batched_tokens: Annotated[
@@ -66,36 +47,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         Literal["auto", "cpu", "cuda"], Meta(description="auto: CUDA where there is one")
     ] = "auto"
     num_threads: Annotated[int, Meta(ge=1, le=256, description="of torch on the CPU")] = 1
-    load_interval_s: Annotated[
-        float, Meta(gt=0, le=0.5, description="between load reports, which are heartbeats")
-    ] = 0.4
-    event_flush_s: Annotated[
-        float,
-        Meta(ge=0, le=0.5, description="events of this time travel together; 0: by fleet size"),
-    ] = 0.0
     drain_s: Annotated[float, Meta(ge=0, description="after SIGTERM: time for requests to end")] = (
         10.0
     )
-    event_stream_max_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="event stream, where this agent creates it")
-    ] = 1 << 30
-    num_replicas: Annotated[
-        int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
-    ] = 1
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="debug, info, warning or error"),
-    ] = "info"
-
-    @property
-    def id(self) -> int:
-        """The worker id."""
-        return id_of_name(self.name) if self.worker_id is None else self.worker_id
-
-    @property
-    def ranks(self) -> tuple[Rank, ...]:
-        """Its data-parallel ranks, in order."""
-        return ranks_of(self.id, self.data_parallel_start_rank, self.data_parallel_size)
 
     @property
     def identity(self) -> Identity:
@@ -103,15 +57,46 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         return Identity(SCHEME, self.block_size)
 
 
-def load_agent_config(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
+def load_agent_config(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> ReferenceConfig | BridgeConfig:
     """The agent's configuration. Raises ConfigError, also for contradictions."""
-    config = load(AgentConfig, arguments, environment, AGENT_PREFIX)
+    engine = first_look("engine", arguments, environment, AGENT_PREFIX) or REFERENCE
+    if engine not in _ENGINES:
+        raise ConfigError("engine", f"{engine!r} is none", ", ".join(_ENGINES))
+    config = _load(engine == REFERENCE, arguments, environment)
+    if config.worker_id is not None and not 0 <= config.worker_id < 1 << 64:
+        raise ConfigError("worker_id", str(config.worker_id), "0 to 2^64 - 1")
+    return config
+
+
+def _load(
+    is_reference: bool, arguments: Sequence[str], environment: Mapping[str, str]
+) -> ReferenceConfig | BridgeConfig:
+    if is_reference:
+        elsewhere = _only_in(BridgeConfig, ReferenceConfig, "beside an engine: --engine vllm, …")
+        config = load(ReferenceConfig, arguments, environment, AGENT_PREFIX, elsewhere)
+        _check_reference(config)
+        return config
+    elsewhere = _only_in(ReferenceConfig, BridgeConfig, "with --engine reference")
+    bridge = load(BridgeConfig, arguments, environment, AGENT_PREFIX, elsewhere)
+    rank_addresses(bridge)
+    return bridge
+
+
+def _only_in(config_type: type[Struct], other: type[Struct], where: str) -> Mapping[str, str]:
+    """Settings of one kind of agent that the other has not."""
+    ours, theirs = (
+        {field.name for field in msgspec.structs.fields(each)} for each in (config_type, other)
+    )
+    return dict.fromkeys(sorted(ours - theirs), where)
+
+
+def _check_reference(config: ReferenceConfig) -> None:
     _divides("num_heads", config.num_heads, "hidden_size", config.hidden_size)
     _divides("num_kv_heads", config.num_kv_heads, "num_heads", config.num_heads)
     if (config.hidden_size // config.num_heads) % 2:
         raise ConfigError("hidden_size", "odd head dimension", "an even multiple of num_heads")
-    if config.worker_id is not None and not 0 <= config.worker_id < 1 << 64:
-        raise ConfigError("worker_id", str(config.worker_id), "0 to 2^64 - 1")
     if config.max_model_len > config.num_blocks * config.block_size:
         capacity = config.num_blocks * config.block_size
         raise ConfigError(
@@ -119,7 +104,6 @@ def load_agent_config(arguments: Sequence[str], environment: Mapping[str, str]) 
             f"{config.max_model_len} tokens do not fit in a pool of {capacity}",
             "at most num_blocks × block_size",
         )
-    return config
 
 
 def _divides(name: str, divisor: int, of: str, number: int) -> None:

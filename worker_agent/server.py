@@ -2,12 +2,11 @@
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -15,14 +14,13 @@ from starlette.routing import Route
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body, read_body
-from router.protocol.values import Tier
 from worker_agent.completions import Answer, CompletionRequest, checked
-from worker_agent.config import AgentConfig
+from worker_agent.config import ReferenceConfig
 from worker_agent.engine.reference import Generated
-from worker_agent.metrics import AgentCollector
+from worker_agent.http import Handler, dump_response, json_response, metrics_response
+from worker_agent.reference_metrics import AgentCollector
 from worker_agent.runner import RankRunner
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Tokens: TypeAlias = AsyncGenerator[Generated, None]
 
 BODY_LIMIT_BYTES = 8 * 1024 * 1024
@@ -34,7 +32,7 @@ class EngineServer:
     """The handlers. `is_ready` says whether routers know of us."""
 
     def __init__(
-        self, config: AgentConfig, runners: Sequence[RankRunner], is_ready: Callable[[], bool]
+        self, config: ReferenceConfig, runners: Sequence[RankRunner], is_ready: Callable[[], bool]
     ) -> None:
         self._config = config
         self._runners = {runner.rank.dp_rank: runner for runner in runners}
@@ -75,35 +73,30 @@ class EngineServer:
     async def models(self, _: Request) -> Response:
         """The one model served."""
         model = {"id": self._config.model_name, "object": "model", "owned_by": "kv-router"}
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     async def reset_prefix_cache(self, _: Request) -> Response:
         """Forget every cached prefix of every rank."""
         for runner in self._runners.values():
             runner.clear_cache()
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def dump(self, _: Request) -> Response:
         """Every block held, by rank and tier, as it was or will be told to routers."""
-        held = {
-            str(rank): {tier.name.lower(): runner.events.held(tier).tolist() for tier in Tier}
-            for rank, runner in self._runners.items()
-        }
-        events = {str(rank): r.events.published.event_id for rank, r in self._runners.items()}
-        return _json({"worker_id": self._config.id, "event_ids": events, "ranks": held})
+        return dump_response(self._config.id, list(self._runners.values()))
 
     async def health(self, _: Request) -> Response:
         """The process lives."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
         """Routers know of us."""
         is_ready = self._is_ready()
-        return _json({"ready": is_ready}, 200 if is_ready else 503)
+        return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return metrics_response(self._metrics.registry)
 
     def _runner(self, header: str | None) -> RankRunner:
         """The rank asked for, or the one with the fewest requests."""
@@ -129,7 +122,7 @@ def _answering(handler: Handler) -> Handler:
                 "param": error.body().get("field"),
                 "code": error.code,
             }
-            return _json({"error": body}, error.http_status)
+            return json_response({"error": body}, error.http_status)
 
     return answer
 
@@ -148,7 +141,3 @@ async def _whole(request: Request, answer: Answer, tokens: Tokens) -> Response:
             if await request.is_disconnected():
                 return Response(status_code=499)
     return Response(answer.whole(), media_type="application/json")
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -25,6 +26,8 @@ AGENT_PREFIX = "KV_ROUTER_AGENT_"
 UP_PREFIX = "KV_ROUTER_UP_"
 INDEXER_PREFIX = "KV_ROUTER_INDEXER_"
 
+NO_OTHERS: Mapping[str, str] = MappingProxyType({})
+
 _KUBERNETES_SERVICE_LINK = re.compile(
     r"KV_ROUTER_(AGENT_|INDEXER_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
 )
@@ -32,18 +35,43 @@ _KUBERNETES_SERVICE_LINK = re.compile(
 
 
 def load(
-    config_type: type[T], arguments: Sequence[str], environment: Mapping[str, str], prefix: str
+    config_type: type[T],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    prefix: str,
+    elsewhere: Mapping[str, str] = NO_OTHERS,
 ) -> T:
-    """The configuration of a process. Raises ConfigError; prints help and exits on `--help`."""
-    parser = _parser(config_type)
-    flags = vars(parser.parse_args(arguments))
+    """The configuration of a process. Raises ConfigError; prints help and exits on `--help`.
+
+    `elsewhere`: settings that this process has when it is started otherwise, and how.
+    """
+    flags = vars(_parser(config_type, elsewhere).parse_args(arguments))
     path = flags.pop("config", None) or environment.get(f"{prefix}CONFIG")
-    values = {
-        **_checked(config_type, _from_file(path), f"file {path}"),
-        **_checked(config_type, _from_environment(environment, prefix), "environment"),
-        **_checked(config_type, flags, "flag"),
-    }
+    values = {}
+    for source, given in (
+        (f"file {path}", _from_file(path)),
+        ("environment", _from_environment(environment, prefix)),
+        ("flag", flags),
+    ):
+        values.update(_checked(config_type, given, source, elsewhere))
     return config_type(**values)
+
+
+def first_look(
+    key: str, arguments: Sequence[str], environment: Mapping[str, str], prefix: str
+) -> object:
+    """What is said of one setting that decides which others there are; None: nothing. Raises
+    ConfigError.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    for flag in (key, "config"):
+        parser.add_argument(f"--{flag}")
+    flags = vars(parser.parse_known_args(arguments)[0])
+    path = flags.get("config") or environment.get(f"{prefix}CONFIG")
+    given = _from_file(path) | _from_environment(environment, prefix) | flags
+    return given.get(key)
 
 
 def id_of_name(name: str) -> int:
@@ -62,7 +90,7 @@ def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
     ]
 
 
-def _parser(config_type: type[Struct]) -> argparse.ArgumentParser:
+def _parser(config_type: type[Struct], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
     name_of_process = config_type.__name__.removesuffix("Config").lower()
     parser = argparse.ArgumentParser(prog=name_of_process, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys")
@@ -73,6 +101,8 @@ def _parser(config_type: type[Struct]) -> argparse.ArgumentParser:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=shown)
         else:
             parser.add_argument(flag, metavar="VALUE", help=shown)
+    for name in elsewhere:
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="?", help=argparse.SUPPRESS)
     return parser
 
 
@@ -100,10 +130,17 @@ def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, 
     return values
 
 
-def _checked(config_type: type[Struct], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _checked(
+    config_type: type[Struct],
+    values: Mapping[str, Any],
+    source: str,
+    elsewhere: Mapping[str, str],
+) -> dict[str, Any]:
     fields = {field.name: field for field in msgspec.structs.fields(config_type)}
     checked = {}
     for name, value in values.items():
+        if name in elsewhere:
+            raise ConfigError(name, f"given here ({source})", f"only {elsewhere[name]}")
         if name not in fields:
             raise ConfigError(name, f"unknown key ({source})", ", ".join(sorted(fields)))
         try:

@@ -16,7 +16,7 @@ from router.protocol.subjects import Subjects
 from router.protocol.values import Rank, unpack_hashes
 from servers import eventually, free_port
 from worker_agent.agent import WorkerAgent
-from worker_agent.config import AgentConfig
+from worker_agent.config import ReferenceConfig
 
 SUBJECTS = Subjects("test")
 RANK = Rank(7, 0)
@@ -30,7 +30,7 @@ class RunningAgent:
             "num_blocks": 64, "max_model_len": 512, "block_size": 16,
         }  # fmt: skip
         defaults = {"namespace": "test", "worker_id": 7, "name": "w7", **small, **fields}
-        config = AgentConfig(nats_url=nats_url, http_port=self.port, **defaults)
+        config = ReferenceConfig(nats_url=nats_url, http_port=self.port, **defaults)
         self.agent = WorkerAgent(config)
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
         self.stop = asyncio.Event()

@@ -7,12 +7,12 @@ from router.config import RouterConfig
 from router.errors import ConfigError
 from router.local.config import UpConfig
 from router.process.settings import describe, id_of_name
-from worker_agent.config import AgentConfig, load_agent_config
+from worker_agent.config import ReferenceConfig, load_agent_config
 
 
 def test_the_id_is_configured_or_made_from_the_name():
-    assert AgentConfig(name="pod-0").id == id_of_name("pod-0")
-    assert AgentConfig(name="pod-0", worker_id=7).id == 7
+    assert ReferenceConfig(name="pod-0").id == id_of_name("pod-0")
+    assert ReferenceConfig(name="pod-0", worker_id=7).id == 7
 
 
 def test_flags_and_environment():
@@ -40,7 +40,7 @@ def test_contradictions_name_their_key(flags, key):
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("config_type", [AgentConfig, RouterConfig, UpConfig])
+@pytest.mark.parametrize("config_type", [ReferenceConfig, RouterConfig, UpConfig])
 def test_every_field_is_described_and_takes_its_default(config_type):
     assert all(text for _, _, text in describe(config_type))
     for field in msgspec.structs.fields(config_type):

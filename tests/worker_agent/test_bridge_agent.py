@@ -1,0 +1,355 @@
+"""An agent beside an engine: the engine's sockets and metrics, a real bus, a whole router."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engines import names
+from metrics_server import MetricsServer, vllm_metrics
+from router.errors import ConfigError, TwinError
+from router.protocol.catalogue import decode_worker
+from router.protocol.events import decode_log_message
+from router.protocol.loads import decode_load_report
+from router.protocol.ranges import RangeRequest, decode_range_answer, encode_range_request
+from router.protocol.subjects import Subjects
+from router.protocol.values import Rank
+from running import RunningRouter, RunningService
+from servers import eventually, free_port
+from worker_agent.bridge_agent import BridgeAgent
+from worker_agent.bridge_config import BridgeConfig
+from zmq_engines import Engine, removed, stored
+
+SUBJECTS = Subjects("test")
+RANK = Rank(7, 0)
+
+
+class RunningBridge(RunningService):
+    """An agent beside an engine, and a client of its probes."""
+
+    def __init__(self, nats_url, engine, metrics, **fields):
+        port = free_port()
+        defaults = {
+            "engine": "vllm", "namespace": "test", "worker_id": 7, "name": "w7", "topic": "kv@",
+            "endpoint": "http://engine:8000", "zmq": engine.endpoint,
+            "replay": engine.replay_endpoint, "metrics_url": metrics and metrics.url,
+            "metrics_interval_s": 0.05, **fields,
+        }  # fmt: skip
+        config = BridgeConfig(nats_url=nats_url, http_port=port, **defaults)
+        super().__init__(BridgeAgent(config), port)
+
+    async def reasons(self):
+        answer = await self.client.get("/ready")
+        assert answer.status_code == 503
+        return answer.json()["reasons"]
+
+    async def degraded(self):
+        answer = await self.client.get("/ready")
+        assert answer.status_code == 200
+        return answer.json()["degraded"]
+
+
+@pytest.fixture
+def engine():
+    with Engine(topic="kv@w1") as engine:
+        yield engine
+
+
+@pytest.fixture
+def metrics():
+    with MetricsServer(vllm_metrics(running=3, waiting=2)) as metrics:
+        yield metrics
+
+
+@asynccontextmanager
+async def ready(bridge):
+    async with bridge.running():
+        await eventually(bridge.is_ready)
+        yield bridge
+
+
+def blocks(first, last):
+    return {names([n] * 4)[0] for n in range(first, last)}
+
+
+def publish(engine, first, last):
+    for n in range(first, last):
+        engine.publish(stored([100 + n], [n] * 4))
+
+
+async def held(router, dp_rank=0):
+    """What the router believes, or None while it is not exact."""
+    view = await router.view(7)
+    if view is None or [r["trust"]["state"] for r in view["ranks"] if r["dp_rank"] == dp_rank] != [
+        "exact"
+    ]:
+        return None
+    dump = (await router.client.get("/dump")).json()
+    events = [e for scope in dump.values() for e in scope["events"]]
+    return {
+        block["block_hash"]
+        for event in events
+        if event["event"]["dp_rank"] == dp_rank
+        for block in event["event"]["data"]["stored"]["blocks"]
+    }
+
+
+async def holds(router, expected, dp_rank=0):
+    return await held(router, dp_rank) == expected
+
+
+async def announced(bus):
+    """Who is announced, if anybody is."""
+    message = await bus.js.get_last_msg(SUBJECTS.bucket_stream, SUBJECTS.key("worker.7"))
+    return decode_worker(message.data) if message.data else None
+
+
+async def heard(bus, condition):
+    """The first load report that is as wanted."""
+    subscription = await bus.client.subscribe(SUBJECTS.load(RANK))
+    async with asyncio.timeout(10):
+        while True:
+            report = decode_load_report((await subscription.next_msg(timeout=10)).data)
+            if condition(report):
+                await subscription.unsubscribe()
+                return report
+
+
+async def test_what_the_engine_holds_is_what_routers_know(nats_server, engine, metrics):
+    publish(engine, 1, 20)
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        ready(RunningBridge(nats_server.url, engine, metrics)) as bridge,
+    ):
+        await eventually(lambda: holds(router, blocks(1, 20)))
+        engine.publish(removed([101]), stored([500], [7] * 4, parent=102))
+        expected = blocks(2, 20) | {names([2] * 4 + [7] * 4)[1]}
+        await eventually(lambda: holds(router, expected))
+        dump = (await bridge.client.get("/dump")).json()
+        assert set(dump["ranks"]["0"]["device"]) == expected
+        body = {"model_name": "tiny", "token_ids": [3] * 4 + [9] * 4}
+        answer = await router.client.post("/select", json=body)
+        assert (answer.json()["worker_id"], answer.json()["endpoint"]) == (7, "http://engine:8000")
+
+
+async def test_announces_what_the_engine_says_of_itself(nats_server, engine, metrics, bus):
+    async with ready(RunningBridge(nats_server.url, engine, metrics)):
+        worker = await announced(bus)
+    assert (worker.model_name, worker.endpoint) == ("tiny", "http://engine:8000")
+    assert (worker.identity.block_size, worker.total_kv_blocks) == (4, 1000)
+    assert worker.max_num_batched_tokens == 2048
+    assert not worker.agent_is_engine
+
+
+async def test_reports_the_engines_load_and_lets_it_age(nats_server, engine, metrics, bus):
+    async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
+        report = await heard(bus, lambda report: report.gauges.running_requests == 3)
+        assert report.gauges.waiting_requests == 2
+        assert report.gauges.kv_used_blocks == 500
+        assert report.counters.prefill_tokens == 600
+        assert (report.constants.num_blocks, report.constants.chunk_tokens) == (1000, 2048)
+        metrics.stop()
+        report = await heard(bus, lambda report: not report.gauges.running_requests)
+        assert report.counters.prefill_tokens == 600
+        assert any(metrics.url in problem for problem in await bridge.degraded())
+        metrics.text = vllm_metrics(running=9)
+        metrics.start()
+        await heard(bus, lambda report: report.gauges.running_requests == 9)
+
+
+async def test_is_announced_only_once_the_engine_was_reached(nats_server, metrics, bus):
+    engine = Engine(topic="kv@w1")
+    metrics.stop()
+    async with RunningBridge(nats_server.url, engine, metrics).running() as bridge:
+        await eventually(lambda: _says(bridge, metrics.url))
+        metrics.start()
+        await eventually(lambda: _says(bridge, f"{engine.endpoint}: no connection yet"))
+        keys = await bus.js.streams_info()
+        assert all(SUBJECTS.bucket_stream != stream.config.name for stream in keys)
+        with engine:
+            await eventually(bridge.is_ready)
+            assert (await announced(bus)).worker_id == 7
+
+
+async def _says(bridge, words):
+    return any(words in reason for reason in await bridge.reasons())
+
+
+async def test_without_metrics_the_sizes_are_set(nats_server, engine, bus):
+    fields = {"block_size": 4, "total_kv_blocks": 50, "max_num_batched_tokens": 512}
+    async with ready(RunningBridge(nats_server.url, engine, None, **fields)):
+        worker = await announced(bus)
+    assert (worker.model_name, worker.identity.block_size) == ("default", 4)
+    assert (worker.total_kv_blocks, worker.max_num_batched_tokens) == (50, 512)
+
+
+async def test_a_size_that_is_not_the_engines_ends_it(nats_server, engine, metrics):
+    bridge = RunningBridge(nats_server.url, engine, metrics, block_size=16)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(10):
+            await bridge.service.run(asyncio.Event())
+    assert caught.group_contains(ConfigError, match="16 was set, and the engine says 4")
+    await bridge.client.aclose()
+
+
+async def test_an_engine_that_comes_back_as_another_is_learned_anew(
+    nats_server, engine, metrics, bus
+):
+    publish(engine, 1, 5)
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        ready(RunningBridge(nats_server.url, engine, metrics)) as bridge,
+    ):
+        await eventually(lambda: holds(router, blocks(1, 5)))
+        first = await announced(bus)
+        metrics.text = vllm_metrics(block_size=8, model_name="other")
+        engine.restart([stored([1], [9] * 8, block_size=8)])
+
+        async def is_other():
+            worker = await announced(bus)
+            return worker is not None and worker.incarnation > first.incarnation and worker
+
+        worker = await eventually(is_other)
+        assert (worker.model_name, worker.identity.block_size) == ("other", 8)
+        await eventually(bridge.is_ready)
+        await eventually(lambda: holds(router, {names([9] * 8, block_size=8)[0]}))
+
+
+async def test_a_model_that_was_named_must_not_become_another(nats_server, engine, metrics):
+    bridge = RunningBridge(nats_server.url, engine, metrics, model_name="alias")
+    running = asyncio.create_task(bridge.service.run(asyncio.Event()))
+    await eventually(bridge.is_up)
+    await eventually(bridge.is_ready)
+    metrics.text = vllm_metrics(model_name="other")
+    await asyncio.wait([running], timeout=10)
+    words = "alias was set when the engine served tiny; now it is other"
+    assert running.exception().split(lambda e: isinstance(e, ConfigError) and words in str(e))[0]
+    await bridge.client.aclose()
+
+
+async def test_a_dead_engine_is_said_to_be_one(nats_server, engine, metrics, bus):
+    publish(engine, 1, 5)
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        ready(RunningBridge(nats_server.url, engine, metrics)) as bridge,
+    ):
+        await eventually(lambda: holds(router, blocks(1, 5)))
+        engine.stop()
+        metrics.stop()
+
+        async def state():
+            view = await router.view(7)
+            return view["ranks"][0]["trust"]["state"]
+
+        await eventually(lambda: _is(state, "lagging"))
+        await eventually(lambda: _is_degraded(bridge, "no connection"))
+        report = await heard(bus, lambda report: report.waiting_s > 1)
+        assert report.rank == RANK
+        metrics.start()
+        engine.start()
+        await eventually(lambda: holds(router, set()))
+        await eventually(lambda: _is_degraded(bridge, None))
+
+
+async def _is(read, expected):
+    return await read() == expected
+
+
+async def _is_degraded(bridge, words):
+    problems = await bridge.degraded()
+    return not problems if words is None else any(words in problem for problem in problems)
+
+
+async def test_two_ranks_are_told_apart(nats_server):
+    with (
+        Engine(topic="kv@w1") as first,
+        Engine(first.port, first.replay_port, topic="kv@w1", dp_rank=1) as second,
+        MetricsServer(vllm_metrics(running=3, ranks=(0, 1))) as metrics,
+    ):
+        publish(first, 1, 5)
+        publish(second, 50, 52)
+        async with (
+            RunningRouter(nats_server.url).running() as router,
+            ready(RunningBridge(nats_server.url, first, metrics, data_parallel_size=2)),
+        ):
+            await eventually(lambda: holds(router, blocks(1, 5)))
+            await eventually(lambda: holds(router, blocks(50, 52), dp_rank=1))
+            view = await router.view(7)
+            assert [rank["reported"]["running_requests"] for rank in view["ranks"]] == [3, 4]
+
+
+async def test_answers_questions_and_writes_checkpoints(nats_server, engine, metrics, bus):
+    publish(engine, 1, 5)
+    async with ready(RunningBridge(nats_server.url, engine, metrics)):
+
+        async def asked(start=None):
+            question = encode_range_request(RangeRequest(start))
+            answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=5)
+            return decode_range_answer(answer.data)
+
+        async def is_told():
+            return (await asked()).state.counts[0] == 4
+
+        await eventually(is_told)
+        info = await bus.js.stream_info(SUBJECTS.event_stream)
+        await bus.client.publish(SUBJECTS.checkpoint_wanted(RANK))
+
+        async def is_written():
+            now = await bus.js.stream_info(SUBJECTS.event_stream)
+            return now.state.last_seq > info.state.last_seq and now.state.messages == 1
+
+        await eventually(is_written)
+
+
+async def test_a_twin_is_refused(nats_server, engine, metrics):
+    async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
+        twin = RunningBridge(nats_server.url, engine, metrics)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(10):
+                await twin.service.run(asyncio.Event())
+        assert caught.group_contains(TwinError)
+        await twin.client.aclose()
+        assert await bridge.is_ready()
+
+
+async def test_a_stop_withdraws_and_says_the_rest(nats_server, engine, metrics, bus):
+    fields = {"event_flush_s": 0.5}
+    async with ready(RunningBridge(nats_server.url, engine, metrics, **fields)) as bridge:
+        publish(engine, 1, 2)
+        await eventually(lambda: _has_published(bridge, 1))
+        publish(engine, 2, 9)
+
+        async def is_followed():
+            dump = (await bridge.client.get("/dump")).json()
+            return len(dump["ranks"]["0"]["device"]) == 8
+
+        await eventually(is_followed, poll_s=0.001)
+    message = await bus.js.get_last_msg(SUBJECTS.bucket_stream, SUBJECTS.key("worker.7"))
+    assert not message.data
+    message = await bus.js.get_last_msg(SUBJECTS.event_stream, SUBJECTS.events(RANK))
+    assert decode_log_message(message.data).state.counts[0] == 8
+
+
+async def _has_published(bridge, event_id):
+    return (await bridge.client.get("/dump")).json()["event_ids"]["0"] >= event_id
+
+
+async def test_metrics_count(nats_server, engine, metrics):
+    async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
+        assert await bridge.metric("kv_agent_metrics_readings_total") >= 1
+        assert await bridge.metric("kv_agent_metrics_readable") == 1
+        labels = '{dp_rank="0",model_name="tiny"}'
+        assert await bridge.metric(f"kv_agent_load_reports_missed_total{labels}") == 0
+
+
+def test_no_torch_and_no_engine_are_loaded():
+    program = (
+        "import sys; from worker_agent.cli import main; import worker_agent.bridge_agent; "
+        "main(['--help']); "
+        "print([m for m in sys.modules if m.split('.')[0] == 'torch' "
+        "or m.startswith(('worker_agent.engine.', 'worker_agent.blocks'))])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ran.stdout.decode().strip() == "[]"

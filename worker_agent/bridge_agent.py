@@ -1,0 +1,210 @@
+"""The agent beside an engine: who is made of whom, who runs when, and how it stops.
+
+    run ─┬─ HTTP server: probes, metrics
+         └─ stand beside ─┬─ the engine's metrics, read again and again
+                          └─ its sizes known ▶ its ranks followed ▶ reached: presence on the bus
+                                   ▲                                   │ it says other things
+                                   └───────────────────────────────────┘ of itself than before
+
+A worker is announced once its engine was reached, not before: routers send requests to whoever is
+announced. From then on it stays, and what its ranks' reports say tells routers how far to trust it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq.asyncio
+
+from router.errors import ConfigError
+from router.process.serving import HttpServer, endpoint_of, listening
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.values import SCHEME, Identity
+from router.publisher.beacons import HeardBeacons
+from router.publisher.engine_metrics import EngineMetrics
+from router.publisher.metrics_dialects import EngineFacts
+from worker_agent.bridge_config import BridgeConfig, rank_addresses
+from worker_agent.bridge_metrics import BridgeCollector
+from worker_agent.bridge_server import BridgeServer, Readiness
+from worker_agent.bridged_rank import BridgedRank
+from worker_agent.engine_facts import SettledFacts, differences, merged, settle, unknown
+from worker_agent.metrics_poll import MetricsPoll
+from worker_agent.presence import Presence
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+LOOK_S = 0.05
+"""Between two looks whether every rank was reached."""
+
+
+class BridgeAgent:
+    """One worker. `run` returns after `stop` is set and everything is closed."""
+
+    def __init__(self, config: BridgeConfig) -> None:
+        self._config = config
+        self._addresses = rank_addresses(config)
+        self._beacons = HeardBeacons()
+        self._told = EngineFacts()
+        self._news = asyncio.Event()
+        self._served: str | None = None
+        self._ranks: list[BridgedRank] = []
+        self._presence: Presence | None = None
+        self._is_stopping = False
+        self._poll = self._metrics_poll()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Stand beside the engine until `stop` is set; then withdraw, keep the state, close. Raises
+        ConfigError, also in a group, and TwinError in a group.
+        """
+        config = self._config
+        self._make_state_dir()
+        collector = BridgeCollector(self._model_name, lambda: self._ranks, self._poll)
+        server_of = BridgeServer(
+            config.id, lambda: self._ranks, self._readiness, collector.registry
+        )
+        server = HttpServer(server_of.app(), MAX_CONNECTIONS)
+        with listening(config.host, config.http_port) as listener:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(server.serve([listener]))
+                beside = group.create_task(self._stand_beside())
+                log.info(
+                    "worker %d (%s) stands beside %s at %s; probes on %s",
+                    *(config.id, config.name, config.engine, config.endpoint),
+                    endpoint_of(listener),
+                )
+                await stop.wait()
+                self._is_stopping = True
+                beside.cancel()
+                await asyncio.wait([beside])
+                server.should_exit = True
+                await serving
+        log.info("worker stopped")
+
+    async def _stand_beside(self) -> None:
+        """One life after another: an engine that says other things of itself is another one."""
+        with zmq.asyncio.Context() as context:
+            async with asyncio.TaskGroup() as group:
+                if self._poll is not None:
+                    group.create_task(self._poll.run())
+                while True:
+                    await self._live(await self._settled(), context)
+
+    async def _settled(self) -> SettledFacts:
+        """What is true of the engine, as soon as it is known. Raises ConfigError."""
+        while True:
+            self._news.clear()
+            self._check_model()
+            facts = settle(self._config.given_facts, self._told)
+            if facts is not None and (self._poll is None or self._poll.readings):
+                return facts
+            await self._news.wait()
+
+    async def _live(self, facts: SettledFacts, context: zmq.asyncio.Context) -> None:
+        """Follow the engine and tell of it, until it is another one."""
+        config, incarnation = self._config, time.time_ns() // 1000
+        self._ranks = [
+            BridgedRank(config, addresses, facts, incarnation, self._beacons)
+            for addresses in self._addresses
+        ]
+        announcement = self._announcement(facts, incarnation)
+        presence = self._presence = Presence(config, announcement, self._ranks, self._beacons)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(rank.follower.run(context)) for rank in self._ranks]
+                await self._until_reached()
+                tasks.append(group.create_task(presence.run()))
+                await self._news.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._ranks, self._presence = [], None
+
+    async def _until_reached(self) -> None:
+        """Until every rank has been, or the engine is another one."""
+        while not (self._news.is_set() or all(rank.was_reached for rank in self._ranks)):
+            await asyncio.sleep(LOOK_S)
+
+    def _take(self, metrics: EngineMetrics) -> None:
+        """A reading of the engine's metrics."""
+        told = metrics.facts()
+        changes = ", ".join(differences(self._told, told))
+        self._told = told if changes else merged(self._told, told)
+        if changes and self._ranks:
+            log.warning("the engine is another one: %s; beginning anew", changes)
+        if changes or not self._ranks:
+            self._news.set()
+        for rank in self._ranks:
+            rank.take(metrics)
+
+    def _check_model(self) -> None:
+        """Requests for one model must not reach another. Raises ConfigError."""
+        given, told = self._config.model_name, self._told.model_name
+        if given is not None and told is not None:
+            if self._served not in (None, told):
+                problem = f"{given} was set when the engine served {self._served}; now it is {told}"
+                raise ConfigError("model_name", problem, "the model that is served")
+            if self._served is None and given != told:
+                log.info("the engine calls its model %s; routers know it as %s", told, given)
+        self._served = told or self._served
+
+    def _announcement(self, facts: SettledFacts, incarnation: int) -> WorkerAnnouncement:
+        c = self._config
+        assert c.endpoint is not None
+        return WorkerAnnouncement(
+            worker_id=c.id,
+            name=c.name,
+            model_name=facts.model_name,
+            routing_group=c.routing_group,
+            endpoint=c.endpoint,
+            identity=Identity(SCHEME, facts.block_size, c.eagle),
+            total_kv_blocks=facts.total_kv_blocks,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            data_parallel_start_rank=c.data_parallel_start_rank,
+            data_parallel_size=c.data_parallel_size,
+            role=c.role,
+            incarnation=incarnation,
+            agent_is_engine=False,
+        )
+
+    def _model_name(self) -> str:
+        return self._config.model_name or self._told.model_name or "default"
+
+    def _readiness(self) -> Readiness:
+        """Not ready until routers know of the engine; later troubles only degrade."""
+        problems = [*self._metrics_problems(), *(p for r in self._ranks for p in r.problems())]
+        is_announced = self._presence is not None and self._presence.is_announced
+        if self._is_stopping:
+            return Readiness(False, ["stopping"], problems)
+        if is_announced:
+            return Readiness(True, [], problems)
+        if not self._ranks:
+            missing = unknown(self._config.given_facts, self._told)
+            problems += [f"{name}: neither set nor told by the engine" for name in missing]
+        elif all(rank.was_reached for rank in self._ranks):
+            problems.append(f"not announced yet on NATS at {self._config.nats_url}")
+        return Readiness(False, problems, [])
+
+    def _metrics_problems(self) -> Iterator[str]:
+        poll = self._poll
+        if poll is not None and poll.problem is not None:
+            age = (
+                "" if poll.read_s is None else f"; read {time.monotonic() - poll.read_s:.0f} s ago"
+            )
+            yield f"{self._config.metrics_url}: {poll.problem}{age}"
+
+    def _metrics_poll(self) -> MetricsPoll | None:
+        c = self._config
+        if c.metrics_url is None:
+            return None
+        return MetricsPoll(c.kind, c.metrics_url, c.metrics_interval_s, self._take)
+
+    def _make_state_dir(self) -> None:
+        if self._config.state_dir is None:
+            return
+        try:
+            Path(self._config.state_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("state_dir", str(error), "a folder that can be written") from error

@@ -1,0 +1,108 @@
+"""One rank of an engine beside the agent: followed on one side, published on the other."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import randbits
+
+from msgspec.structs import asdict
+
+from router.protocol.subjects import Subjects
+from router.protocol.values import SCHEME, Identity, Rank
+from router.publisher.answers import RankAnswers
+from router.publisher.beacons import HeardBeacons
+from router.publisher.bridge import BridgeSettings, EngineBridge
+from router.publisher.engine_metrics import EngineMetrics
+from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
+from router.publisher.follower import EngineFollower, FollowerCondition, FollowerSettings
+from router.publisher.journal import EventJournal
+from router.publisher.loads import LoadPublisher
+from router.publisher.local_index import LocalIndex
+from router.publisher.metrics_dialects import EngineFacts
+from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_settings import EngineSettings
+from worker_agent.bridge_config import BridgeConfig, RankAddresses
+from worker_agent.engine_facts import SettledFacts
+
+
+class BridgedRank:
+    """One rank, in one life of the agent. Its load comes from its own socket or from metrics."""
+
+    def __init__(
+        self,
+        config: BridgeConfig,
+        addresses: RankAddresses,
+        facts: SettledFacts,
+        incarnation: int,
+        beacons: HeardBeacons,
+    ) -> None:
+        self._addresses = addresses
+        self._facts = EngineFacts(**asdict(facts))
+        identity = Identity(SCHEME, facts.block_size, config.eagle)
+        journal = EventJournal(self.rank, incarnation, identity, multiplier=randbits(64) | 1)
+        settings = EngineSettings(
+            report_mode=config.report_mode,
+            num_gpu_blocks=facts.total_kv_blocks,
+            clears_lower_tiers=config.engine == "sglang",
+        )
+        self._bridge = EngineBridge(
+            self.rank,
+            journal,
+            Normalizer(journal, identity, settings=settings),
+            Subjects(config.namespace),
+            BridgeSettings(
+                FollowerSettings(addresses.engine, addresses.load, self._state_path(config)),
+                config.event_flush_s or MIN_FLUSH_S,
+                config.load_interval_s,
+            ),
+            beacons,
+        )
+        self.answers = RankAnswers(self.rank, LocalIndex(journal), self._bridge.report)
+
+    @property
+    def rank(self) -> Rank:
+        """Which one."""
+        return self._addresses.rank
+
+    @property
+    def follower(self) -> EngineFollower:
+        """What follows the engine."""
+        return self._bridge.follower
+
+    @property
+    def events(self) -> KvEventPublisher:
+        """What it holds."""
+        return self._bridge.events
+
+    @property
+    def loads(self) -> LoadPublisher:
+        """How busy it is."""
+        return self._bridge.loads
+
+    @property
+    def was_reached(self) -> bool:
+        """Was there ever a connection to its events?"""
+        return self.follower.source_counters.connections > 0
+
+    def take(self, metrics: EngineMetrics) -> None:
+        """Note the load that an engine's metrics tell, where the rank has no socket that does."""
+        if self._addresses.load is None:
+            load = metrics.load(self.rank.dp_rank, self._facts)
+            if load is not None:
+                self.follower.engine_loads.note(load, time.monotonic())
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with it now, in words."""
+        status = self.follower.status(time.monotonic())
+        where = f"rank {self.rank.dp_rank}: {status.address.events}"
+        if status.condition is FollowerCondition.CONNECTING:
+            heard = status.silent_s
+            since = " yet" if heard is None else f"; the last message came {heard:.0f} s ago"
+            yield f"{where}: no connection{since}"
+        elif status.condition is FollowerCondition.BLIND:
+            yield f"{where}: nothing can be replayed"
+
+    def _state_path(self, config: BridgeConfig) -> Path | None:
+        if config.state_dir is None:
+            return None
+        return Path(config.state_dir) / f"{self.rank}.state"

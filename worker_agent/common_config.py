@@ -1,0 +1,73 @@
+"""What every worker agent can be told, whatever engine it serves."""
+
+import socket
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from router.process.settings import id_of_name
+from router.protocol.subjects import NAMESPACE_PATTERN
+from router.protocol.values import Endpoint, Rank, ranks_of
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True):
+    """Who an agent is, and how it talks to the fleet."""
+
+    engine: Annotated[
+        Literal["reference", "vllm", "sglang", "trtllm"],
+        Meta(description="reference, which the agent runs itself, or one to stand beside"),
+    ] = "reference"
+    name: Annotated[
+        str, Meta(min_length=1, max_length=256, description="stable name, such as the pod's")
+    ] = socket.gethostname()
+    worker_id: Annotated[
+        int | None, Meta(description="stable id; by default made from the name")
+    ] = None
+    namespace: Annotated[
+        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to join on the bus")
+    ] = "default"
+    nats_url: Annotated[str, Meta(min_length=1, description="NATS server with JetStream")] = (
+        "nats://127.0.0.1:4222"
+    )
+    routing_group: Annotated[
+        str, Meta(min_length=1, max_length=256, description="group of workers it belongs to")
+    ] = "default"
+    role: Annotated[
+        Literal["aggregated", "prefill", "decode"], Meta(description="part of the work it does")
+    ] = "aggregated"
+    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 0
+    endpoint: Annotated[
+        Endpoint | None, Meta(description="engine's URL for callers; by default, the agent's own")
+    ] = None
+    data_parallel_start_rank: Annotated[int, Meta(ge=0, le=65_535, description="first rank")] = 0
+    data_parallel_size: Annotated[
+        int, Meta(ge=1, le=64, description="ranks, each with a cache of its own")
+    ] = 1
+    load_interval_s: Annotated[
+        float, Meta(gt=0, le=0.5, description="between load reports, which are heartbeats")
+    ] = 0.4
+    event_flush_s: Annotated[
+        float,
+        Meta(ge=0, le=0.5, description="events of this time travel together; 0: by fleet size"),
+    ] = 0.0
+    event_stream_max_bytes: Annotated[
+        int, Meta(ge=1 << 20, description="event stream, where this agent creates it")
+    ] = 1 << 30
+    num_replicas: Annotated[
+        int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
+    ] = 1
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="debug, info, warning or error"),
+    ] = "info"
+
+    @property
+    def id(self) -> int:
+        """The worker id."""
+        return id_of_name(self.name) if self.worker_id is None else self.worker_id
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Its data-parallel ranks, in order."""
+        return ranks_of(self.id, self.data_parallel_start_rank, self.data_parallel_size)
