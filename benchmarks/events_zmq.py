@@ -17,7 +17,6 @@ from statistics import median
 
 import uvloop
 import zmq
-import zmq.asyncio
 from events_engine import STOP, Traffic, payloads, run_engine
 from events_processes import READER_CORE, free_port, process_anywhere, process_on
 from events_reader import IDENTITY, INCARNATION, announcement, core_parts
@@ -35,7 +34,9 @@ from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.events import MIN_FLUSH_S
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
-from router.publisher.zmq_source import SourceCounters, SourceTimes, ZmqSource
+from router.publisher.pacing import Pacing
+from router.publisher.zmq_sockets import Context
+from router.publisher.zmq_source import SourceStatus, ZmqSource
 
 RANK = Rank(0, 0)
 ROOMY, FULL = 1 << 40, 16_384
@@ -100,13 +101,13 @@ def plain_s(traffic: Traffic) -> float:
 
 async def _read_s(traffic: Traffic) -> float:
     edge = _Edge()
-    with zmq.asyncio.Context() as context:
+    with zmq.Context() as context:
         source = ZmqSource(
             context,
             EngineAddress(traffic.events_endpoint, traffic.replay_endpoint),
             EngineLog(time.monotonic(), EngineLogSettings()),
-            SourceTimes(),
-            SourceCounters(),
+            SourceStatus(),
+            Pacing(),
         )
         async with asyncio.timeout(PATIENCE_S):
             seconds = await _follow_s(source, edge, traffic.blocks)
@@ -129,10 +130,10 @@ async def _follow_s(source: ZmqSource, edge: "_Edge", blocks: int) -> float:
     raise RuntimeError("the source ended")
 
 
-async def _stop(context: zmq.asyncio.Context, traffic: Traffic) -> None:
+async def _stop(context: Context, traffic: Traffic) -> None:
     with context.socket(zmq.DEALER) as socket:
         socket.connect(traffic.replay_endpoint)
-        await socket.send_multipart([b"", STOP])
+        socket.send_multipart([b"", STOP])
         await asyncio.sleep(0.1)
 
 

@@ -56,9 +56,14 @@ class BlindOrder:
         else:
             self._begin_again(batch)
 
+    @property
+    def due_s(self) -> float:
+        """When it is time to stop waiting for what is late."""
+        return float("inf") if self.early_since_s is None else self.early_since_s + self._patience_s
+
     def tick(self, now_s: float) -> None:
         """Stop waiting for what is late."""
-        if self.early_since_s is not None and now_s - self.early_since_s >= self._patience_s:
+        if now_s >= self.due_s:
             self._skip_gap()
 
     def flush(self) -> None:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import zmq.asyncio
 from msgspec import Struct
 
 from router.protocol.loads import LoadReport
@@ -22,7 +21,9 @@ from router.publisher.follower import EngineFollower, FollowedLot, FollowerSetti
 from router.publisher.journal import EventJournal
 from router.publisher.loads import LoadPublisher
 from router.publisher.normalizer import Normalizer
+from router.publisher.pacing import Pacing
 from router.publisher.transport import Transport
+from router.publisher.zmq_sockets import Context
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class EngineBridge:
         subjects: Subjects,
         settings: BridgeSettings,
         beacons: HeardBeacons,
+        pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rank = rank
@@ -59,7 +61,7 @@ class EngineBridge:
         self._clock = clock
         self._report_count = 0
         self.follower = EngineFollower(
-            rank, journal, normalizer, settings.follower, self._followed, clock
+            rank, journal, normalizer, settings.follower, self._followed, pacing, clock
         )
         self.events = KvEventPublisher(
             journal,
@@ -73,7 +75,7 @@ class EngineBridge:
 
     async def run(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         transport: Transport,
         verify_owner: VerifyOwner,
         stop: asyncio.Event,

@@ -24,7 +24,7 @@ from router.publisher.blind_order import BlindOrder
 from router.publisher.engine_position import EnginePosition, SavedPosition
 from router.publisher.engine_steps import Batch, EngineLogCounters, Step, batch_of
 from router.publisher.held_batches import HeldBatch, HeldBatches
-from router.publisher.replay_schedule import ReplaySchedule, ReplayTimes
+from router.publisher.replay_schedule import PROBE_INTERVAL_S, ReplaySchedule, ReplayTimes
 
 UNKNOWN_S = 3_600.0
 """For so long something counts as missing where nobody knows since when: at the start."""
@@ -189,25 +189,26 @@ class EngineLog:
             self._retry(reason, now_s)
         return self._position.take_steps()
 
-    def tick(self, now_s: float) -> list[Step]:
-        """Time passes; call it at least every 0.1 s."""
+    def tick(self, now_s: float, probe_interval_s: float = PROBE_INTERVAL_S) -> list[Step]:
+        """Time passes; to be called when it is `due_s`, or more often."""
         if self._state is _BLIND:
             self._blind.tick(now_s)
-        if self._is_replay_due(now_s):
+        if now_s >= self._replay_due_s(probe_interval_s):
             self._ask(now_s)
         return self._position.take_steps()
 
-    def _is_replay_due(self, now_s: float) -> bool:
-        match self._state:
-            case _State.FOLLOWING:
-                return self._schedule.is_probe_due(now_s)
-            case _State.WAITING:
-                return self._schedule.is_retry_due(now_s)
-            case _State.BLIND:
-                is_possible = self._settings.can_replay and self._disconnected_s is None
-                return is_possible and self._schedule.is_retry_due(now_s)
-            case _:
-                return False
+    def due_s(self, probe_interval_s: float = PROBE_INTERVAL_S) -> float:
+        """When the next tick will have something to do."""
+        due_s = self._replay_due_s(probe_interval_s)
+        return min(due_s, self._blind.due_s) if self._state is _BLIND else due_s
+
+    def _replay_due_s(self, probe_interval_s: float) -> float:
+        can_replay = self._settings.can_replay and self._disconnected_s is None
+        if self._state is _State.FOLLOWING:
+            return self._schedule.probe_due_s(probe_interval_s)
+        if self._state is _State.WAITING or (self._state is _BLIND and can_replay):
+            return self._schedule.retry_due_s
+        return float("inf")
 
     def _live_in_doubt(self, batch: Batch, now_s: float) -> None:
         is_following = self._state is _State.FOLLOWING

@@ -16,7 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-import zmq.asyncio
 from msgspec import Struct
 
 from router.errors import FeedStateError, NormalizerStateError
@@ -30,8 +29,10 @@ from router.publisher.engine_steps import EngineLogCounters, Step
 from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
+from router.publisher.pacing import Pacing
 from router.publisher.zmq_loads import listen_to_loads
-from router.publisher.zmq_source import SourceCounters, SourceTimes, ZmqSource
+from router.publisher.zmq_sockets import Context
+from router.publisher.zmq_source import SourceStatus, ZmqSource
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ class FollowerSettings(Struct, frozen=True):
     load_endpoint: str | None = None
     state_path: Path | None = None
     max_fingerprints: int = 10_000
-    times: SourceTimes = SourceTimes()
 
 
 class FollowedLot(Struct, frozen=True):
@@ -70,7 +70,9 @@ class FollowerCondition(StrEnum):
 
 
 class FollowerStatus(Struct, frozen=True):
-    """One rank, for operators. `problem`: the last one; `silent_s`: since its last message."""
+    """One rank, for operators. `problem`: the present one, or else what was wrong with its last bad
+    batch; `silent_s`: since its last message.
+    """
 
     address: EngineAddress
     condition: FollowerCondition
@@ -82,7 +84,7 @@ class EngineFollower:
     """Follower of one rank. Its journal and normaliser are new, and nobody else's.
 
     `on_lot` is called whenever steps were carried out or the journal has news, at once and before
-    anything else is read; it must not wait.
+    anything else is read; it must not wait. `pacing` is shared by all followers of the process.
     """
 
     def __init__(
@@ -92,12 +94,14 @@ class EngineFollower:
         normalizer: Normalizer,
         settings: FollowerSettings,
         on_lot: OnLot,
+        pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rank = rank
         self._journal = journal
         self._settings = settings
         self._on_lot = on_lot
+        self._pacing = pacing
         self._clock = clock
         self._keeping = asyncio.Lock()
         self._problem: str | None = None
@@ -113,7 +117,7 @@ class EngineFollower:
         self._as_of_s = now_s - self._log.waiting_s(now_s)
         self.feed = EngineFeed(journal, normalizer, rank.dp_rank)
         self.engine_loads = EngineLoads(rank.dp_rank, journal.identity.block_size)
-        self.source_counters = SourceCounters()
+        self.source = SourceStatus()
 
     @property
     def rank(self) -> Rank:
@@ -136,13 +140,15 @@ class EngineFollower:
 
     def status(self, now_s: float) -> FollowerStatus:
         """What an operator wants to know. O(1)."""
-        heard_s = self.source_counters.heard_s
+        heard_s = self.source.heard_s
         silent_s = None if heard_s is None else now_s - heard_s
-        return FollowerStatus(self._settings.address, self._condition(), self._problem, silent_s)
+        problem = self.source.problem or self._problem
+        return FollowerStatus(self._settings.address, self._condition(), problem, silent_s)
 
-    async def run(self, context: zmq.asyncio.Context) -> None:
+    async def run(self, context: Context) -> None:
         """Follow the engine until cancelled, through all its lives; then keep the state."""
         load_endpoint = self._settings.load_endpoint
+        self._pacing.engines += 1
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow(context))
@@ -150,13 +156,12 @@ class EngineFollower:
                     loads = self.engine_loads
                     group.create_task(listen_to_loads(context, load_endpoint, loads, self._clock))
         finally:
+            self._pacing.engines -= 1
             await self._keep_state()
 
-    async def _follow(self, context: zmq.asyncio.Context) -> None:
-        settings, counters = self._settings, self.source_counters
-        source = ZmqSource(
-            context, settings.address, self._log, settings.times, counters, self._clock
-        )
+    async def _follow(self, context: Context) -> None:
+        address, pacing = self._settings.address, self._pacing
+        source = ZmqSource(context, address, self._log, self.source, pacing, self._clock)
         async with aclosing(source.read()) as lots:
             async for steps in lots:
                 self._take(steps)
@@ -175,6 +180,8 @@ class EngineFollower:
     def _warn(self, now_s: float) -> None:
         for sentence in self.feed.take_complaints(now_s):
             self._problem = sentence
+            log.warning("rank %s: %s", self._rank, sentence)
+        for sentence in self.source.complaints.take(now_s):
             log.warning("rank %s: %s", self._rank, sentence)
 
     def _condition(self) -> FollowerCondition:

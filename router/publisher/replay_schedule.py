@@ -2,15 +2,16 @@
 
 from msgspec import Struct
 
+PROBE_INTERVAL_S = 0.4
+"""An engine of which nothing was heard for so long is probed. More than half a second, and an idle
+engine's rank may now and then be `lagging`: nobody is called `exact` whose last proof of it is
+older than one second.
+"""
+
 
 class ReplayTimes(Struct, frozen=True):
-    """Intervals. `probe_interval_s`: an engine of which nothing was heard for so long is probed.
+    """Intervals after failures."""
 
-    Half a second at most, or an idle engine's rank will now and then be `lagging`: nobody is called
-    `exact` whose last proof of it is older than one second.
-    """
-
-    probe_interval_s: float = 0.4
     backoff_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
     """After so many failures in a row it is given up."""
     retry_given_up_s: float = 30.0
@@ -56,10 +57,11 @@ class ReplaySchedule:
         self._failures = len(self._times.backoff_s)
         self._retry_s = now_s + self._times.retry_given_up_s
 
-    def is_retry_due(self, now_s: float) -> bool:
-        """Is it time for the next attempt after a failure?"""
-        return now_s >= self._retry_s
+    @property
+    def retry_due_s(self) -> float:
+        """When it is time for the next attempt after a failure."""
+        return self._retry_s
 
-    def is_probe_due(self, now_s: float) -> bool:
-        """Is it time to see whether an idle engine still is the one it was?"""
-        return now_s >= max(self._live_s, self._asked_s) + self._times.probe_interval_s
+    def probe_due_s(self, interval_s: float) -> float:
+        """When it is time to see whether an idle engine still is the one it was."""
+        return max(self._live_s, self._asked_s) + interval_s

@@ -4,17 +4,16 @@ import time
 from collections.abc import Callable
 
 import zmq
-import zmq.asyncio
 
 from router.publisher.engine_loads import TOPIC, EngineLoads
+from router.publisher.zmq_sockets import Context, Receiver
+from router.publisher.zmq_wakeups import Wakeups
 
-_HIGH_WATER_MARK = 64
-_MAX_MESSAGE_BYTES = 1 << 16
-_POLL_MS = 1_000
+_LOOK_S = 10.0
 
 
 async def listen_to_loads(
-    context: zmq.asyncio.Context,
+    context: Context,
     endpoint: str,
     loads: EngineLoads,
     clock: Callable[[], float] = time.monotonic,
@@ -22,15 +21,14 @@ async def listen_to_loads(
     """Hear reports until cancelled. A lost one is superseded by the next, so that the socket may
     reconnect by itself.
     """
-    socket = context.socket(zmq.SUB)
+    wakeups = Wakeups()
+    receiver = Receiver(context, zmq.SUB, wakeups)
     try:
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RCVHWM, _HIGH_WATER_MARK)
-        socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-        socket.subscribe(TOPIC)
-        socket.connect(endpoint)
+        receiver.socket.subscribe(TOPIC)
+        receiver.socket.connect(endpoint)
         while True:
-            if await socket.poll(_POLL_MS):
-                loads.hear(await socket.recv_multipart(), clock())
+            await wakeups.wait(_LOOK_S)
+            for frames in receiver.receive():
+                loads.hear(frames, clock())
     finally:
-        socket.close(0)
+        receiver.close()

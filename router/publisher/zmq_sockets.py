@@ -1,102 +1,124 @@
-"""The two sockets to an engine: one that listens to live batches, one that asks for a replay.
+"""The two sockets to an engine: one that listens to live batches, one that asks for replays.
 
 A subscription is one connection and never reconnects by itself, because a socket that does hides
 from whom a message came. So whatever lies between its making and its loss is of one engine's life.
+A replay's connection serves for the next one too, if the last was answered to the end.
 """
 
-import enum
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from router.publisher.engine_frames import replay_request
+from router.publisher.zmq_wakeups import Wakeups
+from router.publisher.zmq_watch import Condition, ConnectionWatch
+
+MAX_LOT_MESSAGES = 256
+MAX_LOT_BYTES = 256 << 10
+"""So much is taken at once from a socket; others run before the next."""
 
 _HIGH_WATER_MARK = 100_000
 _MAX_MESSAGE_BYTES = 256 << 20
-_HEARTBEAT_MS = 300
-_HEARTBEAT_TIMEOUT_MS = 1_000
+_HEARTBEAT_MS = 2_000
+_HEARTBEAT_TIMEOUT_MS = 6_000
+"""So long a host that vanished keeps its connection; that it is silent, probes find out before."""
+
 _HANDSHAKE_MS = 2_000
 _RECONNECT_MS = 50
 _NEVER = -1
-_LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
-_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+
+Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
 
-class Condition(enum.Enum):
-    """Of a subscription."""
+class Receiver:
+    """A socket that wakes its task, and is then read until it is empty, or a lot is full. To be
+    closed.
+    """
 
-    CONNECTING = enum.auto()
-    CONNECTED = enum.auto()
-    LOST = enum.auto()
-
-
-class _Receiver:
-    """A socket that is polled once for many messages."""
-
-    def __init__(self, context: zmq.asyncio.Context, kind: int) -> None:
-        self.socket = context.socket(kind)
+    def __init__(self, context: Context, kind: int, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
+        self.socket: zmq.Socket[bytes] = zmq.Socket(context, kind)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, _HIGH_WATER_MARK)
         self.socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self.socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self.socket)
+        wakeups.add(self.socket)
 
-    def receive(self, max_messages: int) -> Iterator[list[bytes]]:
-        """Messages that are there, at most so many; never waits."""
-        for _ in range(max_messages):
+    def receive(self) -> Iterator[list[bytes]]:
+        """Messages that are there, a lot of them at most; never waits."""
+        lot_bytes = 0
+        for _ in range(MAX_LOT_MESSAGES):
             try:
-                yield self._plain.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-
-
-class Subscription(_Receiver):
-    """One connection to an engine's live batches. To be closed."""
-
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str, topic: str) -> None:
-        super().__init__(context, zmq.SUB)
-        self.condition = Condition.CONNECTING
-        self.socket.set(zmq.RECONNECT_IVL, _NEVER)
-        self.monitor = self.socket.get_monitor_socket()
-        self._plain_monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self.monitor)
-        self.socket.subscribe(topic)
-        self.socket.connect(endpoint)
-
-    def look(self) -> Condition:
-        """The condition, as of now."""
-        while self._plain_monitor.poll(0):
-            frames = self._plain_monitor.recv_multipart(zmq.NOBLOCK)
-            event = parse_monitor_message(frames)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.condition = Condition.CONNECTED
-            elif event & (_LOST | _FAILED):
-                self.condition = Condition.LOST
-        return self.condition
+            lot_bytes += len(frames[-1])
+            yield frames
+            if lot_bytes > MAX_LOT_BYTES:
+                break
+        self._wakeups.wake()
 
     def close(self) -> None:
         """Drop the connection and whatever was not received yet."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
+        self._wakeups.remove(self.socket)
         self.socket.close(0)
 
 
-class ReplayCall(_Receiver):
-    """One replay, asked for once, as soon as there is a connection. To be closed."""
+class Subscription(Receiver):
+    """One connection to an engine's live batches. To be closed."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str, first: int) -> None:
-        super().__init__(context, zmq.DEALER)
-        self.socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        topic: str,
+        wakeups: Wakeups,
+    ) -> None:
+        super().__init__(context, zmq.SUB, wakeups)
+        self.socket.set(zmq.RECONNECT_IVL, _NEVER)
+        self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        self.watch = ConnectionWatch(self.socket, wakeups)
+        self.socket.subscribe(topic)
         self.socket.connect(endpoint)
-        self._plain.send_multipart(replay_request(first), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Drop the connection and whatever was not received yet."""
+        self.watch.close()
+        super().close()
+
+
+class ReplayCalls(Receiver):
+    """A connection for replays, one after the other. To be closed, above all after one that was
+    not answered to its end: what is still to come of it would be taken for the next one's.
+    """
+
+    def __init__(self, context: Context, endpoint: str, wakeups: Wakeups) -> None:
+        super().__init__(context, zmq.DEALER, wakeups)
+        self.socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._watch: ConnectionWatch | None = ConnectionWatch(self.socket, wakeups)
+        self.socket.connect(endpoint)
+
+    @property
+    def failure(self) -> str:
+        """Why an answer may not have come."""
+        if self._watch is None or self._watch.look() is Condition.CONNECTED:
+            return "it does not answer: is it the engine's replay endpoint?"
+        return self._watch.failure
+
+    def answered(self) -> None:
+        """It is what it should be: no need to watch it any more."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def ask(self, first: int) -> None:
+        """Ask for what was published from `first` on, as soon as there is a connection."""
+        self.socket.send_multipart(replay_request(first), zmq.NOBLOCK)
+        self._wakeups.wake()
 
     def close(self) -> None:
         """Give up what was not received yet."""
-        self.socket.close(0)
+        self.answered()
+        super().close()

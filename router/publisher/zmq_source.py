@@ -1,51 +1,55 @@
 """An engine's batches off its ZMQ sockets, in the order that the engine's log makes of them.
 
-One loop polls everything at once, then takes what is there, up to a bound, without waiting: a wake-
-up of the event loop is paid for hundreds of batches, and nothing runs beside it.
+One task sleeps until a socket has something or something is due, then takes what is there, up to a
+bound, without waiting: a wake-up of the event loop is paid for hundreds of batches, and an idle
+engine costs its probes.
 
     SUB ──live──▶ EngineLog ──▶ steps
     DEALER ──replayed──▶ │
           ◀───Replay─────┘
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
 import zmq
-import zmq.asyncio
-from msgspec import Struct
 
+from router.publisher.complaints import Complaints
 from router.publisher.engine_address import EngineAddress
 from router.publisher.engine_frames import END_OF_REPLAY, parse_live, parse_replayed
 from router.publisher.engine_log import EngineLog
 from router.publisher.engine_steps import Replay, Step
-from router.publisher.zmq_sockets import Condition, ReplayCall, Subscription
+from router.publisher.pacing import Pacing
+from router.publisher.zmq_sockets import Context, ReplayCalls, Subscription
+from router.publisher.zmq_wakeups import Wakeups
+from router.publisher.zmq_watch import Condition
 
-MAX_LOT = 256
-"""So many messages are taken at once from a socket."""
-
-
-class SourceTimes(Struct, frozen=True):
-    """Bounds of waiting. `replay_s` is for each answer, not for all of them."""
-
-    tick_s: float = 0.05
-    connect_s: float = 2.0
-    retry_s: float = 0.1
-    replay_s: float = 2.0
+_MAX_NAMED_FRAMES = 8
 
 
-class SourceCounters:
-    """What happened on the sockets since the start; `heard_s`: when the last message came."""
+class SourceStatus:
+    """What happened on the sockets since the start. `heard_s`: when the last message came;
+    `problem`: why there is no connection or no replay at this moment.
+    """
 
-    __slots__ = ("connections", "failed_connections", "garbage", "heard_s", "messages")
+    __slots__ = (
+        "complaints",
+        "connections",
+        "failed_connections",
+        "garbage",
+        "heard_s",
+        "messages",
+        "problem",
+    )
 
     def __init__(self) -> None:
         self.messages = 0
-        self.heard_s: float | None = None
         self.garbage = 0
         self.connections = 0
         self.failed_connections = 0
+        self.heard_s: float | None = None
+        self.problem: str | None = None
+        self.complaints = Complaints()
 
 
 class ZmqSource:
@@ -53,25 +57,28 @@ class ZmqSource:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         address: EngineAddress,
         log: EngineLog,
-        times: SourceTimes,
-        counters: SourceCounters,
+        status: SourceStatus,
+        pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._address = address
         self._log = log
-        self._times = times
+        self._status = status
+        self._pacing = pacing
         self._clock = clock
+        self._wakeups = Wakeups()
         self._subscription: Subscription | None = None
         self._subscribed_s = float("-inf")
-        self._replay: ReplayCall | None = None
+        self._failures = 0
+        self._calls: ReplayCalls | None = None
+        self._is_replaying = False
         self._answered_s = 0.0
         self._ticked_s = float("-inf")
         self._steps: list[Step] = []
-        self._counters = counters
 
     async def read(self) -> AsyncGenerator[list[Step], None]:
         """Steps in order, many at once, or none at a tick, without end; only cancellation or
@@ -79,102 +86,131 @@ class ZmqSource:
         """
         try:
             while True:
-                await self._wait()
+                await self._wakeups.wait(max(self._due_s() - self._clock(), 0.0))
                 self._read_live()
                 self._read_replay()
                 has_ticked = self._tick()
                 if self._steps or has_ticked:
                     steps, self._steps = self._steps, []
                     yield steps
-                await asyncio.sleep(0)
         finally:
-            self._close_replay()
+            self._close_calls()
             self._close_subscription()
 
-    async def _wait(self) -> None:
-        poller = zmq.asyncio.Poller()
-        if self._subscription is not None:
-            poller.register(self._subscription.socket, zmq.POLLIN)
-            poller.register(self._subscription.monitor, zmq.POLLIN)
-        if self._replay is not None:
-            poller.register(self._replay.socket, zmq.POLLIN)
-        await poller.poll(int(self._times.tick_s * 1000))
+    def _due_s(self) -> float:
+        pacing = self._pacing
+        due_s = [self._ticked_s + pacing.tick_s, self._log.due_s(pacing.probe_interval_s)]
+        if self._subscription is None:
+            due_s.append(self._subscribe_due_s())
+        elif self._subscription.watch.condition is Condition.CONNECTING:
+            due_s.append(self._subscribed_s + pacing.patience_s)
+        if self._is_replaying:
+            due_s.append(self._answered_s + pacing.patience_s)
+        return min(due_s)
 
     def _read_live(self) -> None:
         if self._subscription is None:
             self._subscribe_when_due()
             return
-        before = self._subscription.condition
-        now = self._subscription.look()
+        before = self._subscription.watch.condition
+        now = self._subscription.watch.look()
         if before is Condition.CONNECTING:
-            self._connected(now)
-        if self._subscription is not None and Condition.CONNECTING not in (before, now):
-            self._receive_live(self._subscription)
-        if before is Condition.CONNECTED and now is Condition.LOST:
+            self._connecting(self._subscription, now)
+            return
+        self._receive_live(self._subscription)
+        if now is Condition.LOST:
             self._close_subscription()
+            self._complain(f"its connection at {self._address.events} was lost")
             self._take(self._log.disconnected(self._clock()))
+
+    def _subscribe_due_s(self) -> float:
+        return self._subscribed_s + self._pacing.retry_s(self._failures)
 
     def _subscribe_when_due(self) -> None:
         now_s = self._clock()
-        if now_s >= self._subscribed_s + self._times.retry_s:
-            self._subscribed_s = now_s
+        if now_s < self._subscribe_due_s():
+            return
+        self._subscribed_s = now_s
+        try:
             self._subscription = Subscription(
-                self._context, self._address.events, self._address.topic
+                self._context,
+                self._address.events,
+                self._address.topic,
+                self._wakeups,
             )
+        except zmq.ZMQError as error:
+            self._connection_failed(str(error))
 
-    def _connected(self, condition: Condition) -> None:
+    def _connecting(self, subscription: Subscription, now: Condition) -> None:
         now_s = self._clock()
-        is_late = now_s >= self._subscribed_s + self._times.connect_s
-        if condition is Condition.CONNECTED:
-            self._counters.connections += 1
+        if now is Condition.CONNECTED:
+            self._failures = 0
+            self._status.connections += 1
+            self._status.problem = None
             self._take(self._log.connected(now_s))
-        elif condition is Condition.LOST or is_late:
-            self._counters.failed_connections += 1
+            self._wakeups.wake()
+        elif now is Condition.LOST or now_s >= self._subscribed_s + self._pacing.patience_s:
             self._close_subscription()
+            self._connection_failed(subscription.watch.failure)
+
+    def _connection_failed(self, why: str) -> None:
+        self._failures += 1
+        self._status.failed_connections += 1
+        self._complain(f"cannot connect to its events at {self._address.events}: {why}")
 
     def _receive_live(self, subscription: Subscription) -> None:
         now_s = self._clock()
-        for frames in subscription.receive(MAX_LOT):
-            self._counters.messages += 1
-            self._counters.heard_s = now_s
+        for frames in subscription.receive():
+            self._status.messages += 1
+            self._status.heard_s = now_s
             numbered = parse_live(frames)
             if numbered is None:
-                self._counters.garbage += 1
+                self._status.garbage += 1
+                self._complain(_no_batch(self._address.events, frames))
             else:
                 self._take(self._log.live(*numbered, now_s))
 
     def _read_replay(self) -> None:
-        replay = self._replay
-        if replay is None:
-            return
-        now_s = self._clock()
-        for frames in replay.receive(MAX_LOT):
-            self._answered_s = self._counters.heard_s = now_s
+        calls, now_s = self._calls, self._clock()
+        for frames in calls.receive() if calls is not None else ():
+            self._answered_s = self._status.heard_s = now_s
             self._take_answer(frames, now_s)
-            if self._replay is not replay:
+            if self._calls is not calls:
                 return
-        if now_s >= self._answered_s + self._times.replay_s:
-            self._close_replay()
-            self._take(self._log.replay_failed("replay: no answer", now_s))
+        if self._is_replaying and now_s >= self._answered_s + self._pacing.patience_s:
+            why = "no socket could be had" if calls is None else calls.failure
+            self._replay_failed(why, now_s)
 
     def _take_answer(self, frames: list[bytes], now_s: float) -> None:
         numbered = parse_replayed(frames)
-        if numbered is not None and numbered[0] != END_OF_REPLAY:
-            self._take(self._log.replayed(*numbered, now_s))
-            return
-        self._close_replay()
-        if numbered is None:
-            self._counters.garbage += 1
-            self._take(self._log.replay_failed("replay: an answer that is none", now_s))
+        if not self._is_replaying or numbered is None:
+            self._status.garbage += 1
+            self._replay_failed("what listens there answers with what is no batch", now_s)
+        elif numbered[0] == END_OF_REPLAY:
+            self._end_replay(now_s)
         else:
-            self._take(self._log.replay_ended(now_s))
+            self._take(self._log.replayed(*numbered, now_s))
+
+    def _end_replay(self, now_s: float) -> None:
+        if self._calls is not None:
+            self._calls.answered()
+        if self._subscription is not None:
+            self._status.problem = None
+        self._is_replaying = False
+        self._take(self._log.replay_ended(now_s))
+
+    def _replay_failed(self, why: str, now_s: float) -> None:
+        self._close_calls()
+        reason = f"no replay from {self._address.replay}: {why}"
+        self._complain(reason)
+        self._take(self._log.replay_failed(reason, now_s))
 
     def _tick(self) -> bool:
         now_s = self._clock()
-        if now_s < self._ticked_s + self._times.tick_s:
+        self._take(self._log.tick(now_s, self._pacing.probe_interval_s))
+        if now_s < self._ticked_s + self._pacing.tick_s:
             return False
         self._ticked_s = now_s
-        self._take(self._log.tick(now_s))
         return True
 
     def _take(self, steps: list[Step]) -> None:
@@ -185,17 +221,41 @@ class ZmqSource:
                 self._steps.append(step)
 
     def _ask(self, first: int) -> None:
-        self._close_replay()
-        if self._address.replay is not None:
-            self._answered_s = self._clock()
-            self._replay = ReplayCall(self._context, self._address.replay, first)
+        """What was asked before is void: if it is not answered yet, so is its connection."""
+        if self._is_replaying:
+            self._close_calls()
+        self._answered_s = self._clock()
+        try:
+            if self._calls is None and self._address.replay is not None:
+                self._calls = ReplayCalls(self._context, self._address.replay, self._wakeups)
+            if self._calls is not None:
+                self._calls.ask(first)
+        except zmq.ZMQError as error:
+            self._close_calls()
+            self._complain(f"cannot ask for replays at {self._address.replay}: {error}")
+        self._is_replaying = True
 
-    def _close_replay(self) -> None:
-        if self._replay is not None:
-            self._replay.close()
-            self._replay = None
+    def _complain(self, problem: str) -> None:
+        """Once, as long as nothing changes."""
+        if problem != self._status.problem:
+            self._status.problem = problem
+            self._status.complaints.add(problem)
+
+    def _close_calls(self) -> None:
+        self._is_replaying = False
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
     def _close_subscription(self) -> None:
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
+
+
+def _no_batch(endpoint: str, frames: list[bytes]) -> str:
+    sizes = ", ".join(str(len(frame)) for frame in frames[:_MAX_NAMED_FRAMES])
+    return (
+        f"what {endpoint} publishes are no KV events: frames of {sizes} bytes; allowed are three, "
+        "topic, sequence (8 bytes) and batch"
+    )

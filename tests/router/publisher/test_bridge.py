@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
-import zmq.asyncio
+import zmq
 
 from builders import IDENTITY, announcement, settings
 from engines import names
@@ -22,6 +22,7 @@ from router.publisher.engine_address import engine_address
 from router.publisher.follower import FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
+from router.publisher.pacing import Pacing
 from router.publisher.transport import MemoryTransport
 from zmq_engines import Engine, EngineProcess, cleared, removed, stored
 
@@ -88,13 +89,14 @@ class Bridged:
             Subjects("test"),
             BridgeSettings(FollowerSettings(address, state_path=state_path), flush_interval_s, 0.1),
             self.router.beacons,
+            Pacing(),
         )
 
     @asynccontextmanager
     async def running(self):
         stop = asyncio.Event()
         beacons = asyncio.create_task(self.router.send_beacons())
-        with zmq.asyncio.Context() as context:
+        with zmq.Context() as context:
             running = asyncio.create_task(self.bridge.run(context, self.router, nobody_else, stop))
             try:
                 yield self

@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
-import zmq.asyncio
+import zmq
 
 from builders import IDENTITY
 from engines import names
@@ -13,6 +13,7 @@ from router.publisher.engine_address import EngineAddress
 from router.publisher.follower import EngineFollower, FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
+from router.publisher.pacing import Pacing
 from zmq_engines import Engine, EngineProcess, stored
 
 RANK = Rank(1, 0)
@@ -29,6 +30,7 @@ class Following:
             Normalizer(self.journal, IDENTITY),
             FollowerSettings(address, **fields),
             self._on_lot,
+            Pacing(),
         )
         self.lots, self.messages = [], []
 
@@ -51,7 +53,7 @@ class Following:
 @asynccontextmanager
 async def following(engine, **fields):
     address = EngineAddress(engine.endpoint, engine.replay_endpoint)
-    with zmq.asyncio.Context() as context:
+    with zmq.Context() as context:
         one = Following(address, **fields)
         task = asyncio.create_task(one.follower.run(context))
         try:
@@ -120,7 +122,7 @@ async def test_without_replay_it_is_blind(eventually):
 
 
 async def test_many_followers_share_a_context(eventually):
-    with Engine() as first, Engine() as second, zmq.asyncio.Context() as context:
+    with Engine() as first, Engine() as second, zmq.Context() as context:
         publish(first, 0, 3)
         publish(second, 5, 9)
         both = [Following(EngineAddress(e.endpoint, e.replay_endpoint)) for e in (first, second)]

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import uvloop
-import zmq.asyncio
+import zmq
 
 from router.publisher.engine_address import EngineAddress
 from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.engine_steps import Apply, Lost, NewLife
-from router.publisher.zmq_source import SourceCounters, SourceTimes, ZmqSource
+from router.publisher.pacing import Pacing
+from router.publisher.zmq_source import SourceStatus, ZmqSource
 from zmq_engines import Engine, EngineProcess
 
 
@@ -26,8 +27,8 @@ class Reading:
             time.monotonic(), EngineLogSettings(can_replay=can_replay, **settings), saved
         )
         address = EngineAddress(engine.endpoint, engine.replay_endpoint, topic)
-        self.counters = SourceCounters()
-        self.source = ZmqSource(context, address, self.log, SourceTimes(), self.counters)
+        self.status = SourceStatus()
+        self.source = ZmqSource(context, address, self.log, self.status, Pacing())
         self.payloads, self.lost, self.lives = [], [], 0
 
     async def run(self):
@@ -56,7 +57,7 @@ class Reading:
 
 @asynccontextmanager
 async def reading(engine, **fields):
-    with zmq.asyncio.Context() as context:
+    with zmq.Context() as context:
         reading = Reading(context, engine, **fields)
         task = asyncio.create_task(reading.run())
         try:
@@ -140,7 +141,7 @@ async def test_an_engine_that_was_never_used_is_restarted(engine, eventually):
     async with reading(engine) as one:
         await eventually(lambda: one.is_settled)
         engine.restart()
-        await eventually(lambda: one.counters.connections == 2 and one.is_settled)
+        await eventually(lambda: one.status.connections == 2 and one.is_settled)
         publish(engine, "b", 3)
         await until_read(eventually, one, names("b", 3))
 
@@ -184,7 +185,7 @@ async def test_a_restart_without_replay_is_a_new_life_with_losses(eventually):
             publish(engine, "a", 20)
             await until_read(eventually, one, names("a", 20))
             engine.restart(*([name] for name in names("b", 30)))
-            await eventually(lambda: one.counters.connections == 2 and one.lost)
+            await eventually(lambda: one.status.connections == 2 and one.lost)
             assert (one.names(), len(one.lost)) == ([], 1)
 
 
@@ -206,7 +207,7 @@ async def test_garbage_is_counted_and_dropped(engine, eventually):
             engine.send_raw(frames)
         publish(engine, "b", 3)
         await until_read(eventually, one, names("a", 3) + names("b", 3))
-        assert one.counters.garbage == 4
+        assert one.status.garbage == 4
 
 
 async def test_only_the_topic_is_read(eventually):
@@ -215,7 +216,7 @@ async def test_only_the_topic_is_read(eventually):
             await eventually(lambda: one.is_settled)
             publish(engine, "a", 3)
             await asyncio.sleep(0.2)
-            assert one.counters.messages == 0
+            assert one.status.messages == 0
 
 
 async def test_an_engine_that_hangs_waits_and_goes_on(engine, eventually):
@@ -238,7 +239,7 @@ async def test_an_engine_that_comes_later_is_waited_for(engine, eventually):
         engine.start()
         publish(engine, "a", 3)
         await until_read(eventually, one, names("a", 3))
-        assert one.counters.failed_connections
+        assert one.status.failed_connections
 
 
 async def test_resumes_after_a_restart_of_the_reader(engine, eventually):
@@ -258,7 +259,7 @@ async def test_a_reader_that_is_closed_leaves_nothing_open(engine):
     async with reading(engine) as one:
         publish(engine, "a", 100)
         await asyncio.sleep(0.1)
-        assert one.counters.connections == 1
+        assert one.status.connections == 1
     gc.collect()
 
 

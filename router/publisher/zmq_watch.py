@@ -1,0 +1,74 @@
+"""What becomes of a socket's connection, from its monitor, and in words why there is none."""
+
+import enum
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from router.publisher.zmq_wakeups import Wakeups
+
+_LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_NOT_ZMQ = "what listens there does not shake hands as ZMQ does: is it the engine's HTTP port?"
+_FAILURES = (
+    (_FAILED, _NOT_ZMQ),
+    (zmq.EVENT_DISCONNECTED, "a ZMQ socket of another kind: are events and replays exchanged?"),
+    (zmq.EVENT_CONNECTED, _NOT_ZMQ),
+    (zmq.EVENT_CLOSED, "nobody listens there: is the engine up, with its KV events switched on?"),
+    (zmq.EVENT_CONNECT_DELAYED, "the host does not answer: can it be reached from here?"),
+)
+"""Of these events the first that was seen says it."""
+
+
+class Condition(enum.Enum):
+    """Of a connection."""
+
+    CONNECTING = enum.auto()
+    CONNECTED = enum.auto()
+    LOST = enum.auto()
+
+
+class ConnectionWatch:
+    """Watch of a socket, from before it connects. To be closed before the socket is."""
+
+    def __init__(self, socket: zmq.Socket[bytes], wakeups: Wakeups) -> None:
+        self._socket = socket
+        self._wakeups = wakeups
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket()
+        self._seen = 0
+        wakeups.add(self._monitor)
+        self.condition = Condition.CONNECTING
+
+    @property
+    def failure(self) -> str:
+        """Why there is no connection."""
+        for event, words in _FAILURES:
+            if self._seen & event:
+                return words
+        return "the host's name cannot be resolved here"
+
+    def look(self) -> Condition:
+        """The condition, as of now; of several changes the last."""
+        while True:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return self.condition
+            self._note(parse_monitor_message(frames)["event"])
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._wakeups.remove(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+
+    def _note(self, event: int) -> None:
+        self._seen |= event
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.condition = Condition.CONNECTED
+        elif event & (_LOST | _FAILED):
+            self.condition = Condition.LOST

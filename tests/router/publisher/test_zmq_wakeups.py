@@ -1,0 +1,84 @@
+"""A task that sleeps until one of its sockets has something."""
+
+import asyncio
+import time
+from contextlib import contextmanager
+
+import zmq
+
+from router.publisher.zmq_wakeups import Wakeups
+
+
+@contextmanager
+def pair():
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as near,
+        context.socket(zmq.PAIR) as far,
+    ):
+        near.bind("inproc://pair")
+        far.connect("inproc://pair")
+        yield near, far
+
+
+def drain(socket):
+    messages = []
+    while True:
+        try:
+            messages.append(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return messages
+
+
+async def until_quiet(wakeups, socket):
+    """Connections too are signs of something."""
+    for _ in range(5):
+        await wakeups.wait(0.02)
+        assert drain(socket) == []
+
+
+async def test_woken_by_a_message():
+    with pair() as (near, far):
+        wakeups = Wakeups()
+        wakeups.add(near)
+        await until_quiet(wakeups, near)
+        waiting = asyncio.create_task(wakeups.wait(30.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        far.send(b"1")
+        await asyncio.wait_for(waiting, 5.0)
+        assert drain(near) == [b"1"]
+        wakeups.remove(near)
+
+
+async def test_what_comes_while_nobody_waits_is_not_missed():
+    with pair() as (near, far):
+        wakeups = Wakeups()
+        wakeups.add(near)
+        await until_quiet(wakeups, near)
+        far.send(b"1")
+        far.send(b"2")
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(wakeups.wait(30.0), 5.0)
+        assert drain(near) == [b"1", b"2"]
+        wakeups.remove(near)
+
+
+async def test_time_up():
+    wakeups = Wakeups()
+    await wakeups.wait(0.0)
+    start_s = time.monotonic()
+    await asyncio.wait_for(wakeups.wait(0.1), 5.0)
+    assert time.monotonic() - start_s >= 0.09
+
+
+async def test_an_unread_socket_does_not_keep_the_loop_busy():
+    """Its descriptor stays quiet once it was looked at, though the message waits."""
+    with pair() as (near, far):
+        wakeups = Wakeups()
+        wakeups.add(near)
+        far.send(b"1")
+        start_s = time.process_time()
+        await asyncio.sleep(0.5)
+        assert time.process_time() - start_s < 0.2
+        wakeups.remove(near)
