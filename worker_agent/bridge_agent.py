@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import zmq.asyncio
-
 from router.errors import ConfigError
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
@@ -25,6 +23,9 @@ from router.protocol.values import SCHEME, Identity
 from router.publisher.beacons import HeardBeacons
 from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.metrics_dialects import EngineFacts
+from router.publisher.pacing import Pacing
+from router.publisher.zmq_context import open_context
+from router.publisher.zmq_sockets import Context
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.bridge_metrics import BridgeCollector
 from worker_agent.bridge_server import BridgeServer, Readiness
@@ -47,6 +48,7 @@ class BridgeAgent:
         self._config = config
         self._addresses = rank_addresses(config)
         self._beacons = HeardBeacons()
+        self._pacing = Pacing()
         self._told = EngineFacts()
         self._news = asyncio.Event()
         self._served: str | None = None
@@ -85,7 +87,7 @@ class BridgeAgent:
 
     async def _stand_beside(self) -> None:
         """One life after another: an engine that says other things of itself is another one."""
-        with zmq.asyncio.Context() as context:
+        with open_context(len(self._addresses)) as context:
             async with asyncio.TaskGroup() as group:
                 if self._poll is not None:
                     group.create_task(self._poll.run())
@@ -102,11 +104,11 @@ class BridgeAgent:
                 return facts
             await self._news.wait()
 
-    async def _live(self, facts: SettledFacts, context: zmq.asyncio.Context) -> None:
+    async def _live(self, facts: SettledFacts, context: Context) -> None:
         """Follow the engine and tell of it, until it is another one."""
         config, incarnation = self._config, time.time_ns() // 1000
         self._ranks = [
-            BridgedRank(config, addresses, facts, incarnation, self._beacons)
+            BridgedRank(config, addresses, facts, incarnation, self._beacons, self._pacing)
             for addresses in self._addresses
         ]
         announcement = self._announcement(facts, incarnation)

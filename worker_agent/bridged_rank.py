@@ -21,6 +21,7 @@ from router.publisher.local_index import LocalIndex
 from router.publisher.metrics_dialects import EngineFacts
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings
+from router.publisher.pacing import Pacing
 from worker_agent.bridge_config import BridgeConfig, RankAddresses
 from worker_agent.engine_facts import SettledFacts
 
@@ -35,6 +36,7 @@ class BridgedRank:
         facts: SettledFacts,
         incarnation: int,
         beacons: HeardBeacons,
+        pacing: Pacing,
     ) -> None:
         self._addresses = addresses
         self._facts = EngineFacts(**asdict(facts))
@@ -56,6 +58,7 @@ class BridgedRank:
                 config.load_interval_s,
             ),
             beacons,
+            pacing,
         )
         self.answers = RankAnswers(self.rank, LocalIndex(journal), self._bridge.report)
 
@@ -82,7 +85,7 @@ class BridgedRank:
     @property
     def was_reached(self) -> bool:
         """Was there ever a connection to its events?"""
-        return self.follower.source_counters.connections > 0
+        return self.follower.source.connections > 0
 
     def take(self, metrics: EngineMetrics) -> None:
         """Note the load that an engine's metrics tell, where the rank has no socket that does."""

@@ -4,7 +4,6 @@ import asyncio
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.publisher.engine_loads import EngineLoad, EngineLoads
@@ -53,7 +52,7 @@ def test_garbage_and_other_ranks_are_counted_and_dropped():
 
 async def test_reports_are_heard_over_the_socket(eventually):
     loads = EngineLoads(1, 16)
-    with zmq.asyncio.Context() as context:
+    with zmq.Context() as context:
         publisher = context.socket(zmq.PUB)
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         task = asyncio.create_task(
