@@ -60,7 +60,7 @@ async def test_reports_are_heard_over_the_socket(eventually):
         )
 
         async def is_heard():
-            await publisher.send_multipart(frames(STAT))
+            publisher.send_multipart(frames(STAT))
             return loads.reports
 
         await eventually(is_heard)
