@@ -5,7 +5,10 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from engines import names
 from metrics_server import MetricsServer, vllm_metrics
@@ -29,12 +32,12 @@ RANK = Rank(7, 0)
 class RunningBridge(RunningService):
     """An agent beside an engine, and a client of its probes."""
 
-    def __init__(self, nats_url, engine, metrics, **fields):
+    def __init__(self, nats_url, beside, metrics, **fields):
         port = free_port()
         defaults = {
             "engine": "vllm", "namespace": "test", "worker_id": 7, "name": "w7", "topic": "kv@",
-            "endpoint": "http://engine:8000", "zmq": engine.endpoint,
-            "replay": engine.replay_endpoint, "metrics_url": metrics and metrics.url,
+            "endpoint": "http://engine:8000", "zmq": beside.endpoint,
+            "replay": beside.replay_endpoint, "metrics_url": metrics and metrics.url,
             "metrics_interval_s": 0.05, **fields,
         }  # fmt: skip
         config = BridgeConfig(nats_url=nats_url, http_port=port, **defaults)
@@ -278,6 +281,73 @@ async def test_two_ranks_are_told_apart(nats_server):
             await eventually(lambda: holds(router, blocks(50, 52), dp_rank=1))
             view = await router.view(7)
             assert [rank["reported"]["running_requests"] for rank in view["ranks"]] == [3, 4]
+
+
+class LoadSocket:
+    """Where an SGLang rank tells how busy it is, twenty times a second."""
+
+    def __init__(self, port, *stat):
+        self._address = f"tcp://127.0.0.1:{port}"
+        self._message = [b"load", bytes(8), msgspec.msgpack.encode(["LoadStat", *stat])]
+
+    @asynccontextmanager
+    async def running(self):
+        with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as publisher:
+            publisher.bind(self._address)
+            task = asyncio.create_task(self._tell(publisher))
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _tell(self, publisher):
+        while True:
+            await publisher.send_multipart(self._message)
+            await asyncio.sleep(0.05)
+
+
+SGLANG_METRICS = """\
+sglang:num_running_reqs{model_name="tiny"} 99.0
+sglang:cache_config_info{model_name="tiny",page_size="4",num_pages="500"} 1.0
+"""
+
+
+async def test_sglang_its_arrays_and_its_load_socket(nats_server, bus):
+    port = free_port()
+    array = ["BlockStored", [-5], None, [1] * 4, 4, None, "GPU"]
+    load = LoadSocket(port + 1, 6, 1, 40, 2_000, 0, 70)
+    with (
+        Engine(port=port, topic="kv@w1", with_topic=False) as engine,
+        MetricsServer(SGLANG_METRICS) as metrics,
+    ):
+        engine.publish(array)
+        bridge = RunningBridge(nats_server.url, engine, metrics, engine="sglang", load="auto")
+        async with (
+            load.running(),
+            RunningRouter(nats_server.url).running() as router,
+            ready(bridge),
+        ):
+            await eventually(lambda: holds(router, blocks(1, 2)))
+            report = await heard(bus, lambda report: report.gauges.running_requests)
+    assert (report.gauges.running_requests, report.gauges.waiting_requests) == (6, 1)
+    assert (report.gauges.waiting_uncached_tokens, report.gauges.kv_used_blocks) == (70, 10)
+
+
+async def test_trtllm_streams_vllms_maps(nats_server, engine, bus):
+    text = """
+trtllm_num_requests_running{model_name="tiny"} 4.0
+trtllm_kv_cache_max_blocks{model_name="tiny"} 500.0
+trtllm_kv_cache_tokens_per_block{model_name="tiny"} 4.0
+trtllm_max_num_tokens_runtime{model_name="tiny"} 8192.0
+"""
+    publish(engine, 1, 4)
+    with MetricsServer(text) as metrics:
+        bridge = RunningBridge(nats_server.url, engine, metrics, engine="trtllm")
+        async with RunningRouter(nats_server.url).running() as router, ready(bridge):
+            await eventually(lambda: holds(router, blocks(1, 4)))
+            worker = await announced(bus)
+    assert (worker.total_kv_blocks, worker.max_num_batched_tokens) == (500, 8192)
 
 
 async def test_answers_questions_and_writes_checkpoints(nats_server, engine, metrics, bus):
