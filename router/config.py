@@ -150,6 +150,41 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
     ] = 1_000_000
 
+    dynamo_namespace: Annotated[
+        str,
+        Meta(
+            pattern=f"^({NAMESPACE_PATTERN})?$", description="Dynamo fleet to follow; empty: none"
+        ),
+    ] = ""
+    dynamo_component: Annotated[
+        str,
+        Meta(
+            pattern=f"^({NAMESPACE_PATTERN})?$", description="its workers' component: backend, say"
+        ),
+    ] = ""
+    dynamo_nats_url: Annotated[
+        str, Meta(description="NATS server of the Dynamo fleet; empty: the same as nats_url")
+    ] = ""
+    dynamo_model_name: Annotated[
+        str, Meta(min_length=1, max_length=256, description="what its workers serve")
+    ] = "default"
+    dynamo_routing_group: Annotated[
+        str, Meta(min_length=1, max_length=256, description="the group they are chosen in")
+    ] = "default"
+    dynamo_block_size: Annotated[
+        int, Meta(ge=0, le=65_536, description="tokens; required: Dynamo's events do not say it")
+    ] = 0
+    dynamo_max_num_batched_tokens: Annotated[
+        int, Meta(ge=1, description="of each of its workers")
+    ] = 8192
+    dynamo_total_kv_blocks: Annotated[int, Meta(ge=1, description="of each of its ranks")] = 16_384
+    dynamo_max_ranks: Annotated[
+        int, Meta(ge=1, le=65_536, description="ranks of Dynamo's followed; beyond, none is added")
+    ] = 1024
+    dynamo_silence_s: Annotated[
+        float, Meta(gt=0, description="a Dynamo worker that says nothing for so long is gone")
+    ] = 600.0
+
     @property
     def router_id(self) -> int:
         """Made from name and port, so that it survives restarts."""

@@ -69,11 +69,19 @@ _decoder = Decoder(_Description)
 class ObjectBucket:
     """The object of this name, on one connection. All calls raise BusUnavailableError.
 
-    `limit_bytes` bounds what is written and read.
+    `limit_bytes` bounds what is written and read. A bucket that is not ours (`is_ours`) is never
+    made here.
     """
 
     def __init__(
-        self, bus: Bus, bucket: str, name: str, *, limit_bytes: int, num_replicas: int = 1
+        self,
+        bus: Bus,
+        bucket: str,
+        name: str,
+        *,
+        limit_bytes: int,
+        num_replicas: int = 1,
+        is_ours: bool = True,
     ) -> None:
         self._bus = bus
         self._bucket = bucket
@@ -82,6 +90,7 @@ class ObjectBucket:
         self._about = f"$O.{bucket}.M.{urlsafe_b64encode(name.encode()).decode()}"
         self._limit_bytes = limit_bytes
         self._num_replicas = num_replicas
+        self._is_ours = is_ours
 
     async def write(self, payload: memoryview) -> None:
         """Put these bytes, of which there are some, in place of the object.
@@ -126,8 +135,9 @@ class ObjectBucket:
             raise SnapshotError("too large", detail)
 
     async def _look_up(self) -> tuple[int, _Description | None]:
-        """The description, if there is one, and its sequence; the bucket exists afterwards."""
-        await ensure_object_stream(self._bus.js, self._bucket, self._num_replicas)
+        """The description, if there is one, and its sequence; our bucket exists afterwards."""
+        if self._is_ours:
+            await ensure_object_stream(self._bus.js, self._bucket, self._num_replicas)
         message = await last_message(self._bus.js, self._stream, self._about)
         if message is None:
             return 0, None

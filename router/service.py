@@ -11,6 +11,7 @@ from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
+from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, TwinError
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
@@ -41,6 +42,9 @@ class RouterService:
             "router", config, core, needs_workers=True, on_reconnect=self._renew_soon
         )
         self._commands = Commands(core, self._host.outbox, self._host.metrics)
+        self._dynamo = dynamo_follower(
+            config, core, self._host.outbox, self._host.metrics, self._incarnation
+        )
         told = (self._host.metrics, self._host.subjects)
         self._rpc = Rpc(self._commands, *told)
         self._index_rpc = IndexRpc(core, Lookups(core, frequency_window_s=0.0), *told)
@@ -55,7 +59,11 @@ class RouterService:
             self._order_worker,
             lambda: list(self._host.registry.routers()),
         )
-        await self._host.run(stop, api.app(), self._live)
+        await self._host.run(stop, api.app(), self._live, self._background)
+
+    def _background(self) -> Iterable[Task]:
+        if self._dynamo is not None:
+            yield self._dynamo.run()
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._announce(bus, endpoint)

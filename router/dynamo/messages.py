@@ -161,6 +161,10 @@ class AddRequest(Struct, frozen=True):
     prefill_load_hint: PrefillLoadHint | None = None
 
 
+class _ForwardPass(Struct, frozen=True):
+    worker_id: str
+
+
 class _Added(Struct, frozen=True):
     AddRequest: AddRequest
 
@@ -189,6 +193,7 @@ _events = msgspec.msgpack.Decoder(list[RouterEvent])
 _raw_events = msgspec.msgpack.Decoder(Annotated[list[Raw], Meta(max_length=MAX_EVENTS)])
 _load = msgspec.msgpack.Decoder(ActiveLoad)
 _sequence = msgspec.msgpack.Decoder(_SequenceEvent)
+_forward_pass = msgspec.msgpack.Decoder(_ForwardPass)
 
 
 def decode_json_event(payload: bytes) -> EventMessage:
@@ -227,6 +232,17 @@ def decode_sequence(envelope: Envelope) -> SequenceEvent:
     change = event.data.AddRequest if isinstance(event.data, _Added) else event.data
     rank = Rank(event.worker.worker_id, event.worker.dp_rank)
     return SequenceEvent(event.request_id, rank, change)
+
+
+def decode_forward_pass(envelope: Envelope) -> int:
+    """Which worker measured a forward pass; the measures themselves are for planners.
+
+    Raises WireError.
+    """
+    worker_id = _known("forward-pass metrics", _forward_pass.decode, envelope.payload).worker_id
+    if not worker_id.isdecimal() or int(worker_id) > U64_MAX:
+        raise WireError(f"worker_id {worker_id!r} is no number")
+    return int(worker_id)
 
 
 def _known(what: str, decoder: Callable[[bytes], T], payload: bytes) -> T:

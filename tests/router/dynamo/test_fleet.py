@@ -1,0 +1,170 @@
+"""Workers that are heard: what the core is told of them, and when they go."""
+
+import pytest
+
+from builders import World, announcement
+from router.dynamo.fleet import DynamoFleet
+from router.dynamo.messages import (
+    ActiveLoad,
+    CacheEvent,
+    Change,
+    EventMessage,
+    RouterEvent,
+    StoredBlock,
+    StoredBlocks,
+)
+from router.dynamo.settings import DynamoSettings
+from router.effects import WorkerGone
+from router.protocol.events import Checkpoint
+from router.protocol.replies import TrustState
+from router.protocol.values import Rank, Scope
+
+SETTINGS = DynamoSettings(
+    nats_url="nats://a:1",
+    namespace="ns",
+    component="backend",
+    model_name="m",
+    routing_group="g",
+    block_size=16,
+    max_num_batched_tokens=8192,
+    total_kv_blocks=1000,
+    max_ranks=2,
+    silence_s=60.0,
+)
+
+
+class Heard:
+    """A fleet and its core; `tell` passes on what the core is to be told."""
+
+    def __init__(self):
+        self.core = World().core
+        self.fleet = DynamoFleet(self.core, SETTINGS, incarnation=1000, multiplier=3)
+
+    def store(self, *hashes, worker_id=7, event_id=1, now_s=0.0, parent=None, publisher_id=1):
+        blocks = [StoredBlock(h, h) for h in hashes]
+        change = Change(stored=StoredBlocks(blocks, parent))
+        event = RouterEvent(worker_id, CacheEvent(event_id, change))
+        self.fleet.take_events(EventMessage([event], [], 1, publisher_id), now_s)
+        self.tell(now_s)
+
+    def load(self, worker_id=7, may_appear=True, now_s=0.0, **fields):
+        self.fleet.take_load(ActiveLoad(worker_id, **fields), now_s, may_appear=may_appear)
+        self.tell(now_s)
+
+    def tell(self, now_s=0.0):
+        for rank in self.fleet.take_changed():
+            for message in self.fleet.take_messages(rank):
+                self.core.apply(message, now_s)
+                while self.core.apply_slice():
+                    pass
+            report = self.fleet.take_report(rank, now_s)
+            if report is not None:
+                assert self.core.apply_load(report, now_s) == []
+
+    def held(self, worker_id=7):
+        return self.core.index.held_blocks(Rank(worker_id, 0))
+
+    def trust(self, worker_id=7, now_s=0.0):
+        return self.core.trust(Rank(worker_id, 0), now_s)
+
+    def gauges(self):
+        return self.core.fleet.get(7).reports[Rank(7, 0)].gauges
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+def test_who_is_heard_is_a_worker_of_its_scope(heard):
+    heard.store(1, 2)
+    (worker,) = heard.core.fleet.schedulable(Scope("m", "g"))
+    assert (worker.worker_id, worker.endpoint) == (7, "dynamo://ns/backend/7")
+    assert (heard.held(), heard.trust().state) == (2, TrustState.LAGGING)
+
+
+def test_gauges_are_those_said_last(heard):
+    heard.load(active_decode_blocks=18, active_prefill_tokens=5)
+    heard.load(active_prefill_tokens=6)
+    heard.load(kv_used_blocks=20, active_decode_blocks=1)
+    assert (heard.gauges().kv_used_blocks, heard.gauges().waiting_uncached_tokens) == (20, 6)
+
+
+def test_load_alone_says_nothing_of_blocks(heard):
+    heard.load(kv_used_blocks=20)
+    assert heard.trust().state is TrustState.BLIND
+    heard.store(1)
+    assert heard.trust().state is TrustState.LAGGING
+
+
+def test_loads_of_others_in_the_namespace_are_passed_over(heard):
+    heard.load(may_appear=False)
+    assert (len(heard.fleet), heard.fleet.counts.unknown_loads) == (0, 1)
+
+
+def test_a_doubt_is_told_even_where_nothing_changes(heard):
+    heard.store(1)
+    heard.store(3, parent=2, event_id=2, now_s=1.0)
+    assert heard.trust(now_s=1.0).state is TrustState.LAGGING
+    heard.fleet.tick(9.0)
+    heard.tell(9.0)
+    assert heard.trust(now_s=9.0).reason == "blocks with unknown parents"
+
+
+def test_who_is_silent_for_long_goes_and_begins_anew(heard):
+    heard.store(1, 2)
+    heard.load(now_s=30.0)
+    assert heard.fleet.tick(89.0) == []
+    (gone,) = heard.fleet.tick(90.0)
+    assert gone == WorkerGone(7, "silent", 0)
+    assert (len(heard.fleet), heard.core.fleet.get(7)) == (0, None)
+    heard.store(3, parent=2, event_id=2, now_s=91.0)
+    assert heard.trust(now_s=91.0).state is TrustState.DEGRADED
+    assert heard.fleet.rank_counts().lives == 2
+
+
+def test_nobody_goes_for_our_own_deafness(heard):
+    heard.store(1)
+    heard.fleet.hear_all(100.0)
+    assert heard.fleet.tick(120.0) == []
+
+
+def test_a_forward_pass_is_a_sign_of_life(heard):
+    heard.store(1)
+    heard.fleet.hear(7, 50.0)
+    heard.fleet.hear(8, 50.0)
+    assert heard.fleet.tick(80.0) == []
+
+
+def test_whom_an_operator_took_out_is_new_when_it_speaks_again(heard):
+    heard.store(1, 2)
+    heard.core.remove_worker(7, "removed")
+    heard.store(3, event_id=2)
+    assert (heard.held(), heard.trust().state) == (1, TrustState.DEGRADED)
+
+
+def test_ranks_beyond_the_limit_and_ids_of_others_are_refused_in_words(heard):
+    heard.core.upsert_worker(announcement(9), 0.0)
+    for worker_id in (7, 8, 9, 10):
+        heard.store(1, worker_id=worker_id)
+    assert heard.fleet.counts.refused_ranks == 2
+    told = " ".join(heard.fleet.complaints.take(0.0))
+    assert "rank 9.0 is not followed: another worker" in told
+    assert "rank 10.0 is not followed: the limit is reached (dynamo_max_ranks: 2)" in told
+    assert heard.core.fleet.get(10) is None
+
+
+def test_what_the_index_wants_again_is_told_again(heard):
+    heard.store(1, 2)
+    assert heard.fleet.require_checkpoint(Rank(7, 0))
+    assert heard.fleet.take_changed() == [Rank(7, 0)]
+    (message,) = heard.fleet.take_messages(Rank(7, 0))
+    assert isinstance(message, Checkpoint)
+    assert message.state.counts[0] == 2
+    assert not heard.fleet.require_checkpoint(Rank(99, 0))
+
+
+def test_a_refused_event_is_named(heard):
+    heard.store(1, 1)
+    (sentence,) = heard.fleet.complaints.take(0.0)
+    assert sentence == "rank 7.0: event 1 is refused: a block hash twice in one event"
