@@ -1,5 +1,6 @@
-# Two images from one source. `docker build --target router .` is small; `--target worker-agent` has
-# torch, with CUDA as PyPI ships it. For a CPU build add
+# Three images from one source. `docker build --target router .` is small, and so is `--target bridge`,
+# the agent beside an engine; `--target worker-agent` has torch for the reference engine, with CUDA as
+# PyPI ships it. For a CPU build add
 # `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
 
 FROM python:3.11-slim AS wheel
@@ -27,6 +28,17 @@ HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
   CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8092/health').raise_for_status()"]
 ENTRYPOINT ["kv-router"]
 CMD ["serve"]
+
+FROM base AS bridge
+RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
+  && python -m router.warm
+USER 10001
+ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8001
+EXPOSE 8001
+HEALTHCHECK --interval=5s --timeout=2s --start-period=30s \
+  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8001/health').raise_for_status()"]
+ENTRYPOINT ["kv-worker-agent"]
+CMD ["run"]
 
 FROM base AS worker-agent
 ARG PIP_EXTRA_INDEX_URL=""

@@ -1,5 +1,6 @@
 """What is deployed is what the processes accept."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from router.config import load_router_config
 from worker_agent.config import load_agent_config
 
 ROOT = Path(__file__).parents[2]
-SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+DEPLOY = ROOT / "deploy"
+SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+VLLM_SERVICES = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
+POD = yaml.safe_load((DEPLOY / "sidecar.yaml").read_text())["spec"]["template"]["spec"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.M | re.S))
 
 
 def test_the_routers_settings_are_known():
@@ -30,17 +35,56 @@ def test_workers_have_ids_of_their_own():
     assert len(set(ids)) == 2
 
 
+def test_beside_vllm_the_agents_settings_are_known_and_meet_the_engines():
+    assert load_router_config([], VLLM_SERVICES["router"]["environment"])
+    config = load_agent_config([], VLLM_SERVICES["bridge-1"]["environment"])
+    check_meets("vllm-1", config, VLLM_SERVICES["vllm-1"]["command"])
+
+
+def test_in_a_pod_the_agents_settings_are_known_and_meet_the_engines():
+    engine, bridge = POD["containers"]
+    given = {each["name"]: each["value"] for each in bridge["env"] if "value" in each}
+    given |= {"KV_ROUTER_AGENT_NAME": "vllm-0"}
+    config = load_agent_config([], {k: v for k, v in given.items() if k.startswith("KV_ROUTER_")})
+    check_meets("127.0.0.1", config, engine["args"])
+    port = ports_of(STAGES["bridge"])["KV_ROUTER_AGENT_HTTP_PORT"]
+    assert [str(each["containerPort"]) for each in bridge["ports"]] == [port]
+    mounted = {each["mountPath"] for each in bridge["volumeMounts"]}
+    assert config.state_dir in mounted
+
+
+def check_meets(host, config, command):
+    """The engine's sockets are where the agent looks for them."""
+    events = json.loads(command[command.index("--kv-events-config") + 1])
+    assert config.kind == "vllm"
+    assert config.zmq == events["endpoint"].replace("*", host)
+    assert config.replay == events["replay_endpoint"].replace("*", host)
+    assert events["topic"].startswith(config.topic)
+    assert f"--max-num-batched-tokens={config.max_num_batched_tokens}" in command
+    assert config.metrics_url == f"http://{host}:8000/metrics"
+
+
+def ports_of(stage):
+    return dict(re.findall(r"(KV_ROUTER_\w*PORT)=(\S+)", stage))
+
+
 def test_every_image_target_exists():
-    targets = {s["build"]["target"] for s in SERVICES.values() if "build" in s}
-    assert targets == {"router", "worker-agent"}
-    assert targets <= set(re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.MULTILINE))
+    services = [*SERVICES.values(), *VLLM_SERVICES.values()]
+    targets = {s["build"]["target"] for s in services if "build" in s}
+    assert targets == {"router", "worker-agent", "bridge"}
+    assert targets <= STAGES.keys()
 
 
-def test_the_images_settings_are_known():
-    settings = dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", DOCKERFILE))
-    assert load_router_config([], settings)
-    assert load_agent_config([], settings).http_port == 8000
+@pytest.mark.parametrize(("stage", "port"), [("worker-agent", 8000), ("bridge", 8001)])
+def test_the_images_settings_are_known(stage, port):
+    settings = dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", STAGES[stage]))
+    assert load_agent_config([], settings).http_port == port
+    assert f"EXPOSE {port}\n" in STAGES[stage]
+
+
+def test_the_routers_image_is_known():
+    assert load_router_config([], dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", STAGES["router"])))
 
 
 def test_images_do_not_run_as_root():
-    assert DOCKERFILE.count("USER 10001") == 2
+    assert all("USER 10001" in STAGES[each] for each in ("router", "worker-agent", "bridge"))
