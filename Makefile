@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/events.py
+	$(BIN)/python benchmarks/conformance.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -8,11 +8,12 @@ share a core.
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+
+from conformance.environments import python_of
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".peer-venv"
@@ -23,21 +24,10 @@ REQUIREMENTS = HERE / "peer-requirements.txt"
 def enter() -> None:
     """Run the command again in the peer's environment, unless it is; then pin to one core."""
     if not (VENV.exists() and os.path.samefile(sys.prefix, VENV)):
-        _prepare()
+        python_of(VENV, REQUIREMENTS)
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         os.execve(PYTHON, [str(PYTHON), *sys.argv], environment)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-def _prepare() -> None:
-    stamp, wanted = VENV / ".installed", REQUIREMENTS.read_text()
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    print(f"installing the peer into {VENV.name}, once", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
-    install = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, "-r", REQUIREMENTS], check=True)
-    stamp.write_text(wanted)
 
 
 class PeerTree:

@@ -1,0 +1,71 @@
+"""Engines and routers that die and come back. A restarted engine's numbers begin at 0 again."""
+
+from collections.abc import Sequence
+
+from ..events import each, prompt, publish, stored, text
+from ..steps import Ask, EngineSpec, Publish, Restart, RestartRouter, Scenario, Step
+
+GROUP = "restarts"
+REPLAY = (EngineSpec(has_replay=True),)
+CHAIN = 20
+"""Blocks of a text; each is a batch."""
+OLD = [text(letter, CHAIN) for letter in "abcdefghij"]
+NEW = [text(letter, CHAIN) for letter in "klmnopqrstuvw"]
+MORE = text("a", CHAIN + 1)
+SILENT = "Nobody can know without a replay or a live event."
+
+
+def scenario(name: str, *steps: Step, **fields: object) -> Scenario:
+    return Scenario(name, GROUP, steps, **fields)
+
+
+def batches(texts: Sequence[tuple[int, ...]], count: int, unseen: int = 0) -> list[Publish]:
+    """So many blocks, one a batch; the first so many are published before anybody reconnected."""
+    steps = [step for token_ids in texts for step in each(token_ids)][:count]
+    return [publish(*step.events, arrives=i >= unseen) for i, step in enumerate(steps)]
+
+
+def asked(texts: Sequence[tuple[int, ...]], blocks: int) -> list[Ask]:
+    """So many blocks of the texts are there, from the first on."""
+    counts = [min(max(blocks - CHAIN * i, 0), CHAIN) for i in range(len(texts))]
+    return [Ask(prompt(each), (count,)) for each, count in zip(texts, counts, strict=True)]
+
+
+def restarted(old: int, new: int, unseen: int = 0) -> tuple[Step, ...]:
+    """An engine that has published `old` batches comes back and publishes `new`."""
+    before, after = OLD[: -(-old // CHAIN)], NEW[: -(-new // CHAIN)]
+    return (
+        *batches(OLD, old), *asked(before, old), Restart(), *batches(NEW, new, unseen),
+        *asked(before, 0), *asked(after, new),
+    )  # fmt: skip
+
+
+SCENARIOS = (
+    scenario("engine: 200 batches, restart, 199", *restarted(200, 199), engines=REPLAY),
+    scenario("engine: 200, restart, 200", *restarted(200, 200), engines=REPLAY),
+    scenario("engine: 200, restart, 260", *restarted(200, 260), engines=REPLAY),
+    scenario("engine: 200, restart, 199, no replay", *restarted(200, 199)),
+    scenario("engine: 20, restart, 40 of which 20 before we reconnect", *restarted(20, 40, 20),
+             engines=REPLAY),
+    scenario("engine: 20, restart, 40 of which 20 before we reconnect, no replay",
+             *restarted(20, 40, 20), note=SILENT),
+    scenario("engine: 20, restart, 21 of which 20 before we reconnect", *restarted(20, 21, 20),
+             engines=REPLAY, note="The next number is the expected one; only its content is not."),
+    scenario("engine: 20, restart, idle",
+             *batches(OLD, 20), *asked(OLD[:1], 20), Restart(), *asked(OLD[:1], 0),
+             engines=REPLAY),
+    scenario("engine: 20, restart, idle, no replay",
+             *batches(OLD, 20), *asked(OLD[:1], 20), Restart(), *asked(OLD[:1], 0)),
+    scenario("engine: two restarts, the same text each time",
+             *batches(OLD, 20), Restart(), *batches(OLD, 10), Restart(), *batches(OLD, 5),
+             *asked(OLD[:1], 5), engines=REPLAY),
+    scenario("router: kill −9, engine idle, replay",
+             *batches(OLD, 20), *asked(OLD[:1], 20), RestartRouter(), *asked(OLD[:1], 20),
+             engines=REPLAY),
+    scenario("router: kill −9, engine idle, no replay",
+             *batches(OLD, 20), *asked(OLD[:1], 20), RestartRouter(), *asked(OLD[:1], 20),
+             note=SILENT),
+    scenario("router: kill −9, then one batch more, replay",
+             *batches(OLD, 20), RestartRouter(), publish(stored(MORE, 20)),
+             Ask(prompt(MORE), (21,)), engines=REPLAY),
+)  # fmt: skip
