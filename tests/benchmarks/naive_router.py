@@ -6,7 +6,6 @@ from itertools import takewhile
 import msgspec
 import zmq
 import zmq.asyncio
-
 from conformance.steps import BLOCK_SIZE
 from conformance.systems.base import Answer
 

@@ -1,5 +1,4 @@
 import pytest
-
 from conformance.corpus import SCENARIOS
 from conformance.events import as_array, hashes, placeholder, prompt, removed, signed, stored, text
 from conformance.oracle import EngineCache, Oracle
@@ -40,7 +39,8 @@ def test_a_block_is_held_until_its_last_copy_goes():
 
 
 def test_an_announcement_of_what_is_held_is_no_copy():
-    assert cache(stored(A), stored(A), removed(A, 3), reannounces=True).cached_blocks(prompt(A)) == 3
+    held = cache(stored(A), stored(A), removed(A, 3), reannounces=True)
+    assert held.cached_blocks(prompt(A)) == 3
 
 
 def test_blocks_behind_a_hole_come_back_with_it():

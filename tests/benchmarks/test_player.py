@@ -1,14 +1,14 @@
 """Scenarios played over sockets to routers whose faults are known."""
 
 import pytest
-
-from benchmarks.naive_router import BestOnlyRouter, DoubtingRouter, NaiveRouter
 from conformance.corpus import SCENARIOS
 from conformance.events import prompt, publish, stored, text
 from conformance.player import Patience, play
 from conformance.stage import CorpusError
 from conformance.steps import Ask, Scenario
 from conformance.table import Table, mark
+
+from benchmarks.naive_router import BestOnlyRouter, DoubtingRouter, NaiveRouter
 
 PATIENCE = Patience(settle_s=0.2, limit_s=0.2)
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -56,9 +56,7 @@ async def test_a_doubt_is_no_silence(tmp_path):
 
 
 async def test_who_shows_its_choice_only_is_compared_by_it(tmp_path):
-    (cell,) = await played(
-        BestOnlyRouter, tmp_path, "4 and 2 blocks; the first evicts its second"
-    )
+    (cell,) = await played(BestOnlyRouter, tmp_path, "4 and 2 blocks; the first evicts its second")
     assert mark(cell) == "✓"
     assert cell.questions[-1].compared.counts == (None, 2)
 
