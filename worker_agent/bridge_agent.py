@@ -22,7 +22,6 @@ from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import SCHEME, Identity
 from router.publisher.beacons import HeardBeacons
 from router.publisher.engine_metrics import EngineMetrics
-from router.publisher.metrics_dialects import EngineFacts
 from router.publisher.pacing import Pacing
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
@@ -30,7 +29,7 @@ from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.bridge_metrics import BridgeCollector
 from worker_agent.bridge_server import BridgeServer, Readiness
 from worker_agent.bridged_rank import BridgedRank
-from worker_agent.engine_facts import SettledFacts, differences, merged, settle, unknown
+from worker_agent.engine_facts import LearnedFacts, SettledFacts
 from worker_agent.metrics_poll import MetricsPoll
 from worker_agent.presence import Presence
 
@@ -49,9 +48,8 @@ class BridgeAgent:
         self._addresses = rank_addresses(config)
         self._beacons = HeardBeacons()
         self._pacing = Pacing()
-        self._told = EngineFacts()
+        self._facts = LearnedFacts(config.given_facts)
         self._news = asyncio.Event()
-        self._served: str | None = None
         self._ranks: list[BridgedRank] = []
         self._presence: Presence | None = None
         self._is_stopping = False
@@ -63,7 +61,7 @@ class BridgeAgent:
         """
         config = self._config
         self._make_state_dir()
-        collector = BridgeCollector(self._model_name, lambda: self._ranks, self._poll)
+        collector = BridgeCollector(lambda: self._facts.model_name, lambda: self._ranks, self._poll)
         server_of = BridgeServer(
             config.id, lambda: self._ranks, self._readiness, collector.registry
         )
@@ -98,8 +96,7 @@ class BridgeAgent:
         """What is true of the engine, as soon as it is known. Raises ConfigError."""
         while True:
             self._news.clear()
-            self._check_model()
-            facts = settle(self._config.given_facts, self._told)
+            facts = self._facts.settled()
             if facts is not None and (self._poll is None or self._poll.readings):
                 return facts
             await self._news.wait()
@@ -131,26 +128,13 @@ class BridgeAgent:
 
     def _take(self, metrics: EngineMetrics) -> None:
         """A reading of the engine's metrics."""
-        told = metrics.facts()
-        changes = ", ".join(differences(self._told, told))
-        self._told = told if changes else merged(self._told, told)
+        changes = self._facts.hear(metrics.facts())
         if changes and self._ranks:
             log.warning("the engine is another one: %s; beginning anew", changes)
         if changes or not self._ranks:
             self._news.set()
         for rank in self._ranks:
             rank.take(metrics)
-
-    def _check_model(self) -> None:
-        """Requests for one model must not reach another. Raises ConfigError."""
-        given, told = self._config.model_name, self._told.model_name
-        if given is not None and told is not None:
-            if self._served not in (None, told):
-                problem = f"{given} was set when the engine served {self._served}; now it is {told}"
-                raise ConfigError("model_name", problem, "the model that is served")
-            if self._served is None and given != told:
-                log.info("the engine calls its model %s; routers know it as %s", told, given)
-        self._served = told or self._served
 
     def _announcement(self, facts: SettledFacts, incarnation: int) -> WorkerAnnouncement:
         c = self._config
@@ -171,31 +155,29 @@ class BridgeAgent:
             agent_is_engine=False,
         )
 
-    def _model_name(self) -> str:
-        return self._config.model_name or self._told.model_name or "default"
-
     def _readiness(self) -> Readiness:
         """Not ready until routers know of the engine; later troubles only degrade."""
-        problems = [*self._metrics_problems(), *(p for r in self._ranks for p in r.problems())]
-        is_announced = self._presence is not None and self._presence.is_announced
         if self._is_stopping:
-            return Readiness(False, ["stopping"], problems)
-        if is_announced:
-            return Readiness(True, [], problems)
-        if not self._ranks:
-            missing = unknown(self._config.given_facts, self._told)
-            problems += [f"{name}: neither set nor told by the engine" for name in missing]
-        elif all(rank.was_reached for rank in self._ranks):
-            problems.append(f"not announced yet on NATS at {self._config.nats_url}")
-        return Readiness(False, problems, [])
+            return Readiness(False, ["stopping"], [])
+        if self._presence is not None and self._presence.is_announced:
+            return Readiness(True, [], list(self._problems()))
+        return Readiness(False, [*self._problems(), *self._missing()], [])
 
-    def _metrics_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
+        """What is wrong between us and the engine."""
         poll = self._poll
         if poll is not None and poll.problem is not None:
-            age = (
-                "" if poll.read_s is None else f"; read {time.monotonic() - poll.read_s:.0f} s ago"
-            )
-            yield f"{self._config.metrics_url}: {poll.problem}{age}"
+            age_s = None if poll.read_s is None else time.monotonic() - poll.read_s
+            last = "" if age_s is None else f"; last read {age_s:.0f} s ago"
+            yield f"{self._config.metrics_url}: {poll.problem}{last}"
+        yield from filter(None, (rank.problem() for rank in self._ranks))
+
+    def _missing(self) -> Iterator[str]:
+        """What routers wait for, where nothing is wrong."""
+        if not self._ranks:
+            yield from (f"{n}: neither set nor told by the engine" for n in self._facts.unknown())
+        elif all(rank.was_reached for rank in self._ranks):
+            yield f"not announced yet on NATS at {self._config.nats_url}"
 
     def _metrics_poll(self) -> MetricsPoll | None:
         c = self._config

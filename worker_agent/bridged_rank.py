@@ -1,7 +1,6 @@
 """One rank of an engine beside the agent: followed on one side, published on the other."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from secrets import randbits
 
@@ -94,16 +93,17 @@ class BridgedRank:
             if load is not None:
                 self.follower.engine_loads.note(load, time.monotonic())
 
-    def problems(self) -> Iterator[str]:
+    def problem(self) -> str | None:
         """What is wrong with it now, in words."""
-        status = self.follower.status(time.monotonic())
-        where = f"rank {self.rank.dp_rank}: {status.address.events}"
-        if status.condition is FollowerCondition.CONNECTING:
-            heard = status.silent_s
-            since = " yet" if heard is None else f"; the last message came {heard:.0f} s ago"
-            yield f"{where}: no connection{since}"
-        elif status.condition is FollowerCondition.BLIND:
-            yield f"{where}: nothing can be replayed"
+        status, present = self.follower.status(time.monotonic()), self.follower.source.problem
+        if present is None and status.condition is FollowerCondition.CONNECTING:
+            present = f"no connection to its events at {status.address.events} yet"
+        elif present is None and status.condition is FollowerCondition.BLIND:
+            present = "what is lost stays lost: no replay can be had"
+        if present is None:
+            return None
+        heard = "" if status.silent_s is None else f"; last heard {status.silent_s:.0f} s ago"
+        return f"rank {self.rank.dp_rank}: {present}{heard}"
 
     def _state_path(self, config: BridgeConfig) -> Path | None:
         if config.state_dir is None:

@@ -64,3 +64,40 @@ def merged(before: EngineFacts, now: EngineFacts) -> EngineFacts:
     """What it says now, and before of what it does not say now."""
     new = {name: value for name, value in asdict(now).items() if value is not None}
     return replace(before, **new)
+
+
+class LearnedFacts:
+    """What was set, and what the engine has said of itself until now. `told`: the latter."""
+
+    __slots__ = ("_given", "_served", "told")
+
+    def __init__(self, given: EngineFacts) -> None:
+        self._given = given
+        self._served: str | None = None
+        self.told = EngineFacts()
+
+    @property
+    def model_name(self) -> str:
+        """What routers call the model, as far as it is known."""
+        return self._given.model_name or self.told.model_name or "default"
+
+    def hear(self, told: EngineFacts) -> str:
+        """How the engine differs from what it said before; empty where it is the same one."""
+        changes = ", ".join(differences(self.told, told))
+        self.told = told if changes else merged(self.told, told)
+        return changes
+
+    def settled(self) -> SettledFacts | None:
+        """What is true, or None while it is not all known. Raises ConfigError for a size that is
+        not the engine's, and where a model was named and has become another.
+        """
+        given, told = self._given.model_name, self.told.model_name
+        if None not in (given, told) and self._served not in (None, told):
+            problem = f"{given} was set when the engine served {self._served}; now it is {told}"
+            raise ConfigError("model_name", problem, "the model that is served")
+        self._served = told or self._served
+        return settle(self._given, self.told)
+
+    def unknown(self) -> list[str]:
+        """The sizes that have to be known, and are not."""
+        return list(unknown(self._given, self.told))

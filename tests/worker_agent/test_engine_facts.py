@@ -4,7 +4,14 @@ import pytest
 
 from router.errors import ConfigError
 from router.publisher.metrics_dialects import EngineFacts
-from worker_agent.engine_facts import SettledFacts, differences, merged, settle, unknown
+from worker_agent.engine_facts import (
+    LearnedFacts,
+    SettledFacts,
+    differences,
+    merged,
+    settle,
+    unknown,
+)
 
 TOLD = EngineFacts("tiny", 16, 1000, 8192)
 
@@ -47,3 +54,27 @@ def test_another_engine_is_told_by_what_it_says():
 
 def test_what_is_not_said_any_more_is_remembered():
     assert merged(TOLD, EngineFacts(total_kv_blocks=7)) == EngineFacts("tiny", 16, 7, 8192)
+
+
+def test_an_engine_is_the_same_until_it_says_other_things():
+    facts = LearnedFacts(EngineFacts(block_size=16))
+    assert (facts.settled(), facts.unknown(), facts.model_name) == (
+        None,
+        ["total_kv_blocks"],
+        "default",
+    )
+    assert facts.hear(TOLD) == ""
+    assert facts.settled() == SettledFacts("tiny", 16, 1000, 8192)
+    assert facts.hear(EngineFacts("tiny")) == ""
+    assert facts.told == TOLD
+    assert facts.hear(EngineFacts("other", 16)) == "model_name tiny is now other"
+    assert (facts.told, facts.settled()) == (EngineFacts("other", 16), None)
+
+
+def test_a_model_that_was_named_must_not_become_another():
+    facts = LearnedFacts(EngineFacts("alias"))
+    facts.hear(TOLD)
+    assert facts.settled().model_name == "alias"
+    facts.hear(EngineFacts("other", 16, 1000))
+    with pytest.raises(ConfigError, match="alias was set when the engine served tiny; now it is o"):
+        facts.settled()
