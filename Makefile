@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UP_ARGS ?=
+VLLM_VENV := .vllm-venv
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: up test unit fuzz lint format bench clean
+.PHONY: up test test-vllm unit fuzz lint format bench clean
 
 up: $(STAMP)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -16,7 +18,11 @@ test: $(STAMP)
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 unit: $(STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration and not vllm"
+
+# Two real vLLM servers on the CPU, 4 GB of memory, ten minutes; installs vLLM (4 GB) the first time.
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
 
 # Longer random sequences against the index's definition (FUZZ_SEQUENCES=10000 runs for hours), more
 # runs of the fault simulator (FUZZ_FIRST is the first seed of those), and random faults with real
@@ -56,5 +62,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m router.warm
 	touch $@
 
+$(VLLM_STAMP): tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

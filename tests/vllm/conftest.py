@@ -1,0 +1,60 @@
+"""Two real engines for the tests of each file here; `make test-vllm` runs them."""
+
+import os
+
+import pytest
+
+from tiny_llama import write_tiny_llama
+from vllm_engines import VllmEngine
+from vllm_routers import BridgedRouter, DirectRouter
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """{worker id: engine}, all up; a test that kills one has started it again at its end."""
+    python = os.environ.get("VLLM_PYTHON")
+    if python is None:
+        pytest.fail("VLLM_PYTHON names no Python that has vLLM; `make test-vllm` does")
+    directory = tmp_path_factory.mktemp("vllm")
+    write_tiny_llama(directory / "tiny")
+    engines = {i: VllmEngine(python, directory / "tiny", directory, f"w{i}") for i in (1, 2)}
+    try:
+        for engine in engines.values():
+            engine.start()
+        for engine in engines.values():
+            engine.wait()
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.kill()
+
+
+@pytest.fixture
+def direct(tmp_path):
+    router = DirectRouter(tmp_path)
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def bridged(tmp_path):
+    router = BridgedRouter(tmp_path)
+    yield router
+    router.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    for engine in item.funcargs.get("engines", {}).values() if report.failed else ():
+        report.sections.append((f"log of {engine.name}", engine.log_tail()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was measured, as tests recorded it."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        lines = [value for key, value in report.user_properties if key == "measured"]
+        if lines and report.when == "call":
+            terminalreporter.section(report.nodeid)
+            terminalreporter.write_line("\n".join(lines))
