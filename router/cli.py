@@ -13,6 +13,8 @@ from router.local.up import up
 from router.process.serving import log_to_stderr, run_until_signal
 from router.service import RouterService
 from router.tools.inspection.command import inspect
+from router.tools.recordings.record import record
+from router.tools.recordings.replay import replay
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -20,6 +22,8 @@ usage: kv-router COMMAND [--help] [options]
   up       start a whole fleet on this machine, show what it does, and keep serving
   serve    start a router against a NATS server
   indexer  start the index alone against a NATS server
+  record   start a router that also writes down all it is told and asked
+  replay   tell it to another: does it decide the same, or how with other settings
   inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
 """
 
@@ -27,7 +31,14 @@ usage: kv-router COMMAND [--help] [options]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status. 2 for a wrong command line or setting."""
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
-    commands = {"serve": _serve, "up": _up, "indexer": _indexer, "inspect": inspect}
+    commands = {
+        "serve": _serve,
+        "up": _up,
+        "indexer": _indexer,
+        "inspect": inspect,
+        "record": record,
+        "replay": replay,
+    }
     if command not in commands:
         sys.stderr.write(USAGE)
         return 0 if command in ("-h", "--help") else 2

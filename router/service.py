@@ -16,6 +16,7 @@ from router.errors import BusUnavailableError, TwinError
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.lookups import Lookups
+from router.metrics import RouterMetrics
 from router.protocol.catalogue import (
     Lifecycle,
     RouterAnnouncement,
@@ -30,14 +31,16 @@ log = logging.getLogger(__name__)
 
 
 class RouterService:
-    """One router. `run` returns after `stop` is set and everything is closed."""
+    """One router. `run` returns after `stop` is set and everything is closed.
 
-    def __init__(self, config: RouterConfig) -> None:
+    `core`: another one than a router usually makes for itself.
+    """
+
+    def __init__(self, config: RouterConfig, core: RouterCore | None = None) -> None:
         self._config = config
         self._incarnation = time.time_ns() // 1000
         self._announcer: Announcer | None = None
-        index = config.index
-        core = RouterCore(config.core, lambda: make_indexer(index), Random())
+        core = core or _core(config)
         self._host = CoreHost(
             "router", config, core, needs_workers=True, on_reconnect=self._renew_soon
         )
@@ -48,6 +51,11 @@ class RouterService:
         told = (self._host.metrics, self._host.subjects)
         self._rpc = Rpc(self._commands, *told)
         self._index_rpc = IndexRpc(core, Lookups(core, frequency_window_s=0.0), *told)
+
+    @property
+    def metrics(self) -> RouterMetrics:
+        """What this router counts."""
+        return self._host.metrics
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
@@ -110,3 +118,8 @@ class RouterService:
         if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("orders about workers are kept there")
         await self._host.registry.order(bus, worker_id, lifecycle)
+
+
+def _core(config: RouterConfig) -> RouterCore:
+    index = config.index
+    return RouterCore(config.core, lambda: make_indexer(index), Random())

@@ -51,11 +51,13 @@ class Process:
 
 
 class Fleet:
-    """A router and agents on a given bus."""
+    """A router and agents on a given bus. `command`: what starts the router."""
 
-    def __init__(self, directory, nats_url):
+    def __init__(self, directory, nats_url, command="serve", **router_options):
         self.directory = directory
         self.nats_url = nats_url
+        self._command = command
+        self._router_options = router_options
         self.router_port = free_port()
         self.router = None
         self.workers = {}
@@ -67,9 +69,9 @@ class Fleet:
 
     async def start(self, workers, dp_size=1, **options):
         self.router = self._process(
-            "router", "router", "serve",
+            "router", "router", self._command,
             **{"nats-url": self.nats_url, "http-port": self.router_port, "name": "router",
-               "drain-s": 0},
+               "drain-s": 0, **self._router_options},
         )  # fmt: skip
         for worker_id in range(1, workers + 1):
             self.add_worker(worker_id, dp_size, **options)

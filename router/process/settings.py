@@ -53,7 +53,7 @@ def load(
         ("environment", _from_environment(environment, prefix)),
         ("flag", flags),
     ):
-        values.update(_checked(config_type, given, source, elsewhere))
+        values.update(checked(config_type, given, source, elsewhere))
     return config_type(**values)
 
 
@@ -130,24 +130,27 @@ def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, 
     return values
 
 
-def _checked(
+def checked(
     config_type: type[Struct],
     values: Mapping[str, Any],
     source: str,
-    elsewhere: Mapping[str, str],
+    elsewhere: Mapping[str, str] = NO_OTHERS,
 ) -> dict[str, Any]:
+    """Values from a source, of the types and within the limits of their fields. Raises
+    ConfigError.
+    """
     fields = {field.name: field for field in msgspec.structs.fields(config_type)}
-    checked = {}
+    converted = {}
     for name, value in values.items():
         if name in elsewhere:
             raise ConfigError(name, f"given here ({source})", f"only {elsewhere[name]}")
         if name not in fields:
             raise ConfigError(name, f"unknown key ({source})", ", ".join(sorted(fields)))
         try:
-            checked[name] = msgspec.convert(value, fields[name].type, strict=False)
+            converted[name] = msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(name, f"{value!r} ({source})", str(error)) from error
-    return checked
+    return converted
 
 
 def _text(hint: Any) -> str:

@@ -3,11 +3,13 @@
 An entry's fields are the arguments of the command it stands for, as they were given.
 """
 
+import sys
 from contextlib import suppress
+from math import isfinite, isnan
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from router.core import RouterCore
 from router.errors import KvRouterError
@@ -16,8 +18,8 @@ from router.indexer.dumps import RankState
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage, TierBlocks
-from router.protocol.loads import LoadReport, decode_load_report, encode_load_report
-from router.protocol.values import HashArray, Rank, Scope, pack_hashes, unpack_hashes
+from router.protocol.loads import LoadReport
+from router.protocol.values import HashArray, Scope, pack_hashes, unpack_hashes
 from router.registrations import RegisteredWorker
 
 
@@ -108,22 +110,24 @@ class Settle(_Command, frozen=True, tag="settle"):
 
 
 class ApplyLoad(_Command, frozen=True, tag="apply_load"):
-    """A load report came. It is kept as the bytes that agents send, which have room for every
-    number a foreign engine may name; JSON has no infinity.
-    """
+    """A load report came."""
 
-    rank: Rank
-    report: bytes
+    report: LoadReport
     now_s: float
 
     @classmethod
     def of(cls, report: LoadReport, now_s: float) -> "ApplyLoad":
-        """As it was told."""
-        return cls(report.rank, encode_load_report(report), now_s)
-
-    def tell(self, core: RouterCore) -> None:
-        """Tell a core. Raises WireError."""
-        core.apply_load(decode_load_report(self.report), self.now_s)
+        """As it was told, but JSON has no infinity: the largest number stands for it."""
+        counters = report.counters
+        if isfinite(report.waiting_s + counters.busy_s + counters.prefill_token_contexts):
+            return cls(report, now_s)
+        finite = replace(
+            counters,
+            busy_s=_finite(counters.busy_s),
+            prefill_token_contexts=_finite(counters.prefill_token_contexts),
+        )
+        waiting_s = _finite(report.waiting_s)
+        return cls(replace(report, waiting_s=waiting_s, counters=finite), now_s)
 
 
 class SetConnected(_Command, frozen=True, tag="set_connected"):
@@ -222,3 +226,7 @@ def upserted(announcement: WorkerAnnouncement, now_s: float) -> Command:
     if isinstance(announcement, RegisteredWorker):
         return UpsertRegistered(announcement, now_s)
     return UpsertWorker(announcement, now_s)
+
+
+def _finite(number: float) -> float:
+    return 0.0 if isnan(number) else min(number, sys.float_info.max)

@@ -1,5 +1,6 @@
 """Values in columns, for people."""
 
+import re
 from collections.abc import Sequence
 
 _GAP = "  "
@@ -9,12 +10,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Rows under their heads; columns of numbers are flush right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    numeric = [
-        all(cell.lstrip("-").isdecimal() or cell == "-" for cell in column)
-        for column in zip(*cells, strict=True)
-    ] or [False] * len(heads)
+    numeric = [all(map(_is_number, column)) for column in zip(*cells, strict=True)]
+    numeric = numeric or [False] * len(heads)
     lines = [heads, *cells]
     return "\n".join(_line(line, widths, numeric).rstrip() for line in lines)
+
+
+def _is_number(cell: str) -> bool:
+    """With a sign, separators or a percent sign, too; or a dash for none."""
+    return cell == "-" or re.fullmatch(r"[-+]?\d[\d,]*(\.\d+)?%?", cell) is not None
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

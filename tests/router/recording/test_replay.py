@@ -1,5 +1,6 @@
 """What was recorded, told to another core, leads to the same decisions and the same state."""
 
+import math
 from typing import get_args
 
 import pytest
@@ -7,15 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from builders import announcement
+from builders import announcement, report
 from recordings import PROMPTS, RandomLife, Recorded, replayed, state
 from router.core import RouterCore
 from router.errors import RecordingError
 from router.protocol.events import EventBatch, Stored, pack_batch
+from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
 from router.protocol.values import HeldState, Rank, Scope, Tier, pack_hashes
 from router.publisher.journal import EventJournal
-from router.recording.commands import ApplyLoad, Command, Search
+from router.recording.commands import Command, Search
 from router.recording.core import RecordedCore
 from router.recording.decisions import Outcome, Select
 from router.recording.format import Hole
@@ -127,19 +129,22 @@ def test_a_hole_is_found():
     assert (replay.hole_line, replay.missing) == (12, 7)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        ApplyLoad(Rank(1, 0), b"nonsense", 0.0),
-        Select(SelectRequest(token_ids=None), Outcome(refused="no_endpoints")),
-    ],
-)
-def test_what_nobody_can_have_told_is_damage(entry):
+def test_what_nobody_can_have_asked_is_damage():
     recorded = Recorded()
-    recorded.entries.append(entry)
+    recorded.entries.append(Select(SelectRequest(token_ids=None), Outcome(refused="x")))
     with pytest.raises(RecordingError, match=r"line 2") as caught:
         replayed(recorded.recording)
     assert caught.value.problem == "damaged"
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, 1e308])
+def test_what_json_cannot_say_is_said_nearly(number):
+    recorded = Recorded()
+    counters = LoadCounters(busy_s=number, prefill_tokens=2**70, prefill_token_contexts=number)
+    recorded.core.upsert_worker(announcement(1), 0.0)
+    recorded.core.apply_load(report(1, waiting_s=number, counters=counters), 0.0)
+    replay, _ = replayed(recorded.recording)
+    assert replay._core.fleet.get(1).was_heard
 
 
 def test_settings_out_of_range_are_damage():

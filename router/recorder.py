@@ -1,0 +1,207 @@
+"""A recording on its way to a file, without ever holding up the event loop.
+
+    loop: entry ─▶ line of bytes ─▶ bounded queue ─▶ thread: some lines at a time ─▶ file
+
+A line is encoded where it arises, 1 µs for a batch of 16 blocks, so that the queue is bounded in
+bytes. When it is full the newest line is dropped and counted, and the next that finds room is
+preceded by a `hole`. The thread writes ten times a second, unbuffered: what a killed process leaves
+is whole lines up to its last tenth of a second, and perhaps half of one more.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import MsgspecError, Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.errors import ConfigError
+from router.recording.commands import Command
+from router.recording.decisions import Decision
+from router.recording.format import End, Header, Hole, Line, encode_header, encode_line
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES = 64 << 20
+PIECE_BYTES = 1 << 18
+"""Written at a time; the GIL is free meanwhile."""
+
+WRITE_INTERVAL_S = 0.1
+
+_ROOM_FOR_END = 256
+"""Bytes kept free below the limit for what ends a recording."""
+
+
+class RecordingLimits(Struct, frozen=True):
+    """What ends a recording by itself; 0: nothing of this kind."""
+
+    max_records: int = 0
+    max_bytes: int = 0
+
+
+class Recorder:
+    """Writes entries, as they are told, to a new file.
+
+    `on_end` is called, on any thread, when no more is recorded: a limit was reached, or the
+    file cannot be written (`failure`). `records`, `missing`: how many were written and dropped.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        limits: RecordingLimits,
+        on_end: Callable[[], None],
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the file, for its owner's eyes: it has prompts. Raises ConfigError."""
+        self._fd = _create(path)
+        self._limits = limits
+        self._on_end = on_end
+        self._queue_bytes = queue_bytes
+        self._clock = clock
+        self._start_s = clock()
+        self._lines: deque[bytes] = deque()
+        self._taken_bytes = self._written_bytes = 0
+        self._untold = 0
+        self._is_over = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
+        self.records = 0
+        self.missing = 0
+        self.failure: OSError | None = None
+        self._put(encode_header(header))
+        self._thread.start()
+
+    @property
+    def written_bytes(self) -> int:
+        """How large the file is."""
+        return self._written_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much is yet to be written."""
+        return self._taken_bytes - self._written_bytes
+
+    def take(self, entry: Command | Decision) -> None:
+        """Record an entry; never waits, never raises."""
+        if self._is_over:
+            return
+        line = self._encoded(entry)
+        if line is None or self.waiting_bytes + len(line) > self._queue_bytes:
+            self.missing += 1
+            self._untold += 1
+            return
+        self._tell_hole()
+        room_bytes = self._limits.max_bytes - _ROOM_FOR_END - self._taken_bytes
+        if self._limits.max_bytes and len(line) > room_bytes:
+            self.end("max_bytes")
+            return
+        self._put(line)
+        self.records += 1
+        if self.records == self._limits.max_records:
+            self.end("max_records")
+
+    def end(self, reason: str) -> None:
+        """Record no more, and say why; once is enough."""
+        if self._is_over:
+            return
+        self._tell_hole()
+        self._put(self._line(End(reason)))
+        self._is_over = True
+        self._closing.set()
+        self._on_end()
+
+    def close(self) -> None:
+        """Wait until all is in the file, and on the disk."""
+        self.end("stopped")
+        self._thread.join()
+
+    def _encoded(self, entry: Command | Decision) -> bytes | None:
+        """None for what cannot be written down: a name that is no text, a number beyond all."""
+        try:
+            return self._line(entry)
+        except (MsgspecError, ValueError, OverflowError, TypeError) as error:
+            log.error("%s cannot be recorded: %s", type(entry).__name__, error)
+            return None
+
+    def _line(self, entry: Command | Decision | Hole | End) -> bytes:
+        return encode_line(Line(round(self._clock() - self._start_s, 6), entry))
+
+    def _tell_hole(self) -> None:
+        if self._untold:
+            log.error("%d records are missing: they came faster than written", self._untold)
+            self._put(self._line(Hole(self._untold)))
+            self._untold = 0
+
+    def _put(self, line: bytes) -> None:
+        self._taken_bytes += len(line)
+        self._lines.append(line)
+
+    def _write_all(self) -> None:
+        try:
+            while not self._closing.wait(WRITE_INTERVAL_S):
+                self._write_waiting()
+            self._write_waiting()
+            os.fsync(self._fd)
+        except OSError as error:
+            self.failure = error
+            self._is_over = True
+            self._on_end()
+        finally:
+            os.close(self._fd)
+
+    def _write_waiting(self) -> None:
+        for piece in _pieces(self._lines):
+            view = memoryview(piece)
+            while view:
+                written = os.write(self._fd, view)
+                self._written_bytes += written
+                view = view[written:]
+
+
+class RecorderCollector(Collector):
+    """What Prometheus is told of a recording."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        """The values of this moment."""
+        recorder = self._recorder
+        yield _counter("recorded", "Commands and decisions recorded", recorder.records)
+        yield _counter("recorded_bytes", "Size of the recording", recorder.written_bytes)
+        yield _counter("recording_missing", "Records dropped: the queue was full", recorder.missing)
+        waiting = GaugeMetricFamily(
+            "kv_router_recording_waiting_bytes", "Bytes not yet written", recorder.waiting_bytes
+        )
+        yield waiting
+
+
+def _create(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        allowed = "a new file in a folder that can be written to"
+        raise ConfigError("output", f"{path}: {error.strerror}", allowed) from error
+
+
+def _pieces(lines: deque[bytes]) -> Iterator[bytes]:
+    """All that waits, some lines at a time."""
+    while lines:
+        piece, size = [], 0
+        while lines and size < PIECE_BYTES:
+            piece.append(lines.popleft())
+            size += len(piece[-1])
+        yield b"".join(piece)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"kv_router_{name}", text, value=value)

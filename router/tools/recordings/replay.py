@@ -1,0 +1,163 @@
+"""`kv-router replay`: tell a recording to another core, and compare what it decides.
+
+Exit status: 0; 1 if a decision differs though the settings do not, or a line is damaged; 2 for a
+wrong command line, or a file that is no recording of this version. A recording that is cut off is
+replayed up to there.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import islice
+from math import inf
+from typing import BinaryIO
+
+from router.config import DECISION_SETTINGS, RouterConfig
+from router.errors import ConfigError, RecordingError
+from router.process.settings import checked, describe
+from router.recording.format import (
+    LINE_LIMIT_BYTES,
+    Header,
+    Line,
+    Setting,
+    decode_header,
+    decode_lines,
+)
+from router.recording.replay import Replay
+from router.tools.recordings import report
+from router.tools.recordings.cores import replayed_core
+from router.tools.recordings.tally import Tally
+
+
+def replay(arguments: Sequence[str]) -> int:
+    """Replay, print how it went, return the exit status. Raises ConfigError."""
+    given = vars(_parser().parse_args(arguments))
+    path, speed, limit = given.pop("file"), given.pop("speed"), given.pop("limit")
+    settings = checked(RouterConfig, given, "flag")
+    try:
+        with open(path, "rb") as file:
+            header = decode_header(file.readline(LINE_LIMIT_BYTES))
+            run = _Run(file, header, settings, speed, limit)
+            _say(report.opening(path, header, settings, version("kv-router")))
+            return run.run()
+    except OSError as error:
+        raise ConfigError("FILE", f"{path}: {error.strerror}", "a readable recording") from error
+    except RecordingError as error:
+        sys.stderr.write(f"kv-router replay: {path}: {error}\n")
+        return 2
+
+
+class _Run:
+    """One replay, from the first line behind the header on."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        header: Header,
+        settings: dict[str, Setting],
+        speed: float,
+        limit: int,
+    ) -> None:
+        self._replay = Replay(replayed_core(header, settings))
+        self._tally = Tally()
+        self._file = file
+        self._speed = speed
+        self._limit = limit or None
+        self._is_rescoring = bool(settings)
+        self._start_s = time.monotonic()
+
+    def run(self) -> int:
+        """Replay, tell how it went, return the exit status."""
+        problem, is_at_end = None, False
+        try:
+            with suppress(KeyboardInterrupt):  # what was replayed so far is told all the same
+                is_at_end = self._tell_all()
+        except RecordingError as error:
+            problem = error
+        elapsed_s, tally = time.monotonic() - self._start_s, self._tally
+        for text in (
+            *report.closing(self._replay, tally, problem, elapsed_s, is_at_end=is_at_end),
+            *(report.scores(tally) if self._is_rescoring else report.equality(tally)),
+        ):
+            _say(text)
+        is_damaged = problem is not None and problem.problem != "cut off"
+        differs = tally.equal < tally.decisions and not self._is_rescoring
+        return int(is_damaged or differs)
+
+    def _tell_all(self) -> bool:
+        """False if the limit came before the end."""
+        lines = decode_lines(iter(lambda: self._file.readline(LINE_LIMIT_BYTES), b""))
+        for number, line in islice(_paced(lines, self._speed), self._limit):
+            compared = self._replay.take(number, line)
+            if compared is None:
+                continue
+            self._tally.add(compared, is_behind_hole=self._replay.hole_line is not None)
+            if self._speed:
+                _say(report.told(compared))
+        return self._replay.lines != self._limit
+
+
+def _paced(lines: Iterator[tuple[int, Line]], speed: float) -> Iterator[tuple[int, Line]]:
+    """Each line when it is due; at speed 0 all at once."""
+    start_s = time.monotonic()
+    for number, line in lines:
+        if speed:
+            time.sleep(max(0.0, start_s + line.at_s / speed - time.monotonic()))
+        yield number, line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kv-router replay",
+        description="Tell a recording to another core: does it decide the same?",
+    )
+    parser.add_argument("file", metavar="FILE", help="what `kv-router record` wrote")
+    parser.add_argument(
+        "--speed",
+        type=_speed,
+        default=0.0,
+        metavar="X",
+        help="1: as fast as it happened, 10: ten times; 0, the default: as fast as possible",
+    )
+    parser.add_argument(
+        "--limit",
+        type=_limit,
+        default=0,
+        metavar="N",
+        help="replay the first N records; 0, the default: all",
+    )
+    _add_settings(parser.add_argument_group("settings", "instead of the recorded ones"))
+    return parser
+
+
+def _add_settings(parser: argparse._ArgumentGroup) -> None:
+    for name, default, text in describe(RouterConfig):
+        if name not in DECISION_SETTINGS:
+            continue
+        flag, shown = f"--{name.replace('_', '-')}", text.replace("%", "%%")
+        if isinstance(default, bool):
+            boolean = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=boolean, default=argparse.SUPPRESS, help=shown)
+        else:
+            parser.add_argument(flag, metavar="VALUE", default=argparse.SUPPRESS, help=shown)
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not 0 <= speed < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return speed
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

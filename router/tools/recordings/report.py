@@ -1,0 +1,136 @@
+"""A replay in words."""
+
+from collections.abc import Iterator, Mapping
+
+from router.errors import RecordingError
+from router.recording.decisions import Outcome
+from router.recording.format import Header, Setting
+from router.recording.replay import Compared, Replay
+from router.scheduler.cost import Terms
+from router.tools.recordings.tally import Tally, Totals, cached_tokens
+from router.tools.tables import table
+
+
+def opening(path: str, header: Header, settings: Mapping[str, Setting], product: str) -> str:
+    """Whose recording this is, and what is different now."""
+    lines = [f"{path}: recorded {header.recorded_at} by kv-router {header.product_version}"]
+    if product != header.product_version:
+        lines.append(f"replayed by kv-router {product}, which may decide otherwise")
+    lines += [
+        f"  {name}: {header.settings.get(name)}, now {value}" for name, value in settings.items()
+    ]
+    return "\n".join(lines)
+
+
+def told(compared: Compared) -> str:
+    """One decision, as it is made."""
+    verdict = "equal" if compared.is_equal else f"recorded {_place(compared.recorded.outcome)}"
+    return f"{_head(compared)}: {_place(compared.now.outcome)}, {verdict}"
+
+
+def closing(
+    replay: Replay,
+    tally: Tally,
+    problem: RecordingError | None,
+    elapsed_s: float,
+    *,
+    is_at_end: bool,
+) -> Iterator[str]:
+    """How far it went, and why not further."""
+    yield f"{replay.lines:,} records of {replay.at_s:.1f} s, replayed in {elapsed_s:.2f} s"
+    if replay.hole_line is not None:
+        yield (
+            f"line {replay.hole_line}: {replay.missing} records are missing, they came faster than "
+            f"they were written; {tally.unproven} decisions behind it are not compared"
+        )
+    if problem is not None:
+        last = f"the {replay.lines:,} records before it were replayed"
+        yield f"{problem}; {last}"
+    elif replay.ended is not None:
+        yield f"the recording was ended: {replay.ended}"
+    elif is_at_end:
+        yield "the recording has no end: the router still runs, or its last moments are missing"
+
+
+def equality(tally: Tally) -> Iterator[str]:
+    """Whether all decisions came out as recorded; the first that did not."""
+    yield f"decisions: {tally.equal:,} of {tally.decisions:,} equal"
+    for compared in tally.first:
+        yield _difference(compared)
+
+
+def scores(tally: Tally) -> Iterator[str]:
+    """What other settings would have changed, as far as a recording can tell."""
+    part = tally.moved / tally.decisions if tally.decisions else 0.0
+    yield f"decisions: {tally.moved:,} of {tally.decisions:,} to another rank ({part:.1%})"
+    yield table(["", "recorded", "now", "change"], list(_sums(tally.recorded, tally.now)))
+    if tally.largest:
+        yield "the largest differences:"
+    for compared in tally.largest:
+        yield _difference(compared)
+
+
+def _sums(recorded: Totals, now: Totals) -> Iterator[tuple[str, str, str, str]]:
+    names = {
+        "cached_tokens": "tokens predicted to be cached",
+        "prefill_tokens": "tokens to prefill where it goes",
+        "decode_blocks": "blocks to decode where it goes",
+    }
+    for field, text in names.items():
+        before, after = getattr(recorded, field), getattr(now, field)
+        change = f"{(after - before) / before:+.1%}" if before else "-"
+        yield text, f"{before:,}", f"{after:,}", change
+
+
+def _difference(compared: Compared) -> str:
+    before, after = compared.recorded.outcome, compared.now.outcome
+    isl_tokens = len(compared.recorded.request.token_ids or ())
+    lines = [
+        f"  {_head(compared)}, {isl_tokens:,} tokens",
+        f"    recorded    {_in_words(before)}",
+        f"    now         {_in_words(after)}",
+    ]
+    terms = _now_there(compared)
+    if terms is not None and before.rank != after.rank:
+        lines.append(f"    instead of  {_weighed(*terms)}")
+    elif before.rank == after.rank and before.terms == after.terms:
+        lines.append("    the rank is the same; what the other candidates cost is not")
+    return "\n".join(lines)
+
+
+def _now_there(compared: Compared) -> tuple[Terms, float] | None:
+    """What the rank chosen then is weighed with now."""
+    choice = compared.now.choice
+    if choice is None:
+        return None
+    for terms, cost in zip(choice.terms, choice.costs, strict=True):
+        if terms.rank == compared.recorded.outcome.rank:
+            return terms, cost
+    return None
+
+
+def _head(compared: Compared) -> str:
+    entry = compared.recorded
+    kind = str(entry.__struct_config__.tag)
+    request_id = entry.request.request_id
+    named = f"{kind} {request_id}" if request_id is not None else kind
+    return f"line {compared.line}, +{compared.at_s:.3f} s, {named}"
+
+
+def _place(outcome: Outcome) -> str:
+    return f"refused ({outcome.refused})" if outcome.rank is None else f"rank {outcome.rank}"
+
+
+def _in_words(outcome: Outcome) -> str:
+    if outcome.terms is None or outcome.cost is None:
+        booked = f", {outcome.overlap_blocks} blocks cached" if outcome.rank is not None else ""
+        return _place(outcome) + booked
+    return _weighed(outcome.terms, outcome.cost)
+
+
+def _weighed(terms: Terms, cost: float) -> str:
+    return (
+        f"rank {terms.rank}: cost {cost:,.2f}, {cached_tokens(terms):,} tokens cached, with it "
+        f"{terms.potential_prefill_tokens:,} tokens to prefill and "
+        f"{terms.potential_decode_blocks:,} blocks to decode"
+    )

@@ -1,0 +1,71 @@
+"""What a replay comes to: counts, sums, and the decisions worth telling of."""
+
+from heapq import nlargest
+
+from msgspec import Struct
+
+from router.recording.replay import Compared
+from router.scheduler.cost import Terms
+
+TOLD = 5
+"""Differences that are told in words."""
+
+
+class Totals(Struct):
+    """Sums over the decisions that were answered both times."""
+
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_blocks: int = 0
+
+    def add(self, terms: Terms) -> None:
+        """Add what the chosen rank was to bring."""
+        self.cached_tokens += cached_tokens(terms)
+        self.prefill_tokens += terms.potential_prefill_tokens
+        self.decode_blocks += terms.potential_decode_blocks
+
+
+class Tally:
+    """Decisions so far. `is_behind_hole`: their state is not the recorded one's, so they prove
+    nothing.
+
+    `first`: those that differ at all; `largest`: those to another rank, by how many tokens that
+    changes.
+    """
+
+    def __init__(self) -> None:
+        self.decisions = self.equal = self.moved = self.unproven = 0
+        self.first: list[Compared] = []
+        self.largest: list[Compared] = []
+        self.recorded, self.now = Totals(), Totals()
+
+    def add(self, compared: Compared, *, is_behind_hole: bool) -> None:
+        """Count a decision."""
+        if is_behind_hole:
+            self.unproven += 1
+            return
+        self.decisions += 1
+        self.equal += compared.is_equal
+        if not compared.is_equal and len(self.first) < TOLD:
+            self.first.append(compared)
+        before, after = compared.recorded.outcome, compared.now.outcome
+        if before.terms is not None and after.terms is not None:
+            self.recorded.add(before.terms)
+            self.now.add(after.terms)
+        if before.rank != after.rank:
+            self.moved += 1
+            self.largest = nlargest(TOLD, [*self.largest, compared], key=weight_tokens)
+
+
+def cached_tokens(terms: Terms) -> int:
+    """Tokens of the prompt that the engine was predicted to reuse."""
+    return terms.predicted_cached_blocks * terms.block_size
+
+
+def weight_tokens(compared: Compared) -> int:
+    """By how many tokens, cached or to be computed first, a decision differs."""
+    before, after = compared.recorded.outcome.terms, compared.now.outcome.terms
+    if before is None or after is None:
+        return 0
+    cached = abs(cached_tokens(after) - cached_tokens(before))
+    return max(cached, abs(after.potential_prefill_tokens - before.potential_prefill_tokens))
