@@ -20,7 +20,7 @@ from router.protocol.ranges import RangeRequest, decode_range_answer, encode_ran
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from running import RunningRouter, RunningService
-from servers import eventually, free_port
+from servers import equals, eventually, free_port
 from worker_agent.bridge_agent import BridgeAgent
 from worker_agent.bridge_config import BridgeConfig
 from zmq_engines import Engine, removed, stored
@@ -407,11 +407,29 @@ async def _has_published(bridge, event_id):
 
 
 async def test_metrics_count(nats_server, engine, metrics):
+    publish(engine, 1, 4)
+    engine.publish({"type": "Unknown"})
     async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
+
+        async def counted():
+            names = ("engine_batches_total", "engine_events_dropped_total", "engine_connected")
+            return [await of_rank(bridge, name) for name in names]
+
+        await eventually(lambda: equals(counted(), [4, 1, 1]))
+        assert await of_rank(bridge, "engine_connections_total") == 1
+        assert await of_rank(bridge, "engine_load_reports_total") >= 1
+        assert await of_rank(bridge, "engine_waiting_seconds") < 5
+        assert await of_rank(bridge, "load_reports_missed_total") == 0
         assert await bridge.metric("kv_agent_metrics_readings_total") >= 1
         assert await bridge.metric("kv_agent_metrics_readable") == 1
-        labels = '{dp_rank="0",model_name="tiny"}'
-        assert await bridge.metric(f"kv_agent_load_reports_missed_total{labels}") == 0
+        engine.stop()
+        metrics.stop()
+        await eventually(lambda: equals(of_rank(bridge, "engine_connected"), 0))
+        await eventually(lambda: equals(bridge.metric("kv_agent_metrics_readable"), 0))
+
+
+async def of_rank(bridge, name):
+    return await bridge.metric(f'kv_agent_{name}{{dp_rank="0",model_name="tiny"}}')
 
 
 def test_no_torch_and_no_engine_are_loaded():
