@@ -26,10 +26,12 @@ FAIRNESS = (
     "longer than the lease. After a kill −9 it is told its workers again, as an orchestrator does.",
     "Dynamo reads SGLang's `cache_salt`; it does not read vLLM's salt, which is in `extra_keys`. A "
     "caller that hashes blocks itself can avoid that.",
+    "Who cannot read a batch credits nothing for it, which is right where the truth is 0: the rows "
+    "«asked with it» tell that from understanding.",
     "vllm-router has no API for overlaps: its own log says what it credits to the worker it chose, "
     "and all its tier credits are set to 1. It is asked with both `model` and `lora_name`.",
-    "vllm-router forgets all of an engine after a gap that it cannot fill: it misses what it had, "
-    "and has no ghosts.",
+    "vllm-router and kv-router forget all of an engine after a gap that they cannot fill: they "
+    "miss what it still has, and have no ghosts.",
     "kv-router is told with `report_mode: full` which engines announce blocks again; nobody else "
     "can be told, and sets of blocks are right there by nature.",
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..events import prompt, publish, stored, text
+from ..events import as_array, prompt, publish, stored, text
 from ..steps import Ask, Scenario, Step
 
 GROUP = "identity"
@@ -52,6 +52,6 @@ SCENARIOS = (
     scenario("LoRA, asked with it", publish(with_lora("ad")), asked(10, lora_name="ad")),
     scenario("LoRA, asked as base", publish(with_lora("ad")), asked(0)),
     scenario("LoRA by its deprecated number, asked as base",
-             publish(stored(A, lora_id=7, extra_keys=[["7"]] * 10)), asked(0)),
+             publish(as_array(stored(A, lora_id=7), 5)), asked(0)),
     scenario("base, asked with LoRA", publish(stored(A)), asked(0, lora_name="ad")),
 )  # fmt: skip

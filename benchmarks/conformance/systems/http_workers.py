@@ -15,24 +15,32 @@ class HttpWorkers:
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
+        self._clients: set[asyncio.StreamWriter] = set()
 
     async def start(self, count: int) -> list[str]:
         """So many; their URLs."""
-        self._servers = [await asyncio.start_server(_serve, "127.0.0.1", 0) for _ in range(count)]
+        self._servers = [
+            await asyncio.start_server(self._serve, "127.0.0.1", 0) for _ in range(count)
+        ]
         ports = [server.sockets[0].getsockname()[1] for server in self._servers]
         return [f"http://127.0.0.1:{port}" for port in ports]
 
     async def stop(self) -> None:
         for server in self._servers:
             server.close()
+        for client in list(self._clients):
+            client.close()
+            with suppress(ConnectionError):
+                await client.wait_closed()
 
-
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            _, _, length = head.partition(b"content-length:")
-            await reader.readexactly(int(length.split(b"\r\n")[0] or 0))
-            writer.write(HEAD.encode() + REPLY)
-            await writer.drain()
-    writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                _, _, length = head.partition(b"content-length:")
+                await reader.readexactly(int(length.split(b"\r\n")[0] or 0))
+                writer.write(HEAD.encode() + REPLY)
+                await writer.drain()
+        self._clients.discard(writer)
+        writer.close()
