@@ -12,6 +12,7 @@ from router.local.config import load_up_config
 from router.local.up import up
 from router.process.serving import log_to_stderr, run_until_signal
 from router.service import RouterService
+from router.tools.doctor.command import doctor
 from router.tools.inspection.command import inspect
 from router.tools.recordings.record import record
 from router.tools.recordings.replay import replay
@@ -25,6 +26,7 @@ usage: kv-router COMMAND [--help] [options]
   record   start a router that also writes down all it is told and asked
   replay   tell it to another: does it decide the same, or how with other settings
   inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
+  doctor   connect to an engine, and say what is wrong with it and how to fix it
 """
 
 
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "inspect": inspect,
         "record": record,
         "replay": replay,
+        "doctor": doctor,
     }
     if command not in commands:
         sys.stderr.write(USAGE)

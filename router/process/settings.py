@@ -25,6 +25,7 @@ ROUTER_PREFIX = "KV_ROUTER_"
 AGENT_PREFIX = "KV_ROUTER_AGENT_"
 UP_PREFIX = "KV_ROUTER_UP_"
 INDEXER_PREFIX = "KV_ROUTER_INDEXER_"
+DOCTOR_PREFIX = "KV_ROUTER_DOCTOR_"
 
 NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
@@ -117,7 +118,7 @@ def _from_file(path: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Variables of other commands, whose prefixes begin with the router's, are none of ours."""
-    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX, INDEXER_PREFIX} - {prefix}
+    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX, INDEXER_PREFIX, DOCTOR_PREFIX} - {prefix}
     foreign = tuple(other for other in others if other.startswith(prefix))
     values = {
         key.removeprefix(prefix).lower(): value

@@ -1,0 +1,80 @@
+"""How to attach this engine: to a router directly, or by an agent beside it."""
+
+from msgspec import Struct, json
+
+from router.protocol.values import Doubt
+from router.tools.doctor.engine_seen import EngineSeen
+
+_ROUTER = "http://localhost:8092"
+_SERVER = "http://ENGINE:8000"
+
+
+class Attachment(Struct, frozen=True):
+    """The body of `POST /workers`, and the command line of an agent."""
+
+    worker: dict[str, object]
+    agent: str
+
+    @property
+    def curl(self) -> str:
+        """The request, for a shell."""
+        body = json.encode(self.worker).decode()
+        return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d '{body}'"
+
+
+def attachment(seen: EngineSeen) -> Attachment:
+    """From what was given and heard; what nobody said is left to be filled in."""
+    return Attachment(_worker(seen), _agent(seen))
+
+
+def _worker(seen: EngineSeen) -> dict[str, object]:
+    config, rank = seen.config, str(seen.dp_rank)
+    body: dict[str, object] = {
+        "worker_id": 1,
+        "model_name": seen.model or "MODEL",
+        "endpoint": config.url or _SERVER,
+        "block_size": _block_size(seen),
+        "data_parallel_start_rank": seen.dp_rank,
+        "data_parallel_size": 1,
+        "kv_events_endpoints": {rank: config.zmq},
+    }
+    if config.replay:
+        body["replay_endpoints"] = {rank: config.replay}
+    if config.topic:
+        body["topic"] = config.topic
+    if seen.server is not None and seen.server.num_gpu_blocks:
+        body["total_kv_blocks"] = seen.server.num_gpu_blocks
+    if seen.engine is not None:
+        body["engine"] = seen.engine
+    if seen.contents.eagle_events:
+        body["is_eagle"] = True
+    if _is_full(seen):
+        body["report_mode"] = "full"
+    return body
+
+
+def _agent(seen: EngineSeen) -> str:
+    config = seen.config
+    flags = {
+        "engine": seen.engine or "vllm",
+        "nats-url": "nats://localhost:4222",
+        "worker-id": "1",
+        "model-name": seen.model or "MODEL",
+        "block-size": str(_block_size(seen)),
+        "zmq": config.zmq,
+        "replay": config.replay,
+        "topic": config.topic,
+        "metrics-url": f"{config.url.rstrip('/')}/metrics" if config.url else "",
+        "report-mode": "full" if _is_full(seen) else "",
+    }
+    given = (f"--{flag} {value}" for flag, value in flags.items() if value)
+    return f"kv-worker-agent run {' '.join(given)}"
+
+
+def _block_size(seen: EngineSeen) -> int:
+    told = seen.server.block_size if seen.server else None
+    return seen.block_size or seen.config.block_size or told or 16
+
+
+def _is_full(seen: EngineSeen) -> bool:
+    return seen.trial is not None and seen.trial.doubts(Doubt.COPIES)

@@ -1,0 +1,49 @@
+"""The settings of `kv-router doctor`, each documented by its annotation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from router.errors import ConfigError
+from router.process.settings import DOCTOR_PREFIX, load
+
+Engine: TypeAlias = Literal["vllm", "sglang", "trtllm"]
+
+
+class DoctorConfig(Struct, frozen=True, kw_only=True):
+    """Which engine, and for how long."""
+
+    zmq: Annotated[
+        str, Meta(description="events of one rank: tcp://host:port or ipc:///path (required)")
+    ] = ""
+    replay: Annotated[str, Meta(description="its replay endpoint; empty: it has none")] = ""
+    topic: Annotated[str, Meta(description="prefix of topics that the router would ask for")] = ""
+    url: Annotated[str, Meta(description="its OpenAI server, http://host:port")] = ""
+    model: Annotated[str, Meta(description="the model it serves; empty: what it says")] = ""
+    block_size: Annotated[
+        int, Meta(ge=0, le=65_536, description="tokens a block as configured; 0: what it says")
+    ] = 0
+    engine: Annotated[
+        Literal["", "vllm", "sglang", "trtllm"],
+        Meta(description="vllm, sglang or trtllm; empty: find out"),
+    ] = ""
+    seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="so long live events are listened to")
+    ] = 10.0
+    probe: Annotated[
+        bool, Meta(description="send a few small requests to --url and see what becomes of them")
+    ] = False
+    json: Annotated[bool, Meta(description="findings as JSON")] = False
+
+
+def load_doctor_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DoctorConfig:
+    """From flags, environment and file. Raises ConfigError."""
+    config = load(DoctorConfig, arguments, environment, DOCTOR_PREFIX)
+    if not config.zmq:
+        raise ConfigError("zmq", "missing", "the engine's event endpoint, tcp://host:port")
+    if config.probe and not config.url:
+        raise ConfigError("probe", "needs --url", "the engine's OpenAI server, http://host:port")
+    if config.url and not config.url.startswith(("http://", "https://")):
+        raise ConfigError("url", repr(config.url), "http://host:port, or https://…")
+    return config

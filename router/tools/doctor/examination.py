@@ -1,0 +1,166 @@
+"""One examination: look at the ports, ask the server, listen, probe, ask for a replay.
+
+ports ─▶ server ─▶ watch ┬ probe       ─▶ replay ─▶ EngineSeen ─▶ findings
+                         └ wait
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from random import Random
+from typing import Any
+
+import zmq.asyncio
+
+from router.publisher.engine_events import EngineBatch, EngineStored
+from router.tools.doctor import listening
+from router.tools.doctor.block_checks import block_findings
+from router.tools.doctor.config import DoctorConfig
+from router.tools.doctor.contents import Contents, stored_in
+from router.tools.doctor.engine_seen import EngineSeen
+from router.tools.doctor.findings import Finding
+from router.tools.doctor.messages import LiveSeen, ReplaySeen
+from router.tools.doctor.port_checks import port_findings
+from router.tools.doctor.ports import PortSeen, look_at
+from router.tools.doctor.probe_checks import probe_findings
+from router.tools.doctor.prober import Prober, ProbeSeen
+from router.tools.doctor.replay_checks import replay_findings
+from router.tools.doctor.server import Server, ServerSeen
+from router.tools.doctor.server_checks import server_findings
+from router.tools.doctor.stream_checks import stream_findings
+from router.tools.doctor.trial import Trial
+from router.tools.doctor.wire_forms import WireForms
+
+SETTLE_S = 0.3
+"""Between a connection and the first request: the subscription is on its way."""
+
+MAX_STORED_EVENTS = 20_000
+"""Kept for the probe to look among."""
+
+
+def findings_of(seen: EngineSeen) -> list[Finding]:
+    """All checks; where nobody publishes, those of the ports and the server alone."""
+    return list(_findings_of(seen))
+
+
+def _findings_of(seen: EngineSeen) -> Iterator[Finding]:
+    yield from port_findings(seen)
+    yield from server_findings(seen)
+    if seen.is_publisher:
+        yield from stream_findings(seen)
+        yield from block_findings(seen)
+        yield from replay_findings(seen)
+        yield from probe_findings(seen)
+
+
+class Examination:
+    """Of one engine. `run` is to be called once."""
+
+    def __init__(self, config: DoctorConfig, rng: Random) -> None:
+        self._config = config
+        self._rng = rng
+        self._live = LiveSeen()
+        self._replay: ReplaySeen | None = None
+        self._contents = Contents()
+        self._forms = WireForms()
+        self._stored: list[EngineStored] = []
+        self._server: ServerSeen | None = None
+        self._probe: ProbeSeen | None = None
+        self._trial = Trial(config.block_size or None, None)
+
+    async def run(self, stop: asyncio.Event) -> EngineSeen:
+        """Look at everything; `stop` ends the listening."""
+        config = self._config
+        events_port = await look_at(config.zmq)
+        replay_port = await look_at(config.replay) if config.replay else None
+        server = Server(config.url) if config.url else None
+        try:
+            if server is not None:
+                self._server = await server.look()
+                self._trial = Trial(config.block_size or None, self._server.num_gpu_blocks)
+            if events_port.is_publisher:
+                with zmq.asyncio.Context() as context:
+                    await self._listen(context, server, stop)
+                    await self._ask_for_replay(context, replay_port)
+        finally:
+            if server is not None:
+                await server.close()
+        return EngineSeen(
+            config, events_port, replay_port, self._live, self._replay, self._contents,
+            self._forms, self._trial.seen(), self._server, self._probe,
+        )  # fmt: skip
+
+    async def _listen(
+        self, context: zmq.asyncio.Context, server: Server | None, stop: asyncio.Event
+    ) -> None:
+        watch, over = listening.Watch(context, self._config.zmq, self._take_live), asyncio.Event()
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run(over))
+            if await _before(stop, watch.connected.wait(), listening.CONNECT_S):
+                self._live.is_connected = True
+                if server is not None and self._config.probe:
+                    await self._probed(server)
+                left_s = began_s + self._config.seconds - time.monotonic()
+                await _before(stop, asyncio.Event().wait(), left_s)
+            over.set()
+        self._live.losses = watch.losses
+        self._live.watched_s = time.monotonic() - began_s
+
+    async def _probed(self, server: Server) -> None:
+        seen = self._server
+        model = self._config.model or (seen.base_model if seen else None)
+        if seen is None or seen.problem is not None or model is None:
+            return
+        await asyncio.sleep(SETTLE_S)
+        size = seen.block_size or self._config.block_size or None
+        prober = Prober(server, seen, model, size, lambda: self._stored, self._rng)
+        self._probe = await prober.run()
+
+    def _take_live(self, frames: Sequence[bytes]) -> None:
+        payload = self._live.take(frames)
+        if payload is None:
+            return
+        batch = self._taken(payload)
+        self._stored.extend(stored_in(batch))
+        del self._stored[MAX_STORED_EVENTS:]
+        last = self._live.sequences.last
+        if not self._config.replay and last is not None:
+            self._trial.take(last, batch)
+
+    async def _ask_for_replay(self, context: zmq.asyncio.Context, port: PortSeen | None) -> None:
+        is_there = port is not None and port.outcome == "zmtp" and port.socket_type != "PUB"
+        if is_there:
+            self._replay = ReplaySeen()
+            await listening.replay(context, self._config.replay, self._take_replayed)
+
+    def _take_replayed(self, frames: Sequence[bytes]) -> bool:
+        replay = self._replay or ReplaySeen()
+        numbered = replay.take(frames, self._live.sequences)
+        if numbered is None:
+            return True
+        is_known = self._live.sequences.has(*numbered)
+        contents = Contents() if is_known else self._contents
+        batch = contents.add(numbered[1])
+        if not is_known:
+            self._forms.add(numbered[1])
+        self._trial.take(numbered[0], batch or _EMPTY)
+        return replay.has_ended
+
+    def _taken(self, payload: bytes) -> EngineBatch:
+        self._forms.add(payload)
+        return self._contents.add(payload) or _EMPTY
+
+
+_EMPTY = EngineBatch(None, [], [], ["a batch that is none"])
+
+
+async def _before(stop: asyncio.Event, wanted: Coroutine[Any, Any, object], seconds: float) -> bool:
+    """Did what is wanted come before the stop, and in time?"""
+    tasks = [asyncio.create_task(wanted), asyncio.create_task(stop.wait())]
+    done, _ = await asyncio.wait(
+        tasks, timeout=max(seconds, 0.0), return_when=asyncio.FIRST_COMPLETED
+    )
+    for task in tasks:
+        task.cancel()
+    return tasks[0] in done

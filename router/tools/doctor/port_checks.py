@@ -1,0 +1,93 @@
+"""Is there an engine's socket at the endpoint, of the right kind, and who can reach it?"""
+
+import ipaddress
+from collections.abc import Iterator
+
+from router.tools.doctor.advice import events_flag
+from router.tools.doctor.engine_seen import EngineSeen
+from router.tools.doctor.findings import Finding, ok, warning, wrong
+from router.tools.doctor.ports import PortSeen
+
+_WANTED = {"events": ("PUB", "XPUB"), "replay": ("ROUTER",)}
+_EXPOSED = "every event carries the prompt's tokens, and ZMQ asks nobody who they are"
+_PRIVATE = "bind the engine's sockets to a private address, or close the ports to others"
+
+
+def port_findings(seen: EngineSeen) -> Iterator[Finding]:
+    """Both endpoints."""
+    yield from _findings("events", seen.events_port, seen)
+    if seen.replay_port is not None:
+        yield from _findings("replay", seen.replay_port, seen)
+
+
+def _findings(role: str, port: PortSeen, seen: EngineSeen) -> Iterator[Finding]:
+    check = f"{role} endpoint"
+    if port.outcome != "zmtp":
+        yield _absent(check, port, seen)
+    elif port.mechanism != "NULL":
+        yield wrong(
+            check,
+            f"{port.endpoint} wants the security mechanism {port.mechanism}",
+            "the router speaks without one, as engines do",
+            "switch it off on the engine's sockets, and protect the network instead",
+        )
+    elif port.socket_type not in (None, *_WANTED[role]):
+        yield _misplaced(check, role, port)
+    else:
+        yield ok(check, f"{port.endpoint}: a ZMQ {port.socket_type or 'socket'} answers")
+        yield from _exposure(role, port)
+
+
+def _absent(check: str, port: PortSeen, seen: EngineSeen) -> Finding:
+    config = seen.config
+    text = {
+        "unresolved": f"the host of {port.endpoint} has no address: {port.detail}",
+        "refused": f"nobody listens at {port.endpoint}",
+        "unreachable": f"{port.endpoint} cannot be reached: {port.detail}",
+        "silent": f"{port.endpoint} takes connections and says nothing",
+        "http": f"{port.endpoint} is an HTTP server",
+        "other": f"{port.endpoint} speaks another protocol (it says {port.detail!r})",
+    }[port.outcome]
+    if port.outcome == "http":
+        fix = "give the port of kv-events-config here; the HTTP port belongs into --url"
+    elif port.outcome in ("unresolved", "unreachable"):
+        fix = "give the host by which this machine reaches the engine, and open the port to it"
+    else:
+        fix = events_flag(seen.engine, config.zmq, config.replay)
+    return wrong(check, text, "without it the router learns nothing of this engine", fix)
+
+
+def _misplaced(check: str, role: str, port: PortSeen) -> Finding:
+    wanted = _WANTED[role][0]
+    other = "replay" if role == "events" else "events"
+    if port.socket_type in _WANTED[other]:
+        return wrong(
+            check,
+            f"{port.endpoint} is the {other} socket (a {port.socket_type})",
+            f"{role} come from a {wanted} socket, and this one would never send any",
+            "exchange --zmq and --replay",
+        )
+    return wrong(
+        check,
+        f"{port.endpoint} is a {port.socket_type} socket, not a {wanted}",
+        "one answer each time is all that comes from it" if role == "replay" else
+        "live events only come from a PUB socket",
+        f"have the engine bind a {wanted} there; {port.socket_type} is not what engines use",
+    )  # fmt: skip
+
+
+def _exposure(role: str, port: PortSeen) -> Iterator[Finding]:
+    check = f"{role} exposure"
+    public = [each for each in port.addresses if ipaddress.ip_address(_plain(each)).is_global]
+    if public:
+        text = f"{port.endpoint} is at a public address ({public[0]})"
+        yield warning(check, text, _EXPOSED, _PRIVATE)
+    elif port.also_at:
+        text = f"the port is open on all of this machine's addresses (also at {port.also_at})"
+        fix = "bind it to 127.0.0.1 if the router runs here; else close it to others"
+        yield warning(check, text, _EXPOSED, fix)
+
+
+def _plain(address: str) -> str:
+    """Without the zone that a link-local address may carry."""
+    return address.partition("%")[0]

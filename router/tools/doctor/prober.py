@@ -1,0 +1,213 @@
+"""A few small requests to an engine, and the events that they caused.
+
+    plain twice   is anything published, and is anything reused?
+    salted        does the salt reach the event, and set the blocks apart?
+    chat          are the tokens of the events those of the chat template?
+
+Every prompt begins with random words, so that nothing of it is cached yet. Who else uses the engine
+is not disturbed: of all events only those with the prompt's own tokens count.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from router.errors import ServerError
+from router.publisher.engine_events import EngineStored
+from router.tools.doctor.contents import keys_of
+from router.tools.doctor.server import Server, ServerSeen
+
+PROMPT_BLOCKS = 3
+EVENT_WAIT_S = 3.0
+POLL_S = 0.05
+DEFAULT_BLOCK_SIZE = 16
+STEPS = 4
+"""Tokens to generate: an engine may publish what one step stored in the next one only."""
+
+MIN_VARIETY = 12
+"""Different tokens in a prompt that is to be new."""
+
+Kind: TypeAlias = Literal["plain", "again", "salted", "chat"]
+
+SAFE_TOKENS = (10, 250)
+"""Token ids that every vocabulary has, where the engine will not tokenise for us."""
+
+
+class RequestSeen(Struct, frozen=True):
+    """One request and its events.
+
+    `blocks`: full blocks of its prompt; `announced_blocks`: of those, in events stored since it was
+    sent (`again`: since `plain` was), and `salts` of these; `other_blocks`: stored meanwhile.
+    `cached_tokens`: by the engine's word; None if it does not say. `problem`: why it failed.
+    """
+
+    kind: Kind
+    blocks: int = 0
+    announced_blocks: int = 0
+    other_blocks: int = 0
+    salts: frozenset[str | None] = frozenset()
+    cached_tokens: int | None = None
+    problem: str | None = None
+
+
+class ProbeSeen(Struct, frozen=True):
+    """All requests, by kind. `salt`: the one that was sent; `template_tokens`: how many more tokens
+    the chat's prompt has than its text, None where the engine does not tokenise for others.
+    """
+
+    requests: dict[str, RequestSeen]
+    salt: str
+    template_tokens: int | None = None
+
+
+class Prober:
+    """Sender of the requests; `stored` lists what was stored since the watch began."""
+
+    def __init__(
+        self,
+        server: Server,
+        seen: ServerSeen,
+        model: str,
+        block_size: int | None,
+        stored: Callable[[], Sequence[EngineStored]],
+        rng: Random,
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._max_len = seen.max_model_len or 2_048
+        self._block_size = block_size or DEFAULT_BLOCK_SIZE
+        self._stored = stored
+        self._rng = rng
+        self._before = 0
+        self._salt = f"doctor-{rng.getrandbits(32):08x}"
+
+    async def run(self) -> ProbeSeen:
+        """Send them all, one after the other."""
+        tokens = await self._plain_tokens()
+        body = {"prompt": tokens, "max_tokens": STEPS, "temperature": 0}
+        plain = await self._completion("plain", tokens, body)
+        again = await self._completion("again", tokens, body)
+        salted = await self._completion("salted", tokens, {**body, "cache_salt": self._salt})
+        requests = {"plain": plain, "again": again, "salted": salted}
+        template_tokens = await self._chat(requests)
+        return ProbeSeen(requests, self._salt, template_tokens)
+
+    async def _plain_tokens(self) -> list[int]:
+        wanted = min(PROMPT_BLOCKS * self._block_size + 1, self._max_len - 2)
+        tokens = await self._tokenized({"prompt": self._words(wanted)}) or []
+        return tokens[:wanted] if _is_varied(tokens[:wanted], wanted) else self._any(wanted)
+
+    async def _text(self, words: int) -> str:
+        """A text that nobody has sent before, also to a tokenizer that knows few words."""
+        text = self._words(words)
+        if _is_varied(await self._tokenized({"prompt": text}) or [], words):
+            return text
+        body = {"model": self._model, "tokens": self._any(words)}
+        try:
+            return str((await self._server.ask("POST", "/detokenize", body)).get("prompt"))
+        except ServerError:
+            return text
+
+    def _any(self, count: int) -> list[int]:
+        return [self._rng.randrange(*SAFE_TOKENS) for _ in range(count)]
+
+    def _words(self, count: int) -> str:
+        return " ".join(f"{self._rng.getrandbits(20):05x}" for _ in range(count))
+
+    async def _chat(self, requests: dict[str, RequestSeen]) -> int | None:
+        text = await self._text(2 * self._block_size)
+        messages = {"messages": [{"role": "user", "content": text}]}
+        expected = await self._tokenized(messages)
+        plain = await self._tokenized({"prompt": text})
+        if expected is None or plain is None:
+            return None
+        body = {**messages, "max_tokens": STEPS, "temperature": 0}
+        path = "/v1/chat/completions"
+        requests["chat"] = await self._request("chat", path, expected, body)
+        return len(expected) - len(plain)
+
+    async def _tokenized(self, body: dict[str, Any]) -> list[int] | None:
+        try:
+            said = await self._server.ask("POST", "/tokenize", {"model": self._model, **body})
+        except ServerError:
+            return None
+        tokens = said.get("tokens")
+        is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
+        return tokens if is_list else None
+
+    async def _completion(self, kind: Kind, tokens: list[int], body: dict[str, Any]) -> RequestSeen:
+        return await self._request(kind, "/v1/completions", tokens, body)
+
+    async def _request(
+        self,
+        kind: Kind,
+        path: str,
+        tokens: list[int],
+        body: dict[str, Any],
+    ) -> RequestSeen:
+        if kind != "again":
+            self._before = len(self._stored())
+        hits = await self._server.cache_hits()
+        try:
+            said = await self._server.ask("POST", path, {"model": self._model, **body})
+        except ServerError as error:
+            return RequestSeen(kind, problem=error.reason)
+        cached = _cached_tokens(said)
+        seen = await self._until_announced(kind, tokens)
+        if cached is None and hits is not None:
+            hits_now = await self._server.cache_hits()
+            cached = None if hits_now is None else round(hits_now - hits)
+        return msgspec.structs.replace(seen, cached_tokens=cached)
+
+    async def _until_announced(self, kind: Kind, tokens: list[int]) -> RequestSeen:
+        """What was stored since; waits until it is all of the prompt, for a while."""
+        ends_s = time.monotonic() + EVENT_WAIT_S
+        while True:
+            seen = announced(kind, tokens, self._stored()[self._before :])
+            if seen.announced_blocks == seen.blocks > 0 or time.monotonic() > ends_s:
+                return seen
+            await asyncio.sleep(POLL_S)
+
+
+def announced(kind: Kind, tokens: list[int], stored: Sequence[EngineStored]) -> RequestSeen:
+    """Which blocks of a prompt these events announce, wherever in it they begin. O(tokens)."""
+    mine: set[int] = set()
+    salts: set[str | None] = set()
+    others, blocks = 0, 0
+    for event in stored:
+        size = event.block_size or len(tokens) + 1
+        blocks = max(blocks, len(tokens) // size)
+        first = _place_of(event.tokens.tolist(), tokens, size)
+        if first is None:
+            others += len(event.block_hashes)
+        else:
+            mine.update(range(first, min(first + len(event.block_hashes), len(tokens) // size)))
+            salts.add(keys_of(event).cache_salt)
+    return RequestSeen(kind, blocks, len(mine), others, frozenset(salts))
+
+
+def _place_of(told: list[int], tokens: list[int], size: int) -> int | None:
+    """At which block of the prompt the told tokens begin; what the engine generated may follow."""
+    for first in range(len(tokens) // size):
+        rest = tokens[first * size :]
+        common = min(len(told), len(rest))
+        if common >= size and told[:common] == rest[:common]:
+            return first
+    return None
+
+
+def _is_varied(tokens: list[int], wanted: int) -> bool:
+    """Enough different tokens that nobody has sent the same by chance."""
+    return len(tokens) >= wanted and len(set(tokens)) >= min(wanted, MIN_VARIETY)
+
+
+def _cached_tokens(said: dict[str, Any]) -> int | None:
+    usage = said.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens")
+    return cached if isinstance(cached, int) else None

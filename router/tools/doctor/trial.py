@@ -1,0 +1,105 @@
+"""A router's own normaliser, fed with what was heard: what would it hold, what would it doubt?"""
+
+from msgspec import Struct
+
+from router.protocol.values import SCHEME, Doubt, HeldState, Identity, Rank
+from router.publisher.engine_events import EngineBatch
+from router.publisher.journal import EventJournal
+from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_settings import EngineSettings, NormalizerStats
+from router.tools.doctor.contents import stored_in
+
+_NOW_S = 0.0
+"""The trial knows no time: children wait for their parents as long as the history lasts."""
+
+_MAX_COMPLAINTS = 3
+
+
+class TrialSeen(Struct, frozen=True):
+    """How the trial ended."""
+
+    block_size: int
+    is_eagle: bool
+    held: HeldState
+    stats: NormalizerStats
+    complaints: list[str]
+
+    @property
+    def extra_copies(self) -> int:
+        """Copies on the device beyond one of each block."""
+        return self.stats.device_copies - self.held.counts[0]
+
+    def doubts(self, doubt: Doubt) -> bool:
+        """Does it have this doubt?"""
+        return bool(self.held.doubts & doubt)
+
+
+class Trial:
+    """The normaliser of the first rank that is heard; it begins with the first block of a known
+    size, as which `block_size` counts if it is given.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_complaints",
+        "_dp_rank",
+        "_has_lost",
+        "_is_eagle",
+        "_journal",
+        "_next",
+        "_normalizer",
+        "_settings",
+    )
+
+    def __init__(self, block_size: int | None, num_gpu_blocks: int | None) -> None:
+        self._block_size = block_size
+        self._is_eagle = False
+        self._settings = EngineSettings(num_gpu_blocks=num_gpu_blocks)
+        self._dp_rank: int | None = None
+        self._next = 0
+        self._has_lost = False
+        self._complaints: list[str] = []
+        self._journal: EventJournal | None = None
+        self._normalizer: Normalizer | None = None
+
+    def take(self, sequence: int, batch: EngineBatch) -> None:
+        """Apply a batch, or as much as a router could of it: one out of turn is a loss."""
+        if batch.dp_rank is not None and self._dp_rank is None:
+            self._dp_rank = batch.dp_rank
+        if batch.dp_rank not in (None, self._dp_rank):
+            return
+        self._has_lost |= sequence != self._next
+        self._next = sequence + 1
+        normalizer = self._normalizer or self._begun(batch)
+        if normalizer is None:
+            return
+        if self._has_lost:
+            normalizer.events_lost()
+            self._has_lost = False
+        normalizer.apply(batch, _NOW_S)
+        self._complaints.extend(normalizer.take_complaints())
+        del self._complaints[_MAX_COMPLAINTS:]
+
+    def seen(self) -> TrialSeen | None:
+        """How it stands; None if no block was heard of."""
+        if self._normalizer is None or self._journal is None or self._block_size is None:
+            return None
+        return TrialSeen(
+            self._block_size,
+            self._is_eagle,
+            self._journal.state,
+            self._normalizer.stats,
+            self._complaints,
+        )
+
+    def _begun(self, batch: EngineBatch) -> Normalizer | None:
+        """A batch before the first block changes nothing: there is nothing yet to be removed."""
+        first = next((event for event in stored_in(batch) if event.block_size), None)
+        if first is None:
+            return None
+        self._is_eagle = first.is_eagle
+        self._block_size = self._block_size or first.block_size
+        identity = Identity(SCHEME, self._block_size, self._is_eagle)
+        self._journal = EventJournal(Rank(0, 0), 1, identity)
+        self._normalizer = Normalizer(self._journal, identity, settings=self._settings)
+        return self._normalizer

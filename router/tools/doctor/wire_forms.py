@@ -1,0 +1,83 @@
+"""In which of its forms an engine's format comes: what the decoder, which reads them all, does not
+keep. Nothing here says what an event means.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.publisher._engine_rows import EVENT_TYPES, FIELDS
+from router.publisher.engine_events import bounded_name
+
+_PASSED_OVER = frozenset({"ownership", "session_id", "lookahead_token_ids"})
+"""Fields that engines are known to send and that say nothing of what is cached."""
+
+_KNOWN_FIELDS = _PASSED_OVER | set(FIELDS)
+_MAX_NAMES = 32
+_SIGN = 1 << 63
+
+
+class WireForms:
+    """What the messages so far looked like; every count is of events unless it says otherwise."""
+
+    __slots__ = (
+        "arrays",
+        "batches_without_rank",
+        "hash_kinds",
+        "longest_array",
+        "maps",
+        "maps_without_lora_name",
+        "unknown_fields",
+    )
+
+    def __init__(self) -> None:
+        self.maps = 0
+        self.arrays = 0
+        self.longest_array = 0
+        """Elements of a stored event, its type among them."""
+        self.maps_without_lora_name = 0
+        """Stored events: vLLM always sends the field, SGLang only where there is one."""
+        self.batches_without_rank = 0
+        self.hash_kinds: Counter[str] = Counter()
+        """Of blocks: `unsigned`, `signed` (below 0), or how many bytes."""
+        self.unknown_fields: Counter[str] = Counter()
+
+    def add(self, payload: bytes) -> None:
+        """Look at one message; one that is no batch is passed over. O(bytes)."""
+        try:
+            batch = msgspec.msgpack.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+            return
+        self.batches_without_rank += len(batch) < 3 or batch[2] is None
+        for event in batch[1]:
+            if isinstance(event, Mapping):
+                self._add_map(event)
+            elif isinstance(event, list):
+                self._add_array(event)
+
+    def _add_map(self, event: Mapping[Any, Any]) -> None:
+        self.maps += 1
+        is_stored = event.get("type") == "BlockStored"
+        self.maps_without_lora_name += is_stored and "lora_name" not in event
+        if event.get("type") in EVENT_TYPES:
+            for name in map(str, event.keys() - _KNOWN_FIELDS):
+                if len(self.unknown_fields) < _MAX_NAMES:
+                    self.unknown_fields[bounded_name(name)] += 1
+        self._add_hashes(event.get("block_hashes"))
+
+    def _add_array(self, event: Sequence[Any]) -> None:
+        self.arrays += 1
+        if event and event[0] == "BlockStored":
+            self.longest_array = max(self.longest_array, len(event))
+        self._add_hashes(event[1] if len(event) > 1 else None)
+
+    def _add_hashes(self, hashes: object) -> None:
+        for value in hashes if isinstance(hashes, list) else ():
+            if isinstance(value, bytes):
+                self.hash_kinds[f"{len(value)} bytes"] += 1
+            elif isinstance(value, int) and not isinstance(value, bool):
+                self.hash_kinds["signed" if value < 0 else "unsigned"] += 1
