@@ -28,7 +28,7 @@ def block_findings(seen: EngineSeen) -> Iterator[Finding]:
     if seen.trial is not None:
         yield from _copies(seen, seen.trial)
         if seen.trial.block_size in seen.contents.block_sizes:
-            yield _held(seen, seen.trial)
+            yield _held(seen.trial)
 
 
 def _size(seen: EngineSeen) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def _copies(seen: EngineSeen, trial: TrialSeen) -> Iterator[Finding]:
         yield ok("copies", f"{text}: equal requests that ran at once, counted as such")
 
 
-def _held(seen: EngineSeen, trial: TrialSeen) -> Finding:
+def _held(trial: TrialSeen) -> Finding:
     """The verdict of a router's own normaliser over all that was heard."""
     held = ", ".join(
         f"{count} on {name}"
@@ -157,6 +157,6 @@ def _held(seen: EngineSeen, trial: TrialSeen) -> Finding:
         return wrong("would hold", f"{text}; {trial.complaints[0]}", doubt_text(doubts), fix)
     if doubts:
         why = "answers for this engine would say degraded: a prefix may be missed, none invented"
-        fix = "clear its cache once it is registered (vLLM: POST /reset_prefix_cache), or restart it"
+        fix = "restart it, or clear its cache, once it is registered"
         return warning("would hold", f"{text}, with a doubt: {doubt_text(doubts)}", why, fix)
     return ok("would hold", f"{text}, without a doubt")

@@ -10,9 +10,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
 
-import zmq.asyncio
-
 from router.publisher.engine_events import EngineBatch, EngineStored
+from router.publisher.zmq_context import open_context
+from router.publisher.zmq_sockets import Context
 from router.tools.doctor import listening
 from router.tools.doctor.block_checks import block_findings
 from router.tools.doctor.config import DoctorConfig
@@ -79,7 +79,7 @@ class Examination:
                 self._server = await server.look()
                 self._trial = Trial(config.block_size or None, self._server.num_gpu_blocks)
             if events_port.is_publisher:
-                with zmq.asyncio.Context() as context:
+                with open_context(max_engines=1) as context:
                     await self._listen(context, server, stop)
                     await self._ask_for_replay(context, replay_port)
         finally:
@@ -90,9 +90,7 @@ class Examination:
             self._forms, self._trial.seen(), self._server, self._probe,
         )  # fmt: skip
 
-    async def _listen(
-        self, context: zmq.asyncio.Context, server: Server | None, stop: asyncio.Event
-    ) -> None:
+    async def _listen(self, context: Context, server: Server | None, stop: asyncio.Event) -> None:
         watch, over = listening.Watch(context, self._config.zmq, self._take_live), asyncio.Event()
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -128,11 +126,12 @@ class Examination:
         if not self._config.replay and last is not None:
             self._trial.take(last, batch)
 
-    async def _ask_for_replay(self, context: zmq.asyncio.Context, port: PortSeen | None) -> None:
+    async def _ask_for_replay(self, context: Context, port: PortSeen | None) -> None:
         is_there = port is not None and port.outcome == "zmtp" and port.socket_type != "PUB"
         if is_there:
             self._replay = ReplaySeen()
-            await listening.replay(context, self._config.replay, self._take_replayed)
+            endpoint, take = self._config.replay, self._take_replayed
+            self._replay.failure = await listening.replay(context, endpoint, take)
 
     def _take_replayed(self, frames: Sequence[bytes]) -> bool:
         replay = self._replay or ReplaySeen()

@@ -4,25 +4,24 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-import zmq
-import zmq.asyncio
+from router.publisher.zmq_sockets import Context, ReplayCalls, Subscription
+from router.publisher.zmq_wakeups import Wakeups
+from router.publisher.zmq_watch import Condition
 
-from router.publisher.zmq_sockets import Condition, ReplayCall, Subscription
-
-POLL_MS = 50
-LOT = 256
+TICK_S = 0.05
 CONNECT_S = 3.0
 ANSWER_S = 2.0
-"""Between two answers of a replay: the router gives up after so long."""
+"""Between two answers of a replay: a router gives up after so long."""
 
 REPLAY_S = 60.0
+"""For all of them."""
 
 
 class Watch:
     """One subscription to every topic, which calls `take` for every message."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, endpoint: str, take: Callable[[list[bytes]], None]
+        self, context: Context, endpoint: str, take: Callable[[list[bytes]], None]
     ) -> None:
         self._context = context
         self._endpoint = endpoint
@@ -33,45 +32,50 @@ class Watch:
     async def run(self, until: asyncio.Event) -> None:
         """Listen until told to stop; connects again when the connection is lost."""
         while not until.is_set():
-            subscription = Subscription(self._context, self._endpoint, "")
+            wakeups = Wakeups()
+            subscription = Subscription(self._context, self._endpoint, "", wakeups)
             try:
-                await self._listen(subscription, until)
+                self.losses += await self._listen(subscription, wakeups, until)
             finally:
                 subscription.close()
-            self.losses += self.connected.is_set() and not until.is_set()
-            await asyncio.sleep(POLL_MS / 1000)
+            await asyncio.sleep(TICK_S)
 
-    async def _listen(self, subscription: Subscription, until: asyncio.Event) -> None:
-        poller = zmq.asyncio.Poller()
-        poller.register(subscription.socket, zmq.POLLIN)
-        poller.register(subscription.monitor, zmq.POLLIN)
-        began_s = time.monotonic()
+    async def _listen(
+        self, subscription: Subscription, wakeups: Wakeups, until: asyncio.Event
+    ) -> bool:
+        """Until the end, or until there is no connection: was there one before?"""
+        ends_s, was_connected = time.monotonic() + CONNECT_S, False
         while not until.is_set():
-            await poller.poll(POLL_MS)
-            condition = subscription.look()
-            for frames in subscription.receive(LOT):
-                self._take(frames)
-            is_late = time.monotonic() > began_s + CONNECT_S
+            await wakeups.wait(TICK_S)
+            condition = subscription.watch.look()
             if condition is Condition.CONNECTED:
+                was_connected = True
                 self.connected.set()
-            elif condition is Condition.LOST or is_late:
-                return
-            await asyncio.sleep(0)
+            for frames in subscription.receive():
+                self._take(frames)
+            is_late = not was_connected and time.monotonic() > ends_s
+            if condition is Condition.LOST or is_late:
+                return was_connected
+        return False
 
 
 async def replay(
-    context: zmq.asyncio.Context, endpoint: str, take: Callable[[Sequence[bytes]], bool]
-) -> None:
-    """Ask for everything; `take` says of each answer whether it was the last."""
-    call = ReplayCall(context, endpoint, 0)
-    poller = zmq.asyncio.Poller()
-    poller.register(call.socket, zmq.POLLIN)
-    ends_s = time.monotonic() + REPLAY_S
+    context: Context, endpoint: str, take: Callable[[Sequence[bytes]], bool]
+) -> str | None:
+    """Ask for everything; `take` says of each answer whether it was the last. Why it ended
+    otherwise, None if it did not.
+    """
+    wakeups = Wakeups()
+    calls = ReplayCalls(context, endpoint, wakeups)
+    answered_s = began_s = time.monotonic()
     try:
-        while time.monotonic() < ends_s and await poller.poll(int(ANSWER_S * 1000)):
-            for frames in call.receive(LOT):
+        calls.ask(0)
+        while time.monotonic() < min(answered_s + ANSWER_S, began_s + REPLAY_S):
+            await wakeups.wait(TICK_S)
+            for frames in calls.receive():
+                answered_s = time.monotonic()
                 if take(frames):
-                    return
-            await asyncio.sleep(0)
+                    return None
+        return calls.failure if answered_s == began_s else "its answers stopped"
     finally:
-        call.close()
+        calls.close()

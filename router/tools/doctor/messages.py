@@ -91,6 +91,7 @@ class ReplaySeen:
 
     __slots__ = (
         "differing",
+        "failure",
         "garbage",
         "has_ended",
         "same",
@@ -102,6 +103,8 @@ class ReplaySeen:
 
     def __init__(self) -> None:
         self.has_ended = False
+        self.failure: str | None = None
+        """Why it ended otherwise."""
         self.garbage = 0
         self.with_topic = 0
         self.without_topic = 0

@@ -27,7 +27,9 @@ def replay_findings(seen: EngineSeen) -> Iterator[Finding]:
 
 
 def _no_answer(seen: EngineSeen, replay: ReplaySeen) -> Finding:
-    shown = f"{replay.garbage} answers, none of them a batch" if replay.garbage else "no answer"
+    shown = "no answer" if replay.failure is None else f"no answer ({replay.failure})"
+    if replay.garbage:
+        shown = "what answers is no batch"
     fix = "give the replay_endpoint of the engine's kv-events-config; only one engine a port"
     return wrong("replay", f"{shown} at {seen.config.replay}", _NEEDED, fix)
 
