@@ -121,6 +121,10 @@ class Api:
         body = await self._web.body(request, PromptRequest)
         return json_answer(await self._commands.overlap_scores(body))
 
+    async def shadow(self, _: Request) -> Response:
+        """How our choices would have differed."""
+        return json_answer(self._commands.shadow_report())
+
     async def dump(self, request: Request) -> Response:
         """Everything held, or what one rank holds."""
         return await dump_answer(self._commands.core, _rank_asked_for(request.query_params))

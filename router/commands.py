@@ -7,7 +7,7 @@ the outbox. Between reading and changing the core nothing awaits.
 import time
 
 from router.core import Placement, RouterCore
-from router.errors import InvalidFieldError
+from router.errors import InvalidFieldError, ShadowOffError
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -15,6 +15,7 @@ from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.sequence.prompt import Prompt
+from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -78,6 +79,10 @@ class Commands:
         """The cached prefix of every rank."""
         prompt = await self._prepare(request)
         return overlap_scores(self.core, request, prompt, time.monotonic())
+
+    def shadow_report(self) -> ShadowReport:
+        """How our choices would have differed. Raises ShadowOffError: here they are followed."""
+        raise ShadowOffError
 
     async def _prepare(self, request: PromptRequest) -> Prompt:
         return await prepared(request, self.core.identities(request.scope))

@@ -150,6 +150,9 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
     ] = 1_000_000
 
+    shadow: Annotated[
+        bool, Meta(description="answer and compare with another router's choices; book only those")
+    ] = False
     dynamo_namespace: Annotated[
         str,
         Meta(

@@ -14,6 +14,7 @@ values, not exceptions.
     ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
     ├── IndexDisabledError           the configuration says to keep no index
+    ├── ShadowOffError               the configuration says to decide, not to compare
     ├── …                            what the index alone refuses: see `index_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
@@ -217,6 +218,20 @@ class IndexDisabledError(KvRouterError):
     def __init__(self) -> None:
         super().__init__("no index is kept: overlap_score_weight is 0 (allowed: above 0, at start)")
         self.setting = "overlap_score_weight"
+
+
+class ShadowOffError(KvRouterError):
+    """Somebody asks how our choices differed from another router's, and none were compared.
+
+    409 rather than 404: the route is there, and asking again will not help.
+    """
+
+    code = "shadow_off"
+    http_status = 409
+
+    def __init__(self) -> None:
+        super().__init__("nothing is compared: this router decides (allowed: with --shadow)")
+        self.setting = "shadow"
 
 
 class ConfigError(KvRouterError):

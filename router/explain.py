@@ -2,7 +2,7 @@
 
 from router.core import Placement, RouterCore
 from router.indexer.base import NO_OVERLAP
-from router.protocol.replies import Candidate, Decision, OverlapTokens, Trust
+from router.protocol.replies import Candidate, Decision, OverlapTokens
 from router.protocol.requests import SelectRequest
 from router.scheduler.cost import Terms
 
@@ -52,10 +52,12 @@ def _overlap_tokens(placement: Placement) -> OverlapTokens:
 def _candidates(core: RouterCore, placement: Placement, now_s: float) -> list[Candidate]:
     choice = placement.choice
     pairs = zip(choice.terms, choice.costs, strict=True)
-    return [_candidate(core, terms, cost, core.trust(terms.rank, now_s)) for terms, cost in pairs]
+    return [candidate(core, terms, cost, now_s) for terms, cost in pairs]
 
 
-def _candidate(core: RouterCore, terms: Terms, cost: float, trust: Trust) -> Candidate:
+def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:
+    """A candidate's terms as callers see them."""
+    trust = core.trust(terms.rank, now_s)
     return Candidate(
         worker_id=terms.rank.worker_id,
         dp_rank=terms.rank.dp_rank,

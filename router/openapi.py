@@ -24,6 +24,7 @@ from router.protocol.requests import (
     SelectRequest,
     WorkerPatch,
 )
+from router.shadow import ShadowReport
 from router.views import WorkerView
 
 
@@ -149,6 +150,14 @@ ROUTES = (
         OverlapScoresReply,
         PromptRequest,
         refusals=BODY,
+    ),
+    Route(
+        "GET",
+        "/shadow",
+        "shadow",
+        "How our choices would have differed from another router's",
+        ShadowReport,
+        refusals=(409,),
     ),
     Route(
         "GET",

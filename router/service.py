@@ -26,6 +26,9 @@ from router.protocol.catalogue import (
 from router.publisher.announcer import Announcer
 from router.publisher.bus import Bus
 from router.rpc import Rpc
+from router.shadow import Shadow
+from router.shadow_commands import ShadowCommands
+from router.shadow_metrics import ShadowCollector
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +47,10 @@ class RouterService:
         self._host = CoreHost(
             "router", config, core, needs_workers=True, on_reconnect=self._renew_soon
         )
-        self._commands = Commands(core, self._host.outbox, self._host.metrics)
+        shadow = Shadow(time.monotonic()) if config.shadow else None
+        self._commands = self._make_commands(core, shadow)
         self._dynamo = dynamo_follower(
-            config, core, self._host.outbox, self._host.metrics, self._incarnation
+            config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
         )
         told = (self._host.metrics, self._host.subjects)
         self._rpc = Rpc(self._commands, *told)
@@ -68,6 +72,13 @@ class RouterService:
             lambda: list(self._host.registry.routers()),
         )
         await self._host.run(stop, api.app(), self._live, self._background)
+
+    def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
+        outbox, metrics = self._host.outbox, self._host.metrics
+        if shadow is None:
+            return Commands(core, outbox, metrics)
+        ShadowCollector(shadow, metrics)
+        return ShadowCommands(core, outbox, metrics, shadow)
 
     def _background(self) -> Iterable[Task]:
         if self._dynamo is not None:

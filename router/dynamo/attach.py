@@ -6,11 +6,13 @@ from router.config import RouterConfig
 from router.core import RouterCore
 from router.dynamo.fleet import DynamoFleet
 from router.dynamo.follower import DynamoFollower
+from router.dynamo.incumbents import Incumbents
 from router.dynamo.metrics import DynamoCollector
 from router.dynamo.settings import DynamoSettings
 from router.errors import ConfigError
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.shadow import Shadow
 
 
 def dynamo_follower(
@@ -18,6 +20,7 @@ def dynamo_follower(
     core: RouterCore,
     outbox: Outbox,
     metrics: RouterMetrics,
+    shadow: Shadow | None,
     incarnation: int,
 ) -> DynamoFollower | None:
     """A follower of the Dynamo fleet that is configured, if one is. Raises ConfigError.
@@ -28,7 +31,9 @@ def dynamo_follower(
     if settings is None:
         return None
     fleet = DynamoFleet(core, settings, incarnation, multiplier=randbits(64) | 1)
-    follower = DynamoFollower(core, outbox, settings, fleet, f"router {config.name}")
+    incumbents = None if shadow is None else Incumbents(core, fleet, shadow, settings)
+    name = f"router {config.name}"
+    follower = DynamoFollower(core, outbox, settings, fleet, incumbents, name)
     DynamoCollector(follower, metrics)
     return follower
 

@@ -120,9 +120,9 @@ class DynamoFleet:
         return len(self._known)
 
     @property
-    def has_news(self) -> bool:
-        """Whether there is anything to tell the core."""
-        return bool(self._dirty)
+    def worker_ids(self) -> list[int]:
+        """Who is known. O(workers)."""
+        return list(self._known)
 
     @property
     def ranks(self) -> Iterator[DynamoRank]:

@@ -13,11 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from nats.js.errors import NotFoundError
 
 from router.core import RouterCore
 from router.dynamo.fleet import DynamoFleet
+from router.dynamo.incumbents import Incumbents
 from router.dynamo.messages import (
     Envelope,
     decode_envelope,
@@ -25,8 +27,9 @@ from router.dynamo.messages import (
     decode_forward_pass,
     decode_json_event,
     decode_load,
+    decode_sequence,
 )
-from router.dynamo.settings import EVENTS, LOADS, PASSES, DynamoSettings
+from router.dynamo.settings import EVENTS, LOADS, PASSES, SEQUENCES, DynamoSettings
 from router.dynamo.snapshot import decode_dump
 from router.errors import BusError, SnapshotError, WireError
 from router.nats_stream import NatsStream
@@ -52,7 +55,10 @@ Handler = Callable[[str, Envelope], None]
 
 
 class DynamoFollower:
-    """Follows one fleet. `heard` counts messages by topic and outcome."""
+    """Follows one fleet, and with `incumbents` what its routers do.
+
+    `heard` counts messages by topic and outcome.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class DynamoFollower:
         outbox: Outbox,
         settings: DynamoSettings,
         fleet: DynamoFleet,
+        incumbents: Incumbents | None,
         name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +78,7 @@ class DynamoFollower:
         self._news = asyncio.Event()
         self._position: StreamPosition | None = None
         self.fleet = fleet
+        self.incumbents = incumbents
         self.heard: Counter[tuple[str, str]] = Counter()
         self.is_connected = False
 
@@ -87,6 +95,8 @@ class DynamoFollower:
         handlers: dict[str, Handler] = {LOADS: self._take_load, PASSES: self._take_pass}
         if self._core.reads_events:
             handlers[EVENTS] = self._take_events
+        if self.incumbents is not None:
+            handlers[SEQUENCES] = partial(self._take_sequence, self.incumbents)
         async with asyncio.TaskGroup() as group:
             group.create_task(until_closed(bus))
             for topic, handler in handlers.items():
@@ -119,6 +129,9 @@ class DynamoFollower:
 
     def _take_pass(self, _: str, envelope: Envelope) -> None:
         self.fleet.hear(decode_forward_pass(envelope), self._clock())
+
+    def _take_sequence(self, incumbents: Incumbents, _: str, envelope: Envelope) -> None:
+        incumbents.take(decode_sequence(envelope), self._clock())
 
     def _refuse(self, subject: str, topic: str, error: WireError) -> None:
         self.heard[topic, "refused"] += 1

@@ -33,6 +33,9 @@ class DynamoCollector(Collector):
         yield messages
         yield _totals("rank", "What became of events and blocks", fleet.rank_counts())
         yield _totals("fleet", "What became of loads and ranks", fleet.counts)
+        incumbents = self._follower.incumbents
+        if incumbents is not None:
+            yield _totals("requests", "What became of their routers' words", incumbents.counts)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

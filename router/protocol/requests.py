@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, TypeAlias
 from msgspec import Meta, Struct, field
 
 from router.protocol.catalogue import Lifecycle
-from router.protocol.values import U64_MAX, DpRank, Name, Scope, TokenId, UInt
+from router.protocol.values import U64_MAX, DpRank, Name, Rank, Scope, TokenId, UInt
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -53,14 +53,27 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
         return Scope(self.model_name, self.routing_group)
 
 
+class Incumbent(Struct, frozen=True):
+    """Where another router has sent this request, whose choices ours are compared with."""
+
+    worker_id: UInt
+    dp_rank: DpRank = 0
+
+    @property
+    def rank(self) -> Rank:
+        """The rank."""
+        return Rank(self.worker_id, self.dp_rank)
+
+
 class SelectRequest(PromptRequest, frozen=True, kw_only=True):
-    """Which rank should serve this prompt?"""
+    """Which rank should serve this prompt? `incumbent` is read in shadow mode alone."""
 
     request_id: RequestId | None = None
     allowed_worker_ids: list[UInt] | None = None
     expected_output_tokens: UInt | None = None
     router_config_override: ConfigOverride | None = None
     explain: bool = False
+    incumbent: Incumbent | None = None
 
 
 class ReserveRequest(PromptRequest, frozen=True, kw_only=True):

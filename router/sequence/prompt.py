@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
@@ -49,6 +50,20 @@ class Prompt:
         self._seed = hash_seed(request.lora_name, request.cache_salt)
         self._mm_infos: Sequence[BlockMmInfo | None] = request.block_mm_infos or ()
         self._by_identity: dict[Identity, HashedPrompt] = {}
+
+    @classmethod
+    def of_hashes(
+        cls, sequence_hashes: Sequence[int], isl_tokens: int, identity: Identity
+    ) -> "Prompt":
+        """A prompt of which only the names of its full blocks are known, under one identity."""
+        prompt = cls(PromptRequest())
+        prompt._by_identity[identity] = HashedPrompt(
+            np.array(sequence_hashes, np.uint64),
+            list(sequence_hashes),
+            isl_tokens,
+            identity.block_size,
+        )
+        return prompt
 
     @property
     def isl_tokens(self) -> int:

@@ -274,3 +274,33 @@ async def test_a_dump_that_is_none_is_passed_over(nats_server, bus, caplog):
     async with RunningRouter(nats_server.url, **SETTINGS).running() as router:
         await eventually(lambda: holds(router, JETSTREAM_WORKER, 2))
         assert "read without the snapshot: not a dump of Dynamo 1.0.2" in caplog.text
+
+
+def said(data, request_id="r", worker_id=WORKER_1_6):
+    worker = {"worker_id": worker_id, "dp_rank": 0}
+    event = {"request_id": request_id, "worker": worker, "data": data, "router_id": 4}
+    return envelope(event, topic="active_sequences_events")
+
+
+async def test_in_shadow_mode_requests_of_dynamos_routers_are_booked_and_compared(nats_server, bus):
+    async with RunningRouter(nats_server.url, **SETTINGS, shadow=True).running() as router:
+        await eventually(lambda: router.metric("kv_router_dynamo_connected"))
+        await send(bus, raw("1.6.1 publisher"))
+        await eventually(lambda: holds(router, WORKER_1_6, 5))
+        names = [15310707395893867146, 13769157705258532664, 11879827756109914528]
+        subject = "namespace.ns1.component.backend.active_sequences_events"
+        added = {"token_sequence": names, "isl": 51, "overlap": 3, "expected_output_tokens": None}
+        await send(bus, [(subject, said({"AddRequest": added}))])
+        await eventually(lambda: requests_booked(router, 1))
+        (scope,) = (await router.client.get("/shadow")).json()["scopes"]
+        assert (scope["compared"], scope["agreed"]) == (1, 1)
+        assert scope["theirs"]["predicted_cached_tokens"] == 48
+        await send(bus, [(subject, said("MarkPrefillCompleted")), (subject, said("Free"))])
+        await eventually(lambda: requests_booked(router, 0))
+        line = 'kv_router_dynamo_requests_total{what="freed"}'
+        assert await router.metric(line) == 1
+
+
+async def requests_booked(router, requests):
+    view = await router.view(WORKER_1_6)
+    return view["ranks"][0]["active_requests"] == requests

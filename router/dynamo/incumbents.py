@@ -1,0 +1,129 @@
+"""What Dynamo's routers do with requests, from their replica sync: booked, and compared.
+
+    AddRequest            ─▶ what would we have chosen? ─▶ Shadow; then booked where they placed it
+    MarkPrefillCompleted  ─▶ prefill complete
+    Free                  ─▶ free
+
+An AddRequest names the prompt's full blocks by sequence hashes, by the rule of our own, unless
+Dynamo's router was told not to track blocks (none), to assume no reuse (random ones) or to key
+them (unknown ones): then nothing is ever found cached. 1.0.2 also says isl and overlap; of 1.6.1
+both follow from the prefill it expects.
+"""
+
+from msgspec import Struct
+
+from router.core import RouterCore
+from router.dynamo.fleet import DynamoFleet
+from router.dynamo.messages import AddRequest, SequenceEvent
+from router.dynamo.settings import DynamoSettings
+from router.errors import (
+    DuplicateReservationError,
+    NoEndpointsError,
+    ReservationNotFoundError,
+    TooManyReservationsError,
+    WorkerNotFoundError,
+)
+from router.protocol.requests import ReserveRequest, SelectRequest
+from router.protocol.values import Rank
+from router.sequence.prompt import MAX_PROMPT_TOKENS, Prompt
+from router.shadow import Shadow
+
+
+class IncumbentCounts(Struct):
+    """What became of what Dynamo's routers said, in totals."""
+
+    booked: int = 0
+    prefill_completed: int = 0
+    freed: int = 0
+    unknown_ranks: int = 0
+    """Placed on a rank that is not known here."""
+    unknown_requests: int = 0
+    """Completed or freed without having been heard of: both routers and workers say so."""
+    not_booked: int = 0
+    """Booked already, or one too many."""
+    untracked: int = 0
+    """Without names of blocks, or too long to be true."""
+
+
+class Incumbents:
+    """The requests of one Dynamo fleet."""
+
+    __slots__ = ("_core", "_fleet", "_settings", "_shadow", "counts")
+
+    def __init__(
+        self, core: RouterCore, fleet: DynamoFleet, shadow: Shadow, settings: DynamoSettings
+    ) -> None:
+        self._core = core
+        self._fleet = fleet
+        self._shadow = shadow
+        self._settings = settings
+        self.counts = IncumbentCounts()
+
+    def take(self, event: SequenceEvent, now_s: float) -> None:
+        """Take what is said of a request."""
+        change = event.change
+        try:
+            if isinstance(change, AddRequest):
+                self._add(event.request_id, event.rank, change, now_s)
+            elif change == "Free":
+                self._core.free(event.request_id)
+                self.counts.freed += 1
+            else:
+                self._core.prefill_complete(event.request_id, now_s)
+                self.counts.prefill_completed += 1
+        except ReservationNotFoundError:
+            self.counts.unknown_requests += 1
+        except (NoEndpointsError, WorkerNotFoundError):
+            self.counts.unknown_ranks += 1
+        except (DuplicateReservationError, TooManyReservationsError):
+            self.counts.not_booked += 1
+
+    def _add(self, request_id: str, rank: Rank, added: AddRequest, now_s: float) -> None:
+        isl_tokens = self._isl_tokens(added)
+        if added.token_sequence is None or isl_tokens > MAX_PROMPT_TOKENS:
+            self.counts.untracked += 1
+            return
+        prompt = Prompt.of_hashes(added.token_sequence, isl_tokens, self._settings.identity)
+        request = SelectRequest(
+            request_id=request_id,
+            model_name=self._settings.model_name,
+            routing_group=self._settings.routing_group,
+            allowed_worker_ids=self._fleet.worker_ids,
+        )
+        placement = self._core.select(request, prompt)
+        claimed = self._claimed_overlap_blocks(added, isl_tokens)
+        self._shadow.compare(self._core, request, placement, rank, "bus", now_s, claimed)
+        self._book(request_id, rank, added, prompt, now_s)
+
+    def _book(
+        self, request_id: str, rank: Rank, added: AddRequest, prompt: Prompt, now_s: float
+    ) -> None:
+        """What other routers of ours are told of bookings is dropped: they hear Dynamo too."""
+        booking = ReserveRequest(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            request_id=request_id,
+            model_name=self._settings.model_name,
+            routing_group=self._settings.routing_group,
+            expected_output_tokens=added.expected_output_tokens,
+        )
+        self._core.reserve(booking, prompt, now_s)
+        if not added.track_prefill_tokens:
+            self._core.prefill_complete(request_id, now_s)
+        self.counts.booked += 1
+
+    def _isl_tokens(self, added: AddRequest) -> int:
+        """Cached are whole blocks, so what is to be computed ends as the prompt does."""
+        if added.isl is not None:
+            return added.isl
+        full_tokens = len(added.token_sequence or ()) * self._settings.block_size
+        if added.prefill_load_hint is None:
+            return full_tokens
+        to_compute = added.prefill_load_hint.initial_effective_prefill_tokens
+        return full_tokens + to_compute % self._settings.block_size
+
+    def _claimed_overlap_blocks(self, added: AddRequest, isl_tokens: int) -> int | None:
+        if added.overlap is not None or added.prefill_load_hint is None:
+            return added.overlap
+        to_compute = added.prefill_load_hint.initial_effective_prefill_tokens
+        return max(isl_tokens - to_compute, 0) // self._settings.block_size

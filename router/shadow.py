@@ -1,0 +1,163 @@
+"""How our choices would have differed from those of the router that decides: the incumbent.
+
+Both choices are weighed at the same moment, on the same index and the same load, by our policy's
+terms: what differs is the choice alone. Only what the incumbent did is booked, so that the load is
+what it really is.
+"""
+
+from collections import deque
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core import Placement, RouterCore
+from router.explain import candidate
+from router.protocol.replies import Candidate
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Rank, Scope
+from router.scheduler.cost import Terms
+
+MAX_DIFFERENCES = 100
+"""The last ones are kept; a kilobyte each."""
+
+MAX_SCOPES = 1_024
+
+Source: TypeAlias = Literal["request", "bus"]
+"""How the incumbent's choice reached us: with a caller's request, or from its own messages."""
+
+
+class Totals(Struct):
+    """What one side's choices came to, by our own index and bookings."""
+
+    predicted_cached_blocks: int = 0
+    predicted_cached_tokens: int = 0
+    projected_prefill_tokens: int = 0
+    """Of the chosen ranks, with the request on them: what it would have waited for, and itself."""
+
+    def add(self, terms: Terms) -> None:
+        """Add a choice."""
+        self.predicted_cached_blocks += terms.predicted_cached_blocks
+        self.predicted_cached_tokens += terms.predicted_cached_blocks * terms.block_size
+        self.projected_prefill_tokens += terms.potential_prefill_tokens
+
+
+class ScopeShadow(Struct):
+    """One scope's comparisons. `tied`: another rank, which we find as good as ours;
+    `unknown_ranks`: a choice of what is no candidate here, which is not compared.
+    """
+
+    model_name: str
+    routing_group: str
+    ours: Totals
+    theirs: Totals
+    compared: int = 0
+    agreed: int = 0
+    tied: int = 0
+    unknown_ranks: int = 0
+    isl_tokens: int = 0
+
+
+class Difference(Struct, frozen=True):
+    """A request for which we would have chosen another rank, explained by both ranks' terms.
+
+    `claimed_overlap_blocks`: what the incumbent believed its rank to hold, where it says so.
+    """
+
+    request_id: str | None
+    model_name: str
+    routing_group: str
+    source: Source
+    age_s: float
+    isl_tokens: int
+    policy: str
+    ours: Candidate
+    theirs: Candidate
+    claimed_overlap_blocks: int | None
+
+
+class ShadowReport(Struct, frozen=True):
+    """Everything compared since the start; of the differences the last, newest first."""
+
+    books: str
+    compared_for_s: float
+    scopes: list[ScopeShadow]
+    differences: list[Difference]
+
+
+class Shadow:
+    """What was compared so far."""
+
+    __slots__ = ("_differences", "_since_s", "scopes", "uncounted")
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._differences: deque[tuple[float, Difference]] = deque(maxlen=MAX_DIFFERENCES)
+        self.scopes: dict[Scope, ScopeShadow] = {}
+        self.uncounted = 0
+
+    def compare(
+        self,
+        core: RouterCore,
+        request: SelectRequest,
+        placement: Placement,
+        incumbent: Rank,
+        source: Source,
+        now_s: float,
+        claimed_overlap_blocks: int | None = None,
+    ) -> None:
+        """Count what we would have chosen, and what the incumbent chose. O(candidates)."""
+        totals = self._totals(request.scope)
+        if totals is None:
+            self.uncounted += 1
+            return
+        choice = placement.choice
+        theirs = next((i for i, t in enumerate(choice.terms) if t.rank == incumbent), None)
+        if theirs is None:
+            totals.unknown_ranks += 1
+            return
+        totals.compared += 1
+        totals.isl_tokens += placement.prompt.isl_tokens
+        totals.ours.add(choice.chosen)
+        totals.theirs.add(choice.terms[theirs])
+        if theirs == choice.index:
+            totals.agreed += 1
+            return
+        totals.tied += choice.costs[theirs] == choice.costs[choice.index]
+        ours, theirs_seen = (
+            candidate(core, choice.terms[i], choice.costs[i], now_s) for i in (choice.index, theirs)
+        )
+        difference = Difference(
+            request_id=request.request_id,
+            model_name=request.model_name,
+            routing_group=request.routing_group,
+            source=source,
+            age_s=0.0,
+            isl_tokens=placement.prompt.isl_tokens,
+            policy=choice.policy,
+            ours=ours,
+            theirs=theirs_seen,
+            claimed_overlap_blocks=claimed_overlap_blocks,
+        )
+        self._differences.append((now_s, difference))
+
+    def report(self, now_s: float) -> ShadowReport:
+        """Everything, as callers see it."""
+        return ShadowReport(
+            books="only what the incumbent chose: no choice of ours is booked",
+            compared_for_s=round(now_s - self._since_s, 3),
+            scopes=[self.scopes[scope] for scope in sorted(self.scopes)],
+            differences=[
+                replace(difference, age_s=round(now_s - seen_s, 3))
+                for seen_s, difference in reversed(self._differences)
+            ],
+        )
+
+    def _totals(self, scope: Scope) -> ScopeShadow | None:
+        if scope not in self.scopes:
+            if len(self.scopes) >= MAX_SCOPES:
+                return None
+            self.scopes[scope] = ScopeShadow(
+                scope.model_name, scope.routing_group, Totals(), Totals()
+            )
+        return self.scopes[scope]

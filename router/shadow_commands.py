@@ -1,0 +1,74 @@
+"""The commands of a router that only compares: it answers as it would, and books none of it."""
+
+import time
+from contextlib import suppress
+
+from router.commands import Commands
+from router.core import Placement, RouterCore
+from router.errors import (
+    DuplicateReservationError,
+    TooManyReservationsError,
+    WorkerNotFoundError,
+)
+from router.metrics import RouterMetrics
+from router.outbox import Outbox
+from router.protocol.replies import Decision
+from router.protocol.requests import Incumbent, ReserveRequest, SelectRequest
+from router.sequence.prompt import Prompt
+from router.shadow import Shadow, ShadowReport
+
+
+class ShadowCommands(Commands):
+    """As `Commands`, but what is chosen here goes nowhere.
+
+    `select_and_reserve` books the incumbent's choice where the request names it, and nothing
+    otherwise; `reserve` books what the caller says it did.
+    """
+
+    def __init__(
+        self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics, shadow: Shadow
+    ) -> None:
+        super().__init__(core, outbox, metrics)
+        self._shadow = shadow
+
+    async def select(self, request: SelectRequest) -> Decision:
+        """Choose a rank, and compare."""
+        started_s = time.perf_counter()
+        prompt = await self._prepare(request)
+        placement = self.core.select(request, prompt)
+        self._compare(request, placement)
+        return self._decided("select", request, placement, started_s)
+
+    async def select_and_reserve(self, request: SelectRequest) -> Decision:
+        """Choose a rank, compare, and book what the incumbent chose."""
+        started_s = time.perf_counter()
+        prompt = await self._prepare(request)
+        placement = self.core.select(request, prompt)
+        self._compare(request, placement)
+        decision = self._decided("select_and_reserve", request, placement, started_s)
+        if request.incumbent is not None:
+            self._book(request, request.incumbent, prompt)
+        return decision
+
+    def shadow_report(self) -> ShadowReport:
+        """How our choices would have differed."""
+        return self._shadow.report(time.monotonic())
+
+    def _compare(self, request: SelectRequest, placement: Placement) -> None:
+        if request.incumbent is not None:
+            rank, now_s = request.incumbent.rank, time.monotonic()
+            self._shadow.compare(self.core, request, placement, rank, "request", now_s)
+
+    def _book(self, request: SelectRequest, incumbent: Incumbent, prompt: Prompt) -> None:
+        """What cannot be booked was compared all the same; its own messages may have booked it."""
+        chosen = ReserveRequest(
+            worker_id=incumbent.worker_id,
+            dp_rank=incumbent.dp_rank,
+            request_id=request.request_id,
+            model_name=request.model_name,
+            routing_group=request.routing_group,
+            expected_output_tokens=request.expected_output_tokens,
+        )
+        with suppress(WorkerNotFoundError, DuplicateReservationError, TooManyReservationsError):
+            _, effects = self.core.reserve(chosen, prompt, time.monotonic())
+            self._outbox.perform(effects)
