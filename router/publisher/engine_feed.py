@@ -37,7 +37,8 @@ class FeedCounters:
 class EngineFeed:
     """Feeder of one rank; nobody else writes to its normaliser and journal.
 
-    A batch that another rank published is dropped: to credit it would invent a rank.
+    A batch that another rank published is dropped: to credit it would invent a rank. `problem`:
+    what was wrong with the last bad batch of this life.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class EngineFeed:
         "_room",
         "_unsaved",
         "counters",
+        "problem",
     )
 
     def __init__(self, journal: EventJournal, normalizer: Normalizer, dp_rank: int) -> None:
@@ -58,6 +60,7 @@ class EngineFeed:
         self._room = DecodeRoom()
         self._unsaved = 0
         self.counters = FeedCounters()
+        self.problem: str | None = None
 
     @property
     def is_state_due(self) -> bool:
@@ -92,11 +95,19 @@ class EngineFeed:
         batch = self._decoded(step)
         if batch.dp_rank not in (None, self._dp_rank):
             self.counters.foreign += 1
-            self._complaints.add(f"batch {step.sequence} is of rank {batch.dp_rank}: dropped")
+            self._refuse_rank(batch.dp_rank)
             return
         self.counters.applied += 1
         self._normalizer.apply(batch, now_s)
-        self._complain(step, batch)
+        self._complain_of(step, batch)
+
+    def _refuse_rank(self, dp_rank: int | None) -> None:
+        sentence = (
+            f"batches of rank {dp_rank} come where rank {self._dp_rank} is registered, and are "
+            f"dropped: register this endpoint as rank {dp_rank}"
+        )
+        if sentence != self.problem:
+            self._complain(sentence)
 
     def _decoded(self, step: Apply) -> EngineBatch:
         """A batch that is none becomes an empty one with something malformed in it."""
@@ -106,17 +117,22 @@ class EngineFeed:
             self.counters.unreadable += 1
             return EngineBatch(None, [], [], [error.reason])
 
-    def _complain(self, step: Apply, batch: EngineBatch) -> None:
+    def _complain(self, sentence: str) -> None:
+        self.problem = sentence
+        self._complaints.add(sentence)
+
+    def _complain_of(self, step: Apply, batch: EngineBatch) -> None:
         for kind in batch.unknown:
-            self._complaints.add(f"batch {step.sequence}: events of type {kind!r} are dropped")
+            self._complain(f"batch {step.sequence}: events of type {kind!r} are dropped")
         for sentence in batch.malformed:
-            self._complaints.add(f"batch {step.sequence}: {sentence}")
+            self._complain(f"batch {step.sequence}: {sentence}")
         self.counters.dropped_events += len(batch.unknown) + len(batch.malformed)
         for sentence in self._normalizer.take_complaints():
-            self._complaints.add(f"batch {step.sequence}: {sentence}")
+            self._complain(f"batch {step.sequence}: {sentence}")
 
     def _begin_life(self, step: NewLife) -> None:
         self.counters.new_lives += 1
+        self.problem = None
         self._complaints.add(f"the engine began a new life: {step.reason}")
         self._journal.new_life(self._journal.incarnation + 1)
         self._normalizer.reset()
@@ -124,7 +140,7 @@ class EngineFeed:
     def _lose(self, step: Lost) -> None:
         self.counters.lost += 1
         last = "?" if step.last is None else step.last
-        self._complaints.add(f"batches {step.first} to {last} are lost: {step.reason}")
+        self._complain(f"batches {step.first} to {last} are lost: {step.reason}")
         self._normalizer.events_lost()
         # Doubts alone are no event, and where nothing was held there is no other.
         self._journal.require_checkpoint()

@@ -31,6 +31,11 @@ def parse_replayed(frames: Sequence[bytes]) -> Numbered | None:
     return _numbered(frames[-2], frames[-1])
 
 
+def replayed_topic(frames: Sequence[bytes]) -> bytes | None:
+    """The topic of a replayed batch; None where answers have none."""
+    return frames[1] if len(frames) > _LIVE_FRAMES else None
+
+
 def replay_request(first: int) -> list[bytes]:
     """What a DEALER socket sends to get everything from this sequence on."""
     return [b"", first.to_bytes(_SEQUENCE_BYTES, "big")]

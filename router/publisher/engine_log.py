@@ -29,6 +29,8 @@ from router.publisher.replay_schedule import PROBE_INTERVAL_S, ReplaySchedule, R
 UNKNOWN_S = 3_600.0
 """For so long something counts as missing where nobody knows since when: at the start."""
 
+_TWO_ENGINES = "are both endpoints of one engine?"
+
 
 class EngineLogSettings(Struct, frozen=True):
     """Bounds and intervals. `overlap_batches`: known ones that a replay has to repeat.
@@ -73,6 +75,7 @@ class EngineLog:
         "_is_trusted",
         "_is_verified",
         "_position",
+        "_problem",
         "_proven_s",
         "_replayed_to",
         "_schedule",
@@ -98,6 +101,7 @@ class EngineLog:
         self._wants_all = False
         self._schedule = ReplaySchedule(settings.replay_times, now_s)
         self._asked_first = self._asked_cursor = 0
+        self._problem: str | None = None
         self._replayed_to: int | None = None
         self._disconnected_s: float | None = now_s - UNKNOWN_S
         self._doubt_since_s: float | None = None
@@ -107,6 +111,11 @@ class EngineLog:
     def cursor(self) -> int:
         """Sequence of the next batch."""
         return self._position.cursor
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last replay was of no use; None if it was."""
+        return self._problem
 
     @property
     def is_connected(self) -> bool:
@@ -298,11 +307,15 @@ class EngineLog:
         for held in self._held.take():
             self._settle_one(held)
         if self._held or overflowed:
-            self._retry("live batches are not in the replay", now_s)
+            self._retry(f"live batches are not in the replay: {_TWO_ENGINES}", now_s)
         elif self.counters.stale > stale and not self._is_trusted:
-            self._fail("live batches are of another life than the replay", now_s)
+            self._fail(
+                f"live batches are of another life than the replay: {_TWO_ENGINES}",
+                now_s,
+            )
         else:
             self._schedule.succeeded()
+            self._problem = None
         if self._state is _State.FOLLOWING:
             self._doubt_since_s = None
 
@@ -342,6 +355,7 @@ class EngineLog:
 
     def _fail(self, reason: str, now_s: float) -> None:
         self.counters.replay_failures += 1
+        self._problem = reason
         if not self._schedule.failed(now_s):
             self._give_up(reason, now_s)
 

@@ -70,8 +70,8 @@ class FollowerCondition(StrEnum):
 
 
 class FollowerStatus(Struct, frozen=True):
-    """One rank, for operators. `problem`: the present one, or else what was wrong with its last bad
-    batch; `silent_s`: since its last message.
+    """One rank, for operators. `problem`: of its sockets, or else of the last bad batch of its
+    life; `silent_s`: since its last message.
     """
 
     address: EngineAddress
@@ -104,7 +104,6 @@ class EngineFollower:
         self._pacing = pacing
         self._clock = clock
         self._keeping = asyncio.Lock()
-        self._problem: str | None = None
         now_s = clock()
         self._log = EngineLog(
             now_s,
@@ -142,8 +141,9 @@ class EngineFollower:
         """What an operator wants to know. O(1)."""
         heard_s = self.source.heard_s
         silent_s = None if heard_s is None else now_s - heard_s
-        problem = self.source.problem or self._problem
-        return FollowerStatus(self._settings.address, self._condition(), problem, silent_s)
+        return FollowerStatus(
+            self._settings.address, self._condition(), self._present_problem(), silent_s
+        )
 
     async def run(self, context: Context) -> None:
         """Follow the engine until cancelled, through all its lives; then keep the state."""
@@ -179,10 +179,17 @@ class EngineFollower:
 
     def _warn(self, now_s: float) -> None:
         for sentence in self.feed.take_complaints(now_s):
-            self._problem = sentence
             log.warning("rank %s: %s", self._rank, sentence)
         for sentence in self.source.complaints.take(now_s):
             log.warning("rank %s: %s", self._rank, sentence)
+
+    def _present_problem(self) -> str | None:
+        topic = self._settings.address.topic
+        if problem := self.source.problem or self._log.problem:
+            return problem
+        if self._log.is_blind and topic and not self.source.messages:
+            return f"no batch came yet: it was not used, or publishes another topic than {topic!r}"
+        return self.feed.problem
 
     def _condition(self) -> FollowerCondition:
         if not self._log.is_connected:

@@ -223,10 +223,13 @@ class Normalizer:
     def _store_other_size(self, event: EngineStored, tier: Tier | None) -> None:
         if event.block_size == 0 and not len(event.tokens):
             self._store_tokenless(event, tier)
-        elif 0 < event.block_size < self._block_size:
-            self._counts.partial += len(event.block_hashes)
+        elif 0 < event.block_size < self._block_size and len(event.block_hashes) == 1:
+            self._counts.partial += 1
         else:
-            self._refuse(f"blocks of {event.block_size} tokens, registered {self._block_size}")
+            self._refuse(
+                f"blocks of {event.block_size} tokens, registered {self._block_size}: if it serves "
+                f"another model now, register it with block_size {event.block_size}"
+            )
 
     def _store_tokenless(self, event: EngineStored, tier: Tier | None) -> None:
         """Blocks that only their engine hashes name."""

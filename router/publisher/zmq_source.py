@@ -16,10 +16,11 @@ import zmq
 
 from router.publisher.complaints import Complaints
 from router.publisher.engine_address import EngineAddress
-from router.publisher.engine_frames import END_OF_REPLAY, parse_live, parse_replayed
+from router.publisher.engine_frames import END_OF_REPLAY, parse_live, parse_replayed, replayed_topic
 from router.publisher.engine_log import EngineLog
 from router.publisher.engine_steps import Replay, Step
 from router.publisher.pacing import Pacing
+from router.publisher.unheard import Unheard
 from router.publisher.zmq_sockets import Context, ReplayCalls, Subscription
 from router.publisher.zmq_wakeups import Wakeups
 from router.publisher.zmq_watch import Condition
@@ -78,6 +79,7 @@ class ZmqSource:
         self._is_replaying = False
         self._answered_s = 0.0
         self._ticked_s = float("-inf")
+        self._unheard = Unheard()
         self._steps: list[Step] = []
 
     async def read(self) -> AsyncGenerator[list[Step], None]:
@@ -120,7 +122,7 @@ class ZmqSource:
         self._receive_live(self._subscription)
         if now is Condition.LOST:
             self._close_subscription()
-            self._complain(f"its connection at {self._address.events} was lost")
+            self._note_problem(f"its connection at {self._address.events} was lost")
             self._take(self._log.disconnected(self._clock()))
 
     def _subscribe_due_s(self) -> float:
@@ -147,6 +149,7 @@ class ZmqSource:
             self._failures = 0
             self._status.connections += 1
             self._status.problem = None
+            self._unheard.connected()
             self._take(self._log.connected(now_s))
             self._wakeups.wake()
         elif now is Condition.LOST or now_s >= self._subscribed_s + self._pacing.patience_s:
@@ -156,17 +159,18 @@ class ZmqSource:
     def _connection_failed(self, why: str) -> None:
         self._failures += 1
         self._status.failed_connections += 1
-        self._complain(f"cannot connect to its events at {self._address.events}: {why}")
+        self._note_problem(f"cannot connect to its events at {self._address.events}: {why}")
 
     def _receive_live(self, subscription: Subscription) -> None:
         now_s = self._clock()
         for frames in subscription.receive():
             self._status.messages += 1
             self._status.heard_s = now_s
+            self._unheard.live()
             numbered = parse_live(frames)
             if numbered is None:
                 self._status.garbage += 1
-                self._complain(_no_batch(self._address.events, frames))
+                self._note_problem(_no_batch(self._address.events, frames))
             else:
                 self._take(self._log.live(*numbered, now_s))
 
@@ -189,20 +193,22 @@ class ZmqSource:
         elif numbered[0] == END_OF_REPLAY:
             self._end_replay(now_s)
         else:
+            self._unheard.replayed(replayed_topic(frames))
             self._take(self._log.replayed(*numbered, now_s))
 
     def _end_replay(self, now_s: float) -> None:
         if self._calls is not None:
             self._calls.answered()
-        if self._subscription is not None:
-            self._status.problem = None
         self._is_replaying = False
         self._take(self._log.replay_ended(now_s))
+        self._unheard.replay_ended(self._log.cursor)
+        if self._log.is_connected:
+            self._note_problem(self._unheard.problem(self._address.topic))
 
     def _replay_failed(self, why: str, now_s: float) -> None:
         self._close_calls()
         reason = f"no replay from {self._address.replay}: {why}"
-        self._complain(reason)
+        self._note_problem(reason)
         self._take(self._log.replay_failed(reason, now_s))
 
     def _tick(self) -> bool:
@@ -225,6 +231,7 @@ class ZmqSource:
         if self._is_replaying:
             self._close_calls()
         self._answered_s = self._clock()
+        self._unheard.asked(self._log.cursor)
         try:
             if self._calls is None and self._address.replay is not None:
                 self._calls = ReplayCalls(self._context, self._address.replay, self._wakeups)
@@ -232,14 +239,14 @@ class ZmqSource:
                 self._calls.ask(first)
         except zmq.ZMQError as error:
             self._close_calls()
-            self._complain(f"cannot ask for replays at {self._address.replay}: {error}")
+            self._note_problem(f"cannot ask for replays at {self._address.replay}: {error}")
         self._is_replaying = True
 
-    def _complain(self, problem: str) -> None:
-        """Once, as long as nothing changes."""
-        if problem != self._status.problem:
-            self._status.problem = problem
+    def _note_problem(self, problem: str | None) -> None:
+        """Complain once, as long as nothing changes."""
+        if problem is not None and problem != self._status.problem:
             self._status.complaints.add(problem)
+        self._status.problem = problem
 
     def _close_calls(self) -> None:
         self._is_replaying = False

@@ -13,11 +13,11 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_NOT_ZMQ = "what listens there does not shake hands as ZMQ does: is it the engine's HTTP port?"
 _FAILURES = (
-    (_FAILED, _NOT_ZMQ),
-    (zmq.EVENT_DISCONNECTED, "a ZMQ socket of another kind: are events and replays exchanged?"),
-    (zmq.EVENT_CONNECTED, _NOT_ZMQ),
+    (
+        _FAILED | zmq.EVENT_CONNECTED,
+        "what listens there is no such socket: is it the HTTP port, or that of events or replays?",
+    ),
     (zmq.EVENT_CLOSED, "nobody listens there: is the engine up, with its KV events switched on?"),
     (zmq.EVENT_CONNECT_DELAYED, "the host does not answer: can it be reached from here?"),
 )

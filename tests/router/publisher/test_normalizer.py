@@ -412,6 +412,7 @@ def test_a_smaller_block_is_a_partial_one_ignored_and_counted():
     "event",
     [
         stored([11], TOKENS[:8], block_size=8),
+        stored([11, 22], TOKENS[:6], block_size=3),
         stored([11], TOKENS[:4], block_size=0),
         stored([11, 22], TOKENS[:7]),
         stored([11], []),
