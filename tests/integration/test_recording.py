@@ -1,15 +1,25 @@
 """A recorded router among real agents: what it decided is decided again, to the last bit."""
 
+import asyncio
+import re
 from random import Random
 
 import pytest
 
+from builders import IDENTITY, rank
 from processes import Fleet
 from router.cli import main
-from servers import equals, eventually
+from router.errors import ConfigError
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Tier
+from router.sequence.prompt import prepare
+from router.tools.recordings.record import RecordConfig, Recording
+from running import RunningRouter, RunningService
+from servers import equals, eventually, free_port
 
 RNG = Random(9)
 SHARED = [RNG.randrange(200) for _ in range(64)]
+SMALL = {"num-blocks": 48, "max-model-len": 512}
 
 
 @pytest.fixture
@@ -35,21 +45,78 @@ def replayed(capsys, *arguments):
     """Exit status, and what was printed."""
     status = main(["replay", *map(str, arguments)])
     printed = capsys.readouterr()
-    return status, printed.out, printed.err
+    return status, printed.out
 
 
 async def test_decisions_of_a_router_under_traffic_are_decided_again(fleet, recording, capsys):
-    await fleet.start(workers=2, dp_size=2, **{"num-blocks": 48, "max-model-len": 512})
+    await fleet.start(workers=2, dp_size=2, **SMALL)
     await place_some(fleet, 60)
-    await fleet.select(SHARED, "/potential_loads")
+    await fleet.client.post(f"{fleet.url}/potential_loads", json={"token_ids": SHARED})
     fleet.workers[1].kill()
     await eventually(lambda: equals(fleet.worker_ids(), [2]), timeout_s=20)
     await place_some(fleet, 10)
+    metrics = (await fleet.client.get(f"{fleet.url}/metrics")).text
+    assert re.search(r"^kv_router_recorded_total [1-9]", metrics, re.MULTILINE)
+    assert re.search(r"^kv_router_recording_missing_total 0", metrics, re.MULTILINE)
     assert fleet.router.stop() == 0
-    status, printed, _ = replayed(capsys, recording)
+    status, printed = replayed(capsys, recording)
     assert "decisions: 70 of 70 equal" in printed
     assert "the recording was ended: stopped" in printed
     assert status == 0
-    status, printed, _ = replayed(capsys, recording, "--router-temperature", "0")
+    status, printed = replayed(capsys, recording, "--router-temperature", "0")
     assert "of 70 to another rank" in printed
     assert status == 0
+
+
+async def test_what_a_killed_router_leaves_can_be_replayed(fleet, recording, capsys):
+    await fleet.start(workers=1, **SMALL)
+    await place_some(fleet, 20)
+    await eventually(lambda: recording.read_bytes().count(b'"select_and_reserve"') == 20)
+    fleet.router.kill()
+    status, printed = replayed(capsys, recording)
+    assert "decisions: 20 of 20 equal" in printed
+    assert "ended" not in printed
+    assert status == 0
+
+
+async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, recording, capsys):
+    port, prompt = free_port(), [RNG.randrange(200) for _ in range(40_000)]
+    async with RunningRouter(nats_server.url, snapshot_threshold=3).running() as router:
+        worker = await router.worker(1)
+        journal = worker.journals[rank(1)]
+        for blocks in (9000, 9500, 10_000):
+            hashes = prepare(SelectRequest(token_ids=prompt), ()).hashed(IDENTITY).hash_list
+            journal.stored(Tier.DEVICE, hashes[:blocks], None)
+            await worker.deliver()
+        written = "kv_router_snapshots_written_total"
+        await eventually(lambda: router.metric(written), timeout_s=30)
+        config = RecordConfig(
+            nats_url=nats_server.url, namespace="test", name="beside", http_port=port,
+            drain_s=0.0, output=str(recording), snapshot_threshold=3, seconds=6.0,
+        )  # fmt: skip
+        async with RunningService(Recording(config), port).running() as recorded:
+            await eventually(recorded.is_ready)
+            placed = await recorded.post("/select", {"token_ids": prompt[:8000]})
+            assert placed.json()["overlap_blocks"] == 2000
+            await eventually(lambda: not_(recorded.is_up()), timeout_s=20)
+        assert await router.is_ready()
+    kinds = recording.read_bytes().count
+    assert kinds(b'"kind":"resume"') == 1
+    assert kinds(b'"kind":"apply_slice"') > 1
+    status, printed = replayed(capsys, recording)
+    assert "decisions: 1 of 1 equal" in printed
+    assert "the recording was ended: seconds" in printed
+    assert status == 0
+
+
+async def test_a_port_that_is_taken_leaves_no_file(nats_server, recording):
+    async with RunningRouter(nats_server.url).running() as router:
+        taken = router.config.http_port
+        config = RecordConfig(nats_url=nats_server.url, http_port=taken, output=str(recording))
+        with pytest.raises(ConfigError, match="http_port"):
+            await Recording(config).run(asyncio.Event())
+    assert not recording.exists()
+
+
+async def not_(answer):
+    return not await answer

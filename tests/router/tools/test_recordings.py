@@ -1,0 +1,229 @@
+"""`kv-router replay`, and what `kv-router record` refuses."""
+
+import re
+import time
+
+import pytest
+
+from builders import IDENTITY, announcement
+from recordings import RandomLife, Recorded
+from router.cli import main
+from router.errors import ConfigError
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Rank
+from router.publisher.journal import EventJournal
+from router.recording.commands import Tick
+from router.recording.decisions import Select
+from router.recording.format import End, Hole, Line, encode_header, encode_line
+from router.sequence.prompt import prepare
+from router.tools.recordings.record import load_record_config
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "life.jsonl"
+
+
+@pytest.fixture
+def life():
+    return RandomLife(4, router_temperature=0.2).live(60)
+
+
+def replay(capsys, path, *flags):
+    """Exit status, what was printed, and what was complained about."""
+    status = main(["replay", str(path), *flags])
+    return status, *capsys.readouterr()
+
+
+def decisions(life):
+    return sum(hasattr(each, "outcome") for each in life.entries)
+
+
+def test_all_decisions_are_equal(capsys, path, life):
+    life.entries.append(End("seconds"))
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path)
+    count = decisions(life)
+    assert f"decisions: {count} of {count} equal" in printed
+    assert f"{len(life.entries)} records of" in printed
+    assert "the recording was ended: seconds" in printed
+    assert status == 0
+
+
+def test_a_decision_that_differs_is_told_in_words_and_fails(capsys, path, life):
+    index, entry = next(
+        (i, each)
+        for i, each in enumerate(life.entries)
+        if isinstance(each, Select) and each.outcome.refused is None
+    )
+    terms = type(entry.outcome.terms)
+    other = {**_fields(entry.outcome), "rank": type(entry.outcome.rank)(77, 3)}
+    assert terms is not None
+    life.entries[index] = Select(entry.request, type(entry.outcome)(**other))
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path)
+    count = decisions(life)
+    assert f"decisions: {count - 1} of {count} equal" in printed
+    assert f"line {index + 2}, +{index / 4:.3f} s, select r" in printed
+    assert re.search(r"recorded +rank .*tokens cached, with it .* blocks to decode", printed)
+    assert status == 1
+
+
+def _fields(struct):
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_other_settings_are_scored(capsys, path):
+    life = RandomLife(2).live(150)
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path, "--overlap-score-weight", "50")
+    assert "overlap_score_weight: 1.0, now 50.0" in printed
+    moved, count = map(int, re.search(r"decisions: (\d+) of (\d+) to another", printed).groups())
+    assert 0 < moved < count == decisions(life)
+    assert re.search(r"tokens predicted to be cached +[\d,]+ +[\d,]+ +[-+]", printed)
+    assert "the largest differences:" in printed
+    assert "instead of  rank" in printed
+    assert status == 0
+
+
+def test_a_limit_ends_it_there(capsys, path, life):
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path, "--limit", "30")
+    assert "30 records of" in printed
+    assert "has no end" not in printed
+    assert status == 0
+
+
+def test_gaps_are_kept_and_decisions_told_as_they_are_made(capsys, path, life):
+    entries = [each for each in life.entries if hasattr(each, "outcome")]
+    lines = [encode_line(Line(2.0 * i, each)) for i, each in enumerate(entries[:3])]
+    path.write_bytes(encode_header(life.header) + b"".join(lines))
+    start_s = time.monotonic()
+    _, printed, _ = replay(capsys, path, "--speed", "10")
+    assert time.monotonic() - start_s >= 0.4
+    assert re.search(r"line 3, \+2.000 s, \w+ r\d+: refused \(no_endpoints\), ", printed)
+
+
+def test_behind_a_hole_nothing_is_proven(capsys, path, life):
+    before = decisions(life)
+    life.entries.append(Hole(3))
+    lost = RandomLife(5).live(60)
+    life.entries += lost.entries
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path)
+    assert f"decisions: {before} of {before} equal" in printed
+    assert f"3 records are missing, they came faster than they were written; {decisions(lost)}" in (
+        printed
+    )
+    assert status == 0
+
+
+def test_a_recording_cut_off_anywhere_is_replayed_up_to_there(capsys, path):
+    request = SelectRequest(token_ids=[1, 2, 3, 4, 5], request_id="r1")
+    recorded = Recorded()
+    recorded.core.upsert_worker(announcement(1, agent_is_engine=False), 0.0)
+    for message in EventJournal(Rank(1, 0), 1, IDENTITY).take():
+        recorded.core.apply(message, 0.25)
+    recorded.core.select_and_reserve(request, prepare(request, ()), 0.5)
+    recorded.core.free("r1")
+    recording = recorded.recording
+    header_end = recording.index(b"\n")
+    for size in range(len(recording)):
+        path.write_bytes(recording[:size])
+        status, printed, complaint = replay(capsys, path)
+        if size < header_end:
+            assert status == 2
+            assert f"{path}: line 1: the file " in complaint
+            continue
+        line = recording.count(b"\n", 0, size) + 1
+        is_whole = recording[size : size + 1] == b"\n" or recording[size - 1 : size] == b"\n"
+        said = f"line {line}: the file ends within this line; the {line - 2} records before it were"
+        assert (said in printed) == (not is_whole)
+        assert ("has no end" in printed) == is_whole
+        assert status == 0
+
+
+def test_a_damaged_line_ends_it_and_fails(capsys, path, life):
+    lines = life.recording.splitlines(keepends=True)
+    lines[20] = lines[20][:-20] + b"\n"
+    path.write_bytes(b"".join(lines))
+    status, printed, _ = replay(capsys, path)
+    assert "line 21: " in printed
+    assert "; the 19 records before it were replayed" in printed
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("contents", "complaint"),
+    [
+        (None, "FILE: .*No such file"),
+        (b"", "line 1: the file is empty"),
+        (b"\x00\x01", "line 1: the file does not begin like a recording"),
+        (b'{"format":"kv-router recording","version":2}\n', "version 2; .* reads version 1"),
+    ],
+)
+def test_what_is_no_recording_is_refused(capsys, path, contents, complaint):
+    if contents is not None:
+        path.write_bytes(contents)
+    status, _, said = replay(capsys, path)
+    assert re.search(complaint, said)
+    assert status == 2
+
+
+def test_a_folder_is_no_recording(capsys, tmp_path):
+    status, _, said = replay(capsys, tmp_path)
+    assert "Is a directory" in said
+    assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--router-temperature", "-1"], "router_temperature"),
+        (["--overlap-score-weight", "much"], "overlap_score_weight"),
+    ],
+)
+def test_settings_out_of_range_are_refused(capsys, path, life, flags, complaint):
+    path.write_bytes(life.recording)
+    status, _, said = replay(capsys, path, *flags)
+    assert complaint in said
+    assert status == 2
+
+
+@pytest.mark.parametrize("flags", [["--speed", "-1"], ["--limit", "x"], ["--http-port", "1"], []])
+def test_a_wrong_command_line_ends_the_process(capsys, flags):
+    with pytest.raises(SystemExit) as caught:
+        main(["replay", *(["x"] if flags else []), *flags])
+    assert caught.value.code == 2
+    assert "usage: kv-router replay" in capsys.readouterr().err
+
+
+def test_another_version_of_the_product_is_said(capsys, path):
+    recorded = Recorded()
+    recorded.entries.append(Tick(1.0))
+    path.write_bytes(recorded.recording)
+    _, printed, _ = replay(capsys, path)
+    assert "by kv-router 0\nreplayed by kv-router 0.1.0, which may decide otherwise" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ([], "output"),
+        (["--output", "x", "--event-threads", "2"], "event_threads"),
+        (["--output", "x", "--max-bytes", "10"], "max_bytes"),
+        (["--output", "x", "--seconds", "-1"], "seconds"),
+        (["--output", "x", "--max-records", "few"], "max_records"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_by_name(flags, key):
+    with pytest.raises(ConfigError) as caught:
+        load_record_config(flags, {})
+    assert caught.value.key == key
+
+
+def test_a_recorded_router_has_the_settings_of_others():
+    environment = {"KV_ROUTER_NATS_URL": "nats://elsewhere", "KV_ROUTER_OUTPUT": "file"}
+    config = load_record_config(["--router-temperature", "0.5"], environment)
+    assert (config.nats_url, config.router_temperature) == ("nats://elsewhere", 0.5)
+    assert (config.output, config.seconds) == ("file", 0.0)
