@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.core import Placement, RouterCore
 from router.explain import candidate
 from router.protocol.replies import Candidate
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope
 from router.scheduler.cost import Terms
 
@@ -161,3 +161,15 @@ class Shadow:
                 scope.model_name, scope.routing_group, Totals(), Totals()
             )
         return self.scopes[scope]
+
+
+def reserved_at(request: SelectRequest, rank: Rank) -> ReserveRequest:
+    """The booking of a request that the incumbent placed there."""
+    shared = {name: getattr(request, name) for name in PromptRequest.__struct_fields__}
+    return ReserveRequest(
+        **shared,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        request_id=request.request_id,
+        expected_output_tokens=request.expected_output_tokens,
+    )

@@ -13,9 +13,9 @@ from router.errors import (
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.protocol.replies import Decision
-from router.protocol.requests import Incumbent, ReserveRequest, SelectRequest
+from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt
-from router.shadow import Shadow, ShadowReport
+from router.shadow import Shadow, ShadowReport, reserved_at
 
 
 class ShadowCommands(Commands):
@@ -61,14 +61,7 @@ class ShadowCommands(Commands):
 
     def _book(self, request: SelectRequest, incumbent: Incumbent, prompt: Prompt) -> None:
         """What cannot be booked was compared all the same; its own messages may have booked it."""
-        chosen = ReserveRequest(
-            worker_id=incumbent.worker_id,
-            dp_rank=incumbent.dp_rank,
-            request_id=request.request_id,
-            model_name=request.model_name,
-            routing_group=request.routing_group,
-            expected_output_tokens=request.expected_output_tokens,
-        )
+        chosen = reserved_at(request, incumbent.rank)
         with suppress(WorkerNotFoundError, DuplicateReservationError, TooManyReservationsError):
             _, effects = self.core.reserve(chosen, prompt, time.monotonic())
             self._outbox.perform(effects)

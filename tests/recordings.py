@@ -10,6 +10,7 @@ from msgspec import structs
 from builders import IDENTITY, announcement, report
 from router.config import RouterConfig
 from router.errors import IndexDisabledError, KvRouterError
+from router.heard import HeardFrom, HeardWorker
 from router.indexer.base import HeldBlocks
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.events import EventBatch
@@ -109,7 +110,7 @@ class RandomLife(Recorded):
             *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
             self.report, self.report, self.evict, self.wait, self.lose, self.order, self.leave,
             self.search, self.look_often, self.new_life, self.nonsense, self.register,
-            self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
+            self.overhear, self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
         ]  # fmt: skip
         for worker_id in WORKERS:
             self.worker(worker_id)
@@ -142,6 +143,13 @@ class RandomLife(Recorded):
         endpoints = {self.random.randint(0, 2): "nats"}
         announced = structs.asdict(announcement(worker_id, agent_is_engine=False))
         self.core.upsert_worker(RegisteredWorker(**announced, endpoints=endpoints), self.now_s)
+
+    def overhear(self):
+        ranks = tuple(sorted(self.random.sample(range(4), 2)))
+        announced = structs.asdict(announcement(7, agent_is_engine=False))
+        heard_from = HeardFrom("dynamo://ns/backend")
+        worker = HeardWorker(**announced, dp_ranks=ranks, heard_from=heard_from)
+        self.core.upsert_worker(worker, self.now_s)
 
     def leave(self):
         self.core.remove_worker(self.random.randint(1, 9), "gone")
@@ -258,11 +266,19 @@ class RandomLife(Recorded):
             for _ in range(400):
                 self.search()
 
+    def prompt(self):
+        """Tokens, or now and then the names of their blocks alone."""
+        tokens = self.random.choice(PROMPTS)
+        if self.random.random() < 0.8:
+            return {"token_ids": tokens}
+        hashed = prepare(SelectRequest(token_ids=tokens), ()).hashed(IDENTITY)
+        return {"sequence_hashes": hashed.hash_list, "isl_tokens": len(tokens)}
+
     def place(self):
         request_id = f"r{len(self.entries)}"
         override = self.random.choice([None, None, ConfigOverride(router_temperature=0.7)])
         request = SelectRequest(
-            token_ids=self.random.choice(PROMPTS),
+            **self.prompt(),
             request_id=request_id,
             allowed_worker_ids=self.random.choice([None, None, [1, 2], [8]]),
             lora_name=self.random.choice([None, None, "ad"]),
@@ -276,6 +292,8 @@ class RandomLife(Recorded):
             rank, _ = self._any_rank()
             asked = ReserveRequest(
                 token_ids=request.token_ids,
+                sequence_hashes=request.sequence_hashes,
+                isl_tokens=request.isl_tokens,
                 request_id=request_id,
                 lora_name=request.lora_name,
                 worker_id=rank.worker_id,

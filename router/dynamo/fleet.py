@@ -16,8 +16,8 @@ from router.core import RouterCore
 from router.dynamo.messages import ActiveLoad, EventMessage, RouterEvent
 from router.dynamo.rank import DynamoRank, RankCounts
 from router.dynamo.settings import DynamoSettings
-from router.dynamo.worker import DynamoWorker, dynamo_worker
 from router.effects import Effect
+from router.heard import HeardWorker
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadGauges, LoadReport
 from router.protocol.values import Rank
@@ -78,7 +78,7 @@ class _Known:
 
     __slots__ = ("announcement", "heard_s", "members")
 
-    def __init__(self, announcement: DynamoWorker, now_s: float) -> None:
+    def __init__(self, announcement: HeardWorker, now_s: float) -> None:
         self.announcement = announcement
         self.heard_s = now_s
         self.members: dict[int, _Member] = {}
@@ -252,7 +252,7 @@ class DynamoFleet:
             return None
         dp_ranks = sorted({rank.dp_rank, *(known.members if known is not None else ())})
         incarnation = self._next_incarnation() if known is None else known.announcement.incarnation
-        worker = dynamo_worker(rank.worker_id, tuple(dp_ranks), incarnation, self._settings)
+        worker = self._settings.worker(rank.worker_id, tuple(dp_ranks), incarnation)
         if known is None:
             known = self._known[rank.worker_id] = _Known(worker, now_s)
         known.announcement = worker

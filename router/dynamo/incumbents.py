@@ -23,10 +23,10 @@ from router.errors import (
     TooManyReservationsError,
     WorkerNotFoundError,
 )
-from router.protocol.requests import ReserveRequest, SelectRequest
+from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
-from router.sequence.prompt import MAX_PROMPT_TOKENS, Prompt
-from router.shadow import Shadow
+from router.sequence.prompt import MAX_PROMPT_TOKENS, prepare
+from router.shadow import Shadow, reserved_at
 
 
 class IncumbentCounts(Struct):
@@ -83,34 +83,24 @@ class Incumbents:
         if added.token_sequence is None or isl_tokens > MAX_PROMPT_TOKENS:
             self.counts.untracked += 1
             return
-        prompt = Prompt.of_hashes(added.token_sequence, isl_tokens, self._settings.identity)
         request = SelectRequest(
             request_id=request_id,
             model_name=self._settings.model_name,
             routing_group=self._settings.routing_group,
             allowed_worker_ids=self._fleet.worker_ids,
+            sequence_hashes=added.token_sequence,
+            isl_tokens=isl_tokens,
+            expected_output_tokens=added.expected_output_tokens,
         )
+        prompt = prepare(request, ())
         placement = self._core.select(request, prompt)
         claimed = self._claimed_overlap_blocks(added, isl_tokens)
         self._shadow.compare(self._core, request, placement, rank, "bus", now_s, claimed)
-        self._book(request_id, rank, added, prompt, now_s)
-
-    def _book(
-        self, request_id: str, rank: Rank, added: AddRequest, prompt: Prompt, now_s: float
-    ) -> None:
-        """What other routers of ours are told of bookings is dropped: they hear Dynamo too."""
-        booking = ReserveRequest(
-            worker_id=rank.worker_id,
-            dp_rank=rank.dp_rank,
-            request_id=request_id,
-            model_name=self._settings.model_name,
-            routing_group=self._settings.routing_group,
-            expected_output_tokens=added.expected_output_tokens,
-        )
-        self._core.reserve(booking, prompt, now_s)
+        # What other routers of ours would be told of bookings is dropped: they hear Dynamo too.
+        self._core.reserve(reserved_at(request, rank), prompt, now_s)
+        self.counts.booked += 1
         if not added.track_prefill_tokens:
             self._core.prefill_complete(request_id, now_s)
-        self.counts.booked += 1
 
     def _isl_tokens(self, added: AddRequest) -> int:
         """Cached are whole blocks, so what is to be computed ends as the prompt does."""

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from router.dynamo.rank import RankLimits
+from router.heard import HeardFrom, HeardWorker
 from router.protocol.values import SCHEME, Identity
 
 EVENTS, LOADS, SEQUENCES, PASSES = (
@@ -49,9 +50,28 @@ class DynamoSettings(Struct, frozen=True, kw_only=True):
         """Where 1.0.2's routers keep a dump of what they have purged from the stream."""
         return f"{self._slug}-radix-bucket"
 
-    def endpoint(self, worker_id: int) -> str:
-        """What stands for a worker's address, which only Dynamo's own discovery knows."""
-        return f"dynamo://{self.namespace}/{self.component}/{worker_id}"
+    @property
+    def address(self) -> str:
+        """What stands for the fleet's address."""
+        return f"dynamo://{self.namespace}/{self.component}"
+
+    def worker(self, worker_id: int, dp_ranks: tuple[int, ...], incarnation: int) -> HeardWorker:
+        """A worker with these ranks. Its real address only Dynamo's own discovery knows."""
+        return HeardWorker(
+            worker_id=worker_id,
+            name=f"dynamo {worker_id}",
+            model_name=self.model_name,
+            routing_group=self.routing_group,
+            endpoint=f"{self.address}/{worker_id}",
+            identity=self.identity,
+            total_kv_blocks=self.total_kv_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            data_parallel_start_rank=dp_ranks[0],
+            data_parallel_size=dp_ranks[-1] - dp_ranks[0] + 1,
+            incarnation=incarnation,
+            dp_ranks=dp_ranks,
+            heard_from=HeardFrom(self.address),
+        )
 
     def subjects(self, topic: str) -> tuple[str, ...]:
         """Where a topic is spoken of on core NATS: by 1.0.2, and by 1.6.1's endpoints."""

@@ -37,7 +37,11 @@ class ConfigOverride(Struct, frozen=True):
 
 
 class PromptRequest(Struct, frozen=True, kw_only=True):
-    """A prompt, and whose it is. `tokens_field` is what callers know `token_ids` by."""
+    """A prompt, and whose it is. `tokens_field` is what callers know `token_ids` by.
+
+    Instead of tokens a caller may know the `sequence_hashes` of the prompt's full blocks, under the
+    identity of the ranks in question, and its length, `isl_tokens`.
+    """
 
     tokens_field: ClassVar[str] = "token_ids"
     token_ids: list[TokenId] | None = None
@@ -46,6 +50,8 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     block_mm_infos: list[BlockMmInfo | None] | None = None
+    sequence_hashes: list[UInt] | None = None
+    isl_tokens: UInt | None = None
 
     @property
     def scope(self) -> Scope:

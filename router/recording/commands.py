@@ -13,6 +13,7 @@ from msgspec.structs import astuple, replace
 
 from router.core import RouterCore
 from router.errors import KvRouterError
+from router.heard import HeardWorker
 from router.indexer.base import HeldBlocks
 from router.indexer.dumps import RankState
 from router.indexer.snapshot import RankSnapshot
@@ -47,6 +48,17 @@ class UpsertRegistered(_Command, frozen=True, tag="upsert_registered"):
     """A worker was registered by a caller."""
 
     announcement: RegisteredWorker
+    now_s: float
+
+    def tell(self, core: RouterCore) -> None:
+        """Tell a core."""
+        core.upsert_worker(self.announcement, self.now_s)
+
+
+class UpsertHeard(_Command, frozen=True, tag="upsert_heard"):
+    """A worker of another fleet was heard, or another rank of it."""
+
+    announcement: HeardWorker
     now_s: float
 
     def tell(self, core: RouterCore) -> None:
@@ -201,6 +213,7 @@ class Free(_Command, frozen=True, tag="free"):
 Command: TypeAlias = (
     UpsertWorker
     | UpsertRegistered
+    | UpsertHeard
     | RemoveWorker
     | OrderWorker
     | Apply
@@ -222,9 +235,11 @@ Command: TypeAlias = (
 
 
 def upserted(announcement: WorkerAnnouncement, now_s: float) -> Command:
-    """A worker was announced, or registered."""
+    """A worker was announced, registered, or heard."""
     if isinstance(announcement, RegisteredWorker):
         return UpsertRegistered(announcement, now_s)
+    if isinstance(announcement, HeardWorker):
+        return UpsertHeard(announcement, now_s)
     return UpsertWorker(announcement, now_s)
 
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from router.errors import InvalidFieldError
 from router.protocol.requests import BlockMmInfo, PromptRequest
-from router.protocol.values import U32_MAX, HashArray, Identity
+from router.protocol.values import U32_MAX, U64_MAX, HashArray, Identity
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 
 MAX_PROMPT_TOKENS = 4_000_000
@@ -41,34 +41,28 @@ class HashedPrompt(Struct, frozen=True):
 
 
 class Prompt:
-    """Tokens of a request, and their hashes for every identity asked about so far."""
+    """Tokens of a request, and their hashes for every identity asked about so far.
 
-    __slots__ = ("_by_identity", "_mm_infos", "_seed", "_tokens")
+    Where only the hashes are known, they are those of every identity asked about.
+    """
+
+    __slots__ = ("_by_identity", "_isl_tokens", "_known_hashes", "_mm_infos", "_seed", "_tokens")
 
     def __init__(self, request: PromptRequest) -> None:
         self._tokens = token_array(request.token_ids or ())
+        self._isl_tokens = len(self._tokens)
+        self._known_hashes: Sequence[int] | None = None
+        if request.token_ids is None and request.sequence_hashes is not None:
+            self._isl_tokens = request.isl_tokens or 0
+            self._known_hashes = request.sequence_hashes
         self._seed = hash_seed(request.lora_name, request.cache_salt)
         self._mm_infos: Sequence[BlockMmInfo | None] = request.block_mm_infos or ()
         self._by_identity: dict[Identity, HashedPrompt] = {}
 
-    @classmethod
-    def of_hashes(
-        cls, sequence_hashes: Sequence[int], isl_tokens: int, identity: Identity
-    ) -> "Prompt":
-        """A prompt of which only the names of its full blocks are known, under one identity."""
-        prompt = cls(PromptRequest())
-        prompt._by_identity[identity] = HashedPrompt(
-            np.array(sequence_hashes, np.uint64),
-            list(sequence_hashes),
-            isl_tokens,
-            identity.block_size,
-        )
-        return prompt
-
     @property
     def isl_tokens(self) -> int:
         """Length of the prompt."""
-        return len(self._tokens)
+        return self._isl_tokens
 
     def hashed(self, identity: Identity) -> HashedPrompt:
         """The prompt under this identity. O(tokens) once, then O(1)."""
@@ -78,6 +72,9 @@ class Prompt:
         return known
 
     def _hash(self, identity: Identity) -> HashedPrompt:
+        if self._known_hashes is not None:
+            known = np.array(self._known_hashes, np.uint64)
+            return HashedPrompt(known, self._known_hashes, self.isl_tokens, identity.block_size)
         hashes = chain(
             local_block_hashes(
                 self._tokens,
@@ -93,16 +90,32 @@ class Prompt:
 def prepare(request: PromptRequest, identities: Iterable[Identity]) -> Prompt:
     """Hash a prompt under these identities; pure, so it may run on another thread. O(tokens).
 
-    Raises InvalidFieldError where there are no tokens, or too many.
+    Raises InvalidFieldError where there are no tokens, or too many, or hashes that are none.
     """
-    if request.token_ids is None:
-        allowed = f"a list of integers, 0 to {U32_MAX}"
+    if request.token_ids is not None:
+        _check_length(request.tokens_field, len(request.token_ids))
+    elif request.sequence_hashes is not None:
+        _check_hashes(request.sequence_hashes, request.isl_tokens)
+    else:
+        allowed = f"a list of integers, 0 to {U32_MAX}; or sequence_hashes and isl_tokens"
         raise InvalidFieldError(request.tokens_field, "missing", allowed)
-    if len(request.token_ids) > MAX_PROMPT_TOKENS:
-        length = f"{len(request.token_ids)} tokens"
-        allowed = f"at most {MAX_PROMPT_TOKENS}"
-        raise InvalidFieldError(request.tokens_field, length, allowed, status=413)
     prompt = Prompt(request)
     for identity in identities:
         prompt.hashed(identity)
     return prompt
+
+
+def _check_hashes(sequence_hashes: Sequence[int], isl_tokens: int | None) -> None:
+    if isl_tokens is None:
+        reason = "missing; sequence_hashes do not say it"
+        raise InvalidFieldError("isl_tokens", reason, "the prompt's length in tokens")
+    _check_length("isl_tokens", isl_tokens)
+    _check_length("sequence_hashes", len(sequence_hashes))
+    if max(sequence_hashes, default=0) > U64_MAX:
+        raise InvalidFieldError("sequence_hashes", "too large", f"0 to {U64_MAX}", status=422)
+
+
+def _check_length(field: str, length: int) -> None:
+    if length > MAX_PROMPT_TOKENS:
+        reason, allowed = f"{length} tokens", f"at most {MAX_PROMPT_TOKENS}"
+        raise InvalidFieldError(field, reason, allowed, status=413)

@@ -47,6 +47,16 @@ async def test_selects_by_cached_prefix(fleet):
     assert body["trust"]["state"] == "exact"
 
 
+async def test_selects_by_hashes_where_a_caller_knows_no_tokens(fleet):
+    by_tokens = await select(fleet)
+    known = {"sequence_hashes": hashes(PROMPT), "isl_tokens": len(PROMPT)}
+    assert await select(fleet, token_ids=None, **known) == by_tokens
+    salted = {"sequence_hashes": hashes(PROMPT, cache_salt="t"), "isl_tokens": len(PROMPT)}
+    assert (await select(fleet, token_ids=None, **salted))[1]["worker_id"] == 3
+    status, body = await select(fleet, token_ids=None, sequence_hashes=[1])
+    assert (status, body["field"]) == (400, "isl_tokens")
+
+
 async def test_takes_salt_lora_and_multimodal_infos_wherever_tokens_are(fleet):
     assert (await select(fleet, cache_salt="t"))[1]["worker_id"] == 3
     infos = [{"mm_objects": [{"mm_hash": 7, "offsets": [[0, 2]]}]}]

@@ -16,7 +16,7 @@ def test_names_are_those_that_dynamo_uses():
     assert settings.nats_url == "nats://here:1"
     assert settings.stream == "namespace-my-ns-component-backend-kv-events"
     assert settings.snapshot_bucket == "namespace-my-ns-component-backend-radix-bucket"
-    assert settings.endpoint(7) == "dynamo://My_ns/backend/7"
+    assert settings.worker(7, (0, 2), 1).endpoint == "dynamo://My_ns/backend/7"
     component = "namespace.My_ns.component.backend"
     assert settings.subjects("kv-events") == (
         f"{component}.kv-events",

@@ -2,9 +2,10 @@
 
 import pytest
 
+from router.errors import InvalidFieldError
 from router.protocol.requests import PromptRequest
-from router.protocol.values import SCHEME, Identity
-from router.sequence.prompt import Prompt
+from router.protocol.values import SCHEME, U64_MAX, Identity
+from router.sequence.prompt import MAX_PROMPT_TOKENS, Prompt, prepare
 
 
 def hashed(tokens, block_size=4, **fields):
@@ -48,3 +49,34 @@ def test_tenants_and_adapters_do_not_meet():
     names = [hashed(8), hashed(8, cache_salt="a"), hashed(8, cache_salt="b"),
              hashed(8, lora_name="a"), hashed(8, lora_name="a", cache_salt="a")]  # fmt: skip
     assert len({h.hash_list[0] for h in names}) == len(names)
+
+
+def by_hashes(hashes, isl_tokens, **fields):
+    return PromptRequest(sequence_hashes=hashes, isl_tokens=isl_tokens, **fields)
+
+
+def test_a_prompt_known_by_its_hashes_is_that_prompt():
+    known = hashed(10)
+    again = prepare(by_hashes(known.hash_list, 10), ()).hashed(Identity(SCHEME, 4))
+    assert again.sequence_hashes.tolist() == known.hash_list
+    assert (again.isl_tokens, again.own_blocks) == (10, 1)
+
+
+def test_tokens_count_where_both_are_given():
+    both = by_hashes([1], 4, token_ids=[1, 2, 3, 4])
+    assert prepare(both, ()).hashed(Identity(SCHEME, 4)).hash_list != [1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (PromptRequest(), "token_ids"),
+        (by_hashes([1], None), "isl_tokens"),
+        (by_hashes([1], MAX_PROMPT_TOKENS + 1), "isl_tokens"),
+        (by_hashes([U64_MAX + 1], 4), "sequence_hashes"),
+    ],
+)
+def test_hashes_that_are_no_prompt_are_refused(request_, field):
+    with pytest.raises(InvalidFieldError) as caught:
+        prepare(request_, ())
+    assert caught.value.field == field
