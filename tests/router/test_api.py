@@ -48,9 +48,10 @@ async def test_selects_by_cached_prefix(fleet):
 
 
 async def test_selects_by_hashes_where_a_caller_knows_no_tokens(fleet):
-    by_tokens = await select(fleet)
     known = {"sequence_hashes": hashes(PROMPT), "isl_tokens": len(PROMPT)}
-    assert await select(fleet, token_ids=None, **known) == by_tokens
+    _, by_tokens = await select(fleet)
+    _, by_hashes = await select(fleet, token_ids=None, **known)
+    assert {**by_hashes, "trust": None} == {**by_tokens, "trust": None}
     salted = {"sequence_hashes": hashes(PROMPT, cache_salt="t"), "isl_tokens": len(PROMPT)}
     assert (await select(fleet, token_ids=None, **salted))[1]["worker_id"] == 3
     status, body = await select(fleet, token_ids=None, sequence_hashes=[1])
