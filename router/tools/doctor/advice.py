@@ -2,9 +2,9 @@
 
 import msgspec
 
-from router.tools.doctor.config import Engine
+from router.publisher.metrics_dialects import EngineKind
 
-_NAMES: dict[Engine | None, str] = {
+_NAMES: dict[EngineKind | None, str] = {
     "vllm": "vLLM",
     "sglang": "SGLang",
     "trtllm": "TensorRT-LLM",
@@ -13,12 +13,12 @@ _NAMES: dict[Engine | None, str] = {
 _PORTS = {"endpoint": "5557", "replay_endpoint": "5558"}
 
 
-def name_of(engine: Engine | None) -> str:
+def name_of(engine: EngineKind | None) -> str:
     """As its makers write it."""
     return _NAMES[engine]
 
 
-def events_flag(engine: Engine | None, events: str, replay: str, **more: object) -> str:
+def events_flag(engine: EngineKind | None, events: str, replay: str, **more: object) -> str:
     """The option that makes an engine publish at these ports, and replay."""
     config: dict[str, object] = {"publisher": "zmq"}
     if engine != "sglang":
@@ -31,7 +31,7 @@ def events_flag(engine: Engine | None, events: str, replay: str, **more: object)
     return f"start {name_of(engine)} with --kv-events-config '{text}'"
 
 
-def caching_flag(engine: Engine | None) -> str:
+def caching_flag(engine: EngineKind | None) -> str:
     """The option that lets an engine reuse prefixes."""
     if engine == "sglang":
         return "start SGLang without --disable-radix-cache"
@@ -40,7 +40,7 @@ def caching_flag(engine: Engine | None) -> str:
     return f"start {name_of(engine)} with --enable-prefix-caching"
 
 
-def block_size_flag(engine: Engine | None, tokens: int) -> str:
+def block_size_flag(engine: EngineKind | None, tokens: int) -> str:
     """The option that sets the block size."""
     if engine == "sglang":
         return f"--page-size {tokens}"

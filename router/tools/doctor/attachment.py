@@ -1,8 +1,11 @@
 """How to attach this engine: to a router directly, or by an agent beside it."""
 
+from shlex import quote
+
 from msgspec import Struct, json
 
 from router.protocol.values import Doubt
+from router.publisher.metrics_dialects import EngineFacts
 from router.tools.doctor.engine_seen import EngineSeen
 
 _ROUTER = "http://localhost:8092"
@@ -19,7 +22,7 @@ class Attachment(Struct, frozen=True):
     def curl(self) -> str:
         """The request, for a shell."""
         body = json.encode(self.worker).decode()
-        return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d '{body}'"
+        return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d {quote(body)}"
 
 
 def attachment(seen: EngineSeen) -> Attachment:
@@ -42,8 +45,8 @@ def _worker(seen: EngineSeen) -> dict[str, object]:
         body["replay_endpoints"] = {rank: config.replay}
     if config.topic:
         body["topic"] = config.topic
-    if seen.server is not None and seen.server.num_gpu_blocks:
-        body["total_kv_blocks"] = seen.server.num_gpu_blocks
+    if seen.server is not None and seen.server.facts.total_kv_blocks:
+        body["total_kv_blocks"] = seen.server.facts.total_kv_blocks
     if seen.engine is not None:
         body["engine"] = seen.engine
     if seen.contents.eagle_events:
@@ -54,25 +57,40 @@ def _worker(seen: EngineSeen) -> dict[str, object]:
 
 
 def _agent(seen: EngineSeen) -> str:
-    config = seen.config
-    flags = {
+    """What metrics will tell the agent is left to them."""
+    config, facts = seen.config, seen.server.facts if seen.server else EngineFacts()
+    flags: dict[str, object] = {
         "engine": seen.engine or "vllm",
         "nats-url": "nats://localhost:4222",
-        "worker-id": "1",
-        "model-name": seen.model or "MODEL",
-        "block-size": str(_block_size(seen)),
-        "zmq": config.zmq,
-        "replay": config.replay,
+        "worker-id": 1,
+        "endpoint": config.url or _SERVER,
+        "zmq": _of_rank_0(config.zmq, seen.dp_rank),
+        "replay": _of_rank_0(config.replay, seen.dp_rank),
         "topic": config.topic,
-        "metrics-url": f"{config.url.rstrip('/')}/metrics" if config.url else "",
-        "report-mode": "full" if _is_full(seen) else "",
+        "data-parallel-start-rank": seen.dp_rank or "",
     }
-    given = (f"--{flag} {value}" for flag, value in flags.items() if value)
+    if facts.block_size and facts.total_kv_blocks:
+        flags["metrics-url"] = f"{config.url.rstrip('/')}/metrics"
+    else:
+        flags["model-name"] = seen.model or "MODEL"
+        flags["block-size"] = _block_size(seen)
+        flags["total-kv-blocks"] = facts.total_kv_blocks or "BLOCKS"
+    if _is_full(seen):
+        flags["report-mode"] = "full"
+    given = [f"--{flag} {quote(str(value))}" for flag, value in flags.items() if value != ""]
+    if seen.contents.eagle_events:
+        given.append("--eagle")
     return f"kv-worker-agent run {' '.join(given)}"
 
 
+def _of_rank_0(endpoint: str, dp_rank: int) -> str:
+    """The endpoint to whose port the agent adds the rank."""
+    before, _, port = endpoint.rpartition(":")
+    return f"{before}:{int(port) - dp_rank}" if port.isdecimal() else endpoint
+
+
 def _block_size(seen: EngineSeen) -> int:
-    told = seen.server.block_size if seen.server else None
+    told = seen.server.facts.block_size if seen.server else None
     return seen.block_size or seen.config.block_size or told or 16
 
 

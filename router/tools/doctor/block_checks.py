@@ -131,7 +131,7 @@ def _odd_blocks(seen: EngineSeen) -> Iterator[Finding]:
 
 
 def _copies(seen: EngineSeen, trial: TrialSeen) -> Iterator[Finding]:
-    pool = seen.server.num_gpu_blocks if seen.server else None
+    pool = seen.server.facts.total_kv_blocks if seen.server else None
     text = f"{trial.stats.device_copies} copies of {trial.held.counts[0]} blocks on the device"
     fix = 'register with report_mode "full" (a store then says "there is one", not "one more")'
     why = "kv_cache_report_mode full tells held blocks again; counted as copies they never leave"

@@ -1,14 +1,12 @@
 """The settings of `kv-router doctor`, each documented by its annotation."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
 from router.process.settings import DOCTOR_PREFIX, load
-
-Engine: TypeAlias = Literal["vllm", "sglang", "trtllm"]
 
 
 class DoctorConfig(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 from msgspec import Struct
 
-from router.tools.doctor.config import DoctorConfig, Engine
+from router.publisher.metrics_dialects import EngineKind
+from router.tools.doctor.config import DoctorConfig
 from router.tools.doctor.contents import Contents
 from router.tools.doctor.messages import LiveSeen, ReplaySeen
 from router.tools.doctor.ports import PortSeen
@@ -34,7 +35,7 @@ class EngineSeen(Struct, frozen=True):
         return self.events_port.is_publisher
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> EngineKind | None:
         """Whose it is: as told, as its metrics are named, or as its events look."""
         if self.config.engine:
             return self.config.engine
@@ -60,7 +61,7 @@ class EngineSeen(Struct, frozen=True):
         return ranks.most_common(1)[0][0] if ranks else 0
 
 
-def engine_of(forms: WireForms, contents: Contents) -> Engine | None:
+def engine_of(forms: WireForms, contents: Contents) -> EngineKind | None:
     """Which engine sends events that look like this; None if that cannot be told."""
     if forms.hash_kinds["signed"] or contents.mediums.keys() & _SGLANG_MEDIUMS:
         return "sglang"

@@ -77,7 +77,7 @@ class Examination:
         try:
             if server is not None:
                 self._server = await server.look()
-                self._trial = Trial(config.block_size or None, self._server.num_gpu_blocks)
+                self._trial = Trial(config.block_size or None, self._server.facts.total_kv_blocks)
             if events_port.is_publisher:
                 with open_context(max_engines=1) as context:
                     await self._listen(context, server, stop)
@@ -111,7 +111,7 @@ class Examination:
         if seen is None or seen.problem is not None or model is None:
             return
         await asyncio.sleep(SETTLE_S)
-        size = seen.block_size or self._config.block_size or None
+        size = seen.facts.block_size or self._config.block_size or None
         prober = Prober(server, seen, model, size, lambda: self._stored, self._rng)
         self._probe = await prober.run()
 

@@ -10,7 +10,10 @@ from router.tools.doctor.ports import PortSeen
 
 _WANTED = {"events": ("PUB", "XPUB"), "replay": ("ROUTER",)}
 _EXPOSED = "every event carries the prompt's tokens, and ZMQ asks nobody who they are"
-_PRIVATE = "bind the engine's sockets to a private address, or close the ports to others"
+_PRIVATE = (
+    "bind the engine's sockets to a private address, or close the ports to others; a router "
+    "takes public ones only with --allow-public-engines"
+)
 
 
 def port_findings(seen: EngineSeen) -> Iterator[Finding]:
@@ -78,8 +81,12 @@ def _misplaced(check: str, role: str, port: PortSeen) -> Finding:
 
 def _exposure(role: str, port: PortSeen) -> Iterator[Finding]:
     check = f"{role} exposure"
-    public = [each for each in port.addresses if ipaddress.ip_address(_plain(each)).is_global]
-    if public:
+    addresses = [ipaddress.ip_address(_plain(each)) for each in port.addresses]
+    public = [address for address in addresses if address.is_global]
+    if any(address.is_unspecified for address in addresses):
+        text = f"{port.endpoint} is where an engine listens, not where it can be reached"
+        yield wrong(check, text, "a router refuses it: it may run elsewhere", "give its host")
+    elif public:
         text = f"{port.endpoint} is at a public address ({public[0]})"
         yield warning(check, text, _EXPOSED, _PRIVATE)
     elif port.also_at:

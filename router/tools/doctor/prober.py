@@ -152,7 +152,7 @@ class Prober:
     ) -> RequestSeen:
         if kind != "again":
             self._before = len(self._stored())
-        hits = await self._server.cache_hits()
+        hits = await self._server.cached_tokens()
         try:
             said = await self._server.ask("POST", path, {"model": self._model, **body})
         except ServerError as error:
@@ -160,7 +160,7 @@ class Prober:
         cached = _cached_tokens(said)
         seen = await self._until_announced(kind, tokens)
         if cached is None and hits is not None:
-            hits_now = await self._server.cache_hits()
+            hits_now = await self._server.cached_tokens()
             cached = None if hits_now is None else round(hits_now - hits)
         return msgspec.structs.replace(seen, cached_tokens=cached)
 

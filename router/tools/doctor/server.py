@@ -1,22 +1,25 @@
 """An engine's OpenAI server, asked."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import msgspec
 from msgspec import Struct
 
-from router.errors import ServerError
-from router.tools.doctor.config import Engine
+from router.errors import ServerError, WireError
+from router.publisher.engine_metrics import EngineMetrics
+from router.publisher.metrics_dialects import DIALECTS, EngineFacts, EngineKind
+from router.publisher.prometheus_text import Sample, parse_samples
 
 TIMEOUT_S = 30.0
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_PREFIXES: Mapping[str, Engine] = {"vllm:": "vllm", "sglang:": "sglang", "trtllm_": "trtllm"}
-_CACHE_INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
-_HITS = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
+_CACHE_INFO = "vllm:cache_config_info"
+_CACHED_TOKENS = (
+    "vllm:prefix_cache_hits_total",
+    "sglang:cached_tokens_total",
+    "trtllm_prompt_cached_tokens_total",
+)
 
 
 class ServerSeen(Struct, frozen=True):
@@ -31,11 +34,9 @@ class ServerSeen(Struct, frozen=True):
     models: dict[str, str | None] = {}
     max_model_len: int | None = None
     version: str | None = None
-    engine: Engine | None = None
-    block_size: int | None = None
-    num_gpu_blocks: int | None = None
+    engine: EngineKind | None = None
+    facts: EngineFacts = EngineFacts()
     has_prefix_caching: bool | None = None
-    has_metrics: bool = False
 
     @property
     def base_model(self) -> str | None:
@@ -62,33 +63,23 @@ class Server:
         except ServerError as error:
             return ServerSeen(self._url, problem=error.reason)
         version = await self._optional("/version")
-        metrics = await self.metrics()
-        info = _cache_info(metrics)
+        metrics = await self._metrics()
+        engine, facts = engine_in(metrics)
         models = [each for each in listed.get("data") or () if isinstance(each, dict)]
         return ServerSeen(
             self._url,
             models={str(each.get("id")): each.get("parent") for each in models},
-            max_model_len=next((_number(each.get("max_model_len")) for each in models), None),
+            max_model_len=_longest(models),
             version=str(version["version"]) if "version" in version else None,
-            engine=_engine(metrics),
-            block_size=_number(info.get("block_size") or info.get("page_size")),
-            num_gpu_blocks=_number(info.get("num_gpu_blocks") or info.get("num_pages")),
-            has_prefix_caching=_truth(info.get("enable_prefix_caching")),
-            has_metrics=bool(metrics),
+            engine=engine,
+            facts=facts,
+            has_prefix_caching=_prefix_caching(metrics),
         )
 
-    async def cache_hits(self) -> float | None:
+    async def cached_tokens(self) -> float | None:
         """Tokens that it found in its cache since its start; None if it does not count."""
-        found = [float(v) for n, _, v in _SAMPLE.findall(await self.metrics()) if n in _HITS]
+        found = [sample.value for sample in _samples(await self._metrics(), *_CACHED_TOKENS)]
         return sum(found) if found else None
-
-    async def metrics(self) -> str:
-        """Its metrics; empty where it has none."""
-        try:
-            response = await self._client.get(f"{self._url}/metrics")
-        except httpx.HTTPError:
-            return ""
-        return response.text if response.is_success else ""
 
     async def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -114,26 +105,39 @@ class Server:
         except ServerError:
             return {}
 
+    async def _metrics(self) -> str:
+        """Its metrics; empty where it has none."""
+        try:
+            response = await self._client.get(f"{self._url}/metrics", follow_redirects=True)
+        except httpx.HTTPError:
+            return ""
+        return response.text if response.is_success else ""
 
-def _engine(metrics: str) -> Engine | None:
-    names = [name for name, _, _ in _SAMPLE.findall(metrics)]
-    for prefix, engine in _PREFIXES.items():
-        if any(name.startswith(prefix) for name in names):
-            return engine
+
+def engine_in(metrics: str) -> tuple[EngineKind | None, EngineFacts]:
+    """Whose metrics these are, and what they say of the engine."""
+    for kind in DIALECTS:
+        with suppress(WireError):
+            read = EngineMetrics(kind, metrics)
+            if not read.is_foreign:
+                return kind, read.facts()
+    return None, EngineFacts()
+
+
+def _samples(metrics: str, *names: str) -> list[Sample]:
+    try:
+        return list(parse_samples(metrics, names))
+    except WireError:
+        return []
+
+
+def _prefix_caching(metrics: str) -> bool | None:
+    for sample in _samples(metrics, _CACHE_INFO):
+        if said := sample.labels.get("enable_prefix_caching"):
+            return said.lower() == "true"
     return None
 
 
-def _cache_info(metrics: str) -> dict[str, str]:
-    for name, labels, _ in _SAMPLE.findall(metrics):
-        if name in _CACHE_INFO:
-            return dict(_LABEL.findall(labels))
-    return {}
-
-
-def _number(value: object) -> int | None:
-    text = str(value)
-    return int(text) if text.isdecimal() else None
-
-
-def _truth(text: str | None) -> bool | None:
-    return None if text is None else text.lower() == "true"
+def _longest(models: Sequence[Mapping[str, Any]]) -> int | None:
+    lengths = [each.get("max_model_len") for each in models]
+    return max((length for length in lengths if isinstance(length, int)), default=None)

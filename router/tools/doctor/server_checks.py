@@ -47,14 +47,14 @@ def _cache(seen: EngineSeen, server: ServerSeen) -> Iterator[Finding]:
         why = "nothing is reused, so that no choice of worker helps"
         text = "prefix caching is switched off"
         yield wrong("prefix caching", text, why, caching_flag(server.engine))
-    if server.block_size is None:
+    if server.facts.block_size is None:
         text = "its metrics do not say how its cache is made"
         yield unknown("cache config", text, "vLLM: start without --disable-log-stats")
         return
-    room = "" if server.num_gpu_blocks is None else f"{server.num_gpu_blocks} "
-    text = f"{room}blocks of {server.block_size} tokens"
+    room = "" if server.facts.total_kv_blocks is None else f"{server.facts.total_kv_blocks} "
+    text = f"{room}blocks of {server.facts.block_size} tokens"
     told = seen.block_size
-    if told is not None and told != server.block_size:
+    if told is not None and told != server.facts.block_size:
         why = "the events decide; hybrid models and context parallelism make them differ"
         fix = f"register block_size {told}"
         yield warning("cache config", f"{text}; events say {told}", why, fix)

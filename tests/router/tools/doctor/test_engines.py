@@ -182,6 +182,12 @@ async def test_a_port_that_is_open_to_others_is_a_warning():
     assert "events exposure" not in found
 
 
+async def test_where_an_engine_listens_is_not_where_it_is_reached():
+    with Engine() as engine:
+        _, found = await examine(f"tcp://0.0.0.0:{engine.port}")
+    says(found, "events exposure", "wrong", "not where it can be reached")
+
+
 # ── Messages ─────────────────────────────────────────────────────────────────────────────────────
 
 

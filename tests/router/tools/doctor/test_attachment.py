@@ -1,0 +1,50 @@
+"""How to attach an engine: what the doctor prints is what router and agent take."""
+
+import shlex
+
+from doctoring import examine
+from openai_engine import OpenAiEngine
+from router.tools.doctor.attachment import attachment
+from servers import free_port
+from worker_agent.bridge_config import rank_addresses
+from worker_agent.config import load_agent_config
+from zmq_engines import Engine, stored
+
+PROMPT = stored([1, 2], [1, 2, 3, 4, 5, 6, 7, 8], lora_name=None)
+
+
+def agent_config(seen):
+    command, verb, *flags = shlex.split(attachment(seen).agent)
+    assert (command, verb) == ("kv-worker-agent", "run")
+    return load_agent_config(flags, {})
+
+
+async def test_an_agent_takes_the_line_of_an_engine_whose_metrics_say_all():
+    async with OpenAiEngine().running() as engine:
+        engine.engine.publish(PROMPT)
+        engine.engine.wait()
+        zmq = engine.engine
+        seen, _ = await examine(
+            zmq.endpoint, zmq.replay_endpoint, topic="kv", url=engine.url, seconds=0.1
+        )
+    config = agent_config(seen)
+    (of_rank,) = rank_addresses(config)
+    assert (of_rank.engine.events, of_rank.engine.replay) == (zmq.endpoint, zmq.replay_endpoint)
+    assert (config.engine, config.endpoint, config.topic) == ("vllm", engine.url, "kv")
+    assert config.metrics_url == f"{engine.url}/metrics"
+    assert attachment(seen).worker["total_kv_blocks"] == 1000
+
+
+async def test_an_agent_of_another_rank_gets_rank_0s_ports():
+    port, replay_port = free_port(), free_port()
+    with Engine(port, replay_port, dp_rank=2) as engine:
+        engine.publish(PROMPT)
+        engine.wait()
+        endpoints = [f"tcp://127.0.0.1:{each + 2}" for each in (port, replay_port)]
+        seen, _ = await examine(*endpoints, seconds=0.1, model="m")
+    line = attachment(seen).agent.replace("BLOCKS", "100")
+    config = load_agent_config(shlex.split(line)[2:], {})
+    (of_rank,) = rank_addresses(config)
+    assert [of_rank.engine.events, of_rank.engine.replay] == endpoints
+    assert of_rank.rank.dp_rank == 2
+    assert (config.block_size, config.model_name) == (4, "m")
