@@ -4,89 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from router.publisher.follower_metrics import FollowerCollector
 from worker_agent.bridged_rank import BridgedRank
 from worker_agent.metrics import BUS_READINGS, RankCollector, Reading
 from worker_agent.metrics_poll import MetricsPoll
 
 _READINGS: tuple[Reading[BridgedRank], ...] = (
-    Reading(
-        GaugeMetricFamily,
-        "kv_agent_engine_waiting_seconds",
-        "For how long anything that the engine published may have been missing",
-        lambda rank: rank.waiting_s,
-    ),
-    Reading(
-        GaugeMetricFamily,
-        "kv_agent_engine_connected",
-        "Whether there is a connection to the engine's events",
-        lambda rank: rank.is_connected,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_connections",
-        "Connections made to the engine's events",
-        lambda rank: rank.follower.source.connections,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_failed_connections",
-        "Connections to the engine's events that could not be made",
-        lambda rank: rank.follower.source.failed_connections,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_batches",
-        "Batches of events carried out",
-        lambda rank: rank.follower.feed.counters.applied,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_batches_unreadable",
-        "Batches that were none",
-        lambda rank: rank.follower.feed.counters.unreadable,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_batches_foreign",
-        "Batches of another rank, dropped",
-        lambda rank: rank.follower.feed.counters.foreign,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_messages_garbage",
-        "Messages that were no batch at all",
-        lambda rank: rank.follower.source.garbage,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_events_dropped",
-        "Events of unknown type, or malformed",
-        lambda rank: rank.follower.feed.counters.dropped_events,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_losses",
-        "Gaps in the engine's batches that no replay filled",
-        lambda rank: rank.follower.feed.counters.lost,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_lives",
-        "New lives of the engine's cache",
-        lambda rank: rank.follower.feed.counters.new_lives,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_replays",
-        "Replays asked for",
-        lambda rank: rank.follower.log_counters.replays,
-    ),
-    Reading(
-        CounterMetricFamily,
-        "kv_agent_engine_replay_failures",
-        "Replays that failed",
-        lambda rank: rank.follower.log_counters.replay_failures,
-    ),
     Reading(
         CounterMetricFamily,
         "kv_agent_engine_load_reports",
@@ -108,6 +31,7 @@ class BridgeCollector(RankCollector[BridgedRank]):
     ) -> None:
         self._poll = poll
         super().__init__(read_model_name, _READINGS, read_ranks)
+        self.registry.register(FollowerCollector(lambda: [r.follower for r in read_ranks()]))
 
     def collect(self) -> Iterator[Metric]:
         """Metrics of this moment."""

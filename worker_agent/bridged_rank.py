@@ -87,12 +87,6 @@ class BridgedRank:
         return self.follower.waiting_s(time.monotonic())
 
     @property
-    def is_connected(self) -> bool:
-        """Is there a connection to its events now?"""
-        status = self.follower.status(time.monotonic())
-        return status.condition is not FollowerCondition.CONNECTING
-
-    @property
     def was_reached(self) -> bool:
         """Was there ever a connection to its events?"""
         return self.follower.source.connections > 0

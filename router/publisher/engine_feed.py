@@ -15,6 +15,7 @@ from router.publisher.engine_events import EngineBatch, decode_engine_batch
 from router.publisher.engine_steps import Apply, Lost, NewLife, Step
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_settings import NormalizerStats
 
 STATE_BATCHES = 2_000
 """After so many a state is worth keeping: engines can replay several times as many."""
@@ -66,6 +67,11 @@ class EngineFeed:
     def is_state_due(self) -> bool:
         """Has so much happened since the last `save` that the state should be kept?"""
         return self._unsaved >= STATE_BATCHES
+
+    @property
+    def normalizer_stats(self) -> NormalizerStats:
+        """What became of events and blocks. O(1)."""
+        return self._normalizer.stats
 
     def take(self, steps: Sequence[Step], now_s: float) -> None:
         """Carry out steps, in order; replays are not its business. O(blocks)."""

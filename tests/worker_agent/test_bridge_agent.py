@@ -412,24 +412,29 @@ async def test_metrics_count(nats_server, engine, metrics):
     async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
 
         async def counted():
-            names = ("engine_batches_total", "engine_events_dropped_total", "engine_connected")
-            return [await of_rank(bridge, name) for name in names]
+            names = ("applied_total", "dropped_events_total", "connections_total")
+            return [await of_engine(bridge, name) for name in names]
 
         await eventually(lambda: equals(counted(), [4, 1, 1]))
-        assert await of_rank(bridge, "engine_connections_total") == 1
+        assert await of_engine(bridge, "condition", 'condition="following",') == 1
         assert await of_rank(bridge, "engine_load_reports_total") >= 1
-        assert await of_rank(bridge, "engine_waiting_seconds") < 5
+        assert await of_engine(bridge, "waiting_seconds") < 5
         assert await of_rank(bridge, "load_reports_missed_total") == 0
         assert await bridge.metric("kv_agent_metrics_readings_total") >= 1
         assert await bridge.metric("kv_agent_metrics_readable") == 1
         engine.stop()
         metrics.stop()
-        await eventually(lambda: equals(of_rank(bridge, "engine_connected"), 0))
+        connecting = 'condition="connecting",'
+        await eventually(lambda: equals(of_engine(bridge, "condition", connecting), 1))
         await eventually(lambda: equals(bridge.metric("kv_agent_metrics_readable"), 0))
 
 
 async def of_rank(bridge, name):
     return await bridge.metric(f'kv_agent_{name}{{dp_rank="0",model_name="tiny"}}')
+
+
+async def of_engine(bridge, name, more=""):
+    return await bridge.metric(f'kv_engine_{name}{{{more}dp_rank="0",worker_id="7"}}')
 
 
 def test_no_torch_and_no_engine_are_loaded():
