@@ -1,7 +1,7 @@
 """HTTP: handlers read bytes, call a command, and encode what it answers."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -12,44 +12,42 @@ from router import views
 from router.block_views import block_holders
 from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
 from router.config import RouterConfig
-from router.errors import InvalidFieldError, WorkerNotFoundError
+from router.errors import InvalidFieldError
 from router.metrics import RouterMetrics
 from router.openapi import ROUTES
-from router.protocol.catalogue import Lifecycle, RouterAnnouncement
+from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.requests import (
     OutputBlockRequest,
     PromptRequest,
     ReserveRequest,
     SelectRequest,
-    WorkerPatch,
 )
 from router.protocol.values import Rank
+from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
 from router.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.worker_commands import WorkerCommands
 
 Booking = TypeVar("Booking", SelectRequest, ReserveRequest)
 
 
 class Api:
-    """The handlers, on one set of commands.
-
-    `order_worker` writes an operator's order; `routers` lists who serves this namespace.
-    """
+    """The handlers, on two sets of commands. `routers` lists who serves this namespace."""
 
     def __init__(
         self,
         config: RouterConfig,
         commands: Commands,
+        workers: WorkerCommands,
         status: ServiceStatus,
         metrics: RouterMetrics,
-        order_worker: Callable[[int, Lifecycle], Awaitable[None]],
         routers: Callable[[], list[RouterAnnouncement]],
     ) -> None:
         self._web = Web("kv-router", ROUTES, config, metrics)
         self._commands = commands
+        self._workers = workers
         self._status = status
         self._metrics = metrics
-        self._order_worker = order_worker
         self._routers = routers
 
     def app(self) -> FastAPI:
@@ -89,19 +87,25 @@ class Api:
 
     async def workers(self, _: Request) -> Response:
         """Every worker."""
-        return json_answer(views.workers(self._commands.core, time.monotonic()))
+        return json_answer(self._workers.all())
 
     async def worker(self, request: Request) -> Response:
         """One worker."""
-        return json_answer(self._worker_view(request.path_params["worker_id"]))
+        return json_answer(self._workers.view(request.path_params["worker_id"]))
+
+    async def register_worker(self, request: Request) -> Response:
+        """Add a worker, or say anew what it is."""
+        body = await self._web.body(request, WorkerRegistration)
+        return json_answer(await self._workers.register(body), 201)
 
     async def patch_worker(self, request: Request) -> Response:
-        """Cordon a worker, drain it, or let it serve again."""
-        worker_id = request.path_params["worker_id"]
+        """Change a registered worker; cordon any, drain it, or let it serve again."""
         body = await self._web.body(request, WorkerPatch)
-        self._worker_view(worker_id)
-        await self._order_worker(worker_id, body.lifecycle)
-        return json_answer(self._worker_view(worker_id))
+        return json_answer(await self._workers.patch(request.path_params["worker_id"], body))
+
+    async def remove_worker(self, request: Request) -> Response:
+        """Forget a registered worker."""
+        return json_answer(await self._workers.remove(request.path_params["worker_id"]))
 
     async def routers(self, _: Request) -> Response:
         """Routers of this namespace."""
@@ -145,12 +149,6 @@ class Api:
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-    def _worker_view(self, worker_id: int) -> views.WorkerView:
-        worker = self._commands.core.fleet.get(worker_id)
-        if worker is None:
-            raise WorkerNotFoundError(worker_id)
-        return views.worker_view(self._commands.core, worker, time.monotonic())
 
 
 def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:

@@ -50,9 +50,18 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     namespace: Annotated[
         str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to serve on the bus")
     ] = "default"
-    nats_url: Annotated[str, Meta(min_length=1, description="NATS server with JetStream")] = (
-        "nats://127.0.0.1:4222"
-    )
+    nats_url: Annotated[
+        str, Meta(description="NATS server with JetStream; empty: none, engines are registered")
+    ] = ""
+    data_dir: Annotated[
+        str, Meta(description="folder for who is registered, to survive a restart; empty: none")
+    ] = ""
+    max_registered_ranks: Annotated[
+        int, Meta(ge=1, le=65_536, description="registered over HTTP; beyond, 503")
+    ] = 4096
+    allow_public_engines: Annotated[
+        bool, Meta(description="also read engines' sockets at public addresses")
+    ] = False
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
     worker_silence_s: Annotated[

@@ -32,7 +32,7 @@ from router.errors import (
     TooManyReservationsError,
     WorkerNotFoundError,
 )
-from router.fleet import Fleet, LivenessLimits
+from router.fleet import Fleet, LivenessLimits, Worker
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import NO_OVERLAP, HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
@@ -190,7 +190,9 @@ class RouterCore:
 
     def stream_lost(self, now_s: float) -> None:
         """Note that the event stream was wiped."""
-        self.index.stream_lost(now_s)
+        announced = [worker.announcement for worker in self.fleet]
+        told = [rank for each in announced for rank in each.ranks if each.source(rank) is None]
+        self.index.stream_lost(told, now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
         """What time alone brings about: workers gone, reservations expired, checkpoints overdue."""
@@ -314,7 +316,7 @@ class RouterCore:
         if silent_s is not None:
             reason = f"agent silent for {silent_s:.1f} s"
             return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        if trust.state is TrustState.EXACT and not self.fleet.is_connected:
+        if trust.state is TrustState.EXACT and self._is_cut_off(worker, rank):
             reason = "event bus disconnected"
             return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
         return trust
@@ -392,6 +394,12 @@ class RouterCore:
         event = ReservationEvent(self._settings.router_id, request_id, rank, change)
         return PublishReservation(event)
 
+    def _is_cut_off(self, worker: Worker | None, rank: Rank) -> bool:
+        """Its events come over the bus, which cannot be heard."""
+        if self.fleet.is_connected or worker is None:
+            return False
+        return worker.announcement.source(rank) is None
+
     def _kept_ranks(self, before: WorkerAnnouncement, after: WorkerAnnouncement) -> set[Rank]:
         """Ranks whose index and reservations survive a change of announcement.
 
@@ -399,7 +407,11 @@ class RouterCore:
         """
         if (before.scope, before.identity) != (after.scope, after.identity):
             return set()
-        both = set(before.ranks) & set(after.ranks)
+        both = {
+            rank
+            for rank in set(before.ranks) & set(after.ranks)
+            if before.source(rank) == after.source(rank)
+        }
         if before.incarnation == after.incarnation:
             return both
         return {rank for rank in both if self.index.incarnation(rank) == after.incarnation}

@@ -2,6 +2,7 @@
 
     run ─┬─ HTTP server                              up from the first moment
          ├─ ticks                                    silence, expiry, overdue checkpoints
+         ├─ engines                                  those whose sockets are read here
          └─ bus: connect ▶ registry, events, loads, outbox, and what else lives on a connection
                                                      again when closed
 
@@ -12,14 +13,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp
 
 from router.config import ServiceConfig
 from router.core import RouterCore
-from router.metrics import RouterMetrics, StateCollector
+from router.data_dir import DataDir
+from router.engines import Engines
+from router.metrics import RegistrationCollector, RouterMetrics, StateCollector
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.process.serving import HttpServer, endpoint_of, listening, serve_until
@@ -32,6 +37,8 @@ from router.publisher.bus import (
     live_on_bus,
     until_closed,
 )
+from router.registrar import MakeWorker, Registrar
+from router.registrations import Registrations
 from router.registry import Registry
 from router.snapshots import Snapshots, SnapshotSettings
 from router.status import ServiceStatus
@@ -40,6 +47,9 @@ from router.subscriber import Subscriber
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
+
+CATCH_UP_S = 5.0
+"""How long a restarted process waits for the engines registered before, until it is ready."""
 
 TIDY_SLICES = 256
 """Slices of tidying after a tick, at most: what is left waits for the next one."""
@@ -59,6 +69,7 @@ class CoreHost:
         config: ServiceConfig,
         core: RouterCore,
         *,
+        make_worker: MakeWorker,
         needs_workers: bool,
         on_reconnect: Callable[[], None] = lambda: None,
     ) -> None:
@@ -70,7 +81,28 @@ class CoreHost:
         self.status = ServiceStatus(config.nats_url, needs_workers=needs_workers)
         self.metrics = RouterMetrics()
         StateCollector(core, self.status, self.metrics)
-        self.outbox = Outbox(self.subjects, self.metrics)
+        self._data_dir = DataDir(Path(config.data_dir)) if config.data_dir else None
+        self.engines = Engines(
+            core, self.metrics, self._data_dir, max_ranks=config.max_registered_ranks
+        )
+        self.outbox = Outbox(
+            self.subjects,
+            self.metrics,
+            has_bus=self.status.has_bus,
+            retell=self.engines.retell,
+        )
+        self.registrations = Registrations(core, config.max_registered_ranks)
+        RegistrationCollector(self.registrations, self.metrics)
+        self.registrar = Registrar(
+            core,
+            self.registrations,
+            self.engines,
+            self.outbox,
+            self._data_dir,
+            make_worker,
+            keeps_orders=not self.status.has_bus,
+            allow_public=config.allow_public_engines,
+        )
         shared = (core, self.outbox, self.status, self.metrics, self.subjects)
         self.registry = Registry(*shared, config.num_replicas)
         self._stream_limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
@@ -93,13 +125,29 @@ class CoreHost:
         `live`: what else lives on each connection, given it and the endpoint listened on;
         `background`: what runs once, beside everything.
         """
-        with listening(self._config.host, self._config.http_port) as listener:
+        with (
+            self._data_dir.ours() if self._data_dir else nullcontext(),
+            listening(self._config.host, self._config.http_port) as listener,
+        ):
+            self._restore()
             endpoint = endpoint_of(listener)
             log.info("%s %s listens on %s", self._kind, self._config.name, endpoint)
             server = HttpServer(app, self._config.max_connections)
-            tasks = [self._tick_forever(), self._follow_bus(live, endpoint), *background()]
+            tasks = [self._tick_forever(), self.engines.run(), *background()]
+            if self.status.has_bus:
+                tasks.append(self._follow_bus(live, endpoint))
+            else:
+                log.info("no nats_url: workers are those registered over HTTP")
+                self.registry.caught_up.set()
+                self.core.set_connected(True, time.monotonic())
             await serve_until(stop, server, listener, tasks, self._drain)
         log.info("%s stopped", self._kind)
+
+    def _restore(self) -> None:
+        restored = self.registrar.restore()
+        if restored:
+            log.info("%d workers were registered before, and are again", restored)
+            self.status.engines_caught_up = False
 
     async def _drain(self) -> None:
         log.info("draining for %g s", self._config.drain_s)
@@ -107,9 +155,12 @@ class CoreHost:
         await asyncio.sleep(self._config.drain_s)
 
     async def _tick_forever(self) -> None:
+        patience_s = time.monotonic() + CATCH_UP_S
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
+            if now_s > patience_s or self.engines.is_caught_up():
+                self.status.engines_caught_up = True
             self.outbox.perform([*self.core.tick(now_s), self.core.beacon(now_s)])
             for _ in range(TIDY_SLICES):
                 if not self.core.tidy(time.monotonic()):

@@ -16,6 +16,7 @@ values, not exceptions.
     ├── IndexDisabledError           the configuration says to keep no index
     ├── ShadowOffError               the configuration says to decide, not to compare
     ├── …                            what the index alone refuses: see `index_errors`
+    ├── …                            of registered workers: see `registration_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
     ├── ServerError                  an HTTP server that a tool asked

@@ -7,7 +7,7 @@ connection is down, or when most workers fall silent together, nobody is declare
 for a bounded time).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 from sortedcontainers import SortedDict
@@ -119,6 +119,11 @@ class Fleet:
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """What operators want of a worker."""
         return self._orders.get(worker_id, "schedulable")
+
+    @property
+    def orders(self) -> Mapping[int, Lifecycle]:
+        """Operators' orders, by worker."""
+        return self._orders
 
     def is_schedulable(self, worker: Worker) -> bool:
         """May new requests go there?"""

@@ -12,6 +12,7 @@ from router.errors import InvalidFieldError
 from router.index_config import IndexerConfig
 from router.index_errors import SaltedHashesError
 from router.index_openapi import INDEX_ROUTES
+from router.instances import check_instance, is_bus, only_rank, with_rank, without_rank
 from router.lookups import Lookups
 from router.peers import Peers
 from router.protocol.lookups import HashQueryRequest, QueryRequest
@@ -21,7 +22,6 @@ from router.protocol.registrations import (
     UnregisterRequest,
     is_http_url,
 )
-from router.registrations import register, unregister
 from router.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
 
 T = TypeVar("T")
@@ -59,18 +59,27 @@ class IndexApi:
     async def register(self, request: Request) -> Response:
         """Add a rank that nobody announces."""
         body = await self._body(request, RegisterRequest)
-        register(self._host.core, body, self._config.max_registered_ranks, time.monotonic())
+        check_instance(body, has_bus=self._host.status.has_bus)
+        if not is_bus(body.endpoint):
+            await self._host.registrar.check(only_rank(body))
+        await self._host.registrar.put(with_rank(self._host.core, body))
         return json_bytes(OK, 201)
 
     async def unregister(self, request: Request) -> Response:
         """Forget a registered rank, or an instance."""
         body = await self._body(request, UnregisterRequest)
-        self._host.outbox.perform(unregister(self._host.core, body, time.monotonic()))
+        left = without_rank(self._host.core, body)
+        if left is None:
+            await self._host.registrar.remove(body.instance_id)
+        else:
+            await self._host.registrar.put(left)
         return json_bytes(OK)
 
     async def workers(self, _: Request) -> Response:
         """Every instance."""
-        return json_answer(index_views.instances(self._host.core, time.monotonic()))
+        return json_answer(
+            index_views.instances(self._host.core, self._host.engines.view, time.monotonic())
+        )
 
     async def dump(self, _: Request) -> Response:
         """Everything held."""

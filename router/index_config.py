@@ -24,9 +24,6 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
     frequency_window_s: Annotated[
         float, Meta(ge=0, description="how far back uses of blocks are counted; 0 counts none")
     ] = 0.0
-    max_registered_ranks: Annotated[
-        int, Meta(ge=1, le=65_536, description="registered over HTTP; beyond, 503")
-    ] = 4096
     peers: Annotated[
         str | list[str],
         Meta(description="URLs, comma-separated or a list; what blind ranks hold is asked there"),

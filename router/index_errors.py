@@ -4,7 +4,7 @@
     ├── NoIndexerError, InstanceNotFoundError, PeerNotFoundError            there is none
     ├── AlreadyRegisteredError, AnnouncedInstanceError, OtherScopeError     somebody else has the id
     ├── BlockSizeMismatchError
-    ├── TooManyRegistrationsError, TooManyPeersError                        a limit is reached
+    ├── TooManyPeersError                                                   a limit is reached
     ├── AnswerTooLargeError         for the bus
     ├── SaltedHashesError           hashes are asked about, and a salt that they already contain
     └── UnsupportedFieldError       a feature of the peer's that this version lacks
@@ -91,17 +91,6 @@ class BlockSizeMismatchError(KvRouterError):
         )
         self.existing = existing
         self.requested = requested
-
-
-class TooManyRegistrationsError(KvRouterError):
-    """The configured number of registered ranks is reached."""
-
-    code = "too_many_registrations"
-    http_status = 503
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"registrations: the limit is reached (allowed: at most {limit} ranks)")
-        self.limit = limit
 
 
 class PeerNotFoundError(KvRouterError):

@@ -10,6 +10,7 @@ from router.index_api import IndexApi
 from router.index_config import IndexerConfig
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
+from router.instances import instance
 from router.lookups import Lookups
 from router.peers import Peers, Recovery
 from router.publisher.bus import Bus
@@ -22,7 +23,7 @@ class IndexService:
         index = config.index
         core = RouterCore(config.core, lambda: make_indexer(index), Random())
         lookups = Lookups(core, config.frequency_window_s)
-        self._host = CoreHost("indexer", config, core, needs_workers=False)
+        self._host = CoreHost("indexer", config, core, make_worker=instance, needs_workers=False)
         self._rpc = IndexRpc(core, lookups, self._host.metrics, self._host.subjects)
         self._recovery = Recovery(core, config)
         peers = Peers(config.peer_urls, config.max_peers)

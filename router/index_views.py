@@ -10,9 +10,10 @@ from router.protocol.registrations import InstanceView, ListenerView
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank
 from router.registrations import RegisteredWorker
+from router.views import EngineOf
 
-SOURCE = "nats"
-"""Where all events come from, announced or registered."""
+FROM_BUS, FROM_SOCKETS = "nats", "zmq"
+"""Where an instance's events come from."""
 
 _WORST_FIRST = ("degraded", "pending", "active")
 
@@ -40,21 +41,21 @@ def matches(found: Found) -> Matches:
     )
 
 
-def instances(core: RouterCore, now_s: float) -> list[InstanceView]:
+def instances(core: RouterCore, engine_of: EngineOf, now_s: float) -> list[InstanceView]:
     """Everybody registered or announced, by id."""
-    return [_instance(core, worker, now_s) for worker in core.fleet]
+    return [_instance(core, worker, engine_of, now_s) for worker in core.fleet]
 
 
-def _instance(core: RouterCore, worker: Worker, now_s: float) -> InstanceView:
+def _instance(core: RouterCore, worker: Worker, engine_of: EngineOf, now_s: float) -> InstanceView:
     announced = worker.announcement
     listeners = {
-        str(rank.dp_rank): _listener(core, rank, _endpoint(worker, rank), now_s)
+        str(rank.dp_rank): _listener(core, rank, _endpoint(worker, rank), engine_of, now_s)
         for rank in announced.ranks
     }
     statuses = {listener.status for listener in listeners.values()}
     return InstanceView(
         instance_id=announced.worker_id,
-        source=SOURCE,
+        source=_source(worker),
         status=min(statuses, key=_WORST_FIRST.index),
         model_name=announced.model_name,
         routing_group=announced.routing_group,
@@ -66,15 +67,29 @@ def _instance(core: RouterCore, worker: Worker, now_s: float) -> InstanceView:
 
 def _endpoint(worker: Worker, rank: Rank) -> str:
     known = worker.announcement
-    return known.endpoints[rank.dp_rank] if isinstance(known, RegisteredWorker) else SOURCE
+    if not isinstance(known, RegisteredWorker):
+        return FROM_BUS
+    return (known.registration.kv_events_endpoints or {})[rank.dp_rank]
 
 
-def _listener(core: RouterCore, rank: Rank, endpoint: str, now_s: float) -> ListenerView:
+def _source(worker: Worker) -> str:
+    """`zmq` as soon as one rank's engine is heard directly."""
+    known = worker.announcement
+    return FROM_SOCKETS if any(map(known.source, known.ranks)) else FROM_BUS
+
+
+def _listener(
+    core: RouterCore, rank: Rank, endpoint: str, engine_of: EngineOf, now_s: float
+) -> ListenerView:
     trust = core.trust(rank, now_s)
     if trust.state in (TrustState.EXACT, TrustState.LAGGING):
         return ListenerView(endpoint, "active")
     was_read = trust.state is TrustState.DEGRADED or core.index.incarnation(rank) is not None
-    return ListenerView(endpoint, "degraded" if was_read else "pending", trust.reason)
+    engine = engine_of(rank)
+    reason = (
+        trust.reason if engine is None or was_read else f"{engine.condition} to {engine.events}"
+    )
+    return ListenerView(endpoint, "degraded" if was_read else "pending", reason)
 
 
 def _scores(here: Sequence[RankMatch]) -> dict[str, int]:

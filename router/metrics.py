@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.core import RouterCore
+from router.registrations import Registrations
 from router.status import ServiceStatus
 
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -69,6 +70,9 @@ class RouterMetrics:
             buckets=_SNAPSHOT_BUCKETS_S,
             registry=self.registry,
         )
+        self.follower_failures = self._counter(
+            "follower_failures", "Followers of engines that failed, and began anew"
+        )
         self.requests = self._counter("requests", "Requests answered", "interface", "route", "code")
         self.refusals = self._counter("refusals", "Requests refused", "interface", "code")
 
@@ -92,7 +96,9 @@ class StateCollector(Collector):
         """The gauges of this moment."""
         now_s = time.monotonic()
         yield _gauge("up", "1 while the process runs", 1)
-        yield _gauge("bus_connected", "1 while connected to NATS", self._core.fleet.is_connected)
+        if self._status.has_bus:
+            connected = self._core.fleet.is_connected
+            yield _gauge("bus_connected", "1 while connected to NATS", connected)
         yield _gauge("ready", "1 while ready", self._status.readiness(self._core).is_ready)
         yield _gauge("workers", "Workers known", len(self._core.fleet))
         yield _gauge("reservations", "Live reservations", len(self._core.tracker))
@@ -140,6 +146,20 @@ class StateCollector(Collector):
                 active.add_metric(names, self._core.tracker.active(rank).active_requests)
                 trust.add_metric((*names, self._core.trust(rank, now_s).state), 1)
         yield from (held, active, trust)
+
+
+class RegistrationCollector(Collector):
+    """How many ranks callers have registered, and how many they may."""
+
+    def __init__(self, registrations: Registrations, metrics: RouterMetrics) -> None:
+        self._registrations = registrations
+        metrics.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of this moment."""
+        limit = self._registrations.max_ranks
+        yield _gauge("registered_ranks", "Ranks registered", self._registrations.rank_count)
+        yield _gauge("registered_ranks_max", "Limit on ranks registered", limit)
 
 
 _INDEX_STATS = {

@@ -22,8 +22,8 @@ from router.protocol.requests import (
     PromptRequest,
     ReserveRequest,
     SelectRequest,
-    WorkerPatch,
 )
+from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.shadow import ShadowReport
 from router.views import WorkerView
 
@@ -123,13 +123,31 @@ ROUTES = (
     Route("GET", "/workers", "workers", "Every worker", list[WorkerView]),
     Route("GET", "/workers/{worker_id:int}", "worker", "One worker", WorkerView, refusals=(404,)),
     Route(
+        "POST",
+        "/workers",
+        "register_worker",
+        "Register a worker whose engines the router hears itself, or say anew what it is",
+        WorkerView,
+        WorkerRegistration,
+        status=201,
+        refusals=(*BODY, 409, 503),
+    ),
+    Route(
         "PATCH",
         "/workers/{worker_id:int}",
         "patch_worker",
-        "Cordon a worker, drain it, or let it serve again",
+        "Change a registered worker; cordon any, drain it, or let it serve again",
         WorkerView,
         WorkerPatch,
-        refusals=(*BODY, 404, 503),
+        refusals=(*BODY, 404, 409, 503),
+    ),
+    Route(
+        "DELETE",
+        "/workers/{worker_id:int}",
+        "remove_worker",
+        "Forget a registered worker",
+        WorkerView,
+        refusals=(404, 409),
     ),
     Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads]),

@@ -23,6 +23,7 @@ from router.metrics import RouterMetrics
 from router.protocol.loads import encode_beacon
 from router.protocol.reservations import encode_reservation
 from router.protocol.subjects import Subjects
+from router.protocol.values import Rank
 from router.publisher.bus import Bus, translated
 
 log = logging.getLogger(__name__)
@@ -33,18 +34,33 @@ _FOR_THE_BUS = (RequestCheckpoint, FetchWorker, PublishReservation, SendBeacon)
 
 
 class Outbox:
-    """Effects on their way out. `perform` never waits; `run` needs a bus."""
+    """Effects on their way out. `perform` never waits; `run` needs a bus.
 
-    def __init__(self, subjects: Subjects, metrics: RouterMetrics) -> None:
+    `retell` has an engine that this process hears itself tell everything again; False if it is
+    none of those. Without a bus, what would need one is nobody's concern.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        metrics: RouterMetrics,
+        *,
+        has_bus: bool = True,
+        retell: Callable[[Rank], bool] = lambda _: False,
+    ) -> None:
         self._subjects = subjects
         self._metrics = metrics
+        self._has_bus = has_bus
+        self._retell = retell
         self._queue: asyncio.Queue[Effect] = asyncio.Queue(CAPACITY)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Log and count effects, and queue what needs the bus."""
         for effect in effects:
+            if isinstance(effect, RequestCheckpoint) and self._retell(effect.rank):
+                continue
             self._note(effect)
-            if isinstance(effect, _FOR_THE_BUS):
+            if self._has_bus and isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
 
     async def run(self, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]) -> None:

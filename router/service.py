@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 
 from router.api import Api
@@ -25,10 +26,12 @@ from router.protocol.catalogue import (
 )
 from router.publisher.announcer import Announcer
 from router.publisher.bus import Bus
+from router.registrations import complete_worker
 from router.rpc import Rpc
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
+from router.worker_commands import WorkerCommands
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,12 @@ class RouterService:
         self._announcer: Announcer | None = None
         core = core or _core(config)
         self._host = CoreHost(
-            "router", config, core, needs_workers=True, on_reconnect=self._renew_soon
+            "router",
+            config,
+            core,
+            make_worker=partial(complete_worker, needs_events=core.reads_events),
+            needs_workers=True,
+            on_reconnect=self._renew_soon,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._commands = self._make_commands(core, shadow)
@@ -63,13 +71,21 @@ class RouterService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
+        host = self._host
+        workers = WorkerCommands(
+            host.core,
+            host.registrations,
+            host.registrar,
+            host.engines.view,
+            self._order_worker,
+        )
         api = Api(
             self._config,
             self._commands,
-            self._host.status,
-            self._host.metrics,
-            self._order_worker,
-            lambda: list(self._host.registry.routers()),
+            workers,
+            host.status,
+            host.metrics,
+            lambda: list(host.registry.routers()),
         )
         await self._host.run(stop, api.app(), self._live, self._background)
 
@@ -125,6 +141,9 @@ class RouterService:
             self._announcer.renew_soon()
 
     async def _order_worker(self, worker_id: int, lifecycle: Lifecycle) -> None:
+        if not self._host.status.has_bus:
+            await self._host.registrar.order(worker_id, lifecycle)
+            return
         bus = self._host.bus
         if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("orders about workers are kept there")

@@ -16,11 +16,13 @@ class Readiness(Struct, frozen=True):
 class ServiceStatus:
     """Where the process stands; adapters set the fields, nobody else.
 
-    `needs_workers`: with nobody to choose, the process is of no use.
+    `needs_workers`: with nobody to choose, the process is of no use. Without a `nats_url` there is
+    no bus, and only registered engines to catch up with.
     """
 
     __slots__ = (
         "_needs_workers",
+        "engines_caught_up",
         "events_caught_up",
         "is_draining",
         "nats_url",
@@ -31,8 +33,13 @@ class ServiceStatus:
         self._needs_workers = needs_workers
         self.nats_url = nats_url
         self.is_draining = False
-        self.registry_caught_up = False
-        self.events_caught_up = False
+        self.registry_caught_up = self.events_caught_up = not self.has_bus
+        self.engines_caught_up = True
+
+    @property
+    def has_bus(self) -> bool:
+        """Was a bus configured?"""
+        return bool(self.nats_url)
 
     def readiness(self, core: RouterCore) -> Readiness:
         """Not ready until the index has once caught up and somebody can be chosen; later faults of
@@ -43,11 +50,13 @@ class ServiceStatus:
         has_caught_up = self.registry_caught_up and self.events_caught_up
         if self.is_draining:
             reasons.append("draining")
-        if not core.fleet.is_connected:
+        if self.has_bus and not core.fleet.is_connected:
             text = f"not connected to NATS at {self.nats_url}"
             (degraded if has_caught_up else reasons).append(text)
         if not has_caught_up:
             reasons.append("the index has not caught up with the event stream")
+        if not self.engines_caught_up:
+            reasons.append("the index has not caught up with the engines registered before")
         if self._needs_workers and not core.fleet.schedulable_count():
             reasons.append("no schedulable workers")
         if core.fleet.is_frozen:

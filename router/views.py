@@ -1,10 +1,11 @@
 """What the core knows, in the shapes that callers read. Mutates nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
+from typing import Any, TypeAlias
 
-from msgspec import Struct, json
+from msgspec import Struct, json, structs
 from msgspec.structs import astuple
 
 from router.core import RouterCore
@@ -30,7 +31,20 @@ from router.protocol.replies import (
 )
 from router.protocol.requests import PromptRequest
 from router.protocol.values import HeldState, Rank, Scope
+from router.protocol.workers import WorkerRegistration
+from router.registrations import RegisteredWorker
 from router.sequence.prompt import HashedPrompt, Prompt
+
+_SHARED_FIELDS = (
+    "endpoint",
+    "block_size",
+    "is_eagle",
+    "data_parallel_start_rank",
+    "data_parallel_size",
+    "max_num_batched_tokens",
+    "total_kv_blocks",
+)
+"""What announced workers say of themselves, and callers may say of those they register."""
 
 PIECE_BLOCKS = 1024
 """Blocks that a dump encodes at a time: a third of a millisecond."""
@@ -48,8 +62,25 @@ class TierView(Struct, frozen=True):
     holes: int
 
 
+class EngineView(Struct, frozen=True):
+    """How well this process hears the engine of a rank itself.
+
+    `condition`: connecting, replaying, following, or blind (connected, but nothing is replayed);
+    `problem`: what last went wrong; `silent_s`: since its last message, null if there was none.
+    """
+
+    events: str
+    replay: str | None
+    condition: str
+    problem: str | None
+    silent_s: float | None
+
+
+EngineOf: TypeAlias = Callable[[Rank], EngineView | None]
+
+
 class RankView(Struct, frozen=True):
-    """One rank of a worker."""
+    """One rank of a worker. `engine`: null where its events come over the bus."""
 
     dp_rank: int
     trust: Trust
@@ -59,28 +90,51 @@ class RankView(Struct, frozen=True):
     active_prefill_tokens: int
     active_decode_blocks: int
     reported: LoadGauges | None
+    engine: EngineView | None = None
 
 
-class WorkerView(Struct, frozen=True):
-    """One worker, as it announced itself and as it stands."""
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """One worker, as it announced itself or was registered, and as it stands.
+
+    Null: nobody said it, or it is not known yet. What is only of registered workers comes last.
+    """
 
     worker_id: int
     name: str
     model_name: str
     routing_group: str
     lifecycle: str
-    endpoint: str
-    block_size: int
-    is_eagle: bool
-    data_parallel_start_rank: int
-    data_parallel_size: int
-    max_num_batched_tokens: int
-    total_kv_blocks: int
+    endpoint: str | None
+    block_size: int | None
+    is_eagle: bool | None
+    data_parallel_start_rank: int | None
+    data_parallel_size: int | None
+    max_num_batched_tokens: int | None
+    total_kv_blocks: int | None
     role: str
-    incarnation: int
-    last_heard_s: float
+    incarnation: int | None
+    last_heard_s: float | None
     not_schedulable_reasons: list[str]
     ranks: list[RankView]
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[int, str] = {}
+    replay_endpoint: str | None = None
+    replay_endpoints: dict[int, str] = {}
+    load_endpoints: dict[int, str] = {}
+    topic: str | None = None
+    engine: str | None = None
+    report_mode: str | None = None
+    stable_routing_id: str | None = None
+    taints: list[str] = []
+    topology_domains: dict[str, str] = {}
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+
+def no_engine(_: Rank) -> EngineView | None:
+    """For a core that hears no engine itself."""
+    return None
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
@@ -137,16 +191,18 @@ def overlap_scores(
     return OverlapScoresReply(first.block_size, len(first.hash_list), ranks)
 
 
-def workers(core: RouterCore, now_s: float) -> list[WorkerView]:
-    """Every worker, by id."""
-    return [worker_view(core, worker, now_s) for worker in core.fleet]
+def workers(core: RouterCore, now_s: float, engine_of: EngineOf = no_engine) -> list[WorkerView]:
+    """Every worker that could be chosen, by id."""
+    return [worker_view(core, worker, now_s, engine_of) for worker in core.fleet]
 
 
-def worker_view(core: RouterCore, worker: Worker, now_s: float) -> WorkerView:
+def worker_view(
+    core: RouterCore, worker: Worker, now_s: float, engine_of: EngineOf = no_engine
+) -> WorkerView:
     """One worker."""
     announcement = worker.announcement
     lifecycle, reasons = _lifecycle(core, worker)
-    return WorkerView(
+    view = WorkerView(
         worker_id=announcement.worker_id,
         name=announcement.name,
         model_name=announcement.model_name,
@@ -163,7 +219,27 @@ def worker_view(core: RouterCore, worker: Worker, now_s: float) -> WorkerView:
         incarnation=announcement.incarnation,
         last_heard_s=round(now_s - worker.heard_s, 3),
         not_schedulable_reasons=reasons,
-        ranks=[_rank_view(core, worker, rank, now_s) for rank in announcement.ranks],
+        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in announcement.ranks],
+    )
+    if not isinstance(announcement, RegisteredWorker):
+        return view
+    return structs.replace(view, **_registered_fields(announcement.registration))
+
+
+def incomplete_view(registration: WorkerRegistration, lacking: list[str]) -> WorkerView:
+    """A registered worker that nobody can be sent to, for want of something."""
+    return WorkerView(
+        worker_id=registration.worker_id,
+        name=f"worker {registration.worker_id}",
+        model_name=registration.scope.model_name,
+        routing_group=registration.scope.routing_group,
+        lifecycle="incomplete",
+        role="aggregated",
+        incarnation=None,
+        last_heard_s=None,
+        not_schedulable_reasons=lacking,
+        ranks=[],
+        **_registered_fields(registration),
     )
 
 
@@ -232,6 +308,11 @@ def _rank_overlap(
     )
 
 
+def _registered_fields(registration: WorkerRegistration) -> dict[str, Any]:
+    """As the caller said it; what he did not say is null."""
+    return {**dict.fromkeys(_SHARED_FIELDS), **registration.said}
+
+
 def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
     wanted = core.fleet.lifecycle(worker.announcement.worker_id)
     reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
@@ -251,7 +332,9 @@ def _tier_views(held: HeldState) -> dict[TierName, TierView]:
     }
 
 
-def _rank_view(core: RouterCore, worker: Worker, rank: Rank, now_s: float) -> RankView:
+def _rank_view(
+    core: RouterCore, worker: Worker, rank: Rank, now_s: float, engine_of: EngineOf
+) -> RankView:
     active = core.tracker.active(rank)
     report = worker.reports.get(rank)
     return RankView(
@@ -263,4 +346,5 @@ def _rank_view(core: RouterCore, worker: Worker, rank: Rank, now_s: float) -> Ra
         active_prefill_tokens=active.active_prefill_tokens,
         active_decode_blocks=active.active_blocks,
         reported=None if report is None else report.gauges,
+        engine=engine_of(rank),
     )

@@ -16,6 +16,7 @@ from router.indexer.snapshot import RankSnapshot
 from router.protocol.events import EventBatch
 from router.protocol.requests import ConfigOverride, NewCommand, ReserveRequest, SelectRequest
 from router.protocol.values import SCHEME, Identity, Scope, Tier
+from router.protocol.workers import EngineSource, WorkerRegistration
 from router.publisher.journal import EventJournal
 from router.recording.format import (
     Header,
@@ -140,9 +141,18 @@ class RandomLife(Recorded):
 
     def register(self):
         worker_id = 9
-        endpoints = {self.random.randint(0, 2): "nats"}
+        dp_rank = self.random.randint(0, 2)
+        sources = {dp_rank: EngineSource("tcp://e:1")} if self.random.random() < 0.5 else {}
         announced = structs.asdict(announcement(worker_id, agent_is_engine=False))
-        self.core.upsert_worker(RegisteredWorker(**announced, endpoints=endpoints), self.now_s)
+        self.core.upsert_worker(
+            RegisteredWorker(
+                **announced,
+                registration=WorkerRegistration(worker_id=worker_id),
+                dp_ranks=(dp_rank,),
+                sources=sources,
+            ),
+            self.now_s,
+        )
 
     def overhear(self):
         ranks = tuple(sorted(self.random.sample(range(4), 2)))

@@ -243,10 +243,10 @@ class TrustedIndex:
             log.doubt_since_s = None
             self._check(place, report.rank, report.state, now_s)
 
-    def stream_lost(self, now_s: float) -> None:
-        """The stream was wiped: whatever follows does not continue what was read."""
-        for place in self._ranks.values():
-            place.log.break_off("event stream lost", now_s)
+    def stream_lost(self, ranks: Iterable[Rank], now_s: float) -> None:
+        """The stream was wiped: whatever these ranks say next does not continue what was read."""
+        for rank in ranks:
+            self._ranks[rank].log.break_off("event stream lost", now_s)
 
     def take_wanted_checkpoints(self, now_s: float) -> list[tuple[Rank, str]]:
         """Ranks whose doubt has lasted, and why; each is named at most once per retry time."""

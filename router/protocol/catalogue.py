@@ -47,6 +47,10 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
         start_rank, size = self.data_parallel_start_rank, self.data_parallel_size
         return ranks_of(self.worker_id, start_rank, size)
 
+    def source(self, _: Rank) -> Struct | None:
+        """Where a rank's events come from, if not from the bus."""
+        return None
+
 
 class RouterAnnouncement(Struct, frozen=True, kw_only=True):
     """A router, as it announces itself, so that routers find each other."""

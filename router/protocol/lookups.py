@@ -28,6 +28,13 @@ I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 SignedHash: TypeAlias = Annotated[int, Meta(ge=I64_MIN, le=I64_MAX)]
 
 
+def agreed_group(routing_group: str | None, tenant_id: str | None) -> str | None:
+    """A routing group, under whichever name it came. Raises ValueError for two that differ."""
+    if None not in (routing_group, tenant_id) and routing_group != tenant_id:
+        raise ValueError("Expected one of `routing_group` and `tenant_id`, got two that differ")
+    return tenant_id if routing_group is None else routing_group
+
+
 class ScopeFields(Struct, frozen=True, kw_only=True):
     """Whose index is meant. `tenant_id` is the older name of `routing_group`."""
 
@@ -36,14 +43,12 @@ class ScopeFields(Struct, frozen=True, kw_only=True):
     tenant_id: Name | None = None
 
     def __post_init__(self) -> None:
-        names = {self.routing_group, self.tenant_id} - {None}
-        if len(names) > 1:
-            raise ValueError("Expected one of `routing_group` and `tenant_id`, got two that differ")
+        agreed_group(self.routing_group, self.tenant_id)
 
     @property
     def group(self) -> str | None:
         """The routing group, under whichever name it came."""
-        return self.routing_group if self.routing_group is not None else self.tenant_id
+        return agreed_group(self.routing_group, self.tenant_id)
 
     @property
     def scope(self) -> Scope:

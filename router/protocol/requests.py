@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from router.protocol.catalogue import Lifecycle
 from router.protocol.values import U64_MAX, DpRank, Name, Rank, Scope, TokenId, UInt
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -95,12 +94,6 @@ class OutputBlockRequest(Struct, frozen=True):
     """The request grew by a block; `decay_fraction` (0 to 1) weighs blocks that only it holds."""
 
     decay_fraction: float | None = None
-
-
-class WorkerPatch(Struct, frozen=True, forbid_unknown_fields=True):
-    """Cordon a worker, drain it, or let it serve again."""
-
-    lifecycle: Lifecycle
 
 
 class NewCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="new"):

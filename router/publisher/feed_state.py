@@ -49,12 +49,13 @@ def save_feed_state(path: Path, state: FeedState) -> None:
     body = msgpack.encode(state)
     header = _HEADER.pack(MAGIC, VERSION, 0, len(body), xxh3_64_intdigest(body))
     try:
-        _replace(path, header + body)
+        replace_file(path, header + body)
     except OSError as error:
         raise FeedStateError(str(path), str(error)) from error
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file as a whole, durably: nobody ever sees a part of it."""
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as file:
         file.write(content)

@@ -313,10 +313,10 @@ async def test_a_decay_fraction_out_of_range_is_400(fleet, fraction):
     assert (answer.status_code, answer.json()["field"]) == (400, "decay_fraction")
 
 
-@pytest.mark.parametrize("body", [{}, {"lifecycle": "dead"}, {"lifecycle": "cordoned", "x": 1}])
+@pytest.mark.parametrize("body", [[], {"lifecycle": "dead"}, {"lifecycle": 1}])
 async def test_a_bad_order_is_refused(fleet, body):
     answer = await fleet.client.patch("/workers/1", json=body)
-    assert answer.status_code in (400, 422)
+    assert answer.status_code == 422
     assert (await fleet.view(1))["lifecycle"] == "schedulable"
 
 

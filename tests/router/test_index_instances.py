@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from builders import rank
+from direct import DirectEngine
 from indexing import PROMPT, Engine, RunningIndex, announced, publishing, sequence_hashes
 from router.protocol.values import Tier
 from running import SUBJECTS
-from servers import equals
+from servers import equals, free_port
 
 
 async def test_a_registered_rank_is_pending_until_it_is_read(index, bus, eventually):
@@ -127,9 +128,6 @@ async def test_registrations_are_bounded(nats_server):
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"endpoint": "tcp://127.0.0.1:5557"}, "endpoint"),
-        ({"endpoint": "ipc:///tmp/engine"}, "endpoint"),
-        ({"endpoint": "natsx"}, "endpoint"),
         ({"replay_endpoint": "tcp://127.0.0.1:5558"}, "replay_endpoint"),
         ({"additional_salt": "s"}, "additional_salt"),
     ],
@@ -141,6 +139,62 @@ async def test_what_this_version_lacks_is_501(index, fields, field):
     assert said["reason"]
     assert said["allowed"]
     assert await index.instance(1) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"endpoint": "natsx"}, "kv_events_endpoints.0"),
+        ({"endpoint": "tcp://127.0.0.1:0"}, "kv_events_endpoints.0"),
+        ({"endpoint": "tcp://8.8.8.8:1"}, "kv_events_endpoints.0"),
+        ({"endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "x"}, "replay_endpoints.0"),
+    ],
+)
+async def test_sockets_that_will_not_do_are_refused(index, fields, field):
+    answer = await index.register(1, **fields)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert await index.instance(1) is None
+
+
+# ── Engines' own sockets ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_engines_are_read_without_a_bus(eventually):
+    one, two = DirectEngine(1, ranks=2, block_size=16), DirectEngine(2, block_size=16)
+    async with RunningIndex("").running() as index:
+        await eventually(index.is_ready)
+        with one, two:
+            one.cache(PROMPT, dp_rank=1)
+            for dp_rank in (0, 1):
+                sockets = {"endpoint": one.endpoint(dp_rank)}
+                sockets["replay_endpoint"] = one.replay_endpoint(dp_rank)
+                assert (await index.register(1, dp_rank=dp_rank, **sockets)).status_code == 201
+            await index.register(2, endpoint=two.endpoint(0))
+            await eventually(lambda: equals(index.status(1), "active"))
+            assert await index.scores(PROMPT) == {"1": {"1": 160}}
+            view = await index.instance(1)
+            assert (view["source"], view["endpoints"]["1"]) == ("zmq", one.endpoint(1))
+            two.cache(PROMPT[:32])
+            both = {"1": {"1": 160}, "2": {"0": 32}}
+            await eventually(lambda: equals(index.scores(PROMPT), both))
+            body = {"instance_id": 1, "model_name": "m"}
+            assert (await index.post("/unregister", {**body, "dp_rank": 1})).status_code == 200
+            assert await index.scores(PROMPT) == {"2": {"0": 32}}
+            assert list((await index.instance(1))["listeners"]) == ["0"]
+
+
+async def test_an_engine_that_is_not_there_is_pending_with_a_reason():
+    async with RunningIndex("").running() as index:
+        await index.register(1, endpoint=f"tcp://127.0.0.1:{free_port()}")
+        listener = (await index.instance(1))["listeners"]["0"]
+        assert listener["status"] == "pending"
+        assert listener["reason"].startswith("connecting")
+
+
+async def test_without_a_bus_nothing_is_read_from_it():
+    async with RunningIndex("").running() as index:
+        answer = await index.register(1)
+        assert (answer.status_code, answer.json()["field"]) == (501, "endpoint")
 
 
 # ── Peers ────────────────────────────────────────────────────────────────────────────────────────

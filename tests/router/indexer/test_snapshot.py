@@ -135,7 +135,7 @@ def test_only_blind_ranks_of_the_same_kind_are_filled(index, journals):
 
 
 def test_ranks_that_do_not_add_up_are_left_out(index):
-    index.stream_lost(2.0)
+    index.stream_lost(RANKS, 2.0)
     assert restore(blind_index(), encoded(index)) == []
 
 
@@ -283,7 +283,7 @@ def test_a_rank_that_leaves_and_comes_back_is_blind_again(index):
 def test_a_stream_made_anew_breaks_what_was_restored(index):
     other = blind_index()
     resume(other, encoded(index))
-    other.stream_lost(6.0)
+    other.stream_lost(RANKS, 6.0)
     settle(other)
     assert other.trust(RANKS[0], 6.0).reason == "event stream lost"
 

@@ -234,7 +234,7 @@ def test_a_new_life_forgets_the_old(edge):
 def test_a_wiped_stream_degrades_everybody(edge):
     edge.journal.stored(Tier.DEVICE, [1], None)
     edge.deliver()
-    edge.index.stream_lost(now_s=3.0)
+    edge.index.stream_lost([RANK], now_s=3.0)
     assert edge.trust().state is TrustState.DEGRADED
     assert edge.overlap(1) == 1
     edge.journal.require_checkpoint()

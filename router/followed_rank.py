@@ -1,0 +1,152 @@
+"""One rank whose engine this process hears itself: from its follower's journal to the core.
+
+EngineFollower ─lot─▶ journal ─take─▶ messages ─▶ core.apply      no bus, nothing is encoded
+       └─ waiting_s, loads ─▶ LoadReport, with the core's own beacon ─▶ core.apply_load
+"""
+
+import time
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from secrets import randbits
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core import RouterCore
+from router.protocol.events import LogMessage
+from router.protocol.loads import Beacon, LoadReport
+from router.protocol.values import Identity, Rank, Scope
+from router.protocol.workers import EngineSource
+from router.publisher.engine_address import EngineAddress
+from router.publisher.follower import (
+    EngineFollower,
+    FollowedLot,
+    FollowerCondition,
+    FollowerSettings,
+)
+from router.publisher.journal import EventJournal, JournalLimits
+from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_settings import EngineSettings
+from router.publisher.pacing import Pacing
+
+LIMITS = JournalLimits(tail_blocks=1 << 62, recent_events=0, recent_bytes=0)
+"""Messages go straight into the index: there is no log to be shortened, and nobody asks again."""
+
+_CLOCK_S = 0.001
+"""Differences of rounding are no news."""
+
+
+class Attachment(Struct, frozen=True):
+    """What a rank is followed as; with anything in it changed, it is followed anew."""
+
+    incarnation: int
+    scope: Scope
+    identity: Identity
+    source: EngineSource
+
+
+class FollowedRank:
+    """One rank. `on_message` gets each message of its journal, and the time."""
+
+    __slots__ = (
+        "_core",
+        "_has_begun",
+        "_journal",
+        "_on_message",
+        "_reported_as_of_s",
+        "_reported_s",
+        "_reports",
+        "attachment",
+        "follower",
+        "rank",
+    )
+
+    def __init__(
+        self,
+        rank: Rank,
+        attachment: Attachment,
+        num_gpu_blocks: int | None,
+        core: RouterCore,
+        state_path: Path | None,
+        pacing: Pacing,
+        on_message: Callable[[LogMessage, float], None],
+    ) -> None:
+        source = attachment.source
+        self.rank = rank
+        self.attachment = attachment
+        self._core = core
+        self._on_message = on_message
+        self._reports = 0
+        self._reported_s = self._reported_as_of_s = -inf
+        life, multiplier = time.time_ns() // 1000, randbits(64) | 1
+        self._journal = EventJournal(rank, life, attachment.identity, LIMITS, multiplier)
+        engine = EngineSettings(
+            report_mode=source.report_mode,
+            num_gpu_blocks=num_gpu_blocks,
+            clears_lower_tiers=source.engine == "sglang",
+        )
+        self.follower = EngineFollower(
+            rank,
+            self._journal,
+            Normalizer(self._journal, attachment.identity, settings=engine),
+            FollowerSettings(
+                EngineAddress(source.events, source.replay, source.topic), source.load, state_path
+            ),
+            self._take,
+            pacing,
+        )
+        self._has_begun = any(self._journal.state.counts)
+
+    @property
+    def is_ours(self) -> bool:
+        """Does the core still expect what we tell of this rank? O(1)."""
+        worker = self._core.fleet.get(self.rank.worker_id)
+        if worker is None or worker.announcement.incarnation != self.attachment.incarnation:
+            return False
+        return worker.announcement.source(self.rank) == self.attachment.source
+
+    def retell(self, now_s: float) -> None:
+        """Tell all that is held, once more."""
+        self._journal.require_checkpoint()
+        self._tell(now_s)
+
+    def is_report_due(self, now_s: float, interval_s: float) -> bool:
+        """Has the engine proven, since the last report, that it has no more than we know?"""
+        if not self._has_begun or now_s < self._reported_s + interval_s:
+            return False
+        return now_s - self.follower.waiting_s(now_s) > self._reported_as_of_s
+
+    def report(self, beacon: Beacon, now_s: float) -> None:
+        """Tell the core how fresh the rank is, and how busy."""
+        waiting_s = self.follower.waiting_s(now_s)
+        self._reports += 1
+        self._reported_s, self._reported_as_of_s = now_s, now_s - waiting_s + _CLOCK_S
+        load = self.follower.engine_loads.latest(now_s)
+        report = LoadReport(
+            worker_id=self.rank.worker_id,
+            dp_rank=self.rank.dp_rank,
+            agent_incarnation=self.attachment.incarnation,
+            incarnation=self._journal.incarnation,
+            report_id=self._reports,
+            event_id=self._journal.last_event_id,
+            state=replace(self._journal.taken_state, doubts=self._journal.doubts),
+            waiting_s=waiting_s,
+            heard={beacon.source_id: beacon.beacon_id},
+            counters=load.counters,
+            gauges=load.gauges,
+            constants=load.constants,
+        )
+        self._core.apply_load(report, now_s)
+
+    def _take(self, lot: FollowedLot) -> None:
+        """An engine that was never heard holds nobody knows what: nothing is told of it."""
+        if not self._has_begun:
+            condition = self.follower.status(lot.now_s).condition
+            self._has_begun = condition is not FollowerCondition.CONNECTING
+        self._tell(lot.now_s)
+
+    def _tell(self, now_s: float) -> None:
+        if self._has_begun and self.is_ours:
+            for message in self._journal.take():
+                self._on_message(message, now_s)

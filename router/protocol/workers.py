@@ -1,0 +1,106 @@
+"""Workers that callers register over HTTP, and where their engines can be heard.
+
+The bodies are those of Dynamo's selection service; `replay_endpoints`, `topic`, `engine`,
+`report_mode` and `load_endpoints` are ours. What is missing makes a worker incomplete, not wrong.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct, structs
+
+from router.protocol.catalogue import Lifecycle
+from router.protocol.lookups import agreed_group
+from router.protocol.values import U64_MAX, DpRank, Name, Scope, UInt
+
+Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
+EngineKind: TypeAlias = Literal["vllm", "sglang", "trtllm"]
+ReportMode: TypeAlias = Literal["new", "full"]
+
+
+class WorkerFields(Struct, frozen=True, kw_only=True):
+    """What can be said of a worker, and said again; None: it was not said.
+
+    Maps are by `dp_rank`. `kv_events_endpoint` and `replay_endpoint` are of a worker with one rank.
+    `topic`: prefix of what the engine publishes under. `engine` "sglang" clears all tiers at once;
+    `report_mode` "full": it may store again what it has. The last seven are kept and shown, and
+    nothing depends on them.
+    """
+
+    endpoint: Text | None = None
+    kv_events_endpoint: Text | None = None
+    kv_events_endpoints: dict[DpRank, Text] | None = None
+    replay_endpoint: Text | None = None
+    replay_endpoints: dict[DpRank, Text] | None = None
+    load_endpoints: dict[DpRank, Text] | None = None
+    topic: Text | None = None
+    engine: EngineKind | None = None
+    report_mode: ReportMode | None = None
+    block_size: Annotated[int, Meta(ge=0, le=65_536)] | None = None
+    is_eagle: bool | None = None
+    data_parallel_start_rank: DpRank | None = None
+    data_parallel_size: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    total_kv_blocks: UInt | None = None
+    max_num_batched_tokens: UInt | None = None
+    stable_routing_id: Text | None = None
+    taints: list[Text] | None = None
+    topology_domains: dict[Text, Text] | None = None
+    kv_transfer_domain: Text | None = None
+    kv_transfer_enforcement: Text | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The fields that were said, by name."""
+        names = structs.fields(WorkerFields)
+        values = {each.name: getattr(self, each.name) for each in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker, as it is registered and kept. `tenant_id` is the older name of `routing_group`."""
+
+    worker_id: UInt
+    model_name: Name = "default"
+    routing_group: Name | None = None
+    tenant_id: Name | None = None
+
+    def __post_init__(self) -> None:
+        if self.worker_id > U64_MAX:
+            raise ValueError(f"Expected `int` <= {U64_MAX}, got {self.worker_id}")
+        agreed_group(self.routing_group, self.tenant_id)
+
+    @property
+    def scope(self) -> Scope:
+        """The scope it serves."""
+        group = agreed_group(self.routing_group, self.tenant_id)
+        return Scope(self.model_name, group or "default")
+
+    @property
+    def dp_ranks(self) -> range:
+        """Its data-parallel ranks, in order; one, unless it says otherwise."""
+        start = self.data_parallel_start_rank or 0
+        size = 1 if self.data_parallel_size is None else self.data_parallel_size
+        return range(start, start + size)
+
+    def patched(self, patch: WorkerFields) -> "WorkerRegistration":
+        """The same with what the patch says."""
+        return structs.replace(self, **patch.said)
+
+
+class WorkerPatch(WorkerFields, frozen=True, kw_only=True):
+    """Changes to a worker: what is not named, or null, stays. `lifecycle`: cordon it, drain it, or
+    let it serve again. Another model or group needs another registration.
+    """
+
+    lifecycle: Lifecycle | None = None
+
+
+class EngineSource(Struct, frozen=True):
+    """Where and how the router itself hears the engine of one rank."""
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+    load: str | None = None
+    engine: EngineKind = "vllm"
+    report_mode: ReportMode = "new"
