@@ -23,6 +23,8 @@ from router.protocol.values import SCHEME, Identity
 from router.publisher.beacons import HeardBeacons
 from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.pacing import Pacing
+from router.publisher.pull_follower import PullFollower
+from router.publisher.trtllm_pull import TrtllmPull
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
@@ -36,6 +38,7 @@ from worker_agent.presence import Presence
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
+PULL_INTERVAL_S = 0.2
 LOOK_S = 0.05
 """Between two looks whether every rank was reached."""
 
@@ -113,6 +116,8 @@ class BridgeAgent:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(rank.follower.run(context)) for rank in self._ranks]
+                if (pull := self._pull()) is not None:
+                    tasks.append(group.create_task(pull.run()))
                 await self._until_reached()
                 tasks.append(group.create_task(presence.run()))
                 await self._news.wait()
@@ -178,6 +183,12 @@ class BridgeAgent:
             yield from (f"{n}: neither set nor told by the engine" for n in self._facts.unknown())
         elif all(rank.was_reached for rank in self._ranks):
             yield f"not announced yet on NATS at {self._config.nats_url}"
+
+    def _pull(self) -> TrtllmPull | None:
+        """One question for all ranks, where the engine has to be asked."""
+        followers = [r.follower for r in self._ranks if isinstance(r.follower, PullFollower)]
+        url = self._config.events_url
+        return None if url is None else TrtllmPull(url, followers, PULL_INTERVAL_S)
 
     def _metrics_poll(self) -> MetricsPoll | None:
         c = self._config

@@ -16,6 +16,7 @@ BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 Size: TypeAlias = Annotated[int, Meta(ge=1)]
 
 AUTO = "auto"
+DEFAULT_EVENTS = "tcp://127.0.0.1:5557"
 
 
 class BridgeConfig(AgentConfig, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class BridgeConfig(AgentConfig, frozen=True, kw_only=True):
             description="where the engine publishes its cache's events: rank 0's endpoint, to "
             "whose port ranks are added, or one for each rank, separated by commas"
         ),
-    ] = "tcp://127.0.0.1:5557"
+    ] = DEFAULT_EVENTS
     replay: Annotated[
         str | None,
         Meta(description="where it replays them, likewise; without, what is lost stays lost"),
@@ -40,6 +41,13 @@ class BridgeConfig(AgentConfig, frozen=True, kw_only=True):
         Meta(
             description="SGLang's load socket, likewise; auto: where --load-publish-endpoint auto "
             "puts it. By default the load is read from metrics_url"
+        ),
+    ] = None
+    events_url: Annotated[
+        HttpUrl | None,
+        Meta(
+            description="where a TensorRT-LLM that does not stream is asked for its events, such "
+            "as http://127.0.0.1:8000/kv_cache_events; nobody else may ask there"
         ),
     ] = None
     metrics_url: Annotated[
@@ -112,11 +120,21 @@ def _check_sources(config: BridgeConfig) -> None:
         raise ConfigError("endpoint", "missing", "the engine's URL for callers, http://host:port")
     if config.load is not None and config.engine != "sglang":
         raise ConfigError("load", f"{config.engine} has no load socket", "with --engine sglang")
+    if config.events_url is not None:
+        _check_pulled(config)
     if config.metrics_url is None:
         for name in ("block_size", "total_kv_blocks"):
             if getattr(config, name) is None:
                 problem = "missing, and there is no metrics_url to learn it from"
                 raise ConfigError(name, problem, "either of the two")
+
+
+def _check_pulled(config: BridgeConfig) -> None:
+    if config.engine != "trtllm":
+        raise ConfigError("events_url", f"{config.engine} streams its events", "zmq and replay")
+    for name, default in (("zmq", DEFAULT_EVENTS), ("replay", None), ("topic", "")):
+        if getattr(config, name) != default:
+            raise ConfigError(name, "given beside events_url", "either of the two")
 
 
 def _per_rank(key: str, text: str | None, ranks: Sequence[Rank]) -> list[str | None]:

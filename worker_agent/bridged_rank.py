@@ -21,6 +21,7 @@ from router.publisher.metrics_dialects import EngineFacts
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings
 from router.publisher.pacing import Pacing
+from router.publisher.pull_follower import PullFollower, PullSettings
 from worker_agent.bridge_config import BridgeConfig, RankAddresses
 from worker_agent.engine_facts import SettledFacts
 
@@ -52,7 +53,7 @@ class BridgedRank:
             Normalizer(journal, identity, settings=settings),
             Subjects(config.namespace),
             BridgeSettings(
-                FollowerSettings(addresses.engine, addresses.load, self._state_path(config)),
+                self._follower_settings(config),
                 config.event_flush_s or MIN_FLUSH_S,
                 config.load_interval_s,
             ),
@@ -67,7 +68,7 @@ class BridgedRank:
         return self._addresses.rank
 
     @property
-    def follower(self) -> EngineFollower:
+    def follower(self) -> EngineFollower | PullFollower:
         """What follows the engine."""
         return self._bridge.follower
 
@@ -109,6 +110,12 @@ class BridgedRank:
             return None
         heard = "" if status.silent_s is None else f"; last heard {status.silent_s:.0f} s ago"
         return f"rank {self.rank.dp_rank}: {present}{heard}"
+
+    def _follower_settings(self, config: BridgeConfig) -> FollowerSettings | PullSettings:
+        state_path = self._state_path(config)
+        if config.events_url is not None:
+            return PullSettings(config.events_url, state_path)
+        return FollowerSettings(self._addresses.engine, self._addresses.load, state_path)
 
     def _state_path(self, config: BridgeConfig) -> Path | None:
         if config.state_dir is None:

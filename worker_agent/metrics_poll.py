@@ -9,6 +9,7 @@ import httpx
 
 from router.errors import WireError
 from router.publisher.engine_metrics import EngineMetrics
+from router.publisher.http_fetch import engine_client, fetch
 from router.publisher.metrics_dialects import EngineKind
 
 log = logging.getLogger(__name__)
@@ -45,41 +46,27 @@ class MetricsPoll:
     async def run(self) -> None:
         """Read until cancelled; each reading is handed to `take`, whose errors end it."""
         pause_s = self._interval_s
-        limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+        async with engine_client(TIMEOUT_S) as client:
             while True:
-                if await self._read(client):
-                    pause_s = self._interval_s
-                else:
-                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                is_read = await self._read(client)
+                pause_s = self._interval_s if is_read else min(2 * pause_s, MAX_PAUSE_S)
                 await asyncio.sleep(pause_s)
 
     async def _read(self, client: httpx.AsyncClient) -> bool:
         """One reading, and whether it succeeded."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                text = await self._fetch(client)
-            metrics = EngineMetrics(self._kind, text)
+            body = await fetch(
+                client, "GET", self._url, limit_bytes=LIMIT_BYTES, timeout_s=TIMEOUT_S
+            )
+            metrics = EngineMetrics(self._kind, body.decode("utf-8", "replace"))
             if metrics.is_foreign:
                 raise WireError(f"none of the metrics that {self._kind} has")
-        except (httpx.HTTPError, TimeoutError, WireError) as error:
-            self._failed(str(error) or type(error).__name__)
+        except WireError as error:
+            self._failed(error.reason)
             return False
         self._succeeded()
         self._take(metrics)
         return True
-
-    async def _fetch(self, client: httpx.AsyncClient) -> str:
-        """The text. Raises httpx's errors and WireError."""
-        body = bytearray()
-        async with client.stream("GET", self._url, headers={"accept": "text/plain"}) as answer:
-            if answer.status_code != httpx.codes.OK:
-                raise WireError(f"status {answer.status_code}")
-            async for chunk in answer.aiter_bytes():
-                body += chunk
-                if len(body) > LIMIT_BYTES:
-                    raise WireError(f"more than {LIMIT_BYTES} bytes")
-        return body.decode("utf-8", "replace")
 
     def _failed(self, problem: str) -> None:
         """Count it; say it where it is another problem than before."""

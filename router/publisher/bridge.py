@@ -17,11 +17,12 @@ from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.beacons import HeardBeacons
 from router.publisher.events import KvEventPublisher, VerifyOwner
-from router.publisher.follower import EngineFollower, FollowedLot, FollowerSettings
+from router.publisher.follower import EngineFollower, FollowedLot, FollowerSettings, OnLot
 from router.publisher.journal import EventJournal
 from router.publisher.loads import LoadPublisher
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
+from router.publisher.pull_follower import PullFollower, PullSettings
 from router.publisher.transport import Transport
 from router.publisher.zmq_sockets import Context
 
@@ -34,7 +35,7 @@ STOP_S = 2.0
 class BridgeSettings(Struct, frozen=True):
     """Of one rank."""
 
-    follower: FollowerSettings
+    follower: FollowerSettings | PullSettings
     flush_interval_s: float = 0.02
     load_interval_s: float = 0.4
 
@@ -60,7 +61,7 @@ class EngineBridge:
         self._beacons = beacons
         self._clock = clock
         self._report_count = 0
-        self.follower = EngineFollower(
+        self.follower = _follower(
             rank, journal, normalizer, settings.follower, self._followed, pacing, clock
         )
         self.events = KvEventPublisher(
@@ -134,3 +135,18 @@ class EngineBridge:
                     await asyncio.sleep(self._settings.flush_interval_s)
         except TimeoutError:
             log.warning("rank %s: the bus did not take the last events", self._rank)
+
+
+def _follower(
+    rank: Rank,
+    journal: EventJournal,
+    normalizer: Normalizer,
+    settings: FollowerSettings | PullSettings,
+    on_lot: OnLot,
+    pacing: Pacing,
+    clock: Callable[[], float],
+) -> EngineFollower | PullFollower:
+    """Of an engine that streams, or of one that is asked."""
+    if isinstance(settings, PullSettings):
+        return PullFollower(rank, journal, normalizer, settings, on_lot, clock)
+    return EngineFollower(rank, journal, normalizer, settings, on_lot, pacing, clock)

@@ -12,7 +12,7 @@ from router.errors import WireError
 from router.publisher.complaints import Complaints
 from router.publisher.decode_room import DecodeRoom
 from router.publisher.engine_events import EngineBatch, decode_engine_batch
-from router.publisher.engine_steps import Apply, Lost, NewLife, Step
+from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, Step
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import NormalizerStats
@@ -77,7 +77,9 @@ class EngineFeed:
         """Carry out steps, in order; replays are not its business. O(blocks)."""
         for step in steps:
             if isinstance(step, Apply):
-                self._apply(step, now_s)
+                self._apply(step.sequence, self._decoded(step), now_s)
+            elif isinstance(step, ApplyDecoded):
+                self._apply(step.sequence, step.batch, now_s)
             elif isinstance(step, NewLife):
                 self._begin_life(step)
             elif isinstance(step, Lost):
@@ -96,16 +98,15 @@ class EngineFeed:
         self._unsaved = 0
         return self._normalizer.save()
 
-    def _apply(self, step: Apply, now_s: float) -> None:
+    def _apply(self, sequence: int, batch: EngineBatch, now_s: float) -> None:
         self._unsaved += 1
-        batch = self._decoded(step)
         if batch.dp_rank not in (None, self._dp_rank):
             self.counters.foreign += 1
             self._refuse_rank(batch.dp_rank)
             return
         self.counters.applied += 1
         self._normalizer.apply(batch, now_s)
-        self._complain_of(step, batch)
+        self._complain_of(sequence, batch)
 
     def _refuse_rank(self, dp_rank: int | None) -> None:
         sentence = (
@@ -127,14 +128,14 @@ class EngineFeed:
         self.problem = sentence
         self._complaints.add(sentence)
 
-    def _complain_of(self, step: Apply, batch: EngineBatch) -> None:
+    def _complain_of(self, sequence: int, batch: EngineBatch) -> None:
         for kind in batch.unknown:
-            self._complain(f"batch {step.sequence}: events of type {kind!r} are dropped")
+            self._complain(f"batch {sequence}: events of type {kind!r} are dropped")
         for sentence in batch.malformed:
-            self._complain(f"batch {step.sequence}: {sentence}")
+            self._complain(f"batch {sequence}: {sentence}")
         self.counters.dropped_events += len(batch.unknown) + len(batch.malformed)
         for sentence in self._normalizer.take_complaints():
-            self._complain(f"batch {step.sequence}: {sentence}")
+            self._complain(f"batch {sequence}: {sentence}")
 
     def _begin_life(self, step: NewLife) -> None:
         self.counters.new_lives += 1

@@ -5,6 +5,8 @@ from typing import TypeAlias
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
+from router.publisher.engine_events import EngineBatch
+
 
 class Batch(Struct, frozen=True, gc=False):
     """An engine's batch, undecoded. `fingerprint` is XXH3-64 of the payload."""
@@ -19,6 +21,13 @@ class Apply(Struct, frozen=True, gc=False):
 
     sequence: int
     payload: bytes
+
+
+class ApplyDecoded(Struct, frozen=True, eq=False):
+    """The same, where the engine was asked: decoded already, named by its first event's id."""
+
+    sequence: int
+    batch: EngineBatch
 
 
 class Replay(Struct, frozen=True):
@@ -41,7 +50,7 @@ class Lost(Struct, frozen=True):
     reason: str
 
 
-Step: TypeAlias = Apply | Replay | NewLife | Lost
+Step: TypeAlias = Apply | ApplyDecoded | Replay | NewLife | Lost
 
 
 def batch_of(sequence: int, payload: bytes) -> Batch:

@@ -21,8 +21,9 @@ from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from running import RunningRouter, RunningService
 from servers import equals, eventually, free_port
+from trtllm_server import TrtllmServer
 from worker_agent.bridge_agent import BridgeAgent
-from worker_agent.bridge_config import BridgeConfig
+from worker_agent.bridge_config import DEFAULT_EVENTS, BridgeConfig
 from zmq_engines import Engine, removed, stored
 
 SUBJECTS = Subjects("test")
@@ -334,19 +335,12 @@ async def test_sglang_its_arrays_and_its_load_socket(nats_server, bus):
     assert (report.gauges.waiting_uncached_tokens, report.gauges.kv_used_blocks) == (70, 10)
 
 
-async def test_trtllm_streams_vllms_maps(nats_server, engine, bus):
-    text = """
-trtllm_num_requests_running{model_name="tiny"} 4.0
-trtllm_kv_cache_max_blocks{model_name="tiny"} 500.0
-trtllm_kv_cache_tokens_per_block{model_name="tiny"} 4.0
-trtllm_max_num_tokens_runtime{model_name="tiny"} 8192.0
-"""
+async def test_trtllm_streams_vllms_maps(nats_server, engine, trtllm_metrics, bus):
     publish(engine, 1, 4)
-    with MetricsServer(text) as metrics:
-        bridge = RunningBridge(nats_server.url, engine, metrics, engine="trtllm")
-        async with RunningRouter(nats_server.url).running() as router, ready(bridge):
-            await eventually(lambda: holds(router, blocks(1, 4)))
-            worker = await announced(bus)
+    bridge = RunningBridge(nats_server.url, engine, trtllm_metrics, engine="trtllm")
+    async with RunningRouter(nats_server.url).running() as router, ready(bridge):
+        await eventually(lambda: holds(router, blocks(1, 4)))
+        worker = await announced(bus)
     assert (worker.total_kv_blocks, worker.max_num_batched_tokens) == (500, 8192)
 
 
@@ -446,3 +440,95 @@ def test_no_torch_and_no_engine_are_loaded():
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert ran.stdout.decode().strip() == "[]"
+
+
+TRTLLM_METRICS = """
+trtllm_num_requests_running{model_name="tiny"} 4.0
+trtllm_kv_cache_max_blocks{model_name="tiny"} 500.0
+trtllm_kv_cache_tokens_per_block{model_name="tiny"} 4.0
+trtllm_max_num_tokens_runtime{model_name="tiny"} 8192.0
+"""
+
+
+@pytest.fixture
+def trtllm():
+    with TrtllmServer() as server:
+        yield server
+
+
+@pytest.fixture
+def trtllm_metrics():
+    with MetricsServer(TRTLLM_METRICS) as metrics:
+        yield metrics
+
+
+def pulling(nats_url, trtllm, metrics, **fields):
+    nowhere = Engine()
+    settings = {"engine": "trtllm", "zmq": DEFAULT_EVENTS, "replay": None, "topic": ""}
+    settings |= {"events_url": trtllm.url, **fields}
+    return RunningBridge(nats_url, nowhere, metrics, **settings)
+
+
+async def test_trtllm_is_asked_for_its_events(nats_server, trtllm, trtllm_metrics):
+    trtllm.store(1, 5)
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        ready(pulling(nats_server.url, trtllm, trtllm_metrics)) as bridge,
+    ):
+        await eventually(lambda: holds(router, blocks(1, 5)))
+        trtllm.store(5, 8)
+        trtllm.remove(2)
+        await eventually(lambda: holds(router, blocks(1, 8) - blocks(2, 3)))
+        trtllm.status = 500
+        await eventually(lambda: _is_degraded(bridge, f"{trtllm.url} for events: status 500"))
+        trtllm.store(8, 9)
+        trtllm.status = 200
+        await eventually(lambda: holds(router, blocks(1, 9) - blocks(2, 3)))
+        assert await of_rank(bridge, "engine_lives_total") == 0
+        trtllm.stop()
+        await eventually(lambda: _is_degraded(bridge, trtllm.url))
+        trtllm.start()
+        trtllm.store(20, 22)
+        await eventually(lambda: holds(router, blocks(20, 22)))
+        assert await of_rank(bridge, "engine_lives_total") == 1
+        assert await of_rank(bridge, "engine_losses_total") == 0
+
+
+async def test_of_trtllm_what_was_told_to_others_is_doubted(nats_server, trtllm, trtllm_metrics):
+    trtllm.store(1, 5)
+    trtllm.forget()
+    trtllm.store(5, 8)
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        ready(pulling(nats_server.url, trtllm, trtllm_metrics)) as bridge,
+    ):
+        await eventually(lambda: _trust_is(router, "degraded"))
+        dump = (await bridge.client.get("/dump")).json()
+        assert set(dump["ranks"]["0"]["device"]) == blocks(5, 8)
+
+
+async def _trust_is(router, state):
+    view = await router.view(7)
+    return view is not None and view["ranks"][0]["trust"]["state"] == state
+
+
+async def test_a_restarted_agent_goes_on_pulling(nats_server, trtllm, trtllm_metrics, tmp_path):
+    fields = {"state_dir": str(tmp_path / "state")}
+    trtllm.store(1, 5)
+    async with RunningRouter(nats_server.url).running() as router:
+        async with ready(pulling(nats_server.url, trtllm, trtllm_metrics, **fields)):
+            await eventually(lambda: holds(router, blocks(1, 5)))
+        trtllm.store(5, 8)
+        trtllm.remove(1)
+        async with ready(pulling(nats_server.url, trtllm, trtllm_metrics, **fields)):
+            await eventually(lambda: holds(router, blocks(2, 8)))
+
+
+async def test_trtllms_ranks_are_told_apart(nats_server, trtllm_metrics):
+    with TrtllmServer(ranks=(0, 1)) as trtllm:
+        trtllm.store(1, 3, rank=0)
+        trtllm.store(7, 9, rank=1)
+        bridge = pulling(nats_server.url, trtllm, trtllm_metrics, data_parallel_size=2)
+        async with RunningRouter(nats_server.url).running() as router, ready(bridge):
+            await eventually(lambda: holds(router, blocks(1, 3)))
+            await eventually(lambda: holds(router, blocks(7, 9), dp_rank=1))

@@ -1,0 +1,49 @@
+"""A rank's state file: read when its follower starts, written when it is due and at the end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from router.errors import FeedStateError, NormalizerStateError
+from router.protocol.values import Rank
+from router.publisher.engine_position import SavedPosition
+from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
+from router.publisher.normalizer import Normalizer
+
+log = logging.getLogger(__name__)
+
+
+class KeptState:
+    """One rank's. Without a path nothing is kept."""
+
+    __slots__ = ("_keeping", "_path", "_rank")
+
+    def __init__(self, rank: Rank, path: Path | None) -> None:
+        self._rank = rank
+        self._path = path
+        self._keeping = asyncio.Lock()
+
+    def restored(self, normalizer: Normalizer, now_s: float) -> SavedPosition | None:
+        """Where a former process stopped, if the normaliser could be brought there."""
+        try:
+            state = None if self._path is None else load_feed_state(self._path)
+            if state is None:
+                return None
+            normalizer.load(state.normalizer, now_s)
+        except (FeedStateError, NormalizerStateError) as error:
+            log.warning("rank %s: %s; asking the engine for everything", self._rank, error)
+            return None
+        return state.position
+
+    async def keep(self, read: Callable[[], FeedState]) -> None:
+        """Write what `read` says when it is our turn; one after the other, also where the one
+        before was cancelled while the disk wrote.
+        """
+        async with self._keeping:
+            if self._path is None:
+                return
+            try:
+                await asyncio.to_thread(save_feed_state, self._path, read())
+            except FeedStateError as error:
+                log.warning("rank %s: state not kept: %s", self._rank, error)
