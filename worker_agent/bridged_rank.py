@@ -101,7 +101,8 @@ class BridgedRank:
 
     def problem(self) -> str | None:
         """What is wrong with it now, in words."""
-        status, present = self.follower.status(time.monotonic()), self.follower.source.problem
+        status = self.follower.status(time.monotonic())
+        present = status.problem
         if present is None and status.condition is FollowerCondition.CONNECTING:
             present = f"no connection to its events at {status.address.events} yet"
         elif present is None and status.condition is FollowerCondition.BLIND:

@@ -18,16 +18,15 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from router.errors import FeedStateError, NormalizerStateError
 from router.protocol.values import Rank
 from router.publisher.engine_address import EngineAddress
 from router.publisher.engine_feed import EngineFeed
 from router.publisher.engine_loads import EngineLoads
 from router.publisher.engine_log import EngineLog, EngineLogSettings
-from router.publisher.engine_position import SavedPosition
 from router.publisher.engine_steps import EngineLogCounters, Step
-from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
+from router.publisher.feed_state import FeedState
 from router.publisher.journal import EventJournal
+from router.publisher.kept_state import KeptState
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
 from router.publisher.zmq_loads import listen_to_loads
@@ -103,7 +102,7 @@ class EngineFollower:
         self._on_lot = on_lot
         self._pacing = pacing
         self._clock = clock
-        self._keeping = asyncio.Lock()
+        self._kept = KeptState(rank, settings.state_path)
         now_s = clock()
         self._log = EngineLog(
             now_s,
@@ -111,7 +110,7 @@ class EngineFollower:
                 can_replay=settings.address.replay is not None,
                 fingerprints=settings.max_fingerprints,
             ),
-            self._restored(normalizer),
+            self._kept.restored(normalizer, now_s),
         )
         self._as_of_s = now_s - self._log.waiting_s(now_s)
         self.feed = EngineFeed(journal, normalizer, rank.dp_rank)
@@ -157,7 +156,7 @@ class EngineFollower:
                     group.create_task(listen_to_loads(context, load_endpoint, loads, self._clock))
         finally:
             self._pacing.engines -= 1
-            await self._keep_state()
+            await self._kept.keep(self._state)
 
     async def _follow(self, context: Context) -> None:
         address, pacing = self._settings.address, self._pacing
@@ -166,7 +165,7 @@ class EngineFollower:
             async for steps in lots:
                 self._take(steps)
                 if self.feed.is_state_due:
-                    await asyncio.shield(self._keep_state())
+                    await asyncio.shield(self._kept.keep(self._state))
 
     def _take(self, steps: Sequence[Step]) -> None:
         now_s = self._clock()
@@ -200,27 +199,5 @@ class EngineFollower:
             return FollowerCondition.FOLLOWING
         return FollowerCondition.REPLAYING
 
-    def _restored(self, normalizer: Normalizer) -> SavedPosition | None:
-        """Where a former process stopped, if the normaliser could be brought there."""
-        try:
-            path = self._settings.state_path
-            state = None if path is None else load_feed_state(path)
-            if state is None:
-                return None
-            normalizer.load(state.normalizer, self._clock())
-        except (FeedStateError, NormalizerStateError) as error:
-            log.warning("rank %s: %s; asking the engine for everything", self._rank, error)
-            return None
-        return state.position
-
-    async def _keep_state(self) -> None:
-        """One after the other, also where the one before was cancelled while the disk wrote."""
-        path = self._settings.state_path
-        async with self._keeping:
-            if path is None:
-                return
-            try:
-                state = FeedState(self._log.save(), self.feed.save())
-                await asyncio.to_thread(save_feed_state, path, state)
-            except FeedStateError as error:
-                log.warning("rank %s: state not kept: %s", self._rank, error)
+    def _state(self) -> FeedState:
+        return FeedState(self._log.save(), self.feed.save())

@@ -86,7 +86,8 @@ class PullFollower:
         is_known = heard_s is not None and self.source.problem is None
         condition = FollowerCondition.FOLLOWING if is_known else FollowerCondition.CONNECTING
         silent_s = None if heard_s is None else now_s - heard_s
-        return FollowerStatus(self._address, condition, self.source.problem, silent_s)
+        problem = self.source.problem or self.feed.problem
+        return FollowerStatus(self._address, condition, problem, silent_s)
 
     def pulled(
         self, batches: Sequence[TrtllmBatch], malformed: Sequence[str], asked_s: float
