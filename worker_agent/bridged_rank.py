@@ -13,7 +13,7 @@ from router.publisher.beacons import HeardBeacons
 from router.publisher.bridge import BridgeSettings, EngineBridge
 from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
-from router.publisher.follower import EngineFollower, FollowerCondition, FollowerSettings
+from router.publisher.follower import FollowerCondition, FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.loads import LoadPublisher
 from router.publisher.local_index import LocalIndex
@@ -21,7 +21,7 @@ from router.publisher.metrics_dialects import EngineFacts
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings
 from router.publisher.pacing import Pacing
-from router.publisher.pull_follower import PullFollower, PullSettings
+from router.publisher.pull_follower import Follower, PullSettings
 from worker_agent.bridge_config import BridgeConfig, RankAddresses
 from worker_agent.engine_facts import SettledFacts
 
@@ -68,7 +68,7 @@ class BridgedRank:
         return self._addresses.rank
 
     @property
-    def follower(self) -> EngineFollower | PullFollower:
+    def follower(self) -> Follower:
         """What follows the engine."""
         return self._bridge.follower
 

@@ -22,7 +22,7 @@ from router.publisher.journal import EventJournal
 from router.publisher.loads import LoadPublisher
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
-from router.publisher.pull_follower import PullFollower, PullSettings
+from router.publisher.pull_follower import Follower, PullFollower, PullSettings
 from router.publisher.transport import Transport
 from router.publisher.zmq_sockets import Context
 
@@ -145,8 +145,7 @@ def _follower(
     on_lot: OnLot,
     pacing: Pacing,
     clock: Callable[[], float],
-) -> EngineFollower | PullFollower:
-    """Of an engine that streams, or of one that is asked."""
+) -> Follower:
     if isinstance(settings, PullSettings):
         return PullFollower(rank, journal, normalizer, settings, on_lot, clock)
     return EngineFollower(rank, journal, normalizer, settings, on_lot, pacing, clock)

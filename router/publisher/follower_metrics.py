@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.publisher.follower import EngineFollower
+from router.publisher.pull_follower import Follower
 
 _LABELS = ("worker_id", "dp_rank")
 _Labels: TypeAlias = tuple[str, str]
@@ -46,7 +46,7 @@ class FollowerCollector(Collector):
 
     def __init__(
         self,
-        read_followers: Callable[[], Iterable[EngineFollower]],
+        read_followers: Callable[[], Iterable[Follower]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read_followers = read_followers
@@ -62,7 +62,7 @@ class FollowerCollector(Collector):
         yield from _normalized(followers)
 
     def _conditions(
-        self, followers: Sequence[tuple[_Labels, EngineFollower]]
+        self, followers: Sequence[tuple[_Labels, Follower]]
     ) -> Iterator[GaugeMetricFamily]:
         now_s = self._clock()
         waiting = _gauge("waiting_seconds", "For how long anything published may be missing")
@@ -88,7 +88,7 @@ def _counters(
 
 
 def _normalized(
-    followers: Sequence[tuple[_Labels, EngineFollower]],
+    followers: Sequence[tuple[_Labels, Follower]],
 ) -> Iterator[Metric]:
     """What never happened is left out: most never does, and there are many ranks."""
     outcomes = CounterMetricFamily(
@@ -111,5 +111,5 @@ def _gauge(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"kv_engine_{name}", text, labels=_LABELS)
 
 
-def _labels(follower: EngineFollower) -> _Labels:
+def _labels(follower: Follower) -> _Labels:
     return str(follower.rank.worker_id), str(follower.rank.dp_rank)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -23,7 +24,13 @@ from router.publisher.engine_log import UNKNOWN_S
 from router.publisher.engine_position import SavedPosition
 from router.publisher.engine_steps import ApplyDecoded, EngineLogCounters, Step
 from router.publisher.feed_state import FeedState
-from router.publisher.follower import FollowedLot, FollowerCondition, FollowerStatus, OnLot
+from router.publisher.follower import (
+    EngineFollower,
+    FollowedLot,
+    FollowerCondition,
+    FollowerStatus,
+    OnLot,
+)
 from router.publisher.journal import EventJournal
 from router.publisher.kept_state import KeptState
 from router.publisher.normalizer import Normalizer
@@ -133,3 +140,7 @@ class PullFollower:
 
     def _state(self) -> FeedState:
         return FeedState(SavedPosition(self._log.cursor or 0, b""), self.feed.save())
+
+
+Follower: TypeAlias = EngineFollower | PullFollower
+"""Of an engine that streams its events, or of one that is asked for them."""

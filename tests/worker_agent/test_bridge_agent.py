@@ -484,14 +484,14 @@ async def test_trtllm_is_asked_for_its_events(nats_server, trtllm, trtllm_metric
         trtllm.store(8, 9)
         trtllm.status = 200
         await eventually(lambda: holds(router, blocks(1, 9) - blocks(2, 3)))
-        assert await of_rank(bridge, "engine_lives_total") == 0
+        assert await of_engine(bridge, "new_lives_total") == 0
         trtllm.stop()
         await eventually(lambda: _is_degraded(bridge, trtllm.url))
         trtllm.start()
         trtllm.store(20, 22)
         await eventually(lambda: holds(router, blocks(20, 22)))
-        assert await of_rank(bridge, "engine_lives_total") == 1
-        assert await of_rank(bridge, "engine_losses_total") == 0
+        assert await of_engine(bridge, "new_lives_total") == 1
+        assert await of_engine(bridge, "lost_total") == 0
 
 
 async def test_of_trtllm_what_was_told_to_others_is_doubted(nats_server, trtllm, trtllm_metrics):
