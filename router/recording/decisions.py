@@ -1,7 +1,7 @@
 """What a core can be asked, and how it came out: values that can be kept and asked again."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct, msgpack
 from xxhash import xxh3_64_hexdigest
@@ -47,7 +47,6 @@ class Decided(Struct, frozen=True):
 class Select(Entry, frozen=True, tag="select"):
     """A rank was chosen for a prompt."""
 
-    core_chooses: ClassVar[bool] = True
     request: SelectRequest
     outcome: Outcome
 
@@ -60,7 +59,6 @@ class Select(Entry, frozen=True, tag="select"):
 class SelectAndReserve(Entry, frozen=True, tag="select_and_reserve"):
     """A rank was chosen for a prompt, and booked."""
 
-    core_chooses: ClassVar[bool] = True
     request: SelectRequest
     now_s: float
     outcome: Outcome
@@ -76,7 +74,6 @@ class SelectAndReserve(Entry, frozen=True, tag="select_and_reserve"):
 class Reserve(Entry, frozen=True, tag="reserve"):
     """A prompt was booked on a rank that the caller chose."""
 
-    core_chooses: ClassVar[bool] = False
     request: ReserveRequest
     now_s: float
     outcome: Outcome

@@ -64,7 +64,7 @@ async def test_decisions_of_a_router_under_traffic_are_decided_again(fleet, reco
     assert "the recording was ended: stopped" in printed
     assert status == 0
     status, printed = replayed(capsys, recording, "--router-temperature", "0")
-    assert "of 70 to another rank" in printed
+    assert "of 70 of another rank" in printed
     assert status == 0
 
 

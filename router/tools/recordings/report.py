@@ -61,8 +61,8 @@ def equality(tally: Tally) -> Iterator[str]:
 
 def scores(tally: Tally) -> Iterator[str]:
     """What other settings would have changed, as far as a recording can tell."""
-    part = tally.moved / tally.decisions if tally.decisions else 0.0
-    yield f"decisions: {tally.moved:,} of {tally.decisions:,} to another rank ({part:.1%})"
+    part = tally.moved / tally.choices if tally.choices else 0.0
+    yield f"choices: {tally.moved:,} of {tally.choices:,} of another rank ({part:.1%})"
     yield table(["", "recorded", "now", "change"], list(_sums(tally.recorded, tally.now)))
     if tally.largest:
         yield "the largest differences:"
@@ -84,7 +84,8 @@ def _sums(recorded: Totals, now: Totals) -> Iterator[tuple[str, str, str, str]]:
 
 def _difference(compared: Compared) -> str:
     before, after = compared.recorded.outcome, compared.now.outcome
-    isl_tokens = len(compared.recorded.request.token_ids or ())
+    request = compared.recorded.request
+    isl_tokens = request.isl_tokens or len(request.token_ids or ())
     lines = [
         f"  {_head(compared)}, {isl_tokens:,} tokens",
         f"    recorded    {_in_words(before)}",

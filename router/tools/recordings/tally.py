@@ -4,6 +4,7 @@ from heapq import nlargest
 
 from msgspec import Struct
 
+from router.recording.decisions import Reserve
 from router.recording.replay import Compared
 from router.scheduler.cost import Terms
 
@@ -26,15 +27,14 @@ class Totals(Struct):
 
 
 class Tally:
-    """Decisions so far. `is_behind_hole`: their state is not the recorded one's, so they prove
-    nothing.
+    """Decisions so far, and of them the choices, which callers left to the core.
 
-    `first`: those that differ at all; `largest`: those to another rank, by how many tokens that
-    changes.
+    `unproven`: more decisions, made in another state than then. `first`: those that differ at all;
+    `largest`: those to another rank, by how many tokens that changes.
     """
 
     def __init__(self) -> None:
-        self.decisions = self.equal = self.moved = self.unproven = 0
+        self.decisions = self.equal = self.choices = self.moved = self.unproven = 0
         self.first: list[Compared] = []
         self.largest: list[Compared] = []
         self.recorded, self.now = Totals(), Totals()
@@ -48,6 +48,11 @@ class Tally:
         self.equal += compared.is_equal
         if not compared.is_equal and len(self.first) < TOLD:
             self.first.append(compared)
+        if not isinstance(compared.recorded, Reserve):
+            self._add_choice(compared)
+
+    def _add_choice(self, compared: Compared) -> None:
+        self.choices += 1
         before, after = compared.recorded.outcome, compared.now.outcome
         if before.terms is not None and after.terms is not None:
             self.recorded.add(before.terms)

@@ -116,12 +116,6 @@ def test_a_step_of_a_decision_is_not_recorded_beside_it():
     assert len(life.entries) == 1
 
 
-def test_other_settings_are_told_apart():
-    life = RandomLife(2).live(150)
-    _, compared = replayed(life.recording, overlap_score_weight=50.0)
-    assert 0 < sum(not each.is_equal for each in compared) <= len(compared)
-
-
 def test_a_hole_is_found():
     life = RandomLife(2).live(40)
     life.entries.insert(10, Hole(missing=7))

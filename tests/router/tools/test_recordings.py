@@ -9,8 +9,8 @@ from builders import IDENTITY, announcement
 from recordings import RandomLife, Recorded
 from router.cli import main
 from router.errors import ConfigError
-from router.protocol.requests import SelectRequest
-from router.protocol.values import Rank
+from router.protocol.requests import ReserveRequest, SelectRequest
+from router.protocol.values import Rank, Tier
 from router.publisher.journal import EventJournal
 from router.recording.commands import Tick
 from router.recording.decisions import Select
@@ -73,16 +73,42 @@ def _fields(struct):
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def test_other_settings_are_scored(capsys, path):
-    life = RandomLife(2).live(150)
-    path.write_bytes(life.recording)
+@pytest.fixture
+def busy():
+    """Worker 1 holds a prompt of 10 blocks, and is busy; worker 2 is neither."""
+    recorded, prompt = Recorded(), list(range(40))
+    hashed = prepare(SelectRequest(token_ids=prompt), ()).hashed(IDENTITY)
+    for worker_id in (1, 2):
+        recorded.core.upsert_worker(announcement(worker_id, agent_is_engine=False), 0.0)
+    journal = EventJournal(Rank(1, 0), 1, IDENTITY)
+    journal.stored(Tier.DEVICE, hashed.hash_list, None)
+    for message in journal.take():
+        recorded.core.apply(message, 0.25)
+    long = ReserveRequest(token_ids=list(range(1000, 1100)), worker_id=1, request_id="long")
+    recorded.core.reserve(long, prepare(long, ()), 0.5)
+    recorded.core.prefill_complete("long", 0.75)
+    asked = SelectRequest(token_ids=prompt, request_id="r1")
+    recorded.core.select_and_reserve(asked, prepare(asked, ()), 1.0)
+    return recorded
+
+
+def test_other_settings_are_scored(capsys, path, busy):
+    path.write_bytes(busy.recording)
     status, printed, _ = replay(capsys, path, "--overlap-score-weight", "50")
-    assert "overlap_score_weight: 1.0, now 50.0" in printed
-    moved, count = map(int, re.search(r"decisions: (\d+) of (\d+) to another", printed).groups())
-    assert 0 < moved < count == decisions(life)
-    assert re.search(r"tokens predicted to be cached +[\d,]+ +[\d,]+ +[-+]", printed)
-    assert "the largest differences:" in printed
-    assert "instead of  rank" in printed
+    assert "  overlap_score_weight: 1.0, now 50.0\n" in printed
+    assert "choices: 1 of 1 of another rank (100.0%)" in printed
+    assert re.search(r"^tokens predicted to be cached +0 +36 +-$", printed, re.MULTILINE)
+    assert re.search(r"^tokens to prefill where it goes +40 +0 +-100.0%$", printed, re.MULTILINE)
+    assert re.search(r"^blocks to decode where it goes +10 +35 +\+250.0%$", printed, re.MULTILINE)
+    assert printed.endswith(
+        "  line 7, +1.250 s, select_and_reserve r1, 40 tokens\n"
+        "    recorded    rank 2.0: cost 20.00, 0 tokens cached, with it 40 tokens to prefill and "
+        "10 blocks to decode\n"
+        "    now         rank 1.0: cost 35.00, 36 tokens cached, with it 0 tokens to prefill and "
+        "35 blocks to decode\n"
+        "    instead of  rank 2.0: cost 510.00, 0 tokens cached, with it 40 tokens to prefill and "
+        "10 blocks to decode\n"
+    )
     assert status == 0
 
 
