@@ -21,6 +21,7 @@ from router.protocol.events import LogMessage
 from router.protocol.values import Rank
 from router.protocol.workers import EngineSource
 from router.publisher.follower import FollowerCondition
+from router.publisher.follower_metrics import FollowerCollector
 from router.publisher.pacing import Pacing
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
@@ -61,6 +62,9 @@ class Engines:
         self._context: Context | None = None
         self._settling = asyncio.Lock()
         self._has_slices = asyncio.Event()
+        metrics.registry.register(
+            FollowerCollector(lambda: [each.follower for each in self._ranks.values()])
+        )
 
     async def run(self) -> None:
         """Follow whoever is attached, until cancelled."""

@@ -68,7 +68,7 @@ class RunningIndex(RunningService):
         return await self.post("/register", {"instance_id": instance_id, **defaults, **fields})
 
     async def query(self, tokens, **fields):
-        answer = await self.post("/query", {"token_ids": tokens, "model_name": "m", **fields})
+        answer = await self.post("/query", {"token_ids": list(tokens), "model_name": "m", **fields})
         return answer.json()
 
     async def scores(self, tokens, **fields):
