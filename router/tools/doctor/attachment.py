@@ -5,6 +5,7 @@ from shlex import quote
 from msgspec import Struct, json
 
 from router.protocol.values import Doubt
+from router.protocol.workers import WorkerRegistration
 from router.publisher.metrics_dialects import EngineFacts
 from router.tools.doctor.engine_seen import EngineSeen
 
@@ -15,45 +16,38 @@ _SERVER = "http://ENGINE:8000"
 class Attachment(Struct, frozen=True):
     """The body of `POST /workers`, and the command line of an agent."""
 
-    worker: dict[str, object]
+    worker: WorkerRegistration
     agent: str
 
     @property
     def curl(self) -> str:
         """The request, for a shell."""
-        body = json.encode(self.worker).decode()
-        return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d {quote(body)}"
+        body = quote(json.encode(self.worker).decode())
+        return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d {body}"
 
 
 def attachment(seen: EngineSeen) -> Attachment:
-    """From what was given and heard; what nobody said is left to be filled in."""
+    """From what was given and heard; words in capitals are left to be filled in."""
     return Attachment(_worker(seen), _agent(seen))
 
 
-def _worker(seen: EngineSeen) -> dict[str, object]:
-    config, rank = seen.config, str(seen.dp_rank)
-    body: dict[str, object] = {
-        "worker_id": 1,
-        "model_name": seen.model or "MODEL",
-        "endpoint": config.url or _SERVER,
-        "block_size": _block_size(seen),
-        "data_parallel_start_rank": seen.dp_rank,
-        "data_parallel_size": 1,
-        "kv_events_endpoints": {rank: config.zmq},
-    }
-    if config.replay:
-        body["replay_endpoints"] = {rank: config.replay}
-    if config.topic:
-        body["topic"] = config.topic
-    if seen.server is not None and seen.server.facts.total_kv_blocks:
-        body["total_kv_blocks"] = seen.server.facts.total_kv_blocks
-    if seen.engine is not None:
-        body["engine"] = seen.engine
-    if seen.contents.eagle_events:
-        body["is_eagle"] = True
-    if _is_full(seen):
-        body["report_mode"] = "full"
-    return body
+def _worker(seen: EngineSeen) -> WorkerRegistration:
+    config, dp_rank = seen.config, seen.dp_rank
+    return WorkerRegistration(
+        worker_id=1,
+        model_name=seen.model or "MODEL",
+        endpoint=config.url or _SERVER,
+        block_size=_block_size(seen),
+        data_parallel_start_rank=dp_rank,
+        data_parallel_size=1,
+        kv_events_endpoints={dp_rank: config.zmq},
+        replay_endpoints={dp_rank: config.replay} if config.replay else None,
+        topic=config.topic or None,
+        total_kv_blocks=seen.server.facts.total_kv_blocks if seen.server else None,
+        engine=seen.engine,
+        is_eagle=True if seen.contents.eagle_events else None,
+        report_mode="full" if _is_full(seen) else None,
+    )
 
 
 def _agent(seen: EngineSeen) -> str:

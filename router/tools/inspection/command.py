@@ -66,7 +66,7 @@ def _worker(client: RouterClient, asked: Namespace) -> str:
     worker = client.worker(asked.worker_id)
     wanted = getattr(asked, "dp_rank", None)
     ranks = [rank for rank in worker.ranks if wanted in (None, rank.dp_rank)]
-    if not ranks:
+    if wanted is not None and not ranks:
         known = ", ".join(str(rank.dp_rank) for rank in worker.ranks)
         raise ServerError(
             asked.url, f"worker {asked.worker_id} has no rank {wanted} (it has {known})"

@@ -7,40 +7,35 @@ from router.protocol.dumps import TIER_NAMES, DumpedRank
 from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
 from router.protocol.values import Tier
 from router.tools.tables import table
-from router.views import RankView, WorkerView
+from router.views import EngineView, RankView, WorkerView
 
 _TIER_HEADS = ("device", "host", "disk", "remote")
 
 
 def workers_report(workers: Sequence[WorkerView]) -> str:
-    """A line a rank."""
+    """A line a rank; a worker that is not complete enough to have any has one of its own."""
     if not workers:
         return "no workers"
-    heads = (
-        "worker",
-        "dp",
-        "name",
-        "model",
-        "group",
-        "lifecycle",
-        *_TIER_HEADS,
-        "running",
-        "trust",
-    )
-    return table(heads, [_rank_row(worker, rank) for worker in workers for rank in worker.ranks])
+    heads = ("worker", "dp", "name", "model", "group", "lifecycle")
+    rows = [_rank_row(worker, rank) for worker in workers for rank in worker.ranks or (None,)]
+    return table((*heads, *_TIER_HEADS, "running", "trust"), rows)
 
 
 def worker_report(worker: WorkerView, ranks: Sequence[RankView]) -> str:
     """Everything about some ranks of a worker."""
-    reasons = "".join(f"\n  not chosen: {reason}" for reason in worker.not_schedulable_reasons)
-    head = (
-        f"worker {worker.worker_id} ({worker.name}): {worker.lifecycle}{reasons}\n"
-        f"  serves {worker.model_name}, group {worker.routing_group}, at {worker.endpoint}\n"
-        f"  blocks of {worker.block_size} tokens{', eagle' if worker.is_eagle else ''}; "
-        f"{worker.total_kv_blocks} on each device; heard {worker.last_heard_s:.1f} s ago, "
-        f"in life {worker.incarnation}"
-    )
-    return "\n\n".join([head, *(_rank_report(worker, rank) for rank in ranks)])
+    blocks = [
+        f"blocks of {_said(worker.block_size)} tokens{', eagle' if worker.is_eagle else ''}",
+        f"{_said(worker.total_kv_blocks)} on each device",
+    ]
+    if worker.last_heard_s is not None:
+        blocks.append(f"heard {worker.last_heard_s:.1f} s ago, in life {worker.incarnation}")
+    lines = [
+        f"worker {worker.worker_id} ({worker.name}): {worker.lifecycle}",
+        *(f"not chosen: {reason}" for reason in worker.not_schedulable_reasons),
+        f"serves {worker.model_name}, group {worker.routing_group}, at {_said(worker.endpoint)}",
+        "; ".join(blocks),
+    ]
+    return "\n\n".join(["\n  ".join(lines), *(_rank_report(worker, rank) for rank in ranks)])
 
 
 def prompt_report(scores: OverlapScoresReply, isl_tokens: int) -> str:
@@ -92,42 +87,49 @@ def _trust(trust: Trust) -> str:
     return f"{trust.state}{reason} ({age})"
 
 
-def _rank_row(worker: WorkerView, rank: RankView) -> tuple[object, ...]:
+def _rank_row(worker: WorkerView, rank: RankView | None) -> tuple[object, ...]:
+    who = (worker.name, worker.model_name, worker.routing_group, worker.lifecycle)
+    if rank is None:
+        why = "; ".join(worker.not_schedulable_reasons)
+        return (worker.worker_id, "-", *who, *("-" for _ in _TIER_HEADS), "-", why)
     running = "-" if rank.reported is None else rank.reported.running_requests
-    return (
-        worker.worker_id,
-        rank.dp_rank,
-        worker.name,
-        worker.model_name,
-        worker.routing_group,
-        worker.lifecycle,
-        *(rank.tiers[name].blocks for name in TIER_NAMES),
-        running,
-        _trust(rank.trust),
-    )
+    held = (rank.tiers[name].blocks for name in TIER_NAMES)
+    return (worker.worker_id, rank.dp_rank, *who, *held, running, _trust(rank.trust))
 
 
 def _rank_report(worker: WorkerView, rank: RankView) -> str:
     tiers = ((name, rank.tiers[name]) for name in TIER_NAMES)
     held = [(name, tier.blocks, tier.holes, tier.digest) for name, tier in tiers]
-    load = rank.reported
-    reported = (
-        "no load report"
-        if load is None
-        else f"reported: {load.running_requests} running, {load.waiting_requests} waiting, "
-        f"{load.kv_used_blocks} of {worker.total_kv_blocks} blocks in use"
-    )
-    booked = (
-        f"booked: {rank.active_requests} requests, {rank.active_prefill_tokens} tokens to prefill, "
-        f"{rank.active_decode_blocks} blocks"
-    )
     lines = [
         f"rank {rank.dp_rank}: {_trust(rank.trust)}, as of event {rank.trust.event_id}",
-        reported,
-        booked,
+        *([] if rank.engine is None else [_engine(rank.engine)]),
+        _reported(worker, rank),
+        f"booked: {rank.active_requests} requests, {rank.active_prefill_tokens} tokens to "
+        f"prefill, {rank.active_decode_blocks} blocks",
         *table(("tier", "blocks", "holes", "digest"), held).splitlines(),
     ]
     return "\n  ".join(lines)
+
+
+def _engine(engine: EngineView) -> str:
+    silent = "never heard" if engine.silent_s is None else f"heard {engine.silent_s:.1f} s ago"
+    replay = "no replay" if engine.replay is None else f"replay {engine.replay}"
+    problem = "" if engine.problem is None else f"; {engine.problem}"
+    return f"engine: {engine.condition}, {engine.events} ({replay}), {silent}{problem}"
+
+
+def _reported(worker: WorkerView, rank: RankView) -> str:
+    load = rank.reported
+    if load is None:
+        return "no load report"
+    return (
+        f"reported: {load.running_requests} running, {load.waiting_requests} waiting, "
+        f"{load.kv_used_blocks} of {_said(worker.total_kv_blocks)} blocks in use"
+    )
+
+
+def _said(value: object) -> str:
+    return "?" if value is None else str(value)
 
 
 def _overlap_row(rank: RankOverlap, isl_tokens: int) -> tuple[object, ...]:

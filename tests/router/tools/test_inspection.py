@@ -7,12 +7,13 @@ import json
 import pytest
 
 from builders import rank
+from direct import DirectEngine, direct_router
 from router.cli import main
 from router.errors import InvalidFieldError
 from router.protocol.values import Tier
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from router.tools.inspection.arguments import parse_tokens
-from servers import free_port
+from servers import equals, eventually, free_port
 
 PROMPT = list(range(40))
 
@@ -173,3 +174,22 @@ def test_what_are_no_tokens_is_refused(text):
 def test_a_missing_file_ends_with_2(tmp_path, capsys):
     assert main(["inspect", "prompt", "--tokens", str(tmp_path / "none")]) == 2
     assert "tokens" in capsys.readouterr().err
+
+
+async def test_a_router_that_hears_engines_itself_says_how_well(capsys):
+    engine = DirectEngine(5)
+    async with direct_router(engine) as router:
+        engine.cache(range(8))
+        await eventually(lambda: equals(router.overlaps(range(8)), {(5, 0): 2}))
+        assert (await router.post("/workers", {"worker_id": 6})).status_code == 201
+        url = str(router.client.base_url)
+        assert await asyncio.to_thread(main, ["inspect", "--url", url, "worker", "5"]) == 0
+        told = capsys.readouterr().out
+        for question in (["worker", "6"], ["workers"]):
+            assert await asyncio.to_thread(main, ["inspect", "--url", url, *question]) == 0
+        listed = capsys.readouterr().out
+    assert f"engine: following, {engine.endpoint(0)} (replay {engine.replay_endpoint(0)})" in told
+    assert cells(told, ["device"])[1] == "2"
+    assert "worker 6" in listed
+    assert "not chosen: endpoint is required" in listed
+    assert cells(listed, ["6", "-"])[5] == "incomplete"

@@ -2,10 +2,11 @@
 
 import shlex
 
+from direct import DirectRouter
 from doctoring import examine
 from openai_engine import OpenAiEngine
 from router.tools.doctor.attachment import attachment
-from servers import free_port
+from servers import equals, eventually, free_port
 from worker_agent.bridge_config import rank_addresses
 from worker_agent.config import load_agent_config
 from zmq_engines import Engine, stored
@@ -32,7 +33,22 @@ async def test_an_agent_takes_the_line_of_an_engine_whose_metrics_say_all():
     assert (of_rank.engine.events, of_rank.engine.replay) == (zmq.endpoint, zmq.replay_endpoint)
     assert (config.engine, config.endpoint, config.topic) == ("vllm", engine.url, "kv")
     assert config.metrics_url == f"{engine.url}/metrics"
-    assert attachment(seen).worker["total_kv_blocks"] == 1000
+    assert attachment(seen).worker.total_kv_blocks == 1000
+
+
+async def test_a_router_takes_the_body_and_hears_the_engine():
+    with Engine(topic="kv@1") as engine:
+        engine.publish(PROMPT)
+        engine.wait()
+        seen, _ = await examine(
+            engine.endpoint, engine.replay_endpoint, topic="kv@", model="m", seconds=0.1
+        )
+        async with DirectRouter().running() as router:
+            answer = await router.post("/workers", attachment(seen).worker)
+            assert (answer.status_code, answer.json()["lifecycle"]) == (201, "schedulable")
+            prompt = PROMPT["token_ids"]
+            await eventually(lambda: equals(router.overlaps(prompt, model_name="m"), {(1, 0): 2}))
+            await router.until_exact(1)
 
 
 async def test_an_agent_of_another_rank_gets_rank_0s_ports():

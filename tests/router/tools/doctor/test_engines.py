@@ -12,6 +12,7 @@ import zmq
 
 from doctoring import examine, says, verdicts
 from engine_messages import SglangStored, Vllm9Stored, Vllm10Stored
+from router.protocol.workers import WorkerRegistration
 from router.tools.doctor.attachment import attachment
 from servers import free_port
 from zmq_engines import Engine, removed, stored
@@ -58,12 +59,11 @@ async def test_a_healthy_engine_has_nothing_wrong():
     assert set(found) - well <= {"events exposure", "replay exposure"}
     says(found, "would hold", "ok", "2 on device")
     says(found, "replay content", "ok", "byte for byte")
-    assert attachment(seen).worker == {
-        "worker_id": 1, "model_name": "MODEL", "endpoint": "http://ENGINE:8000",
-        "block_size": 4, "data_parallel_start_rank": 0, "data_parallel_size": 1,
-        "kv_events_endpoints": {"0": engine.endpoint},
-        "replay_endpoints": {"0": engine.replay_endpoint}, "topic": "kv@", "engine": "sglang",
-    } | {"engine": seen.engine}  # fmt: skip
+    assert attachment(seen).worker == WorkerRegistration(
+        worker_id=1, model_name="MODEL", endpoint="http://ENGINE:8000", block_size=4,
+        data_parallel_start_rank=0, data_parallel_size=1, engine="vllm", topic="kv@",
+        kv_events_endpoints={0: engine.endpoint}, replay_endpoints={0: engine.replay_endpoint},
+    )  # fmt: skip
 
 
 async def test_an_idle_engine_is_known_by_its_replay_and_silence_is_no_illness():
@@ -312,7 +312,7 @@ async def test_the_published_rank_is_the_one_to_register():
         seen, found = await examine(engine.endpoint, engine.replay_endpoint)
     says(found, "rank", "ok", "dp_rank 3")
     body = attachment(seen).worker
-    assert (body["data_parallel_start_rank"], set(body["kv_events_endpoints"])) == (3, {"3"})
+    assert (body.data_parallel_start_rank, set(body.kv_events_endpoints)) == (3, {3})
 
 
 async def test_what_nobody_knows_is_named():
