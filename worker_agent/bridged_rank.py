@@ -83,11 +83,6 @@ class BridgedRank:
         return self._bridge.loads
 
     @property
-    def waiting_s(self) -> float:
-        """For how long anything that the engine published may have been missing."""
-        return self.follower.waiting_s(time.monotonic())
-
-    @property
     def was_reached(self) -> bool:
         """Was there ever a connection to its events?"""
         return self.follower.source.connections > 0

@@ -431,6 +431,17 @@ async def of_engine(bridge, name, more=""):
     return await bridge.metric(f'kv_engine_{name}{{{more}dp_rank="0",worker_id="7"}}')
 
 
+def test_without_torch_the_reference_engine_is_refused_in_words():
+    program = (
+        "import sys; sys.modules['torch'] = None; from worker_agent.cli import main; "
+        "sys.exit(main(['run']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ran.returncode == 2
+    assert b"engine: reference, but torch is not installed" in ran.stderr
+    assert b"Traceback" not in ran.stderr
+
+
 def test_no_torch_and_no_engine_are_loaded():
     program = (
         "import sys; from worker_agent.cli import main; import worker_agent.bridge_agent; "

@@ -11,6 +11,7 @@ from router.process.settings import (
     AGENT_PREFIX,
     ROUTER_PREFIX,
     describe,
+    first_look,
     id_of_name,
     load,
 )
@@ -86,6 +87,36 @@ def test_an_unknown_flag_ends_the_process(capsys):
     with pytest.raises(SystemExit):
         loaded("--speed", "1")
     assert "--speed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [(["--layers", "2"], {}), (["--layers"], {}), ([], {"KV_ROUTER_LAYERS": "2"})],
+)
+def test_a_setting_of_another_kind_of_the_process_is_refused_in_words(flags, environment):
+    with pytest.raises(ConfigError, match=r"layers: given here .* only with --engine x") as caught:
+        load(Config, flags, environment, ROUTER_PREFIX, {"layers": "with --engine x"})
+    assert caught.value.key == "layers"
+
+
+def test_settings_of_other_kinds_are_not_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        load(Config, ["--help"], {}, ROUTER_PREFIX, {"layers": "with --engine x"})
+    assert "layers" not in capsys.readouterr().out
+
+
+def test_a_first_look_at_one_setting_takes_the_sources_in_order(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('name = "file"\nport = 1\n')
+
+    def seen(*flags, **environment):
+        return first_look("name", ["--port", "80", *flags], environment, ROUTER_PREFIX)
+
+    assert seen() is None
+    assert seen("--config", str(file)) == seen(KV_ROUTER_CONFIG=str(file)) == "file"
+    assert seen("--config", str(file), KV_ROUTER_NAME="environment") == "environment"
+    assert seen("--name=flag", KV_ROUTER_NAME="environment") == "flag"
+    assert seen("--na", "flag") is None
 
 
 def test_help_describes_every_field(capsys):
