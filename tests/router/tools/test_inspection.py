@@ -192,4 +192,4 @@ async def test_a_router_that_hears_engines_itself_says_how_well(capsys):
     assert cells(told, ["device"])[1] == "2"
     assert "worker 6" in listed
     assert "not chosen: endpoint is required" in listed
-    assert cells(listed, ["6", "-"])[5] == "incomplete"
+    assert cells(listed, ["6", "-", "worker", "6"])[6] == "incomplete"
