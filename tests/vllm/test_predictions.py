@@ -90,8 +90,8 @@ class Run:
                 assert (await router.held())[worker_id] == held
 
 
-async def test_predicted_tokens_are_the_cached_ones(bridged, engines, record_property):
-    routers = [bridged]
+async def test_predicted_tokens_are_the_cached_ones(direct, bridged, engines, record_property):
+    routers = [direct, bridged]
     for router in routers:
         await router.attach(engines)
     run = Run(routers, engines)
@@ -126,10 +126,10 @@ def _events(engines):
     return dict(counts)
 
 
-async def test_chats_are_placed_by_what_the_engine_makes_of_them(bridged, engines):
+async def test_chats_are_placed_by_what_the_engine_makes_of_them(direct, engines):
     """The template is the engine's: its `/tokenize` tells the prompt that a chat becomes."""
-    await bridged.attach(engines)
-    bench, rng, messages = Bench([bridged], engines), Random(1), []
+    await direct.attach(engines)
+    bench, rng, messages = Bench([direct], engines), Random(1), []
     for _ in range(CHAT_TURNS):
         spoken = " ".join(map(word, rng.choices(WORDS, k=50)))
         messages.append({"role": "user", "content": spoken})
