@@ -11,8 +11,11 @@ from msgspec import Struct
 from servers import eventually
 from vllm_engines import BLOCK_SIZE, MODEL_NAME
 
+UP_S = 180.0
+"""A router is up within this, should its kernels have to be compiled first."""
+
 KNOWN_S = 60.0
-"""What happened to an engine or a router is known within this; mostly it takes a second."""
+"""What happened to an engine is known within this; mostly it takes a second."""
 
 SETTLE_S = 5.0
 MARGIN_S = 0.1
@@ -67,7 +70,7 @@ class AskedRouter:
         return held
 
     async def until_up(self):
-        await eventually(self._is_up, KNOWN_S)
+        await eventually(self._is_up, UP_S)
 
     async def until_exact(self, worker_ids):
         await eventually(lambda: self._is_exact(worker_ids), KNOWN_S)

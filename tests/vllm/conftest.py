@@ -11,13 +11,16 @@ from vllm_routers import BridgedRouter, DirectRouter
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """{worker id: engine}, all up; a test that kills one has started it again at its end."""
+    """{worker id: engine}, all up, which name blocks in different ways; a test that kills one has
+    started it again at its end.
+    """
     python = os.environ.get("VLLM_PYTHON")
     if python is None:
         pytest.fail("VLLM_PYTHON names no Python that has vLLM; `make test-vllm` does")
     directory = tmp_path_factory.mktemp("vllm")
     write_tiny_llama(directory / "tiny")
-    engines = {i: VllmEngine(python, directory / "tiny", directory, f"w{i}") for i in (1, 2)}
+    paths = python, directory / "tiny", directory
+    engines = {i: VllmEngine(*paths, f"w{i}", int_hashes=i == 1) for i in (1, 2)}
     try:
         for engine in engines.values():
             engine.start()
