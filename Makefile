@@ -7,7 +7,9 @@ UP_ARGS ?=
 VLLM_VENV := .vllm-venv
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: up test test-vllm unit fuzz lint format bench clean
+DYNAMO_VERSIONS := 1.0.2 1.6.1
+
+.PHONY: up test test-vllm test-dynamo unit fuzz lint format bench clean
 
 up: $(STAMP)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -18,11 +20,17 @@ test: $(STAMP)
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 unit: $(STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration and not vllm"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration and not vllm and not dynamo"
 
 # Two real vLLM servers on the CPU, 4 GB of memory, ten minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
+
+# Real workers and routers of both versions of Dynamo; installs them (130 MB each) the first time.
+test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
+	DYNAMO_PYTHON_1_0_2=$(abspath .dynamo-1.0.2-venv)/bin/python \
+		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
+		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime
 
 # Longer random sequences against the index's definition (FUZZ_SEQUENCES=10000 runs for hours), more
 # runs of the fault simulator (FUZZ_FIRST is the first seed of those), and random faults with real
@@ -67,5 +75,10 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+.dynamo-%-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==$*
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -46,7 +46,7 @@ TELL_S = 0.005
 
 TICK_S = 0.5
 
-LOOK_S = 2.0
+LOOK_S = 0.5
 """How often it is looked whether the stream is there."""
 
 DUMP_LIMIT_BYTES = 1 << 28

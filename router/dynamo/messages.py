@@ -119,6 +119,11 @@ class EventMessage(Struct, frozen=True):
     publisher_id: int | None = None
     sequence: int | None = None
 
+    @property
+    def counts_copies(self) -> bool:
+        """Whether the publisher tells of every copy of a block: 1.0.2's do."""
+        return self.first_event_id == 0
+
 
 class ActiveLoad(Struct, frozen=True):
     """How busy a rank is, as its worker or one of Dynamo's routers sees it."""

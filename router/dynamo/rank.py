@@ -5,9 +5,9 @@
                     └ Orphans  children that came before their parents
                 ─▶ EventJournal ─▶ batches and checkpoints for the index, with counts and digests
 
-Dynamo keeps sets: its publishers tell of the first copy of a block and of the last one's removal.
-So does this: storing twice what is held changes nothing, and one removal ends it. What cannot be
-told exactly is a doubt.
+1.0.2 passes on what engines say: one store and one removal for each copy of a block, so copies are
+counted. 1.6.1 counts them itself, and passes on every store but only the last removal: there one
+removal ends a block however often it was stored. What cannot be told exactly is a doubt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,6 +71,7 @@ class DynamoRank:
 
     __slots__ = (
         "_counted",
+        "_counts_copies",
         "_doubts",
         "_limits",
         "_names",
@@ -89,6 +90,7 @@ class DynamoRank:
         self.counts = RankCounts()
         self._limits = limits
         self._order = EventOrder()
+        self._counts_copies = False
         self._begin()
 
     def _begin(self) -> None:
@@ -111,6 +113,7 @@ class DynamoRank:
             return None
         if turn is not Turn.NEXT:
             self._note_turn(turn)
+        self._counts_copies = message.counts_copies
         return self._apply(event, now_s)
 
     def restore(self, event: RouterEvent, now_s: float) -> str | None:
@@ -207,7 +210,8 @@ class DynamoRank:
 
     def _put(self, tier: Tier, hashes: Sequence[int], names: HashArray, parent: int | None) -> None:
         self.counts.stored_blocks += len(hashes)
-        new = self._names.put(tier, hashes, names.tolist())
+        counts_copies = self._counts_copies
+        new = self._names.put(tier, hashes, names.tolist(), counts_copies=counts_copies)
         heads = path_heads([len(hashes)], [parent])
         self._counted.stored(tier, names, heads, np.array(new, np.uint64))
 
@@ -226,28 +230,21 @@ class DynamoRank:
                 self._names.remember(child.block.block_hash, child_name)
                 yield from self._adopted(child.block, child_name, name)
 
-    def _forget_others(self, hashes: Sequence[int], names: Sequence[int]) -> None:
+    def _forget_others(self, hashes: Sequence[int], names: Sequence[int | None]) -> None:
         """An engine hash that names another block than before: that one is gone."""
         for block_hash, name in zip(hashes, names, strict=True):
             known = self._names.find(block_hash)
             if known is not None and known != name:
-                for tier in self._names.tiers_of(block_hash):
-                    self._drop(tier, [block_hash])
+                for tier, gone in self._names.forget(block_hash):
+                    self._counted.removed(tier, np.array([gone], np.uint64))
 
     def _remove(self, tier: Tier, hashes: Sequence[int]) -> None:
-        gone = self._drop(tier, hashes)
-        self.counts.removed_blocks += gone
-        if gone == len(hashes):
-            return
-        orphans = sum(self._orphans.drop(tier, each) for each in hashes)
-        self.counts.removed_blocks += orphans
-        self.counts.unknown_removed_blocks += max(len(hashes) - gone - orphans, 0)
-
-    def _drop(self, tier: Tier, hashes: Sequence[int]) -> int:
-        gone = self._names.drop(tier, hashes)
+        gone, unknown = self._names.drop(tier, hashes)
         if gone:
             self._counted.removed(tier, np.array(gone, np.uint64))
-        return len(gone)
+        orphans = sum(self._orphans.drop(tier, each) for each in unknown)
+        self.counts.removed_blocks += len(gone) + orphans
+        self.counts.unknown_removed_blocks += len(unknown) - orphans
 
     def _clear(self, tier: Tier) -> None:
         """Of lower tiers nothing is said where the device alone is cleared."""

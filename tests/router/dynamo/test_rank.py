@@ -99,6 +99,32 @@ def test_storing_twice_and_removing_once_leaves_no_ghost(told):
     assert told.held() == set(names(10, 20))
 
 
+def test_of_1_0_2_every_copy_is_told_of_and_the_last_one_counts():
+    told = Told(first_event_id=0)
+    for _ in range(3):
+        told.store([(1, 10), (2, 20)])
+    told.remove([2, 1])
+    told.remove([2])
+    assert told.held() == set(names(10, 20))
+    told.remove([2])
+    assert told.held() == {10}
+    told.remove([2])
+    assert told.counts.unknown_removed_blocks == 1
+    told.clear()
+    told.store([(1, 10)])
+    told.remove([1])
+    assert (told.held(), told.doubts) == (set(), 0)
+
+
+def test_copies_of_a_hash_used_again_are_forgotten_with_it():
+    told = Told(first_event_id=0)
+    told.store([(1, 10)])
+    told.store([(1, 10)])
+    told.store([(1, 99)])
+    told.remove([1])
+    assert told.held() == set()
+
+
 def test_two_engine_hashes_of_one_block_count_as_two(told):
     told.store([(13, 30)], parent=2)
     told.remove([3])
