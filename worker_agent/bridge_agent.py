@@ -3,17 +3,19 @@
     run ─┬─ HTTP server: probes, metrics
          └─ stand beside ─┬─ the engine's metrics, read again and again
                           └─ its sizes known ▶ its ranks followed ▶ reached: presence on the bus
-                                   ▲                                   │ it says other things
+                                   ▲                                ▲  │ gone: withdrawn
+                                   │                                └──┤ it says other things
                                    └───────────────────────────────────┘ of itself than before
 
-A worker is announced once its engine was reached, not before: routers send requests to whoever is
-announced. From then on it stays, and what its ranks' reports say tells routers how far to trust it.
+A worker is announced while its engine can be reached, since routers send requests to whoever is
+announced: from when it answers on every side until it has answered on none for long. In between,
+what its ranks' reports say tells routers how far to trust it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
@@ -40,7 +42,9 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 PULL_INTERVAL_S = 0.2
 LOOK_S = 0.05
-"""Between two looks whether every rank was reached."""
+"""Between two looks whether the engine is there."""
+GONE_S = 5.0
+"""An engine that answers on no side for so long gets no more requests."""
 
 
 class BridgeAgent:
@@ -55,6 +59,7 @@ class BridgeAgent:
         self._news = asyncio.Event()
         self._ranks: list[BridgedRank] = []
         self._presence: Presence | None = None
+        self._away_since_s: float | None = None
         self._is_stopping = False
         self._poll = self._metrics_poll()
 
@@ -118,18 +123,44 @@ class BridgeAgent:
                 tasks = [group.create_task(rank.follower.run(context)) for rank in self._ranks]
                 if (pull := self._pull()) is not None:
                     tasks.append(group.create_task(pull.run()))
-                await self._until_reached()
-                tasks.append(group.create_task(presence.run()))
-                await self._news.wait()
+                while not self._news.is_set():
+                    await self._until(self._is_reached)
+                    on_bus = group.create_task(presence.run())
+                    await self._until(self._is_gone)
+                    on_bus.cancel()
+                    await asyncio.wait([on_bus])
                 for task in tasks:
                     task.cancel()
         finally:
             self._ranks, self._presence = [], None
 
-    async def _until_reached(self) -> None:
-        """Until every rank has been, or the engine is another one."""
-        while not (self._news.is_set() or all(rank.was_reached for rank in self._ranks)):
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Until it is so, or the engine is another one."""
+        while not (self._news.is_set() or condition()):
             await asyncio.sleep(LOOK_S)
+
+    def _is_reached(self) -> bool:
+        """Does the engine answer on every side?"""
+        self._away_since_s = None
+        return self._answers and all(rank.is_connected for rank in self._ranks)
+
+    def _is_gone(self) -> bool:
+        """Has the engine answered on no side for long?"""
+        now_s = time.monotonic()
+        is_away = not any(rank.is_connected for rank in self._ranks)
+        if not is_away or (self._poll is not None and self._answers):
+            self._away_since_s = None
+        elif self._away_since_s is None:
+            self._away_since_s = now_s
+        elif now_s - self._away_since_s > GONE_S:
+            log.warning("the engine has been away for %g s: withdrawn until it is back", GONE_S)
+            return True
+        return False
+
+    @property
+    def _answers(self) -> bool:
+        """Could its metrics be read the last time, if it has any?"""
+        return self._poll is None or self._poll.problem is None
 
     def _take(self, metrics: EngineMetrics) -> None:
         """A reading of the engine's metrics."""
@@ -181,7 +212,7 @@ class BridgeAgent:
         """What routers wait for, where nothing is wrong."""
         if not self._ranks:
             yield from (f"{n}: neither set nor told by the engine" for n in self._facts.unknown())
-        elif all(rank.was_reached for rank in self._ranks):
+        elif all(rank.is_connected for rank in self._ranks):
             yield f"not announced yet on NATS at {self._config.nats_url}"
 
     def _pull(self) -> TrtllmPull | None:

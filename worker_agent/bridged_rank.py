@@ -83,9 +83,10 @@ class BridgedRank:
         return self._bridge.loads
 
     @property
-    def was_reached(self) -> bool:
-        """Was there ever a connection to its events?"""
-        return self.follower.source.connections > 0
+    def is_connected(self) -> bool:
+        """Is there a connection to its events?"""
+        status = self.follower.status(time.monotonic())
+        return status.condition is not FollowerCondition.CONNECTING
 
     def take(self, metrics: EngineMetrics) -> None:
         """Note the load that an engine's metrics tell, where the rank has no socket that does."""

@@ -22,6 +22,7 @@ from router.protocol.values import Rank
 from running import RunningRouter, RunningService
 from servers import equals, eventually, free_port
 from trtllm_server import TrtllmServer
+from worker_agent import bridge_agent
 from worker_agent.bridge_agent import BridgeAgent
 from worker_agent.bridge_config import DEFAULT_EVENTS, BridgeConfig
 from zmq_engines import Engine, removed, stored
@@ -233,7 +234,10 @@ async def test_a_model_that_was_named_must_not_become_another(nats_server, engin
     await bridge.client.aclose()
 
 
-async def test_a_dead_engine_is_said_to_be_one(nats_server, engine, metrics, bus):
+async def test_a_dead_engine_is_said_to_be_one_and_then_withdrawn(
+    nats_server, engine, metrics, bus, monkeypatch
+):
+    monkeypatch.setattr(bridge_agent, "GONE_S", 2.5)
     publish(engine, 1, 5)
     async with (
         RunningRouter(nats_server.url).running() as router,
@@ -242,23 +246,34 @@ async def test_a_dead_engine_is_said_to_be_one(nats_server, engine, metrics, bus
         await eventually(lambda: holds(router, blocks(1, 5)))
         engine.stop()
         metrics.stop()
-
-        async def state():
-            view = await router.view(7)
-            return view["ranks"][0]["trust"]["state"]
-
-        await eventually(lambda: _is(state, "lagging"))
         await eventually(lambda: _is_degraded(bridge, "cannot connect"))
+        await eventually(lambda: _trust_is(router, "lagging"))
         report = await heard(bus, lambda report: report.waiting_s > 1)
         assert report.rank == RANK
+        await eventually(lambda: equals(router.view(7), None))
+        assert len(await bridge.reasons()) == 2
         metrics.start()
         engine.start()
-        await eventually(lambda: holds(router, set()))
+        publish(engine, 8, 9)
+        await eventually(lambda: holds(router, blocks(8, 9)))
         await eventually(lambda: _is_degraded(bridge, None))
 
 
-async def _is(read, expected):
-    return await read() == expected
+async def test_an_engine_that_answers_on_one_side_is_not_gone(
+    nats_server, engine, metrics, bus, monkeypatch
+):
+    monkeypatch.setattr(bridge_agent, "GONE_S", 0.3)
+    async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
+        metrics.stop()
+        await eventually(lambda: _is_degraded(bridge, metrics.url))
+        await asyncio.sleep(0.5)
+        assert await bridge.is_ready()
+        metrics.start()
+        await eventually(lambda: _is_degraded(bridge, None))
+        engine.stop()
+        await eventually(lambda: _is_degraded(bridge, "cannot connect"))
+        await asyncio.sleep(0.5)
+        assert (await announced(bus)).worker_id == 7
 
 
 async def _is_degraded(bridge, words):
