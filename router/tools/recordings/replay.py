@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_limit,
         default=0,
         metavar="N",
-        help="replay the first N records; 0, the default: all",
+        help="replay the first N lines behind the header; 0, the default: all",
     )
     _add_settings(parser.add_argument_group("settings", "instead of the recorded ones"))
     return parser

@@ -37,14 +37,14 @@ def closing(
     is_at_end: bool,
 ) -> Iterator[str]:
     """How far it went, and why not further."""
-    yield f"{replay.lines:,} records of {replay.at_s:.1f} s, replayed in {elapsed_s:.2f} s"
+    yield f"{replay.lines:,} lines of {replay.at_s:.1f} s, replayed in {elapsed_s:.2f} s"
     if replay.hole_line is not None:
         yield (
             f"line {replay.hole_line}: {replay.missing} records are missing, they came faster than "
             f"they were written; {tally.unproven} decisions behind it are not compared"
         )
     if problem is not None:
-        last = f"the {replay.lines:,} records before it were replayed"
+        last = f"the {replay.lines:,} lines before it were replayed"
         yield f"{problem}; {last}"
     elif replay.ended is not None:
         yield f"the recording was ended: {replay.ended}"

@@ -45,7 +45,7 @@ def test_all_decisions_are_equal(capsys, path, life):
     status, printed, _ = replay(capsys, path)
     count = decisions(life)
     assert f"decisions: {count} of {count} equal" in printed
-    assert f"{len(life.entries)} records of" in printed
+    assert f"{len(life.entries)} lines of" in printed
     assert "the recording was ended: seconds" in printed
     assert status == 0
 
@@ -115,7 +115,7 @@ def test_other_settings_are_scored(capsys, path, busy):
 def test_a_limit_ends_it_there(capsys, path, life):
     path.write_bytes(life.recording)
     status, printed, _ = replay(capsys, path, "--limit", "30")
-    assert "30 records of" in printed
+    assert "30 lines of" in printed
     assert "has no end" not in printed
     assert status == 0
 
@@ -163,7 +163,7 @@ def test_a_recording_cut_off_anywhere_is_replayed_up_to_there(capsys, path):
             continue
         line = recording.count(b"\n", 0, size) + 1
         is_whole = recording[size : size + 1] == b"\n" or recording[size - 1 : size] == b"\n"
-        said = f"line {line}: the file ends within this line; the {line - 2} records before it were"
+        said = f"line {line}: the file ends within this line; the {line - 2} lines before it were"
         assert (said in printed) == (not is_whole)
         assert ("has no end" in printed) == is_whole
         assert status == 0
@@ -175,7 +175,7 @@ def test_a_damaged_line_ends_it_and_fails(capsys, path, life):
     path.write_bytes(b"".join(lines))
     status, printed, _ = replay(capsys, path)
     assert "line 21: " in printed
-    assert "; the 19 records before it were replayed" in printed
+    assert "; the 19 lines before it were replayed" in printed
     assert status == 1
 
 
