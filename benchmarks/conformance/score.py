@@ -13,6 +13,7 @@ class Compared(Struct, frozen=True):
 
     `said`: the words in which the system doubts every count that is wrong; empty if it vouches for
     one of them. `counts`: what it answered, for people. `problem`: why it did not.
+    `is_doubted`: it does not vouch for one of the counts, be they right or wrong.
     """
 
     counts: tuple[int | None, ...]
@@ -20,6 +21,7 @@ class Compared(Struct, frozen=True):
     missing: int
     said: str = ""
     problem: str = ""
+    is_doubted: bool = False
 
     @property
     def is_right(self) -> bool:
@@ -60,6 +62,11 @@ class Cell(Struct, frozen=True):
         return not self.wrong
 
     @property
+    def is_certain(self) -> bool:
+        """All of it right, and vouched for."""
+        return not any(q.compared.is_doubted for q in self.questions) and self.is_right
+
+    @property
     def said(self) -> str:
         """Its doubts, if it doubted every wrong answer."""
         doubts = [compared.said for compared in self.wrong]
@@ -92,6 +99,7 @@ def compare(
         ghosts=sum(difference for difference in off.values() if difference > 0),
         missing=-sum(difference for difference in off.values() if difference < 0),
         said=", ".join(dict.fromkeys(doubts)) if all(doubts) else "",
+        is_doubted=any(answer.doubts.get(worker) for worker in worker_ids),
     )
 
 

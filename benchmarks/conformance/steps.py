@@ -81,7 +81,7 @@ class EngineSpec(Struct, frozen=True):
     `kv_cache_report_mode: full`), so that a second store is no second copy.
     """
 
-    has_replay: bool = False
+    has_replay: bool = True
     replays_topic: bool = True
     reannounces: bool = False
 

@@ -38,9 +38,10 @@ FAIRNESS = (
 
 
 class Score(Struct, frozen=True):
-    """A system over many scenarios."""
+    """A system over many scenarios. `certain`: right, and no word of doubt."""
 
     right: int = 0
+    certain: int = 0
     said: int = 0
     wrong: int = 0
     ghosts: int = 0
@@ -62,7 +63,10 @@ class Table(Struct, frozen=True):
         ]  # fmt: skip
         marks = [mark(cell) for cell in cells]
         return Score(
-            *[marks.count(each) for each in (RIGHT, SAID, WRONG)],
+            right=marks.count(RIGHT),
+            certain=sum(cell.is_certain for cell in cells),
+            said=marks.count(SAID),
+            wrong=marks.count(WRONG),
             ghosts=sum(cell.ghosts for cell in cells),
             missing=sum(cell.missing for cell in cells),
         )
@@ -82,6 +86,7 @@ class Table(Struct, frozen=True):
         count = sum(not scenario.convention for scenario in self.scenarios)
         return [
             _line(f"**right, of {count}**", *[f"**{score.right}**" for score in scores]),
+            _line("… and vouched for", *[str(score.certain) for score in scores]),
             _line("wrong, and said so", *[str(score.said) for score in scores]),
             _line("**wrong without a word**", *[f"**{score.wrong}**" for score in scores]),
             _line("ghosts, blocks", *[str(score.ghosts) for score in scores]),

@@ -6,7 +6,7 @@ from ..events import each, prompt, publish, stored, text
 from ..steps import Ask, EngineSpec, Publish, Restart, RestartRouter, Scenario, Step
 
 GROUP = "restarts"
-REPLAY = (EngineSpec(has_replay=True),)
+NO_REPLAY = (EngineSpec(has_replay=False),)
 CHAIN = 20
 """Blocks of a text; each is a batch."""
 OLD = [text(letter, CHAIN) for letter in "abcdefghij"]
@@ -41,35 +41,32 @@ def restarted(old: int, new: int, unseen: int = 0) -> tuple[Step, ...]:
 
 
 SCENARIOS = (
-    scenario("engine: 200 batches, restart, 199", *restarted(200, 199), engines=REPLAY),
-    scenario("engine: 200, restart, 200", *restarted(200, 200), engines=REPLAY),
-    scenario("engine: 200, restart, 260", *restarted(200, 260), engines=REPLAY),
-    scenario("engine: 200, restart, 199, no replay", *restarted(200, 199)),
-    scenario("engine: 20, restart, 40 of which 20 before we reconnect", *restarted(20, 40, 20),
-             engines=REPLAY),
+    scenario("engine: 200 batches, restart, 199", *restarted(200, 199)),
+    scenario("engine: 200, restart, 200", *restarted(200, 200)),
+    scenario("engine: 200, restart, 260", *restarted(200, 260)),
+    scenario("engine: 200, restart, 199, no replay", *restarted(200, 199), engines=NO_REPLAY),
+    scenario("engine: 20, restart, 40 of which 20 before we reconnect", *restarted(20, 40, 20)),
     scenario("engine: 20, restart, 40 of which 20 before we reconnect, no replay",
-             *restarted(20, 40, 20), note=SILENT),
-    scenario("engine: 20, restart, 21 of which 20 before we reconnect", *restarted(20, 21, 20),
-             engines=REPLAY, note="The next number is the expected one; only its content is not."),
+             *restarted(20, 40, 20), engines=NO_REPLAY, note=SILENT),
+    scenario("engine: 20, restart, 21 of which 20 before we reconnect", *restarted(20, 21, 20), note="The next number is the expected one; only its content is not."),
     scenario("engine: 20, restart, idle",
-             *batches(OLD, 20), *asked(OLD[:1], 20), Restart(), *asked(OLD[:1], 0),
-             engines=REPLAY),
-    scenario("engine: 20, restart, idle, no replay",
              *batches(OLD, 20), *asked(OLD[:1], 20), Restart(), *asked(OLD[:1], 0)),
+    scenario("engine: 20, restart, idle, no replay",
+             *batches(OLD, 20), *asked(OLD[:1], 20), Restart(), *asked(OLD[:1], 0),
+             engines=NO_REPLAY),
     scenario("engine: two restarts, the same text each time",
              *batches(OLD, 20), Restart(), *batches(OLD, 10), Restart(), *batches(OLD, 5),
-             *asked(OLD[:1], 5), engines=REPLAY),
+             *asked(OLD[:1], 5)),
     scenario("router: kill −9, engine idle, replay",
-             *batches(OLD, 20), *asked(OLD[:1], 20), RestartRouter(), *asked(OLD[:1], 20),
-             engines=REPLAY),
+             *batches(OLD, 20), *asked(OLD[:1], 20), RestartRouter(), *asked(OLD[:1], 20)),
     scenario("router: kill −9, engine idle, no replay",
              *batches(OLD, 20), *asked(OLD[:1], 20), RestartRouter(), *asked(OLD[:1], 20),
-             note=SILENT),
+             engines=NO_REPLAY, note=SILENT),
     scenario("router: kill −9, 10 batches meanwhile, then idle, replay",
              *batches(OLD, 10), asked(OLD[:1], 10)[0],
              *[publish(*step.events, arrives=False) for step in batches(OLD, 20)[10:]],
-             RestartRouter(), *asked(OLD[:1], 20), engines=REPLAY),
+             RestartRouter(), *asked(OLD[:1], 20)),
     scenario("router: kill −9, then one batch more, replay",
              *batches(OLD, 20), RestartRouter(), publish(stored(MORE, 20)),
-             Ask(prompt(MORE), (21,)), engines=REPLAY),
+             Ask(prompt(MORE), (21,))),
 )  # fmt: skip

@@ -19,14 +19,16 @@ def asked(*blocks: int) -> Ask:
 
 SCENARIOS = (
     scenario("4 and 2 blocks; the first evicts its second", TWO,
-             publish(stored(A)), publish(stored(A, 0, 2), engine=1),
+             publish(stored(A)), publish(stored(A, 0, 2), engine=1), asked(4, 2),
              publish(removed(A, 1)), asked(1, 2)),
     scenario("3, 1 and 2 blocks; the first evicts its second", THREE,
              publish(stored(A, 0, 3)), publish(stored(A, 0, 1), engine=1),
-             publish(stored(A, 0, 2), engine=2), publish(removed(A, 1)), asked(1, 1, 2)),
+             publish(stored(A, 0, 2), engine=2), asked(3, 1, 2), publish(removed(A, 1)),
+             asked(1, 1, 2)),
     scenario("the same under other names; one evicts its own", TWO,
-             publish(stored(A, 0, 2, names=OTHERS), engine=1), publish(stored(A)),
-             publish(removed(A, 1)), asked(1, 2)),
-    scenario("one restarts, the other keeps its blocks", (EngineSpec(has_replay=True),) * 2,
-             publish(stored(A)), publish(stored(A, 0, 2), engine=1), Restart(), asked(0, 2)),
+             publish(stored(A, 0, 2, names=OTHERS), engine=1), asked(0, 2), publish(stored(A)),
+             asked(4, 2), publish(removed(A, 1)), asked(1, 2)),
+    scenario("one restarts, the other keeps its blocks", TWO,
+             publish(stored(A)), publish(stored(A, 0, 2), engine=1), asked(4, 2),
+             Restart(), asked(0, 2)),
 )  # fmt: skip
