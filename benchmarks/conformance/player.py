@@ -113,7 +113,7 @@ class Fleet:
             compared = await stage.compared(self._systems[name], prompt, truth)
             if compared.is_right or time.monotonic() > deadline:
                 return Question(prompt, truth, compared)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(pause_s, max(deadline - time.monotonic(), 0)))
             pause_s *= 2
 
 
