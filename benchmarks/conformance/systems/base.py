@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ..steps import Prompt
 
-START_S = 60.0
+START_S = 120.0
 POLL_S = 0.1
 
 
