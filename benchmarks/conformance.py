@@ -70,7 +70,8 @@ def as_page(table: Table, unavailable: dict[str, str], head: str) -> str:
     """The table with all that has to be said about it."""
     missing = [f"Not here: {SYSTEMS[name].title}: {reason}" for name, reason in unavailable.items()]
     said = "\n".join(f"- {line}" for line in (*FAIRNESS, *table.notes()))
-    parts = [f"# Conformance\n\n{head}", *missing, LEGEND, table.markdown(), said]
+    problems = [f"Not answered: {problem}" for problem in table.problems()]
+    parts = [f"# Conformance\n\n{head}", *missing, LEGEND, table.markdown(), *problems, said]
     return "\n\n".join(parts) + "\n"
 
 

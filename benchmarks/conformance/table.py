@@ -101,6 +101,15 @@ class Table(Struct, frozen=True):
             if scenario.convention or scenario.note
         ]
 
+    def problems(self) -> list[str]:
+        """Questions that were not answered, and why."""
+        return [
+            f"{self.titles[name]}: {scenario.name}: {cell.problem}"
+            for scenario, row in zip(self.scenarios, self.rows, strict=True)
+            for name, cell in row.items()
+            if name in self.titles and cell.problem
+        ]
+
     def as_builtins(self) -> dict[str, Any]:
         """For programs: rows as every benchmark here prints them, and every answer."""
         return {

@@ -6,7 +6,7 @@ from conformance.player import Patience, play
 from conformance.systems.ours import KvRouter
 from conformance.table import mark
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 NOBODY_CAN_KNOW = {
     "stored batch lost, no replay",

@@ -14,6 +14,7 @@ from ..steps import Prompt
 
 START_S = 120.0
 POLL_S = 0.1
+ANSWER_S = 30.0
 
 
 class StartError(Exception):
@@ -73,7 +74,7 @@ class Server:
         self.log = directory / f"{name}.log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=10)
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=ANSWER_S)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, command: Sequence[str], path: str) -> None:
