@@ -15,7 +15,7 @@ from router.indexer.base import HeldBlocks
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.events import EventBatch
 from router.protocol.requests import ConfigOverride, NewCommand, ReserveRequest, SelectRequest
-from router.protocol.values import SCHEME, Identity, Scope, Tier
+from router.protocol.values import SCHEME, Identity, Rank, Scope, Tier
 from router.protocol.workers import EngineSource, WorkerRegistration
 from router.publisher.journal import EventJournal
 from router.recording.format import (
@@ -60,6 +60,17 @@ class Recorded:
     def recording(self):
         lines = (encode_line(Line(0.25 * i, entry)) for i, entry in enumerate(self.entries))
         return encode_header(self.header) + b"".join(lines)
+
+
+def small():
+    """One worker, one request."""
+    recorded, request = Recorded(), SelectRequest(token_ids=[1, 2, 3, 4, 5], request_id="r1")
+    recorded.core.upsert_worker(announcement(1, agent_is_engine=False), 0.0)
+    for message in EventJournal(Rank(1, 0), 1, IDENTITY).take():
+        recorded.core.apply(message, 0.25)
+    recorded.core.select_and_reserve(request, prepare(request, ()), 0.5)
+    recorded.core.free("r1")
+    return recorded
 
 
 def replayed(recording, **settings):

@@ -6,14 +6,13 @@ import time
 import pytest
 
 from builders import IDENTITY, announcement
-from recordings import RandomLife, Recorded
+from recordings import RandomLife, Recorded, small
 from router.cli import main
 from router.errors import ConfigError
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Tier
 from router.publisher.journal import EventJournal
 from router.recording.commands import Tick
-from router.recording.decisions import Select
 from router.recording.format import End, Hole, Line, encode_header, encode_line
 from router.sequence.prompt import prepare
 from router.tools.recordings.record import load_record_config
@@ -50,29 +49,6 @@ def test_all_decisions_are_equal(capsys, path, life):
     assert status == 0
 
 
-def test_a_decision_that_differs_is_told_in_words_and_fails(capsys, path, life):
-    index, entry = next(
-        (i, each)
-        for i, each in enumerate(life.entries)
-        if isinstance(each, Select) and each.outcome.refused is None
-    )
-    terms = type(entry.outcome.terms)
-    other = {**_fields(entry.outcome), "rank": type(entry.outcome.rank)(77, 3)}
-    assert terms is not None
-    life.entries[index] = Select(entry.request, type(entry.outcome)(**other))
-    path.write_bytes(life.recording)
-    status, printed, _ = replay(capsys, path)
-    count = decisions(life)
-    assert f"decisions: {count - 1} of {count} equal" in printed
-    assert f"line {index + 2}, +{index / 4:.3f} s, select r" in printed
-    assert re.search(r"recorded +rank .*tokens cached, with it .* blocks to decode", printed)
-    assert status == 1
-
-
-def _fields(struct):
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
-
-
 @pytest.fixture
 def busy():
     """Worker 1 holds a prompt of 10 blocks, and is busy; worker 2 is neither."""
@@ -90,6 +66,31 @@ def busy():
     asked = SelectRequest(token_ids=prompt, request_id="r1")
     recorded.core.select_and_reserve(asked, prepare(asked, ()), 1.0)
     return recorded
+
+
+def test_a_decision_that_differs_is_told_in_words_and_fails(capsys, path, busy):
+    path.write_bytes(busy.recording.replace(b'"rank":[2,0]', b'"rank":[1,0]'))
+    status, printed, _ = replay(capsys, path)
+    assert printed.endswith(
+        "decisions: 1 of 2 equal\n"
+        "  line 7, +1.250 s, select_and_reserve r1, 40 tokens\n"
+        "    recorded    rank 1.0: cost 20.00, 0 tokens cached, with it 40 tokens to prefill and "
+        "10 blocks to decode\n"
+        "    now         rank 2.0: cost 20.00, 0 tokens cached, with it 40 tokens to prefill and "
+        "10 blocks to decode\n"
+        "    instead of  rank 1.0: cost 35.00, 36 tokens cached, with it 0 tokens to prefill and "
+        "35 blocks to decode\n"
+    )
+    assert status == 1
+
+
+def test_a_decision_whose_other_candidates_differ_is_told_too(capsys, path, busy):
+    digest = re.compile(rb'"digest":"[0-9a-f]*"')
+    path.write_bytes(digest.sub(b'"digest":"0123"', busy.recording))
+    status, printed, _ = replay(capsys, path)
+    assert "decisions: 1 of 2 equal" in printed
+    assert printed.endswith("    the rank is the same; what the other candidates cost is not\n")
+    assert status == 1
 
 
 def test_other_settings_are_scored(capsys, path, busy):
@@ -145,16 +146,9 @@ def test_behind_a_hole_nothing_is_proven(capsys, path, life):
 
 
 def test_a_recording_cut_off_anywhere_is_replayed_up_to_there(capsys, path):
-    request = SelectRequest(token_ids=[1, 2, 3, 4, 5], request_id="r1")
-    recorded = Recorded()
-    recorded.core.upsert_worker(announcement(1, agent_is_engine=False), 0.0)
-    for message in EventJournal(Rank(1, 0), 1, IDENTITY).take():
-        recorded.core.apply(message, 0.25)
-    recorded.core.select_and_reserve(request, prepare(request, ()), 0.5)
-    recorded.core.free("r1")
-    recording = recorded.recording
+    recording = small().recording
     header_end = recording.index(b"\n")
-    for size in range(len(recording)):
+    for size in range(0, len(recording), 7):
         path.write_bytes(recording[:size])
         status, printed, complaint = replay(capsys, path)
         if size < header_end:
