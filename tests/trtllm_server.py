@@ -14,11 +14,14 @@ def block(block_hash, tokens):
 
 
 class TrtllmServer:
-    """Numbers events from 0 in every life, by rank; a life begins with `created`."""
+    """Numbers events from 0 in every life, by rank; a life begins with `created`. `garbage` is
+    answered once, in place of what is told by it.
+    """
 
     def __init__(self, ranks=(None,)):
         self.port = free_port()
         self.status = 200
+        self.garbage = None
         self._ranks = ranks
         self._lock = threading.Lock()
         self._server = None
@@ -65,6 +68,10 @@ class TrtllmServer:
             self._next[rank] += 1
             self._told.append(event if rank is None else {**event, "attention_dp_rank": rank})
 
+    def skip(self, count, rank=None):
+        """So many events are told to somebody else."""
+        self._next[rank] += count
+
     def forget(self):
         """What was not asked for yet is lost."""
         self._take()
@@ -80,6 +87,7 @@ class TrtllmServer:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.dumps(said._take() if said.status == 200 else []).encode()
+                body, said.garbage = said.garbage or body, None
                 self.send_response(said.status)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

@@ -71,7 +71,7 @@ class PullFollower:
         self._kept = KeptState(rank, settings.state_path)
         now_s = clock()
         saved = self._kept.restored(normalizer, now_s)
-        self._log = PullLog(None if saved is None else saved.cursor)
+        self._log = PullLog(0 if saved is None else saved.cursor)
         self._proven_s = now_s - UNKNOWN_S
         self.feed = EngineFeed(journal, normalizer, rank.dp_rank)
         self.engine_loads = EngineLoads(rank.dp_rank, journal.identity.block_size)
@@ -108,12 +108,11 @@ class PullFollower:
         steps = [step for batch in batches for step in self._log.take(batch)]
         if malformed:
             nothing = EngineBatch(None, [], [], list(malformed))
-            steps.append(ApplyDecoded(self._log.cursor or 0, nothing))
+            steps.append(ApplyDecoded(self._log.cursor, nothing))
         self._take(steps, asked_s)
 
     def failed(self, problem: str) -> None:
-        """No answer, or one that could not be read: what it told is told to nobody else."""
-        self._log.away()
+        """No answer, or one that could not be read: what it told is missing in the next."""
         self.source.failed_connections += 1
         self.source.problem = problem
 
@@ -139,7 +138,7 @@ class PullFollower:
             log.warning("rank %s: %s", self._rank, sentence)
 
     def _state(self) -> FeedState:
-        return FeedState(SavedPosition(self._log.cursor or 0, b""), self.feed.save())
+        return FeedState(SavedPosition(self._log.cursor, b""), self.feed.save())
 
 
 Follower: TypeAlias = EngineFollower | PullFollower

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.publisher.engine_steps import ApplyDecoded, Lost, NewLife
+from router.publisher.engine_steps import ApplyDecoded, NewLife
 from router.publisher.pull_log import PullLog
 from router.publisher.trtllm_events import TrtllmBatch
 
@@ -28,7 +28,6 @@ def test_a_gap_is_a_loss():
     log = PullLog()
     taken(log, 0, 4)
     assert taken(log, 7, 9) == [(5, 6)]
-    assert isinstance(log.take(TrtllmBatch(None, [], [], [], 12, 12))[0], Lost)
 
 
 @pytest.mark.parametrize(("first", "lost"), [(0, []), (2, [(0, 1)])])
@@ -38,16 +37,7 @@ def test_numbers_that_go_back_begin_a_new_life(first, lost):
     assert taken(log, first, 9) == [NewLife, *lost]
 
 
-def test_where_an_answer_may_be_missing_a_gap_may_hide_a_new_life():
-    log = PullLog()
-    taken(log, 0, 4)
-    log.away()
-    assert taken(log, 5, 6) == []
-    log.away()
-    assert taken(log, 9, 9) == [NewLife, (0, 8)]
-
-
 def test_a_restarted_process_goes_on_only_where_it_stopped():
     assert taken(PullLog(5), 5, 6) == []
-    assert taken(PullLog(5), 6, 6) == [NewLife, (0, 5)]
+    assert taken(PullLog(5), 6, 6) == [(5, 5)]
     assert taken(PullLog(5), 0, 6) == [NewLife]
