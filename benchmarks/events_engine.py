@@ -79,19 +79,23 @@ def _removed(name: int) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"}
 
 
-def run_engine(traffic: Traffic) -> None:
-    """Publish nothings until a reader has settled, then everything at once; until told to stop."""
+def run_engine(traffic: Traffic) -> float:
+    """Publish nothings until a reader has settled, then everything at once; until told to stop.
+    When (`time.monotonic`) the first of everything was published.
+    """
     batches = payloads(traffic)
     with zmq.Context() as context:
         engine = _Engine(context, traffic)
         while not engine.is_followed:
             engine.publish(msgpack.encode((0.0, [], 0)))
             engine.answer(IDLE_S)
+        start_s = time.monotonic()
         for payload in batches:
             engine.publish(payload)
         while not engine.is_stopped:
             engine.answer(IDLE_S)
         engine.close()
+        return start_s
 
 
 class _Engine:

@@ -1,0 +1,52 @@
+"""Direct mode against its goals: engines' sockets into the index of a router without a bus.
+
+    python benchmarks/direct.py [--quick] [--json] [--only ingest,fleet]
+
+The router is the real process, `kv-router serve`, pinned to one core; workers are registered over
+HTTP, and engines are real sockets in other processes.
+"""
+
+import argparse
+import os
+import sys
+from functools import partial
+
+from direct_fleet import fleet_rows
+from direct_ingest import ingest_rows
+from direct_router import running_router
+from direct_scale import DirectScale
+from report import Section, report
+from rows import machine
+
+SECTIONS = {
+    "ingest": ("engine socket to index, one core, against decoding alone", ingest_rows),
+    "fleet": ("engines registered at once, then idle, beside the goals", fleet_rows),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
+    arguments = parser.parse_args()
+    scale = DirectScale(arguments.quick)
+    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
+    with running_router() as router:
+        chosen = {
+            name: Section(title, partial(measure, router, scale))
+            for name, (title, measure) in SECTIONS.items()
+            if name in arguments.only
+        }
+        return report(chosen, "alternative", head, arguments.json)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(SECTIONS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

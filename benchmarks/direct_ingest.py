@@ -1,0 +1,98 @@
+"""From an engine's socket into the index of a router process on one core, hashing included.
+
+An engine publishes everything at once, in batches of 8 events of 16 blocks, tokens and all; a block
+counts once the router's index has it. `stored and removed`: the engine's pool is full, so that each
+block stored removes another, with one event for each; pairs are counted. Beside it, as the plain
+alternative: the same payloads decoded by msgspec into a set, on the same core.
+
+`busy` counts the router's own seconds alone: on a machine that does other things, too,
+it says what a free core would do, and nothing about waiting.
+"""
+
+import time
+from concurrent.futures import Executor
+from statistics import median
+
+import zmq
+from direct_router import DirectRouter
+from direct_scale import DirectScale
+from events_engine import BLOCK_SIZE, STOP, Traffic, run_engine
+from events_processes import READER_CORE, free_port, process_anywhere, process_on
+from events_zmq import FULL, GOAL_PAIRS, GOAL_STORED, PATIENCE_S, ROOMY, plain_s
+from rows import Row
+from timing import Bounded
+
+POLL_S = 0.05
+
+
+def ingest_rows(router: DirectRouter, scale: DirectScale) -> list[Row]:
+    """Million blocks, or pairs of one stored and one removed, a second."""
+    with process_anywhere() as engine, process_on(READER_CORE) as reader:
+        rows = []
+        for name, pool_blocks, goal in (
+            ("stored", ROOMY, GOAL_STORED),
+            ("stored and removed", FULL, GOAL_PAIRS),
+        ):
+            rows += _rows(name, router, engine, reader, pool_blocks, goal, scale)
+        return rows
+
+
+def _rows(
+    name: str,
+    router: DirectRouter,
+    engine: Executor,
+    reader: Executor,
+    pool_blocks: int,
+    goal: float,
+    scale: DirectScale,
+) -> list[Row]:
+    traffic = Traffic(_endpoint(), _endpoint(), scale.engine_batches, pool_blocks)
+    seconds = [_ours_s(router, engine, traffic) for _ in range(scale.rounds + 1)][1:]
+    plain = traffic.blocks / median(
+        [reader.submit(plain_s, traffic).result() for _ in range(scale.rounds)]
+    )
+    walls, processors = (traffic.blocks / median(times) for times in zip(*seconds, strict=True))
+    return [
+        Bounded(label, rate / 1e6, plain / 1e6, "M/s", goal, lower=False)
+        for label, rate in ((name, walls), (f"{name}, busy", processors))
+    ]
+
+
+def _endpoint() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def _ours_s(router: DirectRouter, engine: Executor, traffic: Traffic) -> tuple[float, float]:
+    """Seconds, and processor seconds of the router, until all of it is in the index."""
+    running = engine.submit(run_engine, traffic)
+    router.register(0, traffic.events_endpoint, traffic.replay_endpoint, BLOCK_SIZE)
+    try:
+        processor_s = router.processor_s
+        end_s = _until_held(router, traffic)
+        processor_s = router.processor_s - processor_s
+        _stop(traffic)
+        return end_s - running.result(), processor_s
+    finally:
+        router.remove(0)
+
+
+def _until_held(router: DirectRouter, traffic: Traffic) -> float:
+    """Wait until everything is stored and in the index; when it was."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    held = min(traffic.blocks, traffic.pool_blocks)
+    while True:
+        end_s = time.monotonic()
+        if router.total("kv_router_worker_held_blocks") == held and (
+            router.total("kv_engine_normalized_total", outcome="stored") == traffic.blocks
+        ):
+            return end_s
+        if end_s > deadline_s:
+            raise RuntimeError(f"the index does not get to hold {held:,} blocks")
+        time.sleep(POLL_S)
+
+
+def _stop(traffic: Traffic) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(traffic.replay_endpoint)
+        socket.send_multipart([b"", STOP])
+        time.sleep(0.1)

@@ -1,0 +1,91 @@
+"""The router of a measurement: the real process, without a bus, on one core."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from events_processes import READER_CORE, free_port, pin
+
+START_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+
+class DirectRouter:
+    """A `kv-router serve` to which workers are registered over HTTP."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self._process = process
+        self.client = httpx.Client(base_url=url, timeout=60.0)
+        self.url = url
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time so far, of all its threads."""
+        with open(f"/proc/{self._process.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def register(self, worker_id: int, events: str, replay: str, block_size: int) -> None:
+        """A worker of one rank."""
+        body = {
+            "worker_id": worker_id,
+            "endpoint": f"http://worker-{worker_id}:8000",
+            "block_size": block_size,
+            "kv_events_endpoint": events,
+            "replay_endpoint": replay,
+        }
+        self.client.post("/workers", json=body).raise_for_status()
+
+    def remove(self, worker_id: int) -> None:
+        """Forget it."""
+        self.client.delete(f"/workers/{worker_id}").raise_for_status()
+
+    def samples(self, name: str, **labels: str) -> dict[str, float]:
+        """The metric's samples with these labels, by all of their labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return {
+            found: float(value)
+            for sample, found, value in _SAMPLE.findall(self.client.get("/metrics").text)
+            if sample == name and all(each in found for each in wanted)
+        }
+
+    def total(self, name: str, **labels: str) -> float:
+        """Their sum."""
+        return sum(self.samples(name, **labels).values())
+
+
+@contextmanager
+def running_router() -> Iterator[DirectRouter]:
+    """Started, and stopped afterwards."""
+    port = free_port()
+    command = [sys.executable, "-m", "router", "serve", "--http-port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--log-level", "error"], preexec_fn=lambda: pin(READER_CORE)
+    )
+    try:
+        router = DirectRouter(process, f"http://127.0.0.1:{port}")
+        _wait_until_served(router)
+        yield router
+        router.client.close()
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+def _wait_until_served(router: DirectRouter) -> None:
+    deadline_s = time.monotonic() + START_S
+    while True:
+        try:
+            router.client.get("/health")
+        except httpx.TransportError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return
