@@ -51,7 +51,7 @@ class Outbox:
         self._subjects = subjects
         self._metrics = metrics
         self._has_bus = has_bus
-        self._retell = retell
+        self._retellers = [retell]
         self._queue: asyncio.Queue[Effect] = asyncio.Queue(CAPACITY)
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -62,6 +62,10 @@ class Outbox:
             self._note(effect)
             if self._has_bus and isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
+
+    def add_reteller(self, retell: Callable[[Rank], bool]) -> None:
+        """Have somebody else's ranks tell everything again, too."""
+        self._retellers.append(retell)
 
     async def run(self, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]) -> None:
         """Carry out queued effects until cancelled."""
@@ -91,6 +95,9 @@ class Outbox:
             raise BusUnavailableError("not connected")
         async with translated(subject):
             await bus.client.publish(subject, payload)
+
+    def _retell(self, rank: Rank) -> bool:
+        return any(retell(rank) for retell in self._retellers)
 
     def _note(self, effect: Effect) -> None:
         match effect:

@@ -14,6 +14,7 @@ from sortedcontainers import SortedDict
 from router.core import RouterCore
 from router.effects import Effect
 from router.errors import WorkerNotFoundError
+from router.heard import HeardWorker
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import SCHEME, Identity, Rank
 from router.protocol.workers import EngineSource, WorkerRegistration
@@ -117,8 +118,13 @@ class Registrations:
         return self._core.remove_worker(worker_id, "incomplete")
 
     def remove(self, worker_id: int) -> list[Effect]:
-        """Forget a worker. Raises WorkerNotFoundError, AnnouncedWorkerError."""
-        self.get(worker_id)
+        """Forget a worker; one that is only heard comes back when it is heard again.
+
+        Raises WorkerNotFoundError, AnnouncedWorkerError.
+        """
+        worker = self._core.fleet.get(worker_id)
+        if worker is None or not isinstance(worker.announcement, HeardWorker):
+            self.get(worker_id)
         self._incomplete.pop(worker_id, None)
         return self._core.remove_worker(worker_id, "unregistered")
 

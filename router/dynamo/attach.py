@@ -32,9 +32,10 @@ def dynamo_follower(
         return None
     fleet = DynamoFleet(core, settings, incarnation, multiplier=randbits(64) | 1)
     incumbents = None if shadow is None else Incumbents(core, fleet, shadow, settings)
-    name = f"router {config.name}"
+    name = f"router {config.name} at Dynamo"
     follower = DynamoFollower(core, outbox, settings, fleet, incumbents, name)
     DynamoCollector(follower, metrics)
+    outbox.add_reteller(follower.retell)
     return follower
 
 

@@ -304,3 +304,47 @@ async def test_in_shadow_mode_requests_of_dynamos_routers_are_booked_and_compare
 async def requests_booked(router, requests):
     view = await router.view(WORKER_1_6)
     return view["ranks"][0]["active_requests"] == requests
+
+
+async def test_an_operator_takes_a_worker_out_until_it_is_heard_again(router, bus):
+    await send(bus, [(CORE_1_6, envelope([event(1, stored((1, 10)))]))])
+    await eventually(lambda: holds(router, 7, 1))
+    assert (await router.client.delete("/workers/7")).status_code == 200
+    assert await router.view(7) is None
+    await send(bus, [(CORE_1_6, envelope([event(2, stored((2, 20)))], 1))])
+    await eventually(lambda: holds(router, 7, 1))
+    assert (await trust(router, 7))["state"] == "degraded"
+
+
+async def test_without_a_bus_of_its_own_the_router_lives_on_dynamos(nats_server, bus):
+    settings = {**SETTINGS, "dynamo_nats_url": nats_server.url}
+    async with RunningRouter("", **settings).running() as router:
+        await eventually(lambda: router.metric("kv_router_dynamo_connected"))
+        await send(bus, raw("1.6.1 publisher"))
+        await eventually(lambda: holds(router, WORKER_1_6, 5))
+        assert await router.is_ready()
+
+
+async def test_what_the_index_wants_again_is_told_again(nats_server, bus):
+    """A rank that does not fit is tried again; nobody on the bus is asked for it."""
+    async with RunningRouter(
+        nats_server.url, **SETTINGS, index_max_blocks=1024
+    ).running() as router:
+        await eventually(lambda: router.metric("kv_router_dynamo_connected"))
+        for worker_id, first in ((7, 0), (8, 10_000)):
+            blocks = [(first + n, first + n) for n in range(1, 1001)]
+            message = [event(1, stored(*blocks), worker_id)]
+            await send(bus, [(CORE_1_6, envelope(message, publisher_id=worker_id))])
+        await eventually(lambda: is_refused(router, 8))
+        await send(bus, [(CORE_1_6, envelope([event(2, "cleared")], 1, publisher_id=7))])
+        await eventually(lambda: holds(router, 8, 1000))
+        await eventually(lambda: is_trusted(router, 8))
+
+
+async def is_refused(router, worker_id):
+    state = await trust(router, worker_id)
+    return state and state["reason"] == "limit on indexed blocks reached"
+
+
+async def is_trusted(router, worker_id):
+    return (await trust(router, worker_id))["state"] == "lagging"
