@@ -149,6 +149,12 @@ class RouterCore:
         """Cordon a worker, drain it, or let it serve again; it need not exist yet."""
         self.fleet.order(worker_id, lifecycle)
 
+    def set_problem(self, worker_id: int, problem: str | None) -> None:
+        """Note what keeps anybody from being sent to a worker; None: nothing does any more."""
+        worker = self.fleet.get(worker_id)
+        if worker is not None:
+            worker.problem = problem
+
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
         """Apply a message of the event log, or its first slice; None if nobody announced its rank.
 

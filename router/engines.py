@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from math import inf
 
 from router.core import RouterCore
 from router.data_dir import DataDir
@@ -40,6 +41,10 @@ REPORT_S, REPORT_S_PER_RANK = 0.2, 0.0004
 
 REPORTS_AT_ONCE = 64
 """Reports made without a pause."""
+
+GONE_LOOK_S = 1.0
+GONE_S = 5.0
+"""A worker none of whose engines could be reached for so long is not chosen until one can be."""
 
 RENEW_S = 5.0
 """How long a follower that failed is left alone before it begins anew."""
@@ -74,6 +79,7 @@ class Engines:
                     self._start(rank)
                 self._group.create_task(self._report_forever())
                 self._group.create_task(self._apply_slices_forever())
+                self._group.create_task(self._look_for_gone_forever())
                 await self.settle()
         finally:
             if self._context is not None:
@@ -199,6 +205,28 @@ class Engines:
             self._has_slices.clear()
             while self._core.apply_slice():
                 await asyncio.sleep(0)
+
+    async def _look_for_gone_forever(self) -> None:
+        while True:
+            await asyncio.sleep(GONE_LOOK_S)
+            now_s = time.monotonic()
+            absent_s: dict[int, float] = {}
+            for rank, each in self._ranks.items():
+                known_s = absent_s.get(rank.worker_id, inf)
+                absent_s[rank.worker_id] = min(known_s, each.absent_s(now_s))
+            for worker_id, since_s in absent_s.items():
+                self._note_gone(worker_id, is_gone=since_s >= GONE_S)
+
+    def _note_gone(self, worker_id: int, *, is_gone: bool) -> None:
+        worker = self._core.fleet.get(worker_id)
+        if worker is None or is_gone == (worker.problem is not None):
+            return
+        if is_gone:
+            log.warning("worker %d: its engines are gone; nobody is sent there", worker_id)
+            self._core.set_problem(worker_id, f"its engines could not be reached for {GONE_S:g} s")
+        else:
+            log.info("worker %d: its engines are back", worker_id)
+            self._core.set_problem(worker_id, None)
 
     async def _report_forever(self) -> None:
         while True:

@@ -26,14 +26,17 @@ class LivenessLimits(Struct, frozen=True):
 
 
 class Worker:
-    """One worker: what it announced, and when and with what it was last heard."""
+    """One worker: what it announced, and when and with what it was last heard. `problem`: what
+    this process sees that keeps anybody from being sent there.
+    """
 
-    __slots__ = ("announcement", "heard_s", "reports", "was_heard")
+    __slots__ = ("announcement", "heard_s", "problem", "reports", "was_heard")
 
     def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         self.announcement = announcement
         self.heard_s = now_s
         self.was_heard = False
+        self.problem: str | None = None
         self.reports: dict[Rank, LoadReport] = {}
 
     @property
@@ -128,7 +131,7 @@ class Fleet:
     def is_schedulable(self, worker: Worker) -> bool:
         """May new requests go there?"""
         wanted = self.lifecycle(worker.announcement.worker_id) == "schedulable"
-        return wanted and not worker.is_expected
+        return wanted and worker.problem is None and not worker.is_expected
 
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Workers of a scope that may be chosen, by id."""

@@ -50,6 +50,7 @@ class FollowedRank:
     """One rank. `on_message` gets each message of its journal, and the time."""
 
     __slots__ = (
+        "_absent_since_s",
         "_core",
         "_has_begun",
         "_journal",
@@ -78,6 +79,7 @@ class FollowedRank:
         self._core = core
         self._on_message = on_message
         self._reports = 0
+        self._absent_since_s: float | None = None
         self._reported_s = self._reported_as_of_s = -inf
         life, multiplier = time.time_ns() // 1000, randbits(64) | 1
         self._journal = EventJournal(rank, life, attachment.identity, LIMITS, multiplier)
@@ -97,6 +99,17 @@ class FollowedRank:
             pacing,
         )
         self._has_begun = any(self._journal.state.counts)
+
+    def absent_s(self, now_s: float) -> float:
+        """For how long there has been no connection to an engine that was heard before, here or in
+        a former process; 0 if there is one. To be asked often.
+        """
+        is_connecting = self.follower.status(now_s).condition is FollowerCondition.CONNECTING
+        if not (self._has_begun and is_connecting):
+            self._absent_since_s = None
+        elif self._absent_since_s is None:
+            self._absent_since_s = now_s
+        return 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
 
     @property
     def is_ours(self) -> bool:

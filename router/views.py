@@ -318,9 +318,13 @@ def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
     reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
     if worker.is_expected:
         reasons.append("announced, but not heard yet")
+    if worker.problem is not None:
+        reasons.append(worker.problem)
     busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
     if wanted == "draining" and not busy:
         return "drained", reasons
+    if wanted == "schedulable" and worker.problem is not None:
+        return "unschedulable", reasons
     return ("incomplete" if worker.is_expected else wanted), reasons
 
 

@@ -120,8 +120,8 @@ class RandomLife(Recorded):
         """Let so much happen."""
         happenings = [
             *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
-            self.report, self.report, self.evict, self.wait, self.lose, self.order, self.leave,
-            self.search, self.look_often, self.new_life, self.nonsense, self.register,
+            self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
+            self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
             self.overhear, self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
         ]  # fmt: skip
         for worker_id in WORKERS:
@@ -178,6 +178,10 @@ class RandomLife(Recorded):
     def order(self):
         lifecycle = self.random.choice(["cordoned", "schedulable", "draining", None, None])
         self.core.order_worker(self.random.choice(WORKERS), lifecycle)
+
+    def see(self):
+        problem = self.random.choice(["gone", None, None])
+        self.core.set_problem(self.random.choice(WORKERS), problem)
 
     def cache(self):
         rank, journal = self._any_rank()

@@ -80,6 +80,13 @@ class OrderWorker(_Command, frozen=True, tag="order_worker"):
     lifecycle: Lifecycle | None
 
 
+class SetProblem(_Command, frozen=True, tag="set_problem"):
+    """Something keeps anybody from being sent to a worker, or no longer does."""
+
+    worker_id: int
+    problem: str | None
+
+
 class Apply(_Command, frozen=True, tag="apply"):
     """A message of the event log came."""
 
@@ -216,6 +223,7 @@ Command: TypeAlias = (
     | UpsertHeard
     | RemoveWorker
     | OrderWorker
+    | SetProblem
     | Apply
     | ApplySlice
     | BeginFill

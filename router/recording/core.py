@@ -35,6 +35,7 @@ from router.recording.commands import (
     Resume,
     Search,
     SetConnected,
+    SetProblem,
     Settle,
     StreamLost,
     Tick,
@@ -109,6 +110,11 @@ class RecordedCore(RouterCore):
         """See `RouterCore`."""
         self._record(OrderWorker(worker_id, lifecycle))
         super().order_worker(worker_id, lifecycle)
+
+    def set_problem(self, worker_id: int, problem: str | None) -> None:
+        """See `RouterCore`."""
+        self._record(SetProblem(worker_id, problem))
+        super().set_problem(worker_id, problem)
 
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
         """See `RouterCore`."""

@@ -73,6 +73,34 @@ async def test_a_restarted_engine_leaves_no_ghosts(eventually):
         await eventually(lambda: equals(router.overlaps(PROMPT), {(1, 0): 2, (2, 0): 10}))
 
 
+async def test_nobody_is_sent_to_an_engine_that_is_gone(eventually, monkeypatch):
+    monkeypatch.setattr(engines, "GONE_S", 0.5)
+    monkeypatch.setattr(engines, "GONE_LOOK_S", 0.1)
+    engine, other = DirectEngine(1), DirectEngine(2)
+    async with direct_router(engine, other) as router:
+        engine.cache(PROMPT)
+        await eventually(lambda: equals(router.overlaps(PROMPT), {(1, 0): 10, (2, 0): 0}))
+
+        async def lifecycle():
+            return (await router.view(1))["lifecycle"]
+
+        async def chosen():
+            answer = await router.post("/select", {"token_ids": list(PROMPT)})
+            return answer.json()["worker_id"]
+
+        assert await chosen() == 1
+        engine.ranks[0].stop()
+        await eventually(lambda: equals(lifecycle(), "unschedulable"))
+        assert (await router.view(1))["not_schedulable_reasons"] == [
+            "its engines could not be reached for 0.5 s"
+        ]
+        assert await chosen() == 2
+        engine.ranks[0].start()
+        await eventually(lambda: equals(lifecycle(), "schedulable"))
+        engine.cache(PROMPT)
+        await eventually(lambda: equals(chosen(), 1))
+
+
 async def test_nonsense_costs_only_its_engine(eventually):
     engine, other = DirectEngine(1), DirectEngine(2)
     async with direct_router(engine, other) as router:
