@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from builders import IDENTITY, rank
+from direct import DirectEngine, DirectRouter
 from processes import Fleet
 from router.cli import main
 from router.errors import ConfigError
@@ -116,6 +117,43 @@ async def test_a_port_that_is_taken_leaves_no_file(nats_server, recording):
         with pytest.raises(ConfigError, match="http_port"):
             await Recording(config).run(asyncio.Event())
     assert not recording.exists()
+
+
+class RecordedRouter(DirectRouter):
+    """Without a bus, and recorded."""
+
+    def __init__(self, recording, **fields):
+        port = free_port()
+        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
+        self.config = RecordConfig(http_port=port, output=str(recording), **settings)
+        RunningService.__init__(self, Recording(self.config), port)
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+async def test_engines_heard_by_the_router_itself(recording, capsys, shadow):
+    prompt = [RNG.randrange(200) for _ in range(64)]
+    with DirectEngine(1) as first, DirectEngine(2, ranks=2) as second:
+        async with RecordedRouter(recording, router_temperature=0.5, shadow=shadow).running() as r:
+            for engine in (first, second):
+                await r.register(engine)
+            await r.until_exact(1, 2)
+            first.cache(prompt)
+            second.cache(prompt[:32], dp_rank=1)
+            held = {(1, 0): 16, (2, 0): 0, (2, 1): 8}
+            await eventually(lambda: equals(r.overlaps(prompt), held))
+            for number in range(20):
+                body = {"token_ids": prompt[: 8 * (number % 9)] or [1], "request_id": f"r{number}"}
+                if shadow:
+                    body["incumbent"] = {"worker_id": 1 + number % 2, "dp_rank": 0}
+                assert (await r.post("/select_and_reserve", body)).status_code == 200
+            await r.client.delete("/workers/2")
+            assert (await r.post("/select", {"token_ids": prompt})).json()["worker_id"] == 1
+    status, printed = replayed(capsys, recording)
+    kinds = recording.read_bytes().count
+    count = kinds(b'"kind":"select') + kinds(b'"kind":"reserve"')
+    assert count >= 21
+    assert f"decisions: {count} of {count} equal" in printed
+    assert status == 0
 
 
 async def not_(answer):
