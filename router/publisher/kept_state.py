@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from router.errors import FeedStateError, NormalizerStateError
@@ -33,6 +34,7 @@ class KeptState:
             normalizer.load(state.normalizer, now_s)
         except (FeedStateError, NormalizerStateError) as error:
             log.warning("rank %s: %s; asking the engine for everything", self._rank, error)
+            self._set_aside()
             return None
         return state.position
 
@@ -47,3 +49,12 @@ class KeptState:
                 await asyncio.to_thread(save_feed_state, self._path, read())
             except FeedStateError as error:
                 log.warning("rank %s: state not kept: %s", self._rank, error)
+
+    def _set_aside(self) -> None:
+        """Keep a file that is of no use, so that somebody can look at it: the last of each rank."""
+        if self._path is None:
+            return
+        aside = self._path.with_name(self._path.name + ".damaged")
+        with suppress(OSError):
+            self._path.replace(aside)
+            log.warning("rank %s: that file is kept as %s", self._rank, aside)

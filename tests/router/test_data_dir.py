@@ -164,6 +164,23 @@ async def test_a_damaged_file_does_not_keep_a_router_from_starting(tmp_path, cap
     assert json.loads((tmp_path / "workers.json").read_text())["kept"]["workers"]
 
 
+async def test_a_damaged_state_of_an_engine_is_kept_aside_and_learned_anew(tmp_path, eventually):
+    engine, kept = DirectEngine(1), {"data_dir": str(tmp_path)}
+    state = tmp_path / "engines" / "1.0.state"
+    with engine:
+        engine.cache(range(40))
+        async with DirectRouter(**kept).running() as router:
+            await router.register(engine)
+            await eventually(lambda: equals(router.overlaps(range(40)), {(1, 0): 10}))
+        damaged = state.read_bytes()[:-1]
+        state.write_bytes(damaged)
+        async with DirectRouter(**kept).running() as router:
+            await eventually(lambda: equals(router.overlaps(range(40)), {(1, 0): 10}))
+            await router.until_exact(1)
+        assert state.with_name("1.0.state.damaged").read_bytes() == damaged
+        assert state.exists()
+
+
 async def test_what_can_not_be_kept_is_said(tmp_path):
     async with DirectRouter(data_dir=str(tmp_path)).running() as router:
         (tmp_path / "workers.json.new").mkdir()
