@@ -159,6 +159,7 @@ class DynamoFollower:
                 case Restarted():
                     log.warning("%s was made anew", self._settings.stream)
             self._position = reader.position
+            await asyncio.sleep(0)  # a backlog comes many messages at a time
 
     def _take_json(self, subject: str, payload: bytes) -> None:
         try:
