@@ -22,7 +22,8 @@ FIRST_PAUSE_S = 0.25
 class Patience(Struct, frozen=True):
     """How long a system may take to take in what engines said.
 
-    It is asked `settle_s` after the last of it, and again until it is right or `limit_s` are over.
+    It is asked `settle_s` after the last of it, and again until it is right and certain, or
+    `limit_s` are over.
     """
 
     settle_s: float = 1.0
@@ -111,7 +112,7 @@ class Fleet:
         pause_s = FIRST_PAUSE_S
         while True:
             compared = await stage.compared(self._systems[name], prompt, truth)
-            if compared.is_right or time.monotonic() > deadline:
+            if compared.is_certain or time.monotonic() > deadline:
                 return Question(prompt, truth, compared)
             await asyncio.sleep(min(pause_s, max(deadline - time.monotonic(), 0)))
             pause_s *= 2

@@ -27,6 +27,11 @@ class Compared(Struct, frozen=True):
     def is_right(self) -> bool:
         return not (self.ghosts or self.missing or self.problem)
 
+    @property
+    def is_certain(self) -> bool:
+        """Right, and vouched for."""
+        return self.is_right and not self.is_doubted
+
 
 class Question(Struct, frozen=True):
     """What was asked, what is true, and what a system said in the end."""
@@ -64,7 +69,7 @@ class Cell(Struct, frozen=True):
     @property
     def is_certain(self) -> bool:
         """All of it right, and vouched for."""
-        return not any(q.compared.is_doubted for q in self.questions) and self.is_right
+        return all(question.compared.is_certain for question in self.questions)
 
     @property
     def said(self) -> str:

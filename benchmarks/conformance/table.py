@@ -11,7 +11,8 @@ from .steps import Scenario
 
 RIGHT, SAID, WRONG = "✓", "◐", "✗"
 LEGEND = (
-    f"{RIGHT} every count right · {SAID} wrong, and said not to be certain (in its own words) · "
+    f"{RIGHT} every count right; doubted: but not vouched for · "
+    f"{SAID} wrong, and said not to be certain (in its own words) · "
     f"{WRONG} wrong without a word · ghosts: blocks counted that the engine does not hold · "
     "missing: blocks that it holds and that are not counted · in brackets: a matter of convention, "
     "not scored"
@@ -19,8 +20,9 @@ LEGEND = (
 FAIRNESS = (
     "The truth is an exact model of the engine, which also sees what never arrives. No router can "
     "know what was lost without a replay: there, saying so is the best there is.",
-    "All systems hear the same bytes from the same sockets, and are asked until they are right or "
-    "the patience is over. «Restart» closes the engine's sockets and opens them again at once.",
+    "All systems hear the same bytes from the same sockets, and are asked until they are right and "
+    "certain, or the patience is over. «Restart» closes the engine's sockets and opens "
+    "them again at once.",
     "Dynamo is scored as its standalone selection service, which is told its engines over HTTP. In "
     "its runtime the loss of a worker's lease removes the worker, which hides restarts that take "
     "longer than the lease. After a kill −9 it is told its workers again, as an orchestrator does.",
@@ -157,6 +159,8 @@ def _shown(scenario: Scenario, cell: Cell) -> str:
         return f"({', '.join(_counted(c) for each in counts for c in each)})"
     if cell.problem:
         return f"{WRONG} no answer"
+    if cell.is_right:
+        return RIGHT if cell.is_certain else f"{RIGHT} doubted"
     numbers = [(cell.ghosts, "ghosts"), (cell.missing, "missing")]
     off = ", ".join(f"{number} {word}" for number, word in numbers if number)
     return " ".join(filter(None, (mark(cell), off, cell.said and f"({cell.said})")))
@@ -169,6 +173,7 @@ def _counted(blocks: int | None) -> str:
 def _detailed(cell: Cell) -> dict[str, Any]:
     return {
         "mark": mark(cell),
+        "certain": cell.is_certain,
         "ghosts": cell.ghosts,
         "missing": cell.missing,
         "said": cell.said,

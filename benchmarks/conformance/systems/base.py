@@ -1,9 +1,11 @@
 """What the kit needs of a system, and a server process to build one from."""
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +17,7 @@ from ..steps import Prompt
 START_S = 120.0
 POLL_S = 0.1
 ANSWER_S = 30.0
+PORTS = 15_000, 32_000
 
 
 class StartError(Exception):
@@ -108,7 +111,12 @@ class Server:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, below those that systems give to whoever asks for any.
+
+    One of those could be given away before the server binds it, or while it is restarted.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
