@@ -23,11 +23,21 @@ from prometheus_client.registry import Collector
 from router.errors import ConfigError
 from router.recording.commands import Command
 from router.recording.decisions import Decision
-from router.recording.format import End, Header, Hole, Line, encode_header, encode_line
+from router.recording.format import (
+    LINE_LIMIT_BYTES,
+    End,
+    Header,
+    Hole,
+    Line,
+    encode_header,
+    encode_line,
+)
 
 log = logging.getLogger(__name__)
 
-QUEUE_BYTES = 64 << 20
+QUEUE_BYTES = LINE_LIMIT_BYTES
+"""What may wait, and so how long a line may be."""
+
 PIECE_BYTES = 1 << 18
 """Written at a time; the GIL is free meanwhile."""
 

@@ -22,8 +22,8 @@ VERSION = 1
 
 _START = b'{"format":"%s",' % FORMAT.encode()
 
-LINE_LIMIT_BYTES = 1 << 30
-"""A longer line is none: the longest is a snapshot's rank, 11 bytes for each of its blocks."""
+LINE_LIMIT_BYTES = 64 << 20
+"""No line is longer; the longest are ranks of snapshots, 11 bytes for each of their blocks."""
 
 Setting: TypeAlias = bool | int | float | str
 
@@ -115,6 +115,9 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
         try:
             yield number, _line_decoder.decode(raw)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if len(raw) >= LINE_LIMIT_BYTES:
+                reason = f"longer than {LINE_LIMIT_BYTES} bytes"
+                raise RecordingError("too long", number, reason) from error
             if not raw.endswith(b"\n"):
                 raise RecordingError("cut off", number, "the file ends within this line") from error
             raise RecordingError("damaged", number, str(error)) from error

@@ -81,6 +81,9 @@ class Recording:
         except ConfigError:
             await asyncio.to_thread(path.unlink)
             raise
+        except BaseException:
+            recorder.end("the router failed")
+            raise
         finally:
             await asyncio.to_thread(recorder.close)
 

@@ -5,7 +5,14 @@ import pytest
 from recordings import RandomLife, replayed, small
 from router.errors import RecordingError
 from router.recording.commands import Tick
-from router.recording.format import VERSION, Line, decode_header, decode_lines, encode_line
+from router.recording.format import (
+    LINE_LIMIT_BYTES,
+    VERSION,
+    Line,
+    decode_header,
+    decode_lines,
+    encode_line,
+)
 
 
 def life():
@@ -90,3 +97,9 @@ def test_a_line_is_json_of_its_own():
     assert (
         encode_line(Line(1.25, Tick(7.5))) == b'{"at_s":1.25,"entry":{"kind":"tick","now_s":7.5}}\n'
     )
+
+
+def test_a_line_longer_than_any_is_told_apart_from_one_that_is_cut_off():
+    with pytest.raises(RecordingError, match="line 2: longer than 67108864 bytes") as caught:
+        list(decode_lines([b" " * LINE_LIMIT_BYTES]))
+    assert caught.value.problem == "too long"

@@ -1,0 +1,50 @@
+"""Routers among simulated faults, recorded: another core, told the same, ends in the same state."""
+
+from random import Random
+
+import pytest
+
+from recordings import state
+from router.core import RouterCore
+from router.recording.core import RecordedCore
+from router.recording.format import Line, decode_lines, encode_line
+from router.recording.replay import Replay
+from simulation import routers, run
+
+RUNS = 40
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Of every router: its core, its entries, and how to make a core like it."""
+    made = []
+
+    def make(settings, make_indexer, rng):
+        begin, entries = rng.getstate(), []
+        core = RecordedCore(settings, make_indexer, rng, entries.append)
+        made.append((core, entries, (settings, make_indexer, begin)))
+        return core
+
+    monkeypatch.setattr(routers, "RouterCore", make)
+    return made
+
+
+def test_every_router_of_every_run_can_be_told_again(recorded):
+    results = list(run.run_seeds(range(RUNS)))
+    assert not any(result.failures for result in results)
+    assert len(recorded) >= RUNS
+    assert {type(each).__name__ for _, entries, _ in recorded for each in entries} > {
+        "Apply", "ApplyLoad", "BeginFill", "MarkBeacon", "Search", "Settle", "Tick", "UpsertWorker",
+    }  # fmt: skip
+    for core, entries, parts in recorded:
+        assert state(core) == state(_told_again(entries, *parts))
+
+
+def _told_again(entries, settings, make_indexer, begin):
+    rng = Random()
+    rng.setstate(begin)
+    core = RouterCore(settings, make_indexer, rng)
+    replay = Replay(core)
+    for number, line in decode_lines(encode_line(Line(0.0, each)) for each in entries):
+        replay.take(number, line)
+    return core
