@@ -43,6 +43,8 @@ class IncumbentCounts(Struct):
     """Booked already, or one too many."""
     untracked: int = 0
     """Without names of blocks, or too long to be true."""
+    other_block_size: int = 0
+    """With more or fewer names than a prompt of its length has blocks."""
 
 
 class Incumbents:
@@ -83,6 +85,9 @@ class Incumbents:
         if added.token_sequence is None or isl_tokens > MAX_PROMPT_TOKENS:
             self.counts.untracked += 1
             return
+        if len(added.token_sequence) != isl_tokens // self._settings.block_size:
+            self._complain_of_block_size(len(added.token_sequence), isl_tokens)
+            return
         request = SelectRequest(
             request_id=request_id,
             model_name=self._settings.model_name,
@@ -101,6 +106,13 @@ class Incumbents:
         self.counts.booked += 1
         if not added.track_prefill_tokens:
             self._core.prefill_complete(request_id, now_s)
+
+    def _complain_of_block_size(self, blocks: int, isl_tokens: int) -> None:
+        self.counts.other_block_size += 1
+        self._fleet.complaints.add(
+            f"a prompt of {isl_tokens} tokens has {blocks} blocks for Dynamo's router: "
+            f"dynamo_block_size is not {self._settings.block_size}, as configured"
+        )
 
     def _isl_tokens(self, added: AddRequest) -> int:
         """Cached are whole blocks, so what is to be computed ends as the prompt does."""

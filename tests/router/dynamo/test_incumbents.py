@@ -94,6 +94,14 @@ def test_what_cannot_be_booked_is_counted(watched):
     assert counts.booked == 1
 
 
+def test_another_block_size_than_configured_is_said(watched):
+    watched.say(AddRequest(NAMES, isl=100))
+    assert watched.incumbents.counts.other_block_size == 1
+    (sentence,) = watched.fleet.complaints.take(0.0)
+    assert sentence.endswith("dynamo_block_size is not 16, as configured")
+    assert watched.report.scopes == []
+
+
 def test_with_nobody_heard_there_is_nobody_to_choose():
     heard = Heard()
     incumbents = Incumbents(heard.core, heard.fleet, Shadow(0.0), SETTINGS)
