@@ -6,10 +6,13 @@ from router.protocol.dumps import TIER_NAMES
 from router.protocol.values import Doubt, doubt_text
 from router.publisher.credit import FULL_ATTENTION, tier_of
 from router.tools.doctor.advice import block_size_flag, name_of
+from router.tools.doctor.contents import NO_MEDIUM
 from router.tools.doctor.engine_seen import EngineSeen
 from router.tools.doctor.findings import Finding, ok, unknown, warning, wrong
 from router.tools.doctor.trial import TrialSeen
+from router.tools.tiers import TIER_WORDS
 
+_NOWHERE = "unknown"
 _ENV = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
@@ -87,17 +90,18 @@ def _groups(seen: EngineSeen) -> Iterator[Finding]:
 
 
 def _mediums(seen: EngineSeen) -> Iterator[Finding]:
-    mediums = seen.contents.mediums
-    shown = ", ".join(
-        f"{medium} ({TIER_NAMES[tier] if tier is not None else 'unknown'}): {blocks} blocks"
-        for medium, blocks in sorted(mediums.items())
-        for tier in [tier_of(None if medium == "none" else medium, None)]
-    )
-    if any(tier_of(None if each == "none" else each, None) is None for each in mediums):
+    told = sorted(seen.contents.mediums.items())
+    shown = ", ".join(f"{medium} ({_tier(medium)}): {blocks} blocks" for medium, blocks in told)
+    if any(_tier(medium) == _NOWHERE for medium, _ in told):
         why = "blocks in a medium that nobody knows are not credited"
         yield warning("mediums", shown, why, "look for a newer kv-router")
     else:
         yield ok("mediums", shown)
+
+
+def _tier(medium: str) -> str:
+    tier = tier_of(None if medium == NO_MEDIUM else medium, None)
+    return _NOWHERE if tier is None else TIER_WORDS[TIER_NAMES[tier]]
 
 
 def _keys(seen: EngineSeen) -> Iterator[Finding]:
@@ -146,8 +150,8 @@ def _copies(seen: EngineSeen, trial: TrialSeen) -> Iterator[Finding]:
 def _held(trial: TrialSeen) -> Finding:
     """The verdict of a router's own normaliser over all that was heard."""
     held = ", ".join(
-        f"{count} on {name}"
-        for name, count in zip(TIER_NAMES, trial.held.counts, strict=True)
+        f"{count} on {word}"
+        for word, count in zip(TIER_WORDS.values(), trial.held.counts, strict=True)
         if count
     )
     text = f"a router would hold {held or 'nothing'}"

@@ -13,6 +13,9 @@ from router.publisher.engine_events import (
 )
 from router.publisher.extra_keys import EventKeys, read_extra_keys
 
+NO_MEDIUM = "none"
+"""An event that names no medium means the device."""
+
 _MAX_SENTENCES = 3
 _MAX_NAMES = 32
 
@@ -129,4 +132,4 @@ def stored_in(batch: EngineBatch | None) -> Iterator[EngineStored]:
 
 
 def _named(medium: str | None) -> str:
-    return "none" if medium is None else bounded_name(medium)
+    return NO_MEDIUM if medium is None else bounded_name(medium)

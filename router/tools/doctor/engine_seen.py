@@ -7,7 +7,7 @@ from router.tools.doctor.config import DoctorConfig
 from router.tools.doctor.contents import Contents
 from router.tools.doctor.messages import LiveSeen, ReplaySeen
 from router.tools.doctor.ports import PortSeen
-from router.tools.doctor.prober import ProbeSeen
+from router.tools.doctor.probe_seen import ProbeSeen
 from router.tools.doctor.server import ServerSeen
 from router.tools.doctor.trial import TrialSeen
 from router.tools.doctor.wire_forms import WireForms

@@ -19,11 +19,13 @@ from router.tools.doctor.config import DoctorConfig
 from router.tools.doctor.contents import Contents, stored_in
 from router.tools.doctor.engine_seen import EngineSeen
 from router.tools.doctor.findings import Finding
+from router.tools.doctor.form_checks import form_findings
 from router.tools.doctor.messages import LiveSeen, ReplaySeen
 from router.tools.doctor.port_checks import port_findings
 from router.tools.doctor.ports import PortSeen, look_at
 from router.tools.doctor.probe_checks import probe_findings
-from router.tools.doctor.prober import Prober, ProbeSeen
+from router.tools.doctor.probe_seen import ProbeSeen
+from router.tools.doctor.prober import Prober
 from router.tools.doctor.replay_checks import replay_findings
 from router.tools.doctor.server import Server, ServerSeen
 from router.tools.doctor.server_checks import server_findings
@@ -48,6 +50,7 @@ def _findings_of(seen: EngineSeen) -> Iterator[Finding]:
     yield from server_findings(seen)
     if seen.is_publisher:
         yield from stream_findings(seen)
+        yield from form_findings(seen)
         yield from block_findings(seen)
         yield from replay_findings(seen)
         yield from probe_findings(seen)

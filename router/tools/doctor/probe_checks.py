@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from router.tools.doctor.advice import caching_flag, events_flag, name_of
 from router.tools.doctor.engine_seen import EngineSeen
 from router.tools.doctor.findings import Finding, ok, unknown, warning, wrong
-from router.tools.doctor.prober import ProbeSeen, RequestSeen
+from router.tools.doctor.probe_seen import ProbeSeen, RequestSeen
 
 
 def probe_findings(seen: EngineSeen) -> Iterator[Finding]:

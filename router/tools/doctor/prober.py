@@ -12,17 +12,17 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from router.errors import ServerError
 from router.publisher.engine_events import EngineStored
-from router.tools.doctor.contents import keys_of
+from router.tools.doctor.probe_seen import Kind, ProbeSeen, RequestSeen, announced
 from router.tools.doctor.server import Server, ServerSeen
 
 PROMPT_BLOCKS = 3
+MIN_TOKENS = 13
 EVENT_WAIT_S = 3.0
 POLL_S = 0.05
 DEFAULT_BLOCK_SIZE = 16
@@ -32,37 +32,8 @@ STEPS = 4
 MIN_VARIETY = 12
 """Different tokens in a prompt that is to be new."""
 
-Kind: TypeAlias = Literal["plain", "again", "salted", "chat"]
-
 SAFE_TOKENS = (10, 250)
 """Token ids that every vocabulary has, where the engine will not tokenise for us."""
-
-
-class RequestSeen(Struct, frozen=True):
-    """One request and its events.
-
-    `blocks`: full blocks of its prompt; `announced_blocks`: of those, in events stored since it was
-    sent (`again`: since `plain` was), and `salts` of these; `other_blocks`: stored meanwhile.
-    `cached_tokens`: by the engine's word; None if it does not say. `problem`: why it failed.
-    """
-
-    kind: Kind
-    blocks: int = 0
-    announced_blocks: int = 0
-    other_blocks: int = 0
-    salts: frozenset[str | None] = frozenset()
-    cached_tokens: int | None = None
-    problem: str | None = None
-
-
-class ProbeSeen(Struct, frozen=True):
-    """All requests, by kind. `salt`: the one that was sent; `template_tokens`: how many more tokens
-    the chat's prompt has than its text, None where the engine does not tokenise for others.
-    """
-
-    requests: dict[str, RequestSeen]
-    salt: str
-    template_tokens: int | None = None
 
 
 class Prober:
@@ -98,7 +69,8 @@ class Prober:
         return ProbeSeen(requests, self._salt, template_tokens)
 
     async def _plain_tokens(self) -> list[int]:
-        wanted = min(PROMPT_BLOCKS * self._block_size + 1, self._max_len - 2)
+        least = max(PROMPT_BLOCKS * self._block_size + 1, MIN_TOKENS)
+        wanted = min(least, self._max_len - STEPS)
         tokens = await self._tokenized({"prompt": self._words(wanted)}) or []
         return tokens[:wanted] if _is_varied(tokens[:wanted], wanted) else self._any(wanted)
 
@@ -172,33 +144,6 @@ class Prober:
             if seen.announced_blocks == seen.blocks > 0 or time.monotonic() > ends_s:
                 return seen
             await asyncio.sleep(POLL_S)
-
-
-def announced(kind: Kind, tokens: list[int], stored: Sequence[EngineStored]) -> RequestSeen:
-    """Which blocks of a prompt these events announce, wherever in it they begin. O(tokens)."""
-    mine: set[int] = set()
-    salts: set[str | None] = set()
-    others, blocks = 0, 0
-    for event in stored:
-        size = event.block_size or len(tokens) + 1
-        blocks = max(blocks, len(tokens) // size)
-        first = _place_of(event.tokens.tolist(), tokens, size)
-        if first is None:
-            others += len(event.block_hashes)
-        else:
-            mine.update(range(first, min(first + len(event.block_hashes), len(tokens) // size)))
-            salts.add(keys_of(event).cache_salt)
-    return RequestSeen(kind, blocks, len(mine), others, frozenset(salts))
-
-
-def _place_of(told: list[int], tokens: list[int], size: int) -> int | None:
-    """At which block of the prompt the told tokens begin; what the engine generated may follow."""
-    for first in range(len(tokens) // size):
-        rest = tokens[first * size :]
-        common = min(len(told), len(rest))
-        if common >= size and told[:common] == rest[:common]:
-            return first
-    return None
 
 
 def _is_varied(tokens: list[int], wanted: int) -> bool:

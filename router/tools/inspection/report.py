@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from router.block_views import BlockHolders
+from router.block_views import BlockHolder, BlockHolders
 from router.protocol.dumps import TIER_NAMES, DumpedRank
 from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
 from router.protocol.values import Tier
 from router.tools.tables import table
+from router.tools.tiers import TIER_WORDS
 from router.views import EngineView, RankView, WorkerView
-
-_TIER_HEADS = ("device", "host", "disk", "remote")
 
 
 def workers_report(workers: Sequence[WorkerView]) -> str:
@@ -18,7 +17,7 @@ def workers_report(workers: Sequence[WorkerView]) -> str:
         return "no workers"
     heads = ("worker", "dp", "name", "model", "group", "lifecycle")
     rows = [_rank_row(worker, rank) for worker in workers for rank in worker.ranks or (None,)]
-    return table((*heads, *_TIER_HEADS, "running", "trust"), rows)
+    return table((*heads, *TIER_WORDS.values(), "running", "trust"), rows)
 
 
 def worker_report(worker: WorkerView, ranks: Sequence[RankView]) -> str:
@@ -30,7 +29,7 @@ def worker_report(worker: WorkerView, ranks: Sequence[RankView]) -> str:
     if worker.last_heard_s is not None:
         blocks.append(f"heard {worker.last_heard_s:.1f} s ago, in life {worker.incarnation}")
     lines = [
-        f"worker {worker.worker_id} ({worker.name}): {worker.lifecycle}",
+        f"{_named(worker)}: {worker.lifecycle}",
         *(f"not chosen: {reason}" for reason in worker.not_schedulable_reasons),
         f"serves {worker.model_name}, group {worker.routing_group}, at {_said(worker.endpoint)}",
         "; ".join(blocks),
@@ -43,8 +42,9 @@ def prompt_report(scores: OverlapScoresReply, isl_tokens: int) -> str:
     if not scores.workers:
         return "no worker serves this model and group; see `kv-router inspect workers`"
     ranks = sorted(scores.workers, key=lambda rank: (-rank.remote_blocks, -rank.device_blocks))
-    heads = ("worker", "dp", "blocks", *_TIER_HEADS, "predicted", "trust", "where it breaks")
-    text = table(heads, [_overlap_row(rank, isl_tokens) for rank in ranks])
+    heads = ("worker", "dp", "blocks", *TIER_WORDS.values(), "predicted", "trust")
+    rows = [_overlap_row(rank, isl_tokens) for rank in ranks]
+    text = table((*heads, "where it breaks"), rows)
     return (
         f"{isl_tokens} tokens; leading blocks held, each tier with the faster ones before it; "
         f"predicted: what the engine will reuse\n\n{text}"
@@ -56,10 +56,7 @@ def block_report(block: BlockHolders) -> str:
     head = f"block {block.sequence_hash} (0x{block.sequence_hash:016x})"
     if not block.holders:
         return f"{head}: nobody holds it"
-    rows = [
-        (h.worker_id, h.dp_rank, h.model_name, h.routing_group, h.fastest_tier, _trust(h.trust))
-        for h in block.holders
-    ]
+    rows = [_holder_row(holder) for holder in block.holders]
     heads = ("worker", "dp", "model", "group", "fastest tier", "trust")
     return f"{head}\n\n{table(heads, rows)}"
 
@@ -71,7 +68,7 @@ def blocks_report(held: DumpedRank | None) -> str:
     tiers: dict[int, list[str]] = {}
     for tier, hashes in held.blocks.items():
         for sequence_hash in hashes.tolist():
-            tiers.setdefault(sequence_hash, []).append(TIER_NAMES[tier])
+            tiers.setdefault(sequence_hash, []).append(TIER_WORDS[TIER_NAMES[tier]])
     return "\n".join(f"{name:016x}  {' '.join(where)}" for name, where in sorted(tiers.items()))
 
 
@@ -79,6 +76,12 @@ def blocks_value(held: DumpedRank | None) -> dict[str, list[int]]:
     """The same for programs: hashes by tier."""
     blocks = {} if held is None else held.blocks
     return {TIER_NAMES[t]: sorted(blocks[t].tolist()) for t in Tier if t in blocks}
+
+
+def _holder_row(holder: BlockHolder) -> tuple[object, ...]:
+    scope = (holder.model_name, holder.routing_group)
+    tier, trust = TIER_WORDS[holder.fastest_tier], _trust(holder.trust)
+    return (holder.worker_id, holder.dp_rank, *scope, tier, trust)
 
 
 def _trust(trust: Trust) -> str:
@@ -91,15 +94,15 @@ def _rank_row(worker: WorkerView, rank: RankView | None) -> tuple[object, ...]:
     who = (worker.name, worker.model_name, worker.routing_group, worker.lifecycle)
     if rank is None:
         why = "; ".join(worker.not_schedulable_reasons)
-        return (worker.worker_id, "-", *who, *("-" for _ in _TIER_HEADS), "-", why)
+        return (worker.worker_id, "-", *who, *("-" for _ in TIER_WORDS), "-", why)
     running = "-" if rank.reported is None else rank.reported.running_requests
     held = (rank.tiers[name].blocks for name in TIER_NAMES)
     return (worker.worker_id, rank.dp_rank, *who, *held, running, _trust(rank.trust))
 
 
 def _rank_report(worker: WorkerView, rank: RankView) -> str:
-    tiers = ((name, rank.tiers[name]) for name in TIER_NAMES)
-    held = [(name, tier.blocks, tier.holes, tier.digest) for name, tier in tiers]
+    tiers = ((word, rank.tiers[name]) for name, word in TIER_WORDS.items())
+    held = [(word, tier.blocks, tier.holes, tier.digest) for word, tier in tiers]
     lines = [
         f"rank {rank.dp_rank}: {_trust(rank.trust)}, as of event {rank.trust.event_id}",
         *([] if rank.engine is None else [_engine(rank.engine)]),
@@ -126,6 +129,12 @@ def _reported(worker: WorkerView, rank: RankView) -> str:
         f"reported: {load.running_requests} running, {load.waiting_requests} waiting, "
         f"{load.kv_used_blocks} of {_said(worker.total_kv_blocks)} blocks in use"
     )
+
+
+def _named(worker: WorkerView) -> str:
+    """Registered workers have no other name than their id."""
+    by_id = f"worker {worker.worker_id}"
+    return by_id if worker.name == by_id else f"{by_id} ({worker.name})"
 
 
 def _said(value: object) -> str:

@@ -86,7 +86,7 @@ async def test_a_worker_is_told_with_tiers_holes_load_and_bookings(inspect, flee
     assert "booked: 1 requests, 20 tokens to prefill" in text
     assert "reported: 2 running" in text
     assert cells(text, ["device"])[1:3] == ["5", "0"]
-    assert cells(text, ["host_pinned"])[1:3] == ["3", "0"]
+    assert cells(text, ["host"])[1:3] == ["3", "0"]
 
 
 async def test_blocks_are_listed_with_where_they_are(inspect):
@@ -94,7 +94,7 @@ async def test_blocks_are_listed_with_where_they_are(inspect):
     names = hashes(PROMPT)
     blocks = text.partition("block by block:\n")[2].splitlines()
     listed = dict(line.split("  ") for line in blocks)
-    where = ["device"] * 4 + ["device host_pinned"] + ["host_pinned"] * 2
+    where = ["device"] * 4 + ["device host"] + ["host"] * 2
     held = {f"{name:016x}": w for name, w in zip(names, where, strict=False)}
     assert listed == held
 
@@ -134,7 +134,7 @@ async def test_a_block_is_found_however_it_is_written(inspect):
     name = hashes(PROMPT)[6]
     for written in (str(name), hex(name)):
         status, text, _ = await inspect("block", written)
-        assert (status, cells(text, ["2", "0"])[4]) == (0, "host_pinned")
+        assert (status, cells(text, ["2", "0"])[4]) == (0, "host")
     assert "nobody holds it" in (await inspect("block", "--", "-5"))[1]
     _, text, _ = await inspect("--json", "block", str(hashes(PROMPT)[0]))
     assert [h["fastest_tier"] for h in json.loads(text)["holders"]] == ["device"]

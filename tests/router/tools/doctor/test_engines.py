@@ -356,8 +356,8 @@ async def test_mediums_keys_and_placeholders_are_counted():
     assert "secret" not in str(found)
     says(found, "extra keys", "warning", "1 blocks")
     says(found, "placeholders", "warning", "1 blocks", "self_describing_kv_events")
-    says(found, "mediums", "ok", "CPU (host_pinned): 1 blocks")
-    says(found, "would hold", "ok", "1 on host_pinned")
+    says(found, "mediums", "ok", "CPU (host): 1 blocks")
+    says(found, "would hold", "ok", "1 on host")
 
 
 async def test_an_unknown_medium_is_a_warning():
