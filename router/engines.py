@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from itertools import count
 from math import inf
 
 from router.core import RouterCore
@@ -67,6 +68,7 @@ class Engines:
         self._context: Context | None = None
         self._settling = asyncio.Lock()
         self._has_slices = asyncio.Event()
+        self._report_ids = count(1)
         metrics.registry.register(
             FollowerCollector(lambda: [each.follower for each in self._ranks.values()])
         )
@@ -243,7 +245,7 @@ class Engines:
         beacon = self._core.beacon(now_s).beacon if due else None
         for i, followed in enumerate(due, 1):
             if beacon is not None and followed.is_ours:
-                followed.report(beacon, time.monotonic())
+                followed.report(next(self._report_ids), beacon, time.monotonic())
             if i % REPORTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

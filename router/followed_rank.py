@@ -57,7 +57,6 @@ class FollowedRank:
         "_on_message",
         "_reported_as_of_s",
         "_reported_s",
-        "_reports",
         "attachment",
         "follower",
         "rank",
@@ -78,7 +77,6 @@ class FollowedRank:
         self.attachment = attachment
         self._core = core
         self._on_message = on_message
-        self._reports = 0
         self._absent_since_s: float | None = None
         self._reported_s = self._reported_as_of_s = -inf
         life, multiplier = time.time_ns() // 1000, randbits(64) | 1
@@ -130,10 +128,11 @@ class FollowedRank:
             return False
         return now_s - self.follower.waiting_s(now_s) > self._reported_as_of_s
 
-    def report(self, beacon: Beacon, now_s: float) -> None:
-        """Tell the core how fresh the rank is, and how busy."""
+    def report(self, report_id: int, beacon: Beacon, now_s: float) -> None:
+        """Tell the core how fresh the rank is, and how busy. Ids grow also over those who followed
+        it before.
+        """
         waiting_s = self.follower.waiting_s(now_s)
-        self._reports += 1
         self._reported_s, self._reported_as_of_s = now_s, now_s - waiting_s + _CLOCK_S
         load = self.follower.engine_loads.latest(now_s)
         report = LoadReport(
@@ -141,7 +140,7 @@ class FollowedRank:
             dp_rank=self.rank.dp_rank,
             agent_incarnation=self.attachment.incarnation,
             incarnation=self._journal.incarnation,
-            report_id=self._reports,
+            report_id=report_id,
             event_id=self._journal.last_event_id,
             state=replace(self._journal.taken_state, doubts=self._journal.doubts),
             waiting_s=waiting_s,

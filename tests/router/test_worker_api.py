@@ -247,6 +247,7 @@ async def test_another_model_is_told_everything_again(eventually):
         assert await router.overlaps(range(40)) == {}
         other = {"model_name": "other"}
         await eventually(lambda: equals(router.overlaps(range(40), **other), {(1, 0): 10}))
+        await router.until_exact(1)
 
 
 async def test_another_socket_begins_only_its_rank_anew(eventually):
@@ -263,6 +264,8 @@ async def test_another_socket_begins_only_its_rank_anew(eventually):
             await router.register(engine, kv_events_endpoints=sockets, replay_endpoints=replays)
             assert (await router.overlaps(range(40)))[1, 1] == 10
             await eventually(lambda: equals(router.overlaps(range(40)), {(1, 0): 2, (1, 1): 10}))
+            await router.until_exact(1)
+            assert await router.metric("kv_router_load_reports_stale_total") == 0
 
 
 async def test_a_removed_worker_leaves_nothing_behind(eventually):
