@@ -25,7 +25,7 @@ async def listen_to_loads(
     receiver = Receiver(context, zmq.SUB, wakeups)
     try:
         receiver.socket.subscribe(TOPIC)
-        receiver.socket.connect(endpoint)
+        receiver.connect(endpoint)
         while True:
             await wakeups.wait(_LOOK_S)
             for frames in receiver.receive():

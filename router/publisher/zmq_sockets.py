@@ -45,13 +45,21 @@ class Receiver:
         self.socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         wakeups.add(self.socket)
 
+    def connect(self, endpoint: str) -> None:
+        """Begin to connect."""
+        self.socket.connect(endpoint)
+        self._wakeups.look(self.socket)
+
     def receive(self) -> Iterator[list[bytes]]:
         """Messages that are there, a lot of them at most; never waits."""
+        if not self._wakeups.is_ready(self.socket):
+            return
         lot_bytes = 0
         for _ in range(MAX_LOT_MESSAGES):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                self._wakeups.drained(self.socket)
                 return
             lot_bytes += len(frames[-1])
             yield frames
@@ -81,7 +89,7 @@ class Subscription(Receiver):
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         self.watch = ConnectionWatch(self.socket, wakeups)
         self.socket.subscribe(topic)
-        self.socket.connect(endpoint)
+        self.connect(endpoint)
 
     def close(self) -> None:
         """Drop the connection and whatever was not received yet."""
@@ -98,7 +106,7 @@ class ReplayCalls(Receiver):
         super().__init__(context, zmq.DEALER, wakeups)
         self.socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._watch: ConnectionWatch | None = ConnectionWatch(self.socket, wakeups)
-        self.socket.connect(endpoint)
+        self.connect(endpoint)
 
     @property
     def failure(self) -> str:
@@ -116,7 +124,7 @@ class ReplayCalls(Receiver):
     def ask(self, first: int) -> None:
         """Ask for what was published from `first` on, as soon as there is a connection."""
         self.socket.send_multipart(replay_request(first), zmq.NOBLOCK)
-        self._wakeups.wake()
+        self._wakeups.look(self.socket)
 
     def close(self) -> None:
         """Give up what was not received yet."""

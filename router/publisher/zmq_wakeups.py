@@ -1,7 +1,8 @@
 """One task woken by many ZMQ sockets, without a poller: an idle socket costs nothing.
 
 A socket's file descriptor says that something has happened since somebody looked, once: so it is
-looked at when it says so, and whoever is woken then receives until nothing is there.
+looked at when it says so, and after whatever may have looked beside it: connecting and sending. A
+socket that has something stays ready until whoever was woken has received all of it.
 """
 
 import asyncio
@@ -12,26 +13,40 @@ import zmq
 class Wakeups:
     """Wakes the task that waits when one of its sockets may have messages. Of one event loop."""
 
-    __slots__ = ("_is_awake", "_loop", "_waiter")
+    __slots__ = ("_is_awake", "_loop", "_ready", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._ready: set[zmq.Socket[bytes]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._is_awake = True
 
     def add(self, socket: zmq.Socket[bytes]) -> None:
         """Be woken by a socket until it is removed, which has to be before it is closed."""
-        self._loop.add_reader(socket.fileno(), self._woken_by, socket)
-        self.wake()
+        self._loop.add_reader(socket.fileno(), self.look, socket)
+        self.look(socket)
 
     def remove(self, socket: zmq.Socket[bytes]) -> None:
         """Not by this one any more."""
         self._loop.remove_reader(socket.fileno())
+        self._ready.discard(socket)
+
+    def look(self, socket: zmq.Socket[bytes]) -> None:
+        """Take in what a socket's descriptor signals, which is quiet afterwards."""
+        if int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._ready.add(socket)
+            self.wake()
+
+    def is_ready(self, socket: zmq.Socket[bytes]) -> bool:
+        """May there be something to be received?"""
+        return socket in self._ready
+
+    def drained(self, socket: zmq.Socket[bytes]) -> None:
+        """Nothing is there: receiving said so."""
+        self._ready.discard(socket)
 
     def wake(self) -> None:
-        """Wake the task, or let its next wait end at once: after a send, which may take in a sign
-        of what came, and where messages were left unread.
-        """
+        """Wake the task, or let its next wait end at once."""
         self._is_awake = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -49,7 +64,3 @@ class Wakeups:
                 timer.cancel()
                 self._waiter = None
         self._is_awake = False
-
-    def _woken_by(self, socket: zmq.Socket[bytes]) -> None:
-        socket.get(zmq.EVENTS)  # Takes in what the descriptor signals, which is quiet afterwards.
-        self.wake()

@@ -53,12 +53,14 @@ class ConnectionWatch:
 
     def look(self) -> Condition:
         """The condition, as of now; of several changes the last."""
-        while True:
+        while self._wakeups.is_ready(self._monitor):
             try:
                 frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return self.condition
+                self._wakeups.drained(self._monitor)
+                break
             self._note(parse_monitor_message(frames)["event"])
+        return self.condition
 
     def close(self) -> None:
         """Stop watching."""
