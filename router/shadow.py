@@ -57,6 +57,18 @@ class ScopeShadow(Struct):
     unknown_ranks: int = 0
     isl_tokens: int = 0
 
+    def add(self, placement: Placement, theirs: int) -> None:
+        """Add a comparison; `theirs`: which of the candidates the incumbent chose."""
+        choice = placement.choice
+        self.compared += 1
+        self.isl_tokens += placement.prompt.isl_tokens
+        self.ours.add(choice.chosen)
+        self.theirs.add(choice.terms[theirs])
+        if theirs == choice.index:
+            self.agreed += 1
+        elif choice.costs[theirs] == choice.costs[choice.index]:
+            self.tied += 1
+
 
 class Difference(Struct, frozen=True):
     """A request for which we would have chosen another rank, explained by both ranks' terms.
@@ -107,39 +119,33 @@ class Shadow:
         claimed_overlap_blocks: int | None = None,
     ) -> None:
         """Count what we would have chosen, and what the incumbent chose. O(candidates)."""
-        totals = self._totals(request.scope)
+        totals, choice = self._totals(request.scope), placement.choice
         if totals is None:
             self.uncounted += 1
             return
-        choice = placement.choice
         theirs = next((i for i, t in enumerate(choice.terms) if t.rank == incumbent), None)
         if theirs is None:
             totals.unknown_ranks += 1
             return
-        totals.compared += 1
-        totals.isl_tokens += placement.prompt.isl_tokens
-        totals.ours.add(choice.chosen)
-        totals.theirs.add(choice.terms[theirs])
-        if theirs == choice.index:
-            totals.agreed += 1
-            return
-        totals.tied += choice.costs[theirs] == choice.costs[choice.index]
-        ours, theirs_seen = (
-            candidate(core, choice.terms[i], choice.costs[i], now_s) for i in (choice.index, theirs)
-        )
-        difference = Difference(
-            request_id=request.request_id,
-            model_name=request.model_name,
-            routing_group=request.routing_group,
-            source=source,
-            age_s=0.0,
-            isl_tokens=placement.prompt.isl_tokens,
-            policy=choice.policy,
-            ours=ours,
-            theirs=theirs_seen,
-            claimed_overlap_blocks=claimed_overlap_blocks,
-        )
-        self._differences.append((now_s, difference))
+        totals.add(placement, theirs)
+        if theirs != choice.index:
+            ours_seen, theirs_seen = (
+                candidate(core, choice.terms[i], choice.costs[i], now_s)
+                for i in (choice.index, theirs)
+            )
+            difference = Difference(
+                request_id=request.request_id,
+                model_name=request.model_name,
+                routing_group=request.routing_group,
+                source=source,
+                age_s=0.0,
+                isl_tokens=placement.prompt.isl_tokens,
+                policy=choice.policy,
+                ours=ours_seen,
+                theirs=theirs_seen,
+                claimed_overlap_blocks=claimed_overlap_blocks,
+            )
+            self._differences.append((now_s, difference))
 
     def report(self, now_s: float) -> ShadowReport:
         """Everything, as callers see it."""

@@ -9,6 +9,7 @@ import pytest
 from nats.js import api
 
 from dynamo_bus import VECTORS
+from router.publisher.bus import connection
 from running import RunningRouter
 from servers import eventually
 
@@ -348,3 +349,26 @@ async def is_refused(router, worker_id):
 
 async def is_trusted(router, worker_id):
     return (await trust(router, worker_id))["state"] == "lagging"
+
+
+async def test_a_server_that_restarts_is_read_on_from(nats_server):
+    async with (
+        RunningRouter(nats_server.url, **SETTINGS).running() as router,
+        connection(nats_server.url, "worker", lambda _: None) as bus,
+    ):
+        await make_stream(bus)
+        messages = raw("1.0.2 publisher, default")
+        await send(bus, messages[:2])
+        await eventually(lambda: holds(router, JETSTREAM_WORKER, 4))
+        nats_server.kill()
+        await eventually(lambda: is_deaf(router))
+        nats_server.start()
+        await eventually(lambda: router.metric("kv_router_dynamo_connected"))
+        await eventually(lambda: bus.client.is_connected)
+        await send(bus, messages[2:])
+        await eventually(lambda: holds(router, JETSTREAM_WORKER, 5))
+        assert (await trust(router, JETSTREAM_WORKER))["state"] == "lagging"
+
+
+async def is_deaf(router):
+    return await router.metric("kv_router_dynamo_connected") == 0
