@@ -184,9 +184,11 @@ class Fleet:
         return gone
 
     def _is_mass_silence(self, silent: list[Worker], now_s: float) -> bool:
-        """Whoever fails together falls silent within one heartbeat of each other."""
+        """Whoever fails together falls silent within one heartbeat of each other. Workers whose
+        silence says nothing do not count.
+        """
         late_s = self._limits.silence_s - self._limits.heartbeat_s
-        heard = [w for w in self if w.was_heard]
+        heard = [w for w in self if w.was_heard and w.announcement.reports_load]
         late = [w for w in heard if now_s - w.heard_s > late_s]
         if not silent or len(late) < 2 or 2 * len(late) <= len(heard):
             self._frozen_since_s = None

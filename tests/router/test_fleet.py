@@ -1,9 +1,11 @@
 """Who exists, who may be chosen, who is gone."""
 
 import pytest
+from msgspec import structs
 
 from builders import announcement, rank, report
 from router.fleet import Fleet, LivenessLimits
+from router.heard import HeardFrom, HeardWorker
 from router.protocol.values import Scope
 
 LIMITS = LivenessLimits(silence_s=2.5, heartbeat_s=1.0, freeze_s=30.0)
@@ -105,6 +107,17 @@ def test_workers_never_heard_do_not_freeze_it(fleet):
     for worker_id in range(1, 6):
         fleet.put(announcement(worker_id), 0.0)
     assert gone(fleet, 2.6) == [1, 2, 3, 4, 5]
+
+
+def test_quiet_workers_that_promise_no_reports_do_not_freeze_it(fleet):
+    """Workers of another fleet speak only when something changes."""
+    with_workers(fleet, 1)
+    for worker_id in (7, 8, 9):
+        fields = structs.asdict(announcement(worker_id, agent_is_engine=False))
+        heard_from = HeardFrom("dynamo://ns/backend")
+        fleet.put(HeardWorker(**fields, dp_ranks=(0,), heard_from=heard_from), 0.0)
+        fleet.hear(report(worker_id), 0.0)
+    assert gone(fleet, 2.6) == [1]
 
 
 def test_one_worker_alone_is_no_majority(fleet):
