@@ -36,6 +36,9 @@ from router.tools.doctor.wire_forms import WireForms
 SETTLE_S = 0.3
 """Between a connection and the first request: the subscription is on its way."""
 
+PROBE_S = 120.0
+"""For all of its requests."""
+
 MAX_STORED_EVENTS = 20_000
 """Kept for the probe to look among."""
 
@@ -101,7 +104,7 @@ class Examination:
             if await _before(stop, watch.connected.wait(), listening.CONNECT_S):
                 self._live.is_connected = True
                 if server is not None and self._config.probe:
-                    await self._probed(server)
+                    await _before(stop, self._probed(server), PROBE_S)
                 left_s = began_s + self._config.seconds - time.monotonic()
                 await _before(stop, asyncio.Event().wait(), left_s)
             over.set()
@@ -158,11 +161,14 @@ _EMPTY = EngineBatch(None, [], [], ["a batch that is none"])
 
 
 async def _before(stop: asyncio.Event, wanted: Coroutine[Any, Any, object], seconds: float) -> bool:
-    """Did what is wanted come before the stop, and in time?"""
-    tasks = [asyncio.create_task(wanted), asyncio.create_task(stop.wait())]
-    done, _ = await asyncio.wait(
-        tasks, timeout=max(seconds, 0.0), return_when=asyncio.FIRST_COMPLETED
-    )
-    for task in tasks:
+    """Did what is wanted come before the stop, and in time? If not, it is cancelled."""
+    waiting, stopping = asyncio.create_task(wanted), asyncio.create_task(stop.wait())
+    both, timeout_s = (waiting, stopping), max(seconds, 0.0)
+    await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in both:
         task.cancel()
-    return tasks[0] in done
+    await asyncio.wait(both)
+    if waiting.cancelled():
+        return False
+    waiting.result()
+    return True

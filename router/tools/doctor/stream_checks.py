@@ -81,6 +81,10 @@ def _topic(seen: EngineSeen) -> Iterator[Finding]:
             yield unknown("topic", f"no message to compare {asked!r} with")
     elif all(topic.startswith(asked) for topic in topics):
         yield ok("topic", f"{shown}; what is asked for ({asked!r}) matches")
+    elif any(topic.startswith(asked) for topic in topics):
+        text = f"of {shown} only those that begin with {asked!r} would be heard"
+        why = "if the others are this rank's too, what they say is missing"
+        yield warning("topic", text, why, "one rank a port, or a topic that all begin with")
     else:
         them = "it" if len(topics) == 1 else "all of them"
         yield wrong(

@@ -208,6 +208,18 @@ async def test_a_filter_that_matches_nothing_is_wrong():
     says(found, "topic", "wrong", "'kv@1@m'", "'kv-events' is no prefix", "topic 'kv@1@m'")
 
 
+async def test_a_filter_that_matches_some_topics_leaves_the_others_out():
+    with Engine(topic="kv@1") as engine:
+
+        def publish_under_two():
+            engine.publish(PROMPT)
+            engine.send_raw((b"kv@2", (0).to_bytes(8, "big"), engine_payload(PROMPT)))
+
+        examination = examine(engine.endpoint, topic="kv@1")
+        _, found = await while_repeating(publish_under_two, examination)
+    says(found, "topic", "warning", "'kv@1', 'kv@2'", "only those that begin with 'kv@1'")
+
+
 async def test_missing_numbers_are_a_warning():
     with Engine() as engine:
 
