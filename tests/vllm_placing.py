@@ -55,9 +55,10 @@ class AskedRouter:
         return answer.json() if answer.content else None
 
     async def trusts(self):
-        """{worker id: (trust, how many blocks are held)}; of one rank each."""
+        """{worker id: (trust, how many blocks are held)}; of those that can be chosen."""
         views = await self.call("GET", "/workers")
-        ranks = {view["worker_id"]: view["ranks"][0] for view in views if view["ranks"]}
+        choosable = [view for view in views if not view["not_schedulable_reasons"]]
+        ranks = {view["worker_id"]: view["ranks"][0] for view in choosable}
         return {id_: (rank["trust"], rank["held_blocks"]) for id_, rank in ranks.items()}
 
     async def held(self):
@@ -97,7 +98,10 @@ class AskedRouter:
         )
 
     async def _is_exactly(self, worker_id, held_blocks):
-        trust, held = (await self.trusts())[worker_id]
+        trusts = await self.trusts()
+        if worker_id not in trusts:
+            return False
+        trust, held = trusts[worker_id]
         return trust["state"] == "exact" and held == held_blocks
 
 
@@ -148,6 +152,8 @@ class Bench:
     async def _has_settled(self, router, among):
         asked_s = time.monotonic()
         trusts = await router.trusts()
+        if not set(among) <= set(trusts):
+            return False
         return all(
             trust["state"] in ("exact", "degraded")
             and trust["age_s"] is not None
