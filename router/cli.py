@@ -21,8 +21,8 @@ USAGE = """\
 usage: kv-router COMMAND [--help] [options]
 
   up       start a whole fleet on this machine, show what it does, and keep serving
-  serve    start a router against a NATS server
-  indexer  start the index alone against a NATS server
+  serve    start a router: of a fleet on NATS, of engines registered over HTTP, or of both
+  indexer  start the index alone, of the same
   record   start a router that also writes down all it is told and asked
   replay   tell it to another: does it decide the same, or how with other settings
   inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
