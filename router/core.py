@@ -175,7 +175,14 @@ class RouterCore:
         self.index.begin_fill()
 
     def resume(self, each: RankSnapshot, now_s: float) -> bool:
-        """Begin to restore a rank, whose log is read on from there; see `TrustedIndex.resume`."""
+        """Begin to restore a rank, whose log is read on from there; see `TrustedIndex.resume`.
+
+        False also where its events come another way, which goes on from somewhere else.
+        """
+        rank = each.state.rank
+        worker = self.fleet.get(rank.worker_id)
+        if worker is not None and worker.announcement.source(rank) is not None:
+            return False
         return self.index.resume(each.state, each.blocks, now_s)
 
     def settle(self, now_s: float) -> bool:

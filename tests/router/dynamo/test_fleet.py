@@ -5,6 +5,7 @@ import pytest
 from builders import announcement
 from dynamo_fleets import Heard
 from router.effects import WorkerGone
+from router.indexer.snapshot import RankSnapshot
 from router.protocol.events import Checkpoint
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank, Scope
@@ -34,6 +35,16 @@ def test_load_alone_says_nothing_of_blocks(heard):
     assert heard.trust().state is TrustState.BLIND
     heard.store(1)
     assert heard.trust().state is TrustState.LAGGING
+
+
+def test_a_snapshot_of_our_own_does_not_restore_it(heard):
+    """What was said meanwhile nobody can tell: its story goes on from somewhere else."""
+    heard.store(1, 2)
+    (state,) = heard.core.index.rank_states()
+    heard.fleet.tick(60.0)
+    heard.load(now_s=61.0)
+    assert not heard.core.resume(RankSnapshot(state, []), 61.0)
+    assert heard.trust(now_s=61.0).state is TrustState.BLIND
 
 
 def test_loads_of_others_in_the_namespace_are_passed_over(heard):
