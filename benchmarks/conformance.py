@@ -20,7 +20,7 @@ from conformance.table import FAIRNESS, LEGEND, WRONG, Table, mark
 from rows import machine
 
 RESULTS = Path(__file__).with_name("results")
-FULL, QUICK = Patience(settle_s=1.5, limit_s=8.0), Patience(settle_s=1.0, limit_s=3.0)
+FULL, QUICK = Patience(settle_s=1.5, limit_s=8.0), Patience(settle_s=1.0, limit_s=2.0)
 
 
 def main() -> int:
@@ -71,7 +71,8 @@ def as_page(table: Table, unavailable: dict[str, str], head: str) -> str:
     missing = [f"Not here: {SYSTEMS[name].title}: {reason}" for name, reason in unavailable.items()]
     said = "\n".join(f"- {line}" for line in (*FAIRNESS, *table.notes()))
     problems = [f"Not answered: {problem}" for problem in table.problems()]
-    parts = [f"# Conformance\n\n{head}", *missing, LEGEND, table.markdown(), *problems, said]
+    parts = [f"# Conformance\n\n{head}", *missing, table.summary(), LEGEND, table.markdown()]
+    parts += [*problems, said]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,5 +1,6 @@
 """The score table: a row for every scenario, a column for every system, totals below."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
@@ -57,11 +58,11 @@ class Table(Struct, frozen=True):
     titles: Mapping[str, str]
     rows: tuple[Mapping[str, Cell], ...]
 
-    def scored(self, name: str) -> Score:
-        """What is a matter of convention does not count."""
+    def scored(self, name: str, group: str | None = None) -> Score:
+        """In one group, or all in all; what is a matter of convention does not count."""
         cells = [
             row[name] for each, row in zip(self.scenarios, self.rows, strict=True)
-            if not each.convention
+            if not each.convention and group in (None, each.group)
         ]  # fmt: skip
         marks = [mark(cell) for cell in cells]
         return Score(
@@ -73,15 +74,27 @@ class Table(Struct, frozen=True):
             missing=sum(cell.missing for cell in cells),
         )
 
+    def summary(self) -> str:
+        """Right ones by group, and the totals."""
+        counts: Counter[str] = Counter(s.group for s in self.scenarios if not s.convention)
+        lines = [
+            _line(f"{group}, of {count}", *[str(self.scored(n, group).right) for n in self.titles])
+            for group, count in counts.items()
+        ]
+        return "\n".join([*self._head("right in"), *lines, *self._totals()])
+
+    def _head(self, corner: str) -> list[str]:
+        return [_line(corner, *self.titles.values()), _line(*["---"] * (len(self.titles) + 1))]
+
     def markdown(self) -> str:
         """For people."""
-        lines = [_line("scenario", *self.titles.values()), _line(*["---"] * (len(self.titles) + 1))]
+        lines = self._head("scenario")
         pairs = zip(self.scenarios, self.rows, strict=True)
         for group, members in groupby(pairs, key=lambda pair: pair[0].group):
             lines.append(_line(f"**{group}**", *[""] * len(self.titles)))
             for scenario, row in members:
                 lines.append(_line(scenario.name, *[_shown(scenario, row[n]) for n in self.titles]))
-        return "\n".join([*lines, *self._totals()])
+        return "\n".join(lines)
 
     def _totals(self) -> list[str]:
         scores = [self.scored(name) for name in self.titles]

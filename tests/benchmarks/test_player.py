@@ -101,4 +101,5 @@ async def test_the_table_counts_what_is_no_convention(tmp_path):
     lines = table.markdown().splitlines()
     assert "| salt A, asked without | ✗ 10 ghosts |" in lines
     assert "| a medium nobody knows (CXL) | (4) |" in lines
-    assert "| **right, of 2** | **1** |" in lines
+    assert "| identity, of 1 | 0 |" in table.summary().splitlines()
+    assert "| **right, of 2** | **1** |" in table.summary().splitlines()
