@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from direct import DirectEngine
 from indexing import (
     PROMPT,
     Engine,
@@ -26,14 +27,16 @@ TOTAL = 'kv_router_requests_total{code="%s",interface="http",route="%s"}'
 # ── As recorded ──────────────────────────────────────────────────────────────────────────────────
 
 
-def from_the_bus(value):
-    """The recorded engines' sockets, replaced by the bus."""
-    text = json.dumps(value).replace("tcp://127.0.0.1:27999", "nats")
-    return json.loads(text.replace('"source": "zmq"', '"source": "nats"'))
+def recorded(endpoint):
+    """The exchanges, with the recorded engine's socket replaced."""
+    text = VECTORS.read_text().replace("tcp://127.0.0.1:27999", endpoint)
+    if endpoint == "nats":
+        text = text.replace('"source": "zmq"', '"source": "nats"')
+    return json.loads(text)
 
 
 async def replayed(index, exchange):
-    request = from_the_bus(exchange["request"])
+    request = exchange["request"]
     if request is None:
         return await index.client.request(exchange["method"], exchange["path"])
     if "raw" in request:
@@ -44,7 +47,7 @@ async def replayed(index, exchange):
 
 def agrees(answer, exchange):
     """JSON answers are equal, in any order; of refusals, the sentence, where it was JSON."""
-    expected = from_the_bus(exchange["response"])
+    expected = exchange["response"]
     if exchange["status"] >= 400:
         said = answer.json()
         return bool(said["code"]) and said["error"] == expected.get("error", said["error"])
@@ -64,18 +67,43 @@ async def test_every_recorded_exchange_is_answered_alike(index, bus, eventually)
     for engine in engines:
         engine.cache(PROMPT)
     async with publishing(*engines):
-        for exchange in json.loads(VECTORS.read_text()):
-            if (exchange["note"], exchange["response"]) != ("workers", []) and (
-                exchange["path"] == "/workers"
-            ):
-                for instance_id in (1, 2):
-                    await eventually(lambda i=instance_id: equals(index.status(i), "active"))
-            answer = await replayed(index, exchange)
-            assert answer.status_code == exchange["status"], exchange["note"]
-            if exchange["path"] == "/dump":
-                check_dump(answer.json(), exchange["response"])
-            else:
-                assert agrees(answer, exchange), (exchange["note"], answer.text)
+        await answer_alike(index, recorded("nats"), eventually)
+
+
+async def test_engines_read_directly_are_answered_for_alike(eventually):
+    with DirectEngine(1, block_size=16) as engine:
+        async with RunningIndex("").running() as index:
+            await answer_alike(
+                index,
+                recorded(engine.endpoint(0)),
+                eventually,
+                once_registered=lambda: engine.cache(PROMPT),
+            )
+
+
+async def answer_alike(index, exchanges, eventually, once_registered=lambda: None):
+    for exchange in exchanges:
+        if (exchange["path"], exchange["response"]) != ("/workers", []) and (
+            exchange["path"] == "/workers"
+        ):
+            for instance_id in (1, 2):
+                await eventually(lambda i=instance_id: is_heard(index, i))
+            once_registered()
+            for instance_id in (1, 2):
+                await eventually(lambda i=instance_id: equals(index.status(i), "active"))
+            await eventually(lambda: equals(index.scores(PROMPT), {"1": {"0": 160}}))
+        answer = await replayed(index, exchange)
+        assert answer.status_code == exchange["status"], exchange["note"]
+        if exchange["path"] == "/dump":
+            check_dump(answer.json(), exchange["response"])
+        else:
+            assert agrees(answer, exchange), (exchange["note"], answer.text)
+
+
+async def is_heard(index, instance_id):
+    """By now nothing that its engine says is missed."""
+    (listener,) = (await index.instance(instance_id))["listeners"].values()
+    return not listener.get("reason", "").startswith("connecting")
 
 
 def check_dump(said, recorded):
