@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 CAPACITY = 10_000
 
+_ORDERED = ("unregistered", "withdrawn")
+"""Why workers go when somebody wants it."""
+
 _FOR_THE_BUS = (RequestCheckpoint, FetchWorker, PublishReservation, SendBeacon)
 
 
@@ -105,7 +108,10 @@ class Outbox:
                 log.info("asking %s for a checkpoint: %s", rank, reason)
                 self._metrics.checkpoints_requested.labels(reason).inc()
             case WorkerGone(worker_id, reason, dropped):
-                log.warning("worker %d is gone: %s (%d reservations)", worker_id, reason, dropped)
+                level = logging.INFO if reason in _ORDERED else logging.WARNING
+                log.log(
+                    level, "worker %d is gone: %s (%d reservations)", worker_id, reason, dropped
+                )
                 self._metrics.workers_gone.labels(reason).inc()
                 self._metrics.reservations_dropped.labels("worker gone").inc(dropped)
             case ReservationExpired(request_id, rank):
