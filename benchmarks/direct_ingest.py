@@ -22,7 +22,7 @@ from events_zmq import FULL, GOAL_PAIRS, GOAL_STORED, PATIENCE_S, ROOMY, plain_s
 from rows import Row
 from timing import Bounded
 
-POLL_S = 0.05
+POLL_S = 0.1
 
 
 def ingest_rows(router: DirectRouter, scale: DirectScale) -> list[Row]:
