@@ -14,13 +14,13 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 up: $(STAMP)
 	$(BIN)/kv-router up $(UP_ARGS)
 
-# Tests run in so many processes; those of one file stay together.
+# Tests run in so many processes; those of one file stay together, and long files come first.
 TEST_PROCESSES ?= 2
 test: $(STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not integration and not vllm and not dynamo"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo"
 
 # Two real vLLM servers on the CPU, 4 GB of memory, ten minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(STAMP) $(VLLM_STAMP)
