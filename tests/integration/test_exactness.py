@@ -30,12 +30,12 @@ def conversations(count, seed):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("num_blocks", "evicts"), [(2048, False), (128, True)])
-async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, evicts):
-    """3 workers × 2 ranks, 60 conversations; with a pool that holds everything, and a small one."""
+@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 36, False), (128, 60, True)])
+async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
+    """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""
     await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})
     reused = total = asked = exact = 0
-    for prompt in conversations(60, seed=num_blocks):
+    for prompt in conversations(count, seed=num_blocks):
         await fleet.until_drained()
         decision, answer = await fleet.ask(prompt, others_running=8)
         cached_tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -111,5 +111,5 @@ class AgainstTheList(RuleBasedStateMachine):
         assert self.counts.forgotten_uses == self.forgotten
 
 
-AgainstTheList.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+AgainstTheList.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAgainstTheList = AgainstTheList.TestCase

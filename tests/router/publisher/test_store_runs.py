@@ -27,7 +27,7 @@ EVENTS = st.builds(
 SOME = st.lists(EVENTS | st.builds(removed, st.lists(HASHES, max_size=3)), max_size=12)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(SOME, max_size=4), st.sampled_from([9, 1_000]))
 def test_batches_and_single_events_lead_to_the_same(batches, known_blocks):
     limits = NormalizerLimits(known_blocks=known_blocks)
@@ -61,7 +61,7 @@ def test_a_name_stored_twice_in_a_run_goes_with_its_second_copy():
     assert edge.held() == set()
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.none() | HASHES, st.integers(1, 300)), max_size=8), st.randoms())
 def test_paths_are_held_as_if_they_came_one_by_one(paths, random):
     together, one_by_one = HeldBlocks(), HeldBlocks()
