@@ -65,7 +65,8 @@ def _endpoint() -> str:
 def _ours_s(router: DirectRouter, engine: Executor, traffic: Traffic) -> tuple[float, float]:
     """Seconds, and processor seconds of the router, until all of it is in the index."""
     running = engine.submit(run_engine, traffic)
-    router.register(0, traffic.events_endpoint, traffic.replay_endpoint, BLOCK_SIZE)
+    num_blocks = min(2 * traffic.pool_blocks, traffic.blocks)
+    router.register(0, traffic.events_endpoint, traffic.replay_endpoint, BLOCK_SIZE, num_blocks)
     try:
         processor_s = router.processor_s
         end_s = _until_held(router, traffic)

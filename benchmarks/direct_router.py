@@ -31,14 +31,17 @@ class DirectRouter:
             fields = file.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
-    def register(self, worker_id: int, events: str, replay: str, block_size: int) -> None:
-        """A worker of one rank."""
+    def register(
+        self, worker_id: int, events: str, replay: str, block_size: int, num_blocks: int = 0
+    ) -> None:
+        """A worker of one rank, with a pool of so many blocks; 0: nobody knows."""
         body = {
             "worker_id": worker_id,
             "endpoint": f"http://worker-{worker_id}:8000",
             "block_size": block_size,
             "kv_events_endpoint": events,
             "replay_endpoint": replay,
+            "total_kv_blocks": num_blocks,
         }
         self.client.post("/workers", json=body).raise_for_status()
 

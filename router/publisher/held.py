@@ -64,19 +64,21 @@ class HeldBlocks:
     nothing. All changes are O(tiers) per block; a table that fills up is copied into one twice the
     size, which holds its caller up for about 20 ns a block.
 
-    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a place.
+    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a place. A table
+    for `expected_blocks` does not grow before it holds them, and takes memory as they come.
 
     Invariants: every block kept is held or has a held child; children are counted by their parent
     and fastest tier; holes, counts and digests equal what a walk over all blocks finds.
     """
 
-    __slots__ = ("_address", "_head", "_header", "_multiplier", "_slots")
+    __slots__ = ("_address", "_first_bits", "_head", "_header", "_multiplier", "_slots")
 
     _header: HashArray
     _slots: HashArray
 
-    def __init__(self, multiplier: int = DEFAULT_MULTIPLIER) -> None:
+    def __init__(self, multiplier: int = DEFAULT_MULTIPLIER, expected_blocks: int = 0) -> None:
         self._multiplier = multiplier
+        self._first_bits = max(_MIN_CAPACITY_BITS, (expected_blocks * 4 // 3).bit_length())
         self._head: HashArray = np.zeros(3, np.uint64)  # of a single path
         self._begin()
 
@@ -132,7 +134,7 @@ class HeldBlocks:
         self._header = np.zeros(HEADER_WORDS, np.uint64)
         self._address = int(self._header.ctypes.data)
         self._header[MULTIPLIER] = self._multiplier
-        self._lay_out(_MIN_CAPACITY_BITS)
+        self._lay_out(self._first_bits)
 
     def _lay_out(self, capacity_bits: int) -> None:
         capacity = 1 << capacity_bits

@@ -51,7 +51,8 @@ DEFAULT_LIMITS = JournalLimits()
 class EventJournal:
     """Events of one rank, life after life (incarnation), ids from 1 in each.
 
-    `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down.
+    `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down;
+    `expected_blocks` is how many the rank can hold, where that is known.
 
     Invariant: the log as taken so far, followed by what is noted, is what is held, unless a
     checkpoint is due.
@@ -80,11 +81,12 @@ class EventJournal:
         identity: Identity,
         limits: JournalLimits = DEFAULT_LIMITS,
         multiplier: int = DEFAULT_MULTIPLIER,
+        expected_blocks: int = 0,
     ) -> None:
         self._rank = rank
         self._identity = identity
         self._limits = limits
-        self._held = HeldBlocks(multiplier)
+        self._held = HeldBlocks(multiplier, expected_blocks)
         self._noted = NotedEvents(
             limits.event_blocks, limits.batch_events, limits.batch_blocks, limits.batch_bytes
         )

@@ -260,3 +260,15 @@ def test_runs_that_come_and_go_leave_no_trace(steps):
         else:
             held.remove(Tier.DEVICE, keys)
     held.check_invariants()
+
+
+def test_a_table_that_was_expected_to_fill_does_not_grow():
+    held = HeldBlocks(expected_blocks=1000)
+    slots = held._slots
+    held.store(Tier.DEVICE, list(range(1, 1001)), None)
+    assert held._slots is slots
+    held.clear()
+    assert len(held._slots) == len(slots)
+    held.store(Tier.DEVICE, list(range(1, 3001)), None)
+    assert held.block_count == 3000
+    held.check_invariants()
