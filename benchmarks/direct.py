@@ -6,11 +6,11 @@ The router is the real process, `kv-router serve`, pinned to one core; workers a
 HTTP, and engines are real sockets in other processes.
 """
 
-import argparse
 import os
 import sys
 from functools import partial
 
+from command_line import section_parser
 from direct_fleet import fleet_rows
 from direct_ingest import ingest_rows
 from direct_router import running_router
@@ -25,11 +25,7 @@ SECTIONS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
-    arguments = parser.parse_args()
+    arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = DirectScale(arguments.quick)
     head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     with running_router() as router:
@@ -39,13 +35,6 @@ def main() -> int:
             if name in arguments.only
         }
         return report(chosen, "alternative", head, arguments.json)
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(SECTIONS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-    return names
 
 
 if __name__ == "__main__":

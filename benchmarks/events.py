@@ -7,12 +7,12 @@ agents run anywhere. Most figures have a bound of their own; beside them stands 
 or, where there is none, the bound itself. Each module says which.
 """
 
-import argparse
 import logging
 import os
 import sys
 from functools import partial
 
+from command_line import section_parser
 from events_ingest import ingest_rows
 from events_late_join import late_join_rows
 from events_recovery import recovery_rows
@@ -33,11 +33,7 @@ SECTIONS = {
 
 def main() -> int:
     logging.basicConfig(level=logging.ERROR)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
-    arguments = parser.parse_args()
+    arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = EventScale(arguments.quick)
     head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     chosen = {
@@ -46,13 +42,6 @@ def main() -> int:
         if name in arguments.only
     }
     return report(chosen, "alternative", head, arguments.json)
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(SECTIONS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-    return names
 
 
 if __name__ == "__main__":

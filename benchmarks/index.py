@@ -7,10 +7,10 @@ is searched by local hashes, which is what it takes. A ratio says how many times
 where the goal bounds our own figure (memory, mixed, hashing), the ratio is ours / peer.
 """
 
-import argparse
 import sys
 
 import peer
+from command_line import section_parser
 
 SECTIONS = {
     "find": "a warm path: from sequence or local hashes, depth × holders",
@@ -26,11 +26,8 @@ SECTIONS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, within 45 s")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser = section_parser(__doc__, SECTIONS)
     parser.add_argument("--plot", action="store_true", help="measure and draw growth instead")
-    parser.add_argument("--only", type=_names, default=list(SECTIONS), help=",".join(SECTIONS))
     arguments = parser.parse_args()
     peer.enter()
     from index_report import report  # can be imported only now, in the peer's environment
@@ -41,13 +38,6 @@ def main() -> int:
         else {n: SECTIONS[n] for n in arguments.only}
     )
     return report(sections, quick=arguments.quick, as_rows=arguments.json)
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(SECTIONS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-    return names
 
 
 if __name__ == "__main__":
