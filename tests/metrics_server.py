@@ -1,10 +1,9 @@
 """An engine's metrics endpoint: a small real HTTP server that says what a test tells it to."""
 
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
-from servers import free_port
+from http_server import LocalHttpServer
 
 
 def vllm_metrics(
@@ -27,38 +26,19 @@ def vllm_metrics(
     return "\n".join([*lines, ""])
 
 
-class MetricsServer:
+class MetricsServer(LocalHttpServer):
     """What it answers may be changed while it runs; `delay_s` before each answer."""
 
     def __init__(self, text, port=None):
+        super().__init__(port)
         self.text = text
         self.status = 200
         self.delay_s = 0.0
         self.requests = 0
-        self.port = port or free_port()
-        self._server = None
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.port}/metrics"
-
-    def start(self):
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def stop(self):
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
-    def __enter__(self):
-        return self.start()
-
-    def __exit__(self, *_):
-        self.stop()
 
     def _handler(self):
         said = self

@@ -2,9 +2,9 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
-from servers import free_port
+from http_server import LocalHttpServer
 
 
 def block(block_hash, tokens):
@@ -13,18 +13,17 @@ def block(block_hash, tokens):
             "cache_level": 0, "priority": 35}  # fmt: skip
 
 
-class TrtllmServer:
+class TrtllmServer(LocalHttpServer):
     """Numbers events from 0 in every life, by rank; a life begins with `created`. `garbage` is
     answered once, in place of what is told by it.
     """
 
     def __init__(self, ranks=(None,)):
-        self.port = free_port()
+        super().__init__()
         self.status = 200
         self.garbage = None
         self._ranks = ranks
         self._lock = threading.Lock()
-        self._server = None
         self._told = []
 
     @property
@@ -36,22 +35,7 @@ class TrtllmServer:
         self._told, self._next = [], dict.fromkeys(self._ranks, 0)
         for rank in self._ranks:
             self.publish({"type": "created", "num_blocks_per_cache_level": [100]}, rank)
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def stop(self):
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
-    def __enter__(self):
-        return self.start()
-
-    def __exit__(self, *_):
-        self.stop()
+        return super().start()
 
     def store(self, first, last, rank=None):
         """One block of four equal tokens each."""
