@@ -1,6 +1,5 @@
 """Reads an engine's Prometheus metrics again and again."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -9,7 +8,7 @@ import httpx
 
 from router.errors import WireError
 from router.publisher.engine_metrics import EngineMetrics
-from router.publisher.http_fetch import engine_client, fetch
+from router.publisher.http_fetch import ask_forever, fetch
 from router.publisher.metrics_dialects import EngineKind
 
 log = logging.getLogger(__name__)
@@ -45,12 +44,12 @@ class MetricsPoll:
 
     async def run(self) -> None:
         """Read until cancelled; each reading is handed to `take`, whose errors end it."""
-        pause_s = self._interval_s
-        async with engine_client(TIMEOUT_S) as client:
-            while True:
-                is_read = await self._read(client)
-                pause_s = self._interval_s if is_read else min(2 * pause_s, MAX_PAUSE_S)
-                await asyncio.sleep(pause_s)
+        await ask_forever(
+            self._read,
+            timeout_s=TIMEOUT_S,
+            interval_s=self._interval_s,
+            max_pause_s=MAX_PAUSE_S,
+        )
 
     async def _read(self, client: httpx.AsyncClient) -> bool:
         """One reading, and whether it succeeded."""

@@ -1,6 +1,9 @@
-"""One bounded HTTP answer of an engine; whatever is wrong is a WireError that says it."""
+"""Engines asked over HTTP: one bounded answer, or again and again. Whatever is wrong with an answer
+is a WireError that says it.
+"""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import httpx
 
@@ -29,3 +32,21 @@ async def fetch(
     except (httpx.HTTPError, TimeoutError) as error:
         raise WireError(str(error) or type(error).__name__) from error
     return bytes(body)
+
+
+async def ask_forever(
+    ask: Callable[[httpx.AsyncClient], Awaitable[bool]],
+    *,
+    timeout_s: float,
+    interval_s: float,
+    max_pause_s: float,
+) -> None:
+    """Ask until cancelled. `ask` says whether it was answered; the pause doubles while it is not,
+    up to a bound.
+    """
+    pause_s = interval_s
+    async with engine_client(timeout_s) as client:
+        while True:
+            is_answered = await ask(client)
+            pause_s = interval_s if is_answered else min(2 * pause_s, max_pause_s)
+            await asyncio.sleep(pause_s)

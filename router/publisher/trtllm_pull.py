@@ -1,6 +1,5 @@
 """Asks a TensorRT-LLM server for its cache's events, again and again, for all its ranks at once."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +7,7 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from router.errors import WireError
-from router.publisher.http_fetch import engine_client, fetch
+from router.publisher.http_fetch import ask_forever, fetch
 from router.publisher.pull_follower import PullFollower
 from router.publisher.trtllm_events import TrtllmAnswer, decode_trtllm_events
 
@@ -38,12 +37,12 @@ class TrtllmPull:
 
     async def run(self) -> None:
         """Ask until cancelled; after a failure less often."""
-        pause_s = self._interval_s
-        async with engine_client(TIMEOUT_S) as client:
-            while True:
-                is_answered = await self._ask(client)
-                pause_s = self._interval_s if is_answered else min(2 * pause_s, MAX_PAUSE_S)
-                await asyncio.sleep(pause_s)
+        await ask_forever(
+            self._ask,
+            timeout_s=TIMEOUT_S,
+            interval_s=self._interval_s,
+            max_pause_s=MAX_PAUSE_S,
+        )
 
     async def _ask(self, client: httpx.AsyncClient) -> bool:
         """One question, and whether it was answered."""
