@@ -1,0 +1,85 @@
+"""What one decision is made from: a row a candidate, a column a quantity.
+
+The columns of `router.sequence.rank_table` come first, as they were at that moment, then those that
+are of this request.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from router.protocol.values import Rank
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    HELD_BLOCKS,
+    PREFILL_TOKENS,
+    RANK_COLUMNS,
+)
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+OVERLAP_DEVICE = RANK_COLUMNS  # leading blocks held, raw; cumulative: host is device or host
+OVERLAP_HOST = RANK_COLUMNS + 1
+OVERLAP_DISK = RANK_COLUMNS + 2
+OVERLAP_REMOTE = RANK_COLUMNS + 3
+CACHED_BLOCKS = RANK_COLUMNS + 4  # what of OVERLAP_DEVICE the engine will reuse, by its own rule
+NEW_BLOCKS = RANK_COLUMNS + 5  # blocks of the request that nobody has booked there
+TAINT_FACTOR = RANK_COLUMNS + 6  # of preferred taints: a cost is multiplied by it; 1 without any
+
+COLUMNS = RANK_COLUMNS + 7
+
+
+class Terms(Struct, frozen=True):
+    """One candidate's terms, by name, for explanations.
+
+    `potential_*` count the request as if it were already there; `held_blocks` is the size of the
+    rank's cache.
+    """
+
+    rank: Rank
+    block_size: int
+    overlap_blocks: int
+    predicted_cached_blocks: int
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    held_blocks: int
+
+
+class TermTable(Struct, frozen=True, eq=False):
+    """All candidates of one decision. `values`: shape (candidates, COLUMNS), in order of `ranks`.
+
+    `isl_tokens` is the prompt's length, `expected_output_tokens` what its caller expects, if
+    anything; `now_s` is the moment of the decision.
+    """
+
+    ranks: Sequence[Rank]
+    values: FloatArray
+    isl_tokens: int
+    expected_output_tokens: int | None
+    now_s: float
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def column(self, column: int) -> FloatArray:
+        """One quantity of every candidate; a view."""
+        return self.values[:, column]
+
+    def terms(self, index: int) -> Terms:
+        """One candidate's terms."""
+        row = self.values[index]
+        block_size, overlap_blocks = int(row[BLOCK_SIZE]), int(row[OVERLAP_DEVICE])
+        prefill_tokens = max(self.isl_tokens - overlap_blocks * block_size, 0)
+        return Terms(
+            rank=self.ranks[index],
+            block_size=block_size,
+            overlap_blocks=overlap_blocks,
+            predicted_cached_blocks=int(row[CACHED_BLOCKS]),
+            potential_prefill_tokens=int(row[PREFILL_TOKENS]) + prefill_tokens,
+            potential_decode_blocks=int(row[DECODE_BLOCKS] + row[NEW_BLOCKS]),
+            held_blocks=int(row[HELD_BLOCKS]),
+        )

@@ -1,0 +1,109 @@
+"""Numbers about every rank, one row each, so that a decision reads columns and makes no objects.
+
+A column has one writer, who keeps it true; everybody reads. A row is used again after its rank is
+gone, and is all zeros in between.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from router.protocol.values import Rank
+
+# Of its worker, written by the core.
+BLOCK_SIZE = 0  # tokens
+EAGLE = 1  # 1: the engine drops one block of what it could reuse
+CAPACITY_BLOCKS = 2
+MAX_BATCHED_TOKENS = 3
+HELD_BLOCKS = 4  # in the index, once a tier
+TRUST_WEIGHT = 5  # what a block of overlap counts for in predictions, 0 to 1
+
+# Of what is booked there, written by the tracker.
+PREFILL_TOKENS = 6  # not cached, of prompts that are not complete yet
+PREFILL_CONTEXTS = 7  # Σ n · (cached + n / 2) over those prompts: their attention work
+HEAD_TOKENS = 8  # the oldest such prompt's part of these two, and since when it is the oldest
+HEAD_CONTEXTS = 9
+HEAD_SINCE_S = 10
+DECODE_BLOCKS = 11  # blocks of all requests, shared ones once
+REQUESTS = 12
+DECODING_REQUESTS = 13  # those whose prompt is complete, and their tokens, output included
+DECODING_KV_TOKENS = 14
+
+# Of what its engine reports, written by the predictor.
+FOREIGN_TOKENS = 15  # left to compute for others than us, and how many requests those are
+FOREIGN_REQUESTS = 16
+BASE_S = (
+    17  # seconds a step; a prompt token; a token · context; a request and step; a token and step
+)
+PREFILL_S = 18
+CONTEXT_S = 19
+DECODE_S = 20
+KV_S = 21
+CHUNK_TOKENS = 22  # a step computes at most
+RELATIVE_ERROR = 23  # standard error of what these predict, as a fraction
+SLOW_START = 24  # above 0 for a rank that is new: how much more than predicted it counts for
+
+RANK_COLUMNS = 25
+
+FIRST_CAPACITY = 16
+
+
+class RankTable:
+    """One row a rank. Growing replaces `values`: read it anew each time.
+
+    Invariants: no two ranks share a slot; a free slot's row is all zeros.
+    """
+
+    __slots__ = ("_free", "_slots", "values")
+
+    def __init__(self) -> None:
+        self._slots: dict[Rank, int] = {}
+        self._free: list[int] = []
+        self.values: npt.NDArray[np.float64] = np.zeros((0, RANK_COLUMNS))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._slots)
+
+    def __contains__(self, rank: Rank) -> bool:
+        return rank in self._slots
+
+    def add(self, rank: Rank) -> int:
+        """The slot of a rank, which may be new. Amortised O(1)."""
+        slot = self._slots.get(rank)
+        if slot is None:
+            if not self._free:
+                self._grow()
+            slot = self._slots[rank] = self._free.pop()
+        return slot
+
+    def drop(self, rank: Rank) -> None:
+        """Forget a rank; unknown ones are passed over."""
+        slot = self._slots.pop(rank, None)
+        if slot is not None:
+            self.values[slot] = 0.0
+            self._free.append(slot)
+
+    def slot(self, rank: Rank) -> int:
+        """The row of a known rank."""
+        return self._slots[rank]
+
+    def find(self, rank: Rank) -> int | None:
+        """The row of a rank, if there is one."""
+        return self._slots.get(rank)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(ranks)."""
+        taken = list(self._slots.values())
+        assert sorted([*taken, *self._free]) == list(range(len(self.values)))
+        assert not self.values[self._free].any()
+
+    def _grow(self) -> None:
+        before = len(self.values)
+        grown = np.zeros((max(2 * before, FIRST_CAPACITY), RANK_COLUMNS))
+        grown[:before] = self.values
+        self.values = grown
+        self._free.extend(range(len(grown) - 1, before - 1, -1))
