@@ -99,7 +99,7 @@ class RankTable:
         """Assert the invariants in the class's docstring. O(ranks)."""
         taken = list(self._slots.values())
         assert sorted([*taken, *self._free]) == list(range(len(self.values)))
-        assert not self.values[self._free].any()
+        assert not self.values[np.array(self._free, dtype=int)].any()
 
     def _grow(self) -> None:
         before = len(self.values)
