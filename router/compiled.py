@@ -119,11 +119,13 @@ def _compile(function: F, signature: str, *, is_kept: bool) -> Any:
 
 def _fingerprint() -> str:
     """Numba notices a change of a kernel's own file only; kernels span all modules named `_*`, and
-    freeze the layout of events.
+    freeze the layouts of events, of ranks and of terms.
     """
     parts = [numba.__version__, sys.version, os.environ.get("NUMBA_CPU_NAME", "")]
     folder = Path(__file__).parent
-    sources = [Path(__file__), folder / "protocol/events.py", *sorted(folder.rglob("_[!_]*.py"))]
+    layouts = ("protocol/events.py", "sequence/rank_table.py", "scheduler/terms.py")
+    kernels = sorted(folder.rglob("_[!_]*.py"))
+    sources = [Path(__file__), *(folder / layout for layout in layouts), *kernels]
     contents = [source.read_bytes() for source in sources]
     return hashlib.sha256(b"\0".join([*map(str.encode, parts), *contents])).hexdigest()[:16]
 

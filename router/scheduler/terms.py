@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from router.protocol.values import Rank
+from router.protocol.values import Rank, Scope
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
@@ -50,12 +50,14 @@ class Terms(Struct, frozen=True):
 
 
 class TermTable(Struct, frozen=True, eq=False):
-    """All candidates of one decision. `values`: shape (candidates, COLUMNS), in order of `ranks`.
+    """All candidates of one decision, of one scope, in order of rank.
 
+    `values`: shape (candidates, COLUMNS), C-contiguous, in order of `ranks`;
     `isl_tokens` is the prompt's length, `expected_output_tokens` what its caller expects, if
     anything; `now_s` is the moment of the decision.
     """
 
+    scope: Scope
     ranks: Sequence[Rank]
     values: FloatArray
     isl_tokens: int

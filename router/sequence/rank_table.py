@@ -44,7 +44,10 @@ CHUNK_TOKENS = 22  # a step computes at most
 RELATIVE_ERROR = 23  # standard error of what these predict, as a fraction
 SLOW_START = 24  # above 0 for a rank that is new: how much more than predicted it counts for
 
-RANK_COLUMNS = 25
+# Of its worker again.
+DECODE_SIDE = 25  # 1: its worker decodes only
+
+RANK_COLUMNS = 26
 
 FIRST_CAPACITY = 16
 
