@@ -191,6 +191,7 @@ def registered_worker(
         data_parallel_size=len(registration.dp_ranks) or 1,
         incarnation=incarnation,
         agent_is_engine=False,
+        labels=registration.labels,
         registration=registration,
         dp_ranks=tuple(dp_ranks),
         sources=sources,

@@ -96,7 +96,8 @@ class RankView(Struct, frozen=True):
 class WorkerView(Struct, frozen=True, kw_only=True):
     """One worker, as it announced itself or was registered, and as it stands.
 
-    Null: nobody said it, or it is not known yet. What is only of registered workers comes last.
+    Null: nobody said it, or it is not known yet. What is only of registered workers comes last,
+    before the labels that requests may ask for.
     """
 
     worker_id: int
@@ -130,6 +131,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: str | None = None
     kv_transfer_preferred_weight: float | None = None
+    lora_names: list[str] | None = None
 
 
 def no_engine(_: Rank) -> EngineView | None:
@@ -220,6 +222,7 @@ def worker_view(
         last_heard_s=round(now_s - worker.heard_s, 3),
         not_schedulable_reasons=reasons,
         ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in announcement.ranks],
+        **structs.asdict(announcement.labels),
     )
     if not isinstance(announcement, RegisteredWorker):
         return view

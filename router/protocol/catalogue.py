@@ -10,7 +10,36 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from msgspec import Meta, Struct, json
 
 from router.protocol.codec import decode
-from router.protocol.values import DpRank, Endpoint, Identity, Name, Rank, Scope, UInt, ranks_of
+from router.protocol.values import (
+    DpRank,
+    Endpoint,
+    Identity,
+    Name,
+    Rank,
+    Scope,
+    Taint,
+    UInt,
+    ranks_of,
+)
+
+Enforcement: TypeAlias = Literal["required", "preferred"]
+TransferWeight: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+
+class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What requests may ask for in a worker.
+
+    They may require or prefer `taints`, and its place in each of the `topology_domains`.
+    `kv_transfer_domain`: within it a prompt computed here must be decoded, or should be, where that
+    is "preferred", with this weight (1). `lora_names`: the adapters it can serve; None: any.
+    """
+
+    taints: list[Taint] = []
+    topology_domains: dict[Taint, Taint] = {}
+    kv_transfer_domain: Taint | None = None
+    kv_transfer_enforcement: Enforcement | None = None
+    kv_transfer_preferred_weight: TransferWeight | None = None
+    lora_names: list[Name] | None = None
 
 
 class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
@@ -34,6 +63,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     role: Literal["aggregated", "prefill", "decode"] = "aggregated"
     incarnation: UInt
     agent_is_engine: bool = True
+    labels: WorkerLabels = WorkerLabels()
     reports_load: ClassVar[bool] = True
 
     @property

@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from router.protocol.values import U64_MAX, DpRank, Name, Rank, Scope, TokenId, UInt
+from router.protocol.values import U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+TaintWeight: TypeAlias = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
 class MmObject(Struct, frozen=True):
@@ -70,11 +72,37 @@ class Incumbent(Struct, frozen=True):
         return Rank(self.worker_id, self.dp_rank)
 
 
+class RankTarget(Struct, frozen=True):
+    """A rank of a worker, or any rank of it."""
+
+    worker_id: UInt
+    dp_rank: DpRank | None = None
+
+
+class RoutingConstraints(Struct, frozen=True):
+    """Taints that a worker must have, and those that it should have, each with its weight: above 0
+    it is preferred, below 0 avoided.
+    """
+
+    required_taints: Annotated[list[Taint], Meta(max_length=256)] = []
+    preferred_taints: Annotated[dict[Taint, TaintWeight], Meta(max_length=256)] = {}
+
+
 class SelectRequest(PromptRequest, frozen=True, kw_only=True):
-    """Which rank should serve this prompt? `incumbent` is read in shadow mode alone."""
+    """Which rank should serve this prompt?
+
+    `session_id` names a conversation that stays where it was served first; `affinity_target` is
+    where that is, for callers that know. `prefill_worker_id`: who has computed the prompt, near
+    whom it should be decoded. `incumbent` is read in shadow mode alone.
+    """
 
     request_id: RequestId | None = None
     allowed_worker_ids: list[UInt] | None = None
+    pinned_worker: RankTarget | None = None
+    affinity_target: RankTarget | None = None
+    routing_constraints: RoutingConstraints | None = None
+    session_id: SessionId | None = None
+    prefill_worker_id: UInt | None = None
     expected_output_tokens: UInt | None = None
     router_config_override: ConfigOverride | None = None
     explain: bool = False

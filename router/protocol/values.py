@@ -21,6 +21,7 @@ DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+Taint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class Tier(enum.IntEnum):

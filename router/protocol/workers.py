@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, structs
 
-from router.protocol.catalogue import Lifecycle
+from router.protocol.catalogue import Enforcement, Lifecycle, TransferWeight, WorkerLabels
 from router.protocol.lookups import agreed_group
-from router.protocol.values import U64_MAX, DpRank, Name, Scope, UInt
+from router.protocol.values import U64_MAX, DpRank, Name, Scope, Taint, UInt
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 EngineKind: TypeAlias = Literal["vllm", "sglang", "trtllm"]
@@ -22,8 +22,8 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
 
     Maps are by `dp_rank`. `kv_events_endpoint` and `replay_endpoint` are of a worker with one rank.
     `topic`: prefix of what the engine publishes under. `engine` "sglang" clears all tiers at once;
-    `report_mode` "full": it may store again what it has. The last seven are kept and shown, and
-    nothing depends on them.
+    `report_mode` "full": it may store again what it has. The last six are its labels, which
+    requests may ask for; `stable_routing_id` is kept and shown, and nothing depends on it.
     """
 
     endpoint: Text | None = None
@@ -42,11 +42,12 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     total_kv_blocks: UInt | None = None
     max_num_batched_tokens: UInt | None = None
     stable_routing_id: Text | None = None
-    taints: list[Text] | None = None
-    topology_domains: dict[Text, Text] | None = None
-    kv_transfer_domain: Text | None = None
-    kv_transfer_enforcement: Text | None = None
-    kv_transfer_preferred_weight: float | None = None
+    taints: list[Taint] | None = None
+    topology_domains: dict[Taint, Taint] | None = None
+    kv_transfer_domain: Taint | None = None
+    kv_transfer_enforcement: Enforcement | None = None
+    kv_transfer_preferred_weight: TransferWeight | None = None
+    lora_names: list[Name] | None = None
 
     @property
     def said(self) -> dict[str, Any]:
@@ -81,6 +82,12 @@ class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=
         start = self.data_parallel_start_rank or 0
         size = 1 if self.data_parallel_size is None else self.data_parallel_size
         return range(start, start + size)
+
+    @property
+    def labels(self) -> WorkerLabels:
+        """What requests may ask for in it."""
+        names = WorkerLabels.__struct_fields__
+        return WorkerLabels(**{name: each for name, each in self.said.items() if name in names})
 
     def patched(self, patch: WorkerFields) -> "WorkerRegistration":
         """The same with what the patch says."""

@@ -186,7 +186,7 @@ def test_worker_announcement():
         b'{"worker_id":7,"name":"pod-7","model_name":"default","routing_group":"default",'
         b'"endpoint":"http://w7:8000","identity":["xxh3-64-1337",16,false],"total_kv_blocks":100,'
         b'"max_num_batched_tokens":2048,"data_parallel_start_rank":0,"data_parallel_size":2,'
-        b'"role":"aggregated","incarnation":99,"agent_is_engine":true}'
+        b'"role":"aggregated","incarnation":99,"agent_is_engine":true,"labels":{}}'
     )
     assert WORKER.ranks == (Rank(7, 0), Rank(7, 1))
 

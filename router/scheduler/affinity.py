@@ -1,0 +1,79 @@
+"""Which rank a session is bound to: the first that served it, until it is idle for the time to
+live.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from router.protocol.values import Rank, Scope
+
+
+class Session(Struct, frozen=True):
+    """A conversation, as callers name it; names of different scopes are different sessions."""
+
+    scope: Scope
+    session_id: str
+
+
+class _Binding(Struct):
+    rank: Rank
+    expires_s: float
+
+
+class AffinityTable:
+    """Bindings of sessions, bounded: beyond the limit the one idle longest is forgotten.
+
+    Invariants: `_bindings` is in order of `expires_s`, and holds at most `max_sessions`.
+    """
+
+    __slots__ = ("_bindings", "_max_sessions", "_ttl_s", "evicted", "expired")
+
+    def __init__(self, ttl_s: float, max_sessions: int) -> None:
+        self._ttl_s = ttl_s
+        self._max_sessions = max_sessions
+        self._bindings: dict[Session, _Binding] = {}
+        self.evicted = 0
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Sessions, idle longest first."""
+        return iter(self._bindings)
+
+    def find(self, session: Session, now_s: float) -> Rank | None:
+        """Where a session is bound. O(1), and O(1) for each that has expired since."""
+        self._expire(now_s)
+        binding = self._bindings.get(session)
+        return None if binding is None else binding.rank
+
+    def bind(self, session: Session, rank: Rank, now_s: float, gone: Rank | None = None) -> Rank:
+        """Note that a rank served a session; where it is bound from now on, which is not idle.
+
+        The first binding wins, unless it is to the rank that is `gone`. O(1), as `find`.
+        """
+        bound = self.find(session, now_s)
+        if bound is None or bound == gone:
+            bound = rank
+        self._bindings.pop(session, None)
+        self._bindings[session] = _Binding(bound, now_s + self._ttl_s)
+        if len(self._bindings) > self._max_sessions:
+            del self._bindings[next(iter(self._bindings))]
+            self.evicted += 1
+        return bound
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(sessions)."""
+        expiries = [binding.expires_s for binding in self._bindings.values()]
+        assert expiries == sorted(expiries)
+        assert len(expiries) <= self._max_sessions
+
+    def _expire(self, now_s: float) -> None:
+        while self._bindings:
+            session, binding = next(iter(self._bindings.items()))
+            if binding.expires_s > now_s:
+                return
+            del self._bindings[session]
+            self.expired += 1

@@ -1,0 +1,212 @@
+"""Who may serve a request at all: what it demands against what workers say of themselves.
+
+    Pool ─allowed_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶ ─lora_name─▶ ─session_affinity─▶
+         ─busy─▶ who is left; and of each filter, whom it removed
+
+Taints are a worker's own and those of its place: `dynamo.topology/zone=a` for the domain zone = a.
+A request without demands passes no filter, and costs nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
+from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
+from router.protocol.values import Rank
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+TOPOLOGY = "dynamo.topology"
+
+NO_CONSTRAINTS = RoutingConstraints()
+
+
+class Labels(Struct, frozen=True):
+    """What a worker says of itself that requests may ask for.
+
+    `lora_names`: the adapters it can serve; None: any.
+    """
+
+    worker_id: int
+    taints: frozenset[str]
+    lora_names: frozenset[str] | None
+
+
+class Removed(Struct, frozen=True):
+    """Whom a filter removed, of those that the filters before it had left."""
+
+    filter: str
+    ranks: tuple[Rank, ...]
+
+
+class Eligible(Struct, frozen=True, eq=False):
+    """Who is left, and whom each filter struck out, in order: masks over the pool's ranks."""
+
+    mask: Mask
+    struck: tuple[tuple[str, Mask], ...]
+
+    @property
+    def last_filter(self) -> str | None:
+        """The filter that removed somebody last; None: nobody was removed."""
+        return self.struck[-1][0] if self.struck else None
+
+
+class Pool:
+    """The ranks that may be chosen in a scope, in order, and the labels of their workers.
+
+    Made anew whenever one of them changes; filters look at each worker once, not at each rank.
+    """
+
+    __slots__ = ("_index", "_labels", "_worker_of", "ranks")
+
+    def __init__(self, workers: Sequence[WorkerAnnouncement]) -> None:
+        self.ranks = tuple(rank for worker in workers for rank in worker.ranks)
+        self._index = {rank: index for index, rank in enumerate(self.ranks)}
+        self._labels = tuple(labels_of(worker) for worker in workers)
+        sizes = [len(worker.ranks) for worker in workers]
+        self._worker_of = np.repeat(np.arange(len(workers)), sizes)
+
+    def where(self, keeps: Callable[[Labels], bool]) -> Mask:
+        """The ranks of the workers that pass. O(workers)."""
+        passing = [keeps(labels) for labels in self._labels]
+        return np.array(passing, np.bool_)[self._worker_of]
+
+    def target(self, target: RankTarget) -> Mask:
+        """The rank that is named, or every rank of the worker that is named. O(workers)."""
+        if target.dp_rank is None:
+            return self.where(lambda labels: labels.worker_id == target.worker_id)
+        mask = np.zeros(len(self.ranks), np.bool_)
+        index = self._index.get(Rank(target.worker_id, target.dp_rank))
+        if index is not None:
+            mask[index] = True
+        return mask
+
+    def factors(self, preferred: Mapping[str, float]) -> FloatArray:
+        """What each rank's cost is multiplied by for these taints: exp(−tanh(Σ weights)). O(workers
+        · taints).
+        """
+        sums = np.zeros(len(self._labels))
+        for taint, weight in preferred.items():
+            sums += weight * np.array([taint in labels.taints for labels in self._labels], np.bool_)
+        factors: FloatArray = np.exp(-np.tanh(sums))[self._worker_of]
+        return factors
+
+    def removed(self, eligible: Eligible) -> tuple[Removed, ...]:
+        """Whom each filter removed, by name. O(ranks)."""
+        return tuple(
+            Removed(name, tuple(self.ranks[index] for index in np.flatnonzero(mask)))
+            for name, mask in eligible.struck
+        )
+
+
+def demands_something(request: SelectRequest) -> bool:
+    """Whether any filter has anything to do for a request, load aside."""
+    return (
+        request.allowed_worker_ids is not None
+        or request.pinned_worker is not None
+        or request.routing_constraints is not None
+        or request.affinity_target is not None
+        or request.lora_name is not None
+    )
+
+
+def eligible(
+    pool: Pool,
+    request: SelectRequest,
+    constraints: RoutingConstraints,
+    *,
+    is_hard: bool,
+    busy: Mask | None,
+) -> Eligible:
+    """Who may serve a request.
+
+    `constraints`: the request's, and what its place demands. `is_hard`: a session stays where it
+    is bound even if that is busy; otherwise it stays while that is among those left. A bound rank
+    that is not in the pool binds nobody. `busy`: ranks over a threshold; None: no thresholds.
+    """
+    bound = _bound(pool, request.affinity_target)
+    mask = np.ones(len(pool.ranks), np.bool_)
+    struck: list[tuple[str, Mask]] = []
+    for name, kept in _filters(pool, request, constraints, bound if is_hard else None, busy):
+        out = mask & ~kept
+        if out.any():
+            struck.append((name, out))
+            mask &= kept
+    if bound is not None and not is_hard and (mask & bound).any():
+        mask &= bound
+    return Eligible(mask, tuple(struck))
+
+
+def labels_of(worker: WorkerAnnouncement) -> Labels:
+    """What a worker says of itself; every domain of its topology is a taint."""
+    said = worker.labels
+    places = (f"{TOPOLOGY}/{domain}={place}" for domain, place in said.topology_domains.items())
+    return Labels(
+        worker.worker_id,
+        frozenset((*said.taints, *places)),
+        None if said.lora_names is None else frozenset(said.lora_names),
+    )
+
+
+def transfer_constraints(prefill: WorkerLabels) -> RoutingConstraints:
+    """What the worker that computed a prompt demands of the one that decodes it: its own place in
+    the domain that it names. Source: Dynamo 1.4, topology-aware KV transfer.
+    """
+    domain = prefill.kv_transfer_domain
+    if domain is None or domain not in prefill.topology_domains:
+        return NO_CONSTRAINTS
+    taint = f"{TOPOLOGY}/{domain}={prefill.topology_domains[domain]}"
+    if prefill.kv_transfer_enforcement == "preferred":
+        weight = prefill.kv_transfer_preferred_weight
+        return RoutingConstraints(preferred_taints={taint: 1.0 if weight is None else weight})
+    return RoutingConstraints(required_taints=[taint])
+
+
+def merged(one: RoutingConstraints, other: RoutingConstraints) -> RoutingConstraints:
+    """Both together; weights of the same taint add up."""
+    weights = dict(one.preferred_taints)
+    for taint, weight in other.preferred_taints.items():
+        weights[taint] = weights.get(taint, 0.0) + weight
+    return RoutingConstraints([*one.required_taints, *other.required_taints], weights)
+
+
+def _filters(
+    pool: Pool,
+    request: SelectRequest,
+    constraints: RoutingConstraints,
+    bound: Mask | None,
+    busy: Mask | None,
+) -> Iterable[tuple[str, Mask]]:
+    """Each filter that has something to do, with those it lets pass, in order."""
+    if request.allowed_worker_ids is not None:
+        allowed = frozenset(request.allowed_worker_ids)
+        yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
+    if request.pinned_worker is not None:
+        yield "pinned_worker", pool.target(request.pinned_worker)
+    if constraints.required_taints:
+        required = frozenset(constraints.required_taints)
+        yield "required_taints", pool.where(lambda labels: required <= labels.taints)
+    name = request.lora_name
+    if name is not None:
+        yield "lora_name", pool.where(lambda labels: _serves(labels, name))
+    if bound is not None:
+        yield "session_affinity", bound
+    if busy is not None:
+        yield "busy", ~busy
+
+
+def _bound(pool: Pool, target: RankTarget | None) -> Mask | None:
+    """Where a session is bound; None for one that is not, or whose rank is gone."""
+    if target is None:
+        return None
+    bound = pool.target(target)
+    return bound if bound.any() else None
+
+
+def _serves(labels: Labels, lora_name: str) -> bool:
+    return labels.lora_names is None or lora_name in labels.lora_names

@@ -1,0 +1,70 @@
+"""When a rank is too busy, and when no longer."""
+
+import numpy as np
+import pytest
+
+from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
+
+
+def busyness(decode=0.0, prefill=0.0, capacity=100.0, batched=1000.0):
+    return Busyness(*(np.array([each]) for each in (decode, capacity, prefill, batched)))
+
+
+def is_busy(thresholds, *, was_busy=False, hysteresis=0.1, **measures):
+    was = np.array([was_busy])
+    return bool(busy_ranks(busyness(**measures), was, thresholds, hysteresis)[0])
+
+
+DECODE = BusyThresholds(active_decode_blocks_threshold=0.8)
+TOKENS = BusyThresholds(active_prefill_tokens_threshold=500)
+STEPS = BusyThresholds(active_prefill_tokens_threshold_frac=2.0)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "at", "above", "in_band", "below"),
+    [
+        (DECODE, {"decode": 80}, {"decode": 81}, {"decode": 73}, {"decode": 72}),
+        (TOKENS, {"prefill": 500}, {"prefill": 501}, {"prefill": 451}, {"prefill": 450}),
+        (STEPS, {"prefill": 2000}, {"prefill": 2001}, {"prefill": 1801}, {"prefill": 1800}),
+    ],
+)
+def test_busy_above_the_threshold_free_below_the_band(thresholds, at, above, in_band, below):
+    for measures, fresh, latched in [
+        (at, False, True),
+        (above, True, True),
+        (in_band, False, True),
+        (below, False, False),
+    ]:
+        assert is_busy(thresholds, **measures) is fresh
+        assert is_busy(thresholds, was_busy=True, **measures) is latched
+
+
+def test_without_a_band_a_rank_is_free_at_the_threshold():
+    assert not is_busy(TOKENS, was_busy=True, hysteresis=0.0, prefill=500)
+
+
+def test_one_measure_is_enough_and_all_have_to_fall():
+    both = BusyThresholds(active_decode_blocks_threshold=0.5, active_prefill_tokens_threshold=10)
+    assert is_busy(both, decode=51)
+    assert is_busy(both, prefill=11)
+    assert is_busy(both, was_busy=True, decode=46, prefill=0)
+    assert not is_busy(both, was_busy=True, decode=45, prefill=9)
+
+
+def test_at_zero_any_load_is_too_much_and_none_is_not():
+    zero = BusyThresholds(active_prefill_tokens_threshold=0)
+    assert is_busy(zero, prefill=1)
+    assert not is_busy(zero, was_busy=True, prefill=0)
+
+
+def test_without_thresholds_nobody_is_busy():
+    assert not is_busy(NO_THRESHOLDS, was_busy=True, decode=1e9, prefill=1e9)
+    assert not NO_THRESHOLDS.are_set
+    assert DECODE.are_set
+
+
+def test_each_rank_is_judged_by_itself():
+    now = Busyness(
+        np.array([90.0, 90.0, 10.0]), np.array([100.0, 200.0, 100.0]), np.zeros(3), np.ones(3)
+    )
+    assert busy_ranks(now, np.zeros(3, bool), DECODE, 0.1).tolist() == [True, False, False]

@@ -1,0 +1,210 @@
+"""Who may serve a request: every filter, what it takes away, and what it leaves alone."""
+
+from math import exp, tanh
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import announcement, rank
+from router.protocol.catalogue import WorkerLabels
+from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
+from router.scheduler.filters import (
+    NO_CONSTRAINTS,
+    Pool,
+    Removed,
+    demands_something,
+    eligible,
+    merged,
+    transfer_constraints,
+)
+
+
+def pool(*labels):
+    """Workers 1, 2, … of two ranks each."""
+    return Pool(
+        [
+            announcement(i, data_parallel_size=2, labels=WorkerLabels(**each))
+            for i, each in enumerate(labels, start=1)
+        ]
+    )
+
+
+def ask(candidates, *, hard=True, busy=(), **fields):
+    request = SelectRequest(**fields)
+    among = (str(each) in busy for each in candidates.ranks)
+    mask = np.fromiter(among, bool) if busy else None
+    constraints = request.routing_constraints or NO_CONSTRAINTS
+    return eligible(candidates, request, constraints, is_hard=hard, busy=mask)
+
+
+def left(candidates, **fields):
+    mask = ask(candidates, **fields).mask
+    return [str(each) for each, kept in zip(candidates.ranks, mask, strict=True) if kept]
+
+
+THREE = pool({}, {}, {})
+ALL = ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
+
+
+def test_a_request_without_demands_needs_no_filter():
+    assert not demands_something(SelectRequest(token_ids=[1], session_id="s"))
+    assert left(THREE) == ALL
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"allowed_worker_ids": [3, 1, 99]}, ["1.0", "1.1", "3.0", "3.1"]),
+        ({"allowed_worker_ids": []}, []),
+        ({"pinned_worker": RankTarget(2, 1)}, ["2.1"]),
+        ({"pinned_worker": RankTarget(2)}, ["2.0", "2.1"]),
+        ({"pinned_worker": RankTarget(2, 9)}, []),
+        ({"pinned_worker": RankTarget(99)}, []),
+        ({"allowed_worker_ids": [1], "pinned_worker": RankTarget(2)}, []),
+    ],
+)
+def test_workers_and_ranks_that_are_named(fields, expected):
+    assert demands_something(SelectRequest(**fields))
+    assert left(THREE, **fields) == expected
+
+
+def test_every_required_taint_is_required():
+    tainted = pool({"taints": ["gpu=h100", "spot"]}, {"taints": ["gpu=h100"]}, {})
+    required = RoutingConstraints(required_taints=["gpu=h100"])
+    assert left(tainted, routing_constraints=required) == ALL[:4]
+    both = RoutingConstraints(required_taints=["spot", "gpu=h100"])
+    assert left(tainted, routing_constraints=both) == ALL[:2]
+    assert left(tainted, routing_constraints=RoutingConstraints()) == ALL
+
+
+def test_a_place_is_a_taint():
+    places = pool({"topology_domains": {"zone": "a", "rack": "7"}}, {"topology_domains": {}}, {})
+    zone = RoutingConstraints(required_taints=["dynamo.topology/zone=a", "dynamo.topology/rack=7"])
+    assert left(places, routing_constraints=zone) == ALL[:2]
+    assert left(places, routing_constraints=RoutingConstraints(["dynamo.topology/zone=b"])) == []
+
+
+def test_adapters_go_where_they_can_be_served():
+    adapters = pool({"lora_names": ["sql"]}, {"lora_names": []}, {})
+    assert left(adapters, lora_name="sql") == ["1.0", "1.1", "3.0", "3.1"]
+    assert left(adapters, lora_name="poetry") == ["3.0", "3.1"]
+    assert left(adapters) == ALL
+
+
+def test_each_filter_says_whom_it_removed_of_those_who_were_left():
+    candidates = pool({"taints": ["a"]}, {"taints": ["a"], "lora_names": []}, {})
+    found = ask(
+        candidates,
+        allowed_worker_ids=[1, 2],
+        routing_constraints=RoutingConstraints(["a"]),
+        lora_name="sql",
+        busy=("1.0", "1.1", "2.0"),
+    )
+    assert not found.mask.any()
+    assert candidates.removed(found) == (
+        Removed("allowed_worker_ids", (rank(3), rank(3, 1))),
+        Removed("lora_name", (rank(2), rank(2, 1))),
+        Removed("busy", (rank(1), rank(1, 1))),
+    )
+    assert found.last_filter == "busy"
+    assert ask(candidates).last_filter is None
+
+
+# ── Sessions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_bound_session_goes_to_its_rank(hard):
+    assert left(THREE, hard=hard, affinity_target=RankTarget(2, 1)) == ["2.1"]
+    assert left(THREE, hard=hard, affinity_target=RankTarget(2)) == ["2.0", "2.1"]
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_rank_that_is_gone_binds_nobody(hard):
+    assert left(THREE, hard=hard, affinity_target=RankTarget(9, 0)) == ALL
+
+
+def test_a_hard_binding_waits_for_its_rank_and_a_soft_one_gives_way():
+    bound = {"affinity_target": RankTarget(2, 1), "busy": ("2.1", "3.0")}
+    assert left(THREE, hard=True, **bound) == []
+    assert ask(THREE, hard=True, **bound).last_filter == "busy"
+    assert left(THREE, hard=False, **bound) == ["1.0", "1.1", "2.0", "3.1"]
+    elsewhere = {"affinity_target": RankTarget(2, 1), "allowed_worker_ids": [1]}
+    assert left(THREE, hard=True, **elsewhere) == []
+    assert ask(THREE, hard=True, **elsewhere).last_filter == "session_affinity"
+    assert left(THREE, hard=False, **elsewhere) == ["1.0", "1.1"]
+
+
+# ── Preferences ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_preferred_taints_bend_costs_between_1_over_e_and_e():
+    tainted = pool({"taints": ["a", "b"]}, {"taints": ["a"]}, {})
+    factors = tainted.factors({"a": 0.5, "b": -2.0, "c": 9.0})
+    expected = [exp(-tanh(-1.5)), exp(-tanh(0.5)), 1.0]
+    assert factors.tolist() == pytest.approx([each for each in expected for _ in range(2)])
+    assert tainted.factors({"a": 1e9})[0] == pytest.approx(1 / exp(1))
+    assert tainted.factors({"a": 0.5, "b": -0.5})[0] == 1.0
+
+
+def test_what_a_prefill_worker_demands_of_the_decoding_one():
+    zoned = {"topology_domains": {"zone": "a"}, "kv_transfer_domain": "zone"}
+    taint = "dynamo.topology/zone=a"
+    assert transfer_constraints(WorkerLabels(**zoned)) == RoutingConstraints([taint])
+    preferred = WorkerLabels(**zoned, kv_transfer_enforcement="preferred")
+    assert transfer_constraints(preferred) == RoutingConstraints(preferred_taints={taint: 1.0})
+    weighed = WorkerLabels(
+        **zoned, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.85
+    )
+    assert transfer_constraints(weighed).preferred_taints == {taint: 0.85}
+    assert transfer_constraints(WorkerLabels(kv_transfer_domain="zone")) == NO_CONSTRAINTS
+    assert transfer_constraints(WorkerLabels()) == NO_CONSTRAINTS
+
+
+def test_constraints_add_up():
+    one = RoutingConstraints(["x"], {"a": 1.0, "b": 2.0})
+    assert merged(one, RoutingConstraints(["y"], {"b": -0.5})) == RoutingConstraints(
+        ["x", "y"], {"a": 1.0, "b": 1.5}
+    )
+
+
+# ── Whatever is asked ────────────────────────────────────────────────────────────────────────────
+
+TAINTS = st.lists(st.sampled_from("abc"), max_size=3)
+
+
+@given(
+    taints=st.lists(TAINTS, max_size=5),
+    required=TAINTS,
+    allowed=st.none() | st.lists(st.integers(1, 5)),
+    pinned=st.none() | st.builds(RankTarget, st.integers(1, 5), st.none() | st.integers(0, 2)),
+    busy=st.sets(st.sampled_from(ALL), max_size=4),
+)
+def test_whoever_is_left_satisfies_all_and_whoever_is_not_was_removed_once(
+    taints, required, allowed, pinned, busy
+):
+    candidates = pool(*({"taints": each} for each in taints))
+    found = ask(
+        candidates,
+        busy=busy,
+        allowed_worker_ids=allowed,
+        pinned_worker=pinned,
+        routing_constraints=RoutingConstraints(required),
+    )
+
+    def satisfies(each):
+        return (
+            (allowed is None or each.worker_id in allowed)
+            and (pinned is None or pinned.worker_id == each.worker_id)
+            and (pinned is None or pinned.dp_rank in (None, each.dp_rank))
+            and set(required) <= set(taints[each.worker_id - 1])
+            and str(each) not in busy
+        )
+
+    kept = [each for each, stays in zip(candidates.ranks, found.mask, strict=True) if stays]
+    assert kept == [each for each in candidates.ranks if satisfies(each)]
+    removed = [each for step in candidates.removed(found) for each in step.ranks]
+    assert sorted([*kept, *removed]) == sorted(candidates.ranks)
+    assert all(step.ranks for step in candidates.removed(found))
