@@ -17,6 +17,7 @@ values, not exceptions.
     ├── ShadowOffError               the configuration says to decide, not to compare
     ├── …                            what the index alone refuses: see `index_errors`
     ├── …                            of registered workers: see `registration_errors`
+    ├── …                            of requests that would wait: see `queue_errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
     ├── ServerError                  an HTTP server that a tool asked
