@@ -25,6 +25,7 @@ values, not exceptions.
     ├── NormalizerStateError         undecodable bytes of what a normaliser kept
     ├── FeedStateError               unusable or unwritable file of what an agent knew
     ├── RecordingError               a recording that can not be read, or not further
+    ├── TraceError                   a line of a trace of requests, for the simulator
     ├── TwinError                    another live process has this id
     └── BusError
         ├── BusUnavailableError      not connected, no answer in time
@@ -316,6 +317,19 @@ class RecordingError(KvRouterError):
         self.problem = problem
         self.line = line
         self.detail = detail
+
+
+class TraceError(KvRouterError):
+    """A line of a trace of requests is malformed, or contradicts the lines above it."""
+
+    code = "trace"
+
+    def __init__(self, line: int, field: str, reason: str, allowed: str) -> None:
+        super().__init__(f"line {line}: {field}: {reason} (allowed: {allowed})")
+        self.line = line
+        self.field = field
+        self.reason = reason
+        self.allowed = allowed
 
 
 class TwinError(KvRouterError):

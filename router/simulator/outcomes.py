@@ -1,0 +1,110 @@
+"""What became of every request, and how busy every worker was: all that reports are made of."""
+
+from collections.abc import Sequence
+from math import log, nan
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from router.simulator.traces import TraceRequest
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+GAP_BINS = 240
+_SHORTEST_GAP_S, _LONGEST_GAP_S = 1e-3, 100.0
+_BINS_A_LOG = GAP_BINS / log(_LONGEST_GAP_S / _SHORTEST_GAP_S)
+
+GAP_BIN_ENDS_S = _SHORTEST_GAP_S * np.exp(np.arange(1, GAP_BINS + 1) / _BINS_A_LOG)
+"""Where the bins of inter-token latencies end, 5 % apart."""
+
+
+class Outcome:
+    """What became of one request; times are NaN until they come."""
+
+    __slots__ = (
+        "arrival_s",
+        "attempts",
+        "cached_blocks",
+        "finish_s",
+        "first_token_s",
+        "request",
+        "worker_id",
+    )
+
+    def __init__(self, request: TraceRequest, arrival_s: float) -> None:
+        self.request = request
+        self.arrival_s = arrival_s
+        self.worker_id = -1
+        self.attempts = 0
+        self.cached_blocks = 0
+        self.first_token_s = nan
+        self.finish_s = nan
+
+
+class Gaps:
+    """How many tokens came how long after the one before them, counted in bins."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = [0] * GAP_BINS
+
+    def add(self, gap_s: float, tokens: int) -> None:
+        """So many tokens came after so long."""
+        bin_ = int(log(max(gap_s, _SHORTEST_GAP_S) / _SHORTEST_GAP_S) * _BINS_A_LOG)
+        self._counts[min(bin_, GAP_BINS - 1)] += tokens
+
+    @property
+    def counts(self) -> FloatArray:
+        """Tokens in each bin."""
+        return np.array(self._counts, float)
+
+
+class Outcomes(Struct, frozen=True, eq=False):
+    """All that one run of the simulator leaves behind.
+
+    `arrivals_s` to `worker_ids`: one value a request, in order of arrival; NaN where a request was
+    never served, or has no second token. `gap_counts`: tokens by inter-token latency, see
+    `GAP_BIN_ENDS_S`. `busy_s`: seconds worked up to each of `sampled_s`, shape (samples, workers).
+    """
+
+    arrivals_s: FloatArray
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    e2e_s: FloatArray
+    isl_tokens: FloatArray
+    cached_tokens: FloatArray
+    attempts: FloatArray
+    worker_ids: FloatArray
+    gap_counts: FloatArray
+    sampled_s: FloatArray
+    busy_s: FloatArray
+
+
+def collected(
+    outcomes: Sequence[Outcome],
+    block_size: int,
+    gaps: Gaps,
+    sampled_s: Sequence[float],
+    busy_s: Sequence[Sequence[float]],
+) -> Outcomes:
+    """The outcomes of a run, in columns. O(requests)."""
+    arrivals_s = np.array([each.arrival_s for each in outcomes])
+    first_s = np.array([each.first_token_s for each in outcomes])
+    finish_s = np.array([each.finish_s for each in outcomes])
+    gap_tokens = np.array([each.request.osl_tokens - 1 or nan for each in outcomes])
+    return Outcomes(
+        arrivals_s=arrivals_s,
+        ttft_s=first_s - arrivals_s,
+        tpot_s=(finish_s - first_s) / gap_tokens,
+        e2e_s=finish_s - arrivals_s,
+        isl_tokens=np.array([each.request.isl_tokens for each in outcomes], float),
+        cached_tokens=np.array([each.cached_blocks * block_size for each in outcomes], float),
+        attempts=np.array([each.attempts for each in outcomes], float),
+        worker_ids=np.array([each.worker_id for each in outcomes], float),
+        gap_counts=gaps.counts,
+        sampled_s=np.array(sampled_s),
+        busy_s=np.array(busy_s),
+    )

@@ -1,0 +1,127 @@
+"""A simulated engine with what stands between it and the routers: its events and load reports."""
+
+from collections.abc import Mapping, Sequence
+
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.events import LogMessage
+from router.protocol.loads import LoadReport
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher.journal import EventJournal
+from router.simulator.engine import Engine, Progress, Work
+from router.simulator.engine_model import EngineModel
+
+
+class SimulatedWorker:
+    """One worker of one rank, life after life. `engine` is None while it is down."""
+
+    __slots__ = (
+        "_block_size",
+        "_busy_s",
+        "_journal",
+        "_life",
+        "_model",
+        "_report_id",
+        "_slowness",
+        "_tells_growth",
+        "engine",
+        "worker_id",
+    )
+
+    def __init__(
+        self, worker_id: int, model: EngineModel, block_size: int, *, tells_growth: bool
+    ) -> None:
+        self.worker_id = worker_id
+        self._model = model
+        self._block_size = block_size
+        self._tells_growth = tells_growth
+        self._slowness = 1.0
+        self._life = 0
+        self._busy_s = 0.0
+        self.start()
+
+    @property
+    def announcement(self) -> WorkerAnnouncement:
+        """As its agent announces it."""
+        return WorkerAnnouncement(
+            worker_id=self.worker_id,
+            name=f"worker {self.worker_id}",
+            endpoint=f"http://worker-{self.worker_id}",
+            identity=self._journal.identity,
+            total_kv_blocks=self._model.capacity_tokens // self._block_size,
+            max_num_batched_tokens=self._model.chunk_tokens,
+            incarnation=self._life,
+        )
+
+    def start(self) -> None:
+        """Begin a new, empty life."""
+        self._life += 1
+        self._report_id = 0
+        self.engine: Engine | None = Engine(
+            self._model, self._block_size, tells_growth=self._tells_growth
+        )
+        self.engine.slowness = self._slowness
+        identity = Identity(SCHEME, self._block_size)
+        self._journal = EventJournal(Rank(self.worker_id, 0), self._life, identity)
+
+    def fail(self, now_s: float) -> list[Work]:
+        """Die; the requests that were here."""
+        self._busy_s = self.busy_s(now_s)
+        engine, self.engine = self.engine, None
+        return [] if engine is None else engine.works()
+
+    def busy_s(self, now_s: float) -> float:
+        """How long it has worked, in all its lives."""
+        return self._busy_s + (0.0 if self.engine is None else self.engine.busy_s(now_s))
+
+    def slow_down(self, slowness: float, now_s: float) -> None:
+        """Take so many times longer, from the next step on, in this life and the next."""
+        self._slowness = slowness
+        if self.engine is not None:
+            self.engine.slowness = slowness
+            self.engine.interrupt(now_s)
+
+    def submit(self, work: Work, now_s: float) -> None:
+        """A request arrives at a live worker."""
+        assert self.engine is not None
+        self.engine.submit(work, now_s)
+        self._note_evicted(self.engine)
+
+    def advance(self) -> Progress:
+        """The steps that are due are over."""
+        assert self.engine is not None
+        progress = self.engine.advance()
+        for work in progress.prefilled:
+            self._journal.stored(Tier.DEVICE, work.request.sequence_hashes, None)
+        self._note_evicted(self.engine)
+        return progress
+
+    def require_checkpoint(self) -> None:
+        """A router asks for everything to be said anew."""
+        self._journal.require_checkpoint()
+
+    def take_messages(self) -> Sequence[LogMessage]:
+        """What the event log is to be told now."""
+        return self._journal.take() if self._journal.has_news else ()
+
+    def report(self, heard: Mapping[int, int], now_s: float) -> LoadReport:
+        """The load report of this moment, with the beacons heard so far."""
+        assert self.engine is not None
+        self._report_id += 1
+        return LoadReport(
+            worker_id=self.worker_id,
+            dp_rank=0,
+            agent_incarnation=self._life,
+            incarnation=self._life,
+            report_id=self._report_id,
+            event_id=self._journal.last_event_id,
+            state=self._journal.taken_state,
+            heard=dict(heard),
+            counters=self.engine.counters(now_s),
+            gauges=self.engine.gauges,
+            constants=self.engine.constants,
+        )
+
+    def _note_evicted(self, engine: Engine) -> None:
+        evicted = engine.cache.take_evicted()
+        if evicted:
+            self._journal.removed(Tier.DEVICE, evicted)

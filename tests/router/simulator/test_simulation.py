@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from router.core import RouterCore
+from router.protocol.replies import TrustState
+from router.protocol.values import Rank
+from router.simulator.engine_model import llama_8b
+from router.simulator.scenario import Failure, SlowDown
+from router.simulator.simulation import simulate
+from router.simulator.summary import spread, summarize
+from simulator_worlds import make_core, scenario, small_trace
+
+
+def columns(outcomes):
+    return {name: getattr(outcomes, name) for name in outcomes.__struct_fields__}
+
+
+def kept_cores(make):
+    cores = []
+
+    def make_and_keep(rng):
+        cores.append(make(rng))
+        return cores[-1]
+
+    return cores, make_and_keep
+
+
+def test_every_request_is_served_and_the_router_knows_it():
+    cores, make = kept_cores(make_core())
+    outcomes = simulate(small_trace(), scenario(), make)
+    summary = summarize(outcomes)
+    assert (summary.served, summary.unserved, summary.retried) == (120, 0, 0)
+    assert np.all(outcomes.ttft_s > 0)
+    assert np.all(outcomes.e2e_s >= outcomes.ttft_s)
+    assert summary.hit_rate > 0.5
+    assert len(cores[0].tracker) == 0
+    cores[0].tracker.check_invariants()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_other_ones():
+    def run(seed):
+        return columns(simulate(small_trace(), scenario(seed=seed), make_core(1.0, 0.5)))
+
+    first, again, other = run(7), run(7), run(8)
+    assert all(np.array_equal(first[name], again[name], equal_nan=True) for name in first)
+    assert not np.array_equal(first["ttft_s"], other["ttft_s"])
+
+
+def test_routers_index_is_what_engines_hold():
+    """With 512 blocks each, engines evict all the time; the index follows, after the lag."""
+    cores, make = kept_cores(make_core())
+    small = replace(llama_8b(), capacity_tokens=8192)
+    outcomes = simulate(small_trace(400), scenario(3, model=small), make)
+    assert summarize(outcomes).unserved == 0
+    for worker_id in range(3):
+        trust = cores[0].trust(Rank(worker_id, 0), outcomes.sampled_s[-1])
+        assert trust.state in (TrustState.EXACT, TrustState.LAGGING)
+    assert cores[0].index.differences == 0
+    assert 0 < cores[0].index.held_blocks(Rank(0, 0)) <= 512
+
+
+def test_a_trace_twice_as_fast_waits_longer():
+    slow = summarize(simulate(small_trace(), scenario(2), make_core()))
+    fast = summarize(simulate(small_trace(), scenario(2, arrival_speed=8.0), make_core()))
+    assert fast.ttft_mean_s > 1.2 * slow.ttft_mean_s
+
+
+def test_what_the_router_hears_late_it_cannot_use():
+    lags = {"event_lag_s": 1e6, "report_lag_s": 0.0}
+    knowing = summarize(simulate(small_trace(), scenario(), make_core(8.0)))
+    unknowing = summarize(simulate(small_trace(), scenario(**lags), make_core(8.0)))
+    assert unknowing.hit_rate < knowing.hit_rate
+
+
+def test_requests_of_a_dead_worker_begin_anew_elsewhere():
+    cores, make = kept_cores(make_core())
+    failure = Failure(at_s=2.0, worker=1, down_s=2.5)
+    outcomes = simulate(small_trace(200), scenario(incidents=(failure,)), make)
+    summary = summarize(outcomes)
+    assert summary.unserved == 0
+    assert summary.retried > 0
+    finish_s = outcomes.arrivals_s + outcomes.e2e_s
+    there = finish_s[outcomes.worker_ids == 1]
+    assert not np.any((there > 2.0) & (there < 4.5))
+    assert np.any(there > 4.5)
+    assert len(cores[0].tracker) == 0
+
+
+def test_without_workers_callers_give_up():
+    dead = [Failure(0.0, worker, 1e9) for worker in range(2)]
+    outcomes = simulate(small_trace(5), scenario(2, incidents=tuple(dead)), make_core())
+    assert summarize(outcomes).unserved == 5
+
+
+def test_what_fits_nowhere_is_not_served():
+    tiny = replace(llama_8b(), capacity_tokens=16)
+    outcomes = simulate(small_trace(3), scenario(1, model=tiny), make_core())
+    assert summarize(outcomes).unserved == 3
+
+
+def test_requests_take_longer_on_a_slow_worker():
+    slow = SlowDown(at_s=0.0, worker=0, slowness=4.0)
+    outcomes = simulate(small_trace(), scenario(incidents=(slow,)), make_core())
+    on_slow = outcomes.worker_ids == 0
+    assert np.nanmean(outcomes.tpot_s[on_slow]) > 2 * np.nanmean(outcomes.tpot_s[~on_slow])
+
+
+def test_spread_is_the_coefficient_of_variation():
+    assert spread(np.array([1.0, 3.0])) == 0.5
+    assert spread(np.zeros(3)) == 0.0
+
+
+def test_several_routers_share_the_work():
+    cores, make = kept_cores(make_core())
+    outcomes = simulate(small_trace(), scenario(routers=3), make)
+    assert len(cores) == 3
+    assert summarize(outcomes).unserved == 0
+    assert all(isinstance(core, RouterCore) and len(core.tracker) == 0 for core in cores)
+
+
+def test_gaps_are_counted_for_every_token_but_the_first():
+    trace = small_trace()
+    outcomes = simulate(trace, scenario(), make_core())
+    assert outcomes.gap_counts.sum() == sum(each.osl_tokens - 1 for each in trace.requests)
+    assert np.nanmax(outcomes.tpot_s) < 1.0
+
+
+def test_busy_seconds_only_grow_and_never_faster_than_time():
+    outcomes = simulate(small_trace(), scenario(), make_core())
+    grown = np.diff(outcomes.busy_s, axis=0)
+    assert grown.min() >= 0
+    assert np.all(grown <= np.diff(outcomes.sampled_s)[:, None] + 1e-9)
+
+
+def test_output_blocks_are_told_where_callers_do():
+    told = []
+
+    class Counting(RouterCore):
+        __slots__ = ()
+
+        def output_block(self, request_id, decay_fraction, now_s):
+            told.append(request_id)
+            return super().output_block(request_id, decay_fraction, now_s)
+
+    def run(**fields):
+        make = make_core()
+        simulate(small_trace(20), scenario(**fields), lambda rng: _recast(make(rng), Counting))
+
+    run()
+    assert told == []
+    run(tracks_output=True)
+    assert len(told) > 10
+
+
+def _recast(core, cls):
+    core.__class__ = cls
+    return core
+
+
+def test_progress_is_told():
+    told = []
+    simulate(small_trace(), scenario(), make_core(), told.append)
+    assert told == sorted(told)
+    assert told[0] == 0
+    assert told[-1] == pytest.approx(1, abs=0.2)
