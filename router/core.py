@@ -10,7 +10,6 @@ answer and the effects that the world owes them.
 
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -58,8 +57,6 @@ from router.scheduler.cost import TrustWeights
 from router.scheduler.scheduler import Choice, PolicySettings, choose, weigh
 from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.tracker import Tracker
-
-T = TypeVar("T")
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
@@ -362,14 +359,7 @@ class RouterCore:
         return self.predictions.added_to(known, scope, prompt.sequence_hashes)
 
     def _policy(self, override: ConfigOverride | None) -> PolicySettings:
-        default = self._settings.policy
-        if override is None:
-            return default
-        return PolicySettings(
-            _first(override.overlap_score_weight, default.overlap_score_weight),
-            _first(override.router_temperature, default.router_temperature),
-            default.trust_weights,
-        )
+        return self._settings.policy.overridden(override)
 
     def _bookable_id(self, request_id: str | None) -> str:
         if request_id is None:
@@ -441,7 +431,3 @@ class RouterCore:
 
 def _no_endpoints(request: PromptRequest, reason: str) -> NoEndpointsError:
     return NoEndpointsError(request.model_name, request.routing_group, reason)
-
-
-def _first(override: T | None, default: T) -> T:
-    return default if override is None else override

@@ -13,6 +13,8 @@ values, not exceptions.
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
     ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
+    ├── WorkersOverloadedError       all who may serve a request have more than enough to do
+    ├── PolicyFailedError            a policy that is not ours broke its contract
     ├── IndexDisabledError           the configuration says to keep no index
     ├── ShadowOffError               the configuration says to decide, not to compare
     ├── …                            what the index alone refuses: see `index_errors`
@@ -206,6 +208,30 @@ class NoEndpointsError(KvRouterError):
         super().__init__(f"{reason} for model={model_name} routing_group={routing_group}")
         self.model_name = model_name
         self.routing_group = routing_group
+        self.reason = reason
+
+
+class WorkersOverloadedError(KvRouterError):
+    """All workers that may take the request are overloaded; `worker_id`: where it is pinned to."""
+
+    code = "workers_overloaded"
+    http_status = 529
+
+    def __init__(self, worker_id: int | None = None) -> None:
+        pinned = f"worker {worker_id}, where the request is pinned to, is overloaded"
+        super().__init__("all eligible workers are overloaded" if worker_id is None else pinned)
+        self.worker_id = worker_id
+
+
+class PolicyFailedError(KvRouterError):
+    """A custom policy raised, or gave what cannot be decided on."""
+
+    code = "policy_failed"
+
+    def __init__(self, policy: str, step: str, reason: str) -> None:
+        super().__init__(f"policy {policy}: {step}: {reason}")
+        self.policy = policy
+        self.step = step
         self.reason = reason
 
 

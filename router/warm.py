@@ -12,6 +12,8 @@ import router.publisher._held_kernel
 import router.publisher._map_kernel
 import router.publisher._map_store
 import router.publisher._map_whole
+import router.scheduler._cost_kernel
+import router.scheduler._pick_kernel
 import router.sequence._hash_kernel
 from router.compiled import cache_folder
 
@@ -23,6 +25,8 @@ KERNEL_MODULES = (
     router.publisher._map_kernel,
     router.publisher._map_store,
     router.publisher._map_whole,
+    router.scheduler._cost_kernel,
+    router.scheduler._pick_kernel,
     router.sequence._hash_kernel,
 )
 

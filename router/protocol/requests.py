@@ -30,11 +30,21 @@ class BlockMmInfo(Struct, frozen=True):
     mm_objects: list[MmObject] = []
 
 
-class ConfigOverride(Struct, frozen=True):
-    """Settings of the cost policy for one request."""
+Weight: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 
-    overlap_score_weight: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    router_temperature: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+
+class ConfigOverride(Struct, frozen=True):
+    """The policy of one request, and settings of it. `overlap_score_weight` is the older name of
+    `prefill_load_scale`, which it precedes; 0 also makes `overlap_score_credit` 0.
+    """
+
+    overlap_score_weight: Weight | None = None
+    router_temperature: Weight | None = None
+    policy: Name | None = None
+    prefill_load_scale: Weight | None = None
+    overlap_score_credit: Weight | None = None
+    shared_cache_multiplier: Weight | None = None
+    track_prefill_tokens: bool | None = None
 
 
 class PromptRequest(Struct, frozen=True, kw_only=True):

@@ -7,18 +7,11 @@ from msgspec import Struct
 
 from router.indexer.base import NO_OVERLAP, OverlapScores
 from router.protocol.values import Identity, Rank
-from router.scheduler.cost import Terms, TrustWeights, dynamo_1_0
+from router.scheduler.cost import Terms, dynamo_1_0
 from router.scheduler.selector import select
+from router.scheduler.settings import PolicySettings as PolicySettings
 from router.sequence.prompt import Prompt
 from router.sequence.tracker import Tracker
-
-
-class PolicySettings(Struct, frozen=True):
-    """Settings of the cost policy, after overrides."""
-
-    overlap_score_weight: float
-    router_temperature: float
-    trust_weights: TrustWeights = TrustWeights()
 
 
 class Choice(Struct, frozen=True):
@@ -64,6 +57,6 @@ def weigh(
 
 def choose(terms: list[Terms], settings: PolicySettings, rng: Random) -> Choice:
     """One of the candidates, by the policy `dynamo-1.0`; `terms` may not be empty."""
-    costs = [dynamo_1_0(each, settings.overlap_score_weight) for each in terms]
+    costs = [dynamo_1_0(each, settings.prefill_load_scale) for each in terms]
     index = select(costs, terms, settings.router_temperature, rng)
     return Choice(index, terms, costs, "dynamo-1.0")

@@ -1,0 +1,171 @@
+"""The arithmetic of cost policies, a candidate a row of a `TermTable`. Lower is better.
+
+Every cost is multiplied by the candidate's TAINT_FACTOR. Where a value is not known it is NaN.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from router.compiled import device, kernel
+from router.scheduler.terms import (
+    NEW_BLOCKS,
+    OVERLAP_DEVICE,
+    OVERLAP_DISK,
+    OVERLAP_HOST,
+    OVERLAP_REMOTE,
+    TAINT_FACTOR,
+)
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    DECODE_SIDE,
+    FOREIGN_REQUESTS,
+    FOREIGN_TOKENS,
+    PREFILL_TOKENS,
+    REQUESTS,
+)
+
+Array = npt.NDArray[np.float64]
+
+
+@device
+def uncached_tokens(row: Array, isl_tokens: int) -> float:
+    """Tokens of the prompt behind its prefix in the device tier."""
+    return max(isl_tokens - row[OVERLAP_DEVICE] * row[BLOCK_SIZE], 0.0)
+
+
+@device
+def requests(row: Array) -> float:
+    """Requests there, whoever sent them."""
+    return row[REQUESTS] + row[FOREIGN_REQUESTS]
+
+
+@kernel("void(float64[:, ::1], int64, float64, float64[::1])")
+def dynamo_1_0(values: Array, isl_tokens: int, weight: float, costs: Array) -> None:
+    """weight · potential prefill tokens / block size + potential decode blocks, in blocks.
+
+    Decode blocks that are not known are as many as prefill blocks, rounded down. Source: Dynamo
+    1.0.2, `DefaultWorkerSelector`.
+    """
+    for i in range(len(costs)):
+        row = values[i]
+        prefill_tokens = row[PREFILL_TOKENS] + uncached_tokens(row, isl_tokens)
+        prefill_blocks = prefill_tokens / row[BLOCK_SIZE]
+        decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
+        if math.isnan(decode_blocks):
+            decode_blocks = math.floor(prefill_blocks)
+        costs[i] = (weight * prefill_blocks + decode_blocks) * row[TAINT_FACTOR]
+
+
+@device
+def lowest_prefill_tokens(values: Array) -> float:
+    """Of all candidates, by bookings."""
+    lowest = math.inf
+    for i in range(len(values)):
+        lowest = min(lowest, values[i, PREFILL_TOKENS])
+    return lowest
+
+
+@device
+def tier_credit(
+    row: Array, device_credit: float, host_weight: float, disk_weight: float, remote_weight: float
+) -> float:
+    """Blocks of prefill that the tiers save; a slower one what it has beyond the faster ones."""
+    credit = device_credit * row[OVERLAP_DEVICE]
+    credit += host_weight * (row[OVERLAP_HOST] - row[OVERLAP_DEVICE])
+    credit += disk_weight * (row[OVERLAP_DISK] - row[OVERLAP_HOST])
+    return credit + remote_weight * (row[OVERLAP_REMOTE] - row[OVERLAP_DISK])
+
+
+@kernel(
+    "void(float64[:, ::1], int64, int64, float64, float64, float64, float64, float64, float64,"
+    " float64, float64[::1])"
+)
+def dynamo_1_6(
+    values: Array,
+    isl_tokens: int,
+    tracks_prefill: int,
+    prefill_load_scale: float,
+    credit: float,
+    credit_decay: float,
+    host_weight: float,
+    disk_weight: float,
+    remote_weight: float,
+    request_weight: float,
+    costs: Array,
+) -> None:
+    """scale · max(raw prefill − credit, 0) + decode + weight · requests, in blocks.
+
+    Where prefill is not tracked it is 0, and who decodes only has the credit off its decode blocks
+    instead. Source: Dynamo 1.6.1, `DefaultWorkerSelector`.
+    """
+    lowest = lowest_prefill_tokens(values)
+    for i in range(len(costs)):
+        row = values[i]
+        block_size, prefill_tokens = row[BLOCK_SIZE], row[PREFILL_TOKENS]
+        decay, raw_blocks = 1.0, 0.0
+        if tracks_prefill:
+            raw_blocks = (prefill_tokens + isl_tokens) / block_size
+            excess = (prefill_tokens - lowest) / block_size
+            request_blocks = max(math.ceil(isl_tokens / block_size), 1)
+            decay = 1.0 / (1.0 + credit_decay * (excess / request_blocks))
+        saved = tier_credit(row, credit * decay, host_weight, disk_weight, remote_weight)
+        decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
+        if math.isnan(decode_blocks):
+            decode_blocks = 0.0
+        if row[DECODE_SIDE] and not tracks_prefill and credit > 0:
+            blocks = max(decode_blocks - saved, 0.0)
+        else:
+            blocks = prefill_load_scale * max(raw_blocks - saved, 0.0) + decode_blocks
+        costs[i] = (blocks + request_weight * row[REQUESTS]) * row[TAINT_FACTOR]
+
+
+@kernel("void(float64[:, ::1], float64[::1])")
+def active_requests(values: Array, costs: Array) -> None:
+    """How many requests are there, whoever sent them."""
+    for i in range(len(costs)):
+        costs[i] = requests(values[i]) * values[i, TAINT_FACTOR]
+
+
+@kernel("void(float64[:, ::1], int64, float64[::1])")
+def lmetric(values: Array, isl_tokens: int, costs: Array) -> None:
+    """Prefill tokens to compute · requests, both with this one among them, in token·requests.
+
+    Source: arXiv 2603.15202.
+    """
+    for i in range(len(costs)):
+        row = values[i]
+        queued_tokens = row[PREFILL_TOKENS] + row[FOREIGN_TOKENS]
+        prefill_tokens = queued_tokens + uncached_tokens(row, isl_tokens)
+        costs[i] = prefill_tokens * (requests(row) + 1.0) * row[TAINT_FACTOR]
+
+
+@kernel("int64(float64[:, ::1], int64, float64, float64, float64, float64[::1])")
+def cache_aware(
+    values: Array,
+    isl_tokens: int,
+    balance_abs: float,
+    balance_rel: float,
+    cache_threshold: float,
+    costs: Array,
+) -> int:
+    """The fraction of the prompt to compute, and 1, where load is even and somebody's match good.
+
+    Else requests, and 0. Uneven: the busiest has more than `balance_abs` requests more than the
+    idlest, and more than `balance_rel` times as many. Source: SGLang's `cache_aware` policy.
+    """
+    lowest, highest, best_tokens = math.inf, 0.0, 0.0
+    for i in range(len(costs)):
+        row = values[i]
+        lowest, highest = min(lowest, requests(row)), max(highest, requests(row))
+        to_compute = uncached_tokens(row, isl_tokens)
+        best_tokens = max(best_tokens, isl_tokens - to_compute)
+        costs[i] = to_compute / max(isl_tokens, 1)
+    is_uneven = highest - lowest > balance_abs and highest > balance_rel * lowest
+    follows_cache = best_tokens / max(isl_tokens, 1) > cache_threshold and not is_uneven
+    for i in range(len(costs)):
+        cost = costs[i] if follows_cache else requests(values[i])
+        costs[i] = cost * values[i, TAINT_FACTOR]
+    return 1 if follows_cache else 0

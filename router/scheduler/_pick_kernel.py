@@ -1,0 +1,61 @@
+"""One of many costs: the cheapest, or a draw."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from router.compiled import kernel
+
+Array = npt.NDArray[np.float64]
+
+
+@kernel("Tuple((int64, int64))(float64[::1])")
+def cheapest(costs: Array) -> tuple[int, int]:
+    """The first index of the lowest cost, and how many costs equal it exactly."""
+    best, ties = 0, 0
+    for i in range(len(costs)):
+        if costs[i] < costs[best]:
+            best, ties = i, 1
+        elif costs[i] == costs[best]:
+            ties += 1
+    return best, ties
+
+
+@kernel("int64(float64[::1], int64, int64)")
+def nth_equal(costs: Array, first: int, number: int) -> int:
+    """The index of the n-th of the costs that equal the first one, which is number 0."""
+    index = first
+    while number:
+        index += 1
+        if costs[index] == costs[first]:
+            number -= 1
+    return index
+
+
+@kernel("void(float64[::1], int64, float64[::1], float64[::1])")
+def keys_of_equals(costs: Array, first: int, keys: Array, kept: Array) -> None:
+    """The keys of the costs that equal the first one, infinity in all other places."""
+    for i in range(len(costs)):
+        kept[i] = keys[i] if costs[i] == costs[first] else math.inf
+
+
+@kernel("int64(float64[::1], float64, float64)")
+def drawn(costs: Array, temperature: float, sample: float) -> int:
+    """Where `sample` (0 to 1) falls on the sum of exp(−cost / ((max − min) · temperature)).
+
+    Costs that are all equal have equal parts of it. Source: Dynamo's `softmax_sample`.
+    """
+    low, high = math.inf, -math.inf
+    for cost in costs:
+        low, high = min(low, cost), max(high, cost)
+    spread = high - low if high > low else 1.0
+    parts = np.empty(len(costs))
+    total = 0.0
+    for i in range(len(costs)):
+        total += math.exp(-(costs[i] - low) / spread / temperature)
+        parts[i] = total
+    for i in range(len(costs)):
+        if sample * total < parts[i]:
+            return i
+    return len(costs) - 1

@@ -1,0 +1,87 @@
+"""Every policy that comes with the router, and which one a request is placed by."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from router.errors import ConfigError, InvalidFieldError
+from router.scheduler.cache_aware import CacheAware, LMetric
+from router.scheduler.dynamo import Dynamo10, Dynamo16
+from router.scheduler.selector import Selector
+from router.scheduler.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
+
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
+
+
+def builtin_policies() -> list[Selector]:
+    """One of each, with its own state."""
+    return [
+        Dynamo10(),
+        Dynamo16(),
+        RoundRobin(),
+        Uniform(),
+        LeastLoaded(),
+        PowerOfTwo(),
+        CacheAware(),
+        LMetric(),
+    ]
+
+
+class Policies:
+    """The selectors of one core, by name; the default, and that of some routing groups."""
+
+    __slots__ = ("_by_group", "_by_name", "_default")
+
+    def __init__(
+        self,
+        selectors: Iterable[Selector],
+        default: str,
+        by_group: Mapping[str, str] = NO_GROUPS,
+    ) -> None:
+        """Raises ConfigError for a name that two selectors have, or none."""
+        self._by_name: dict[str, Selector] = {}
+        for selector in selectors:
+            if selector.name in self._by_name:
+                raise ConfigError("policy", f"two are named {selector.name!r}", "one name each")
+            self._by_name[selector.name] = selector
+        self._default = self._configured("policy", default)
+        self._by_group = {
+            group: self._configured("group_policies", name) for group, name in by_group.items()
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, in alphabetical order."""
+        return sorted(self._by_name)
+
+    def find(self, routing_group: str, wanted: str | None) -> Selector:
+        """The policy a request wants, or else its group's. Raises InvalidFieldError."""
+        if wanted is None:
+            return self._by_group.get(routing_group, self._default)
+        selector = self._by_name.get(wanted)
+        if selector is None:
+            field, reason = "router_config_override.policy", f"{wanted!r} is not known"
+            raise InvalidFieldError(field, reason, self._allowed, status=422)
+        return selector
+
+    def _configured(self, key: str, name: str) -> Selector:
+        selector = self._by_name.get(name)
+        if selector is None:
+            raise ConfigError(key, f"{name!r} is not known", self._allowed)
+        return selector
+
+    @property
+    def _allowed(self) -> str:
+        return ", ".join(self.names)
+
+
+def parsed_groups(text: str) -> dict[str, str]:
+    """`group=policy,group=policy` as a mapping. Raises ConfigError."""
+    groups: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        group, equals, name = (word.strip() for word in part.rpartition("="))
+        if not (group and equals and name):
+            raise ConfigError("group_policies", f"{part!r}", "group=policy, separated by commas")
+        if group in groups:
+            raise ConfigError("group_policies", f"{group!r} is named twice", "one policy a group")
+        groups[group] = name
+    return groups

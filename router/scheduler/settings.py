@@ -1,0 +1,52 @@
+"""What policies can be told, after a request's overrides."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.protocol.requests import ConfigOverride
+from router.scheduler.cost import TrustWeights
+
+
+class PolicySettings(Struct, frozen=True):
+    """Settings of all policies; each reads those it knows.
+
+    `prefill_load_scale`: blocks of decode load that one block of prefill work counts for (Dynamo
+    1.0's overlap_score_weight). `overlap_score_credit`, `host_cache_hit_weight`,
+    `disk_cache_hit_weight`, `shared_cache_multiplier`: what a block of overlap saves, by the
+    fastest tier that has it. `overlap_score_credit_decay`: how fast the first of these falls with
+    prefill work booked above the least busy candidate's. `decode_active_request_weight`: blocks
+    that an active request counts for beside its own. `is_decode_side`: candidates never prefill.
+    """
+
+    prefill_load_scale: float = 1.0
+    router_temperature: float = 0.0
+    trust_weights: TrustWeights = TrustWeights()
+    overlap_score_credit: float = 1.0
+    overlap_score_credit_decay: float = 0.0
+    decode_active_request_weight: float = 0.0
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
+    shared_cache_multiplier: float = 0.0
+    track_prefill_tokens: bool = True
+    is_decode_side: bool = False
+
+    def overridden(self, override: ConfigOverride | None) -> "PolicySettings":
+        """These settings, as far as a request does not want others."""
+        if override is None:
+            return self
+        given = {name: getattr(override, name) for name in _OVERRIDABLE}
+        weight = override.overlap_score_weight
+        if weight is not None:
+            given["prefill_load_scale"] = weight
+        if weight == 0:
+            given["overlap_score_credit"] = 0.0
+        return replace(self, **{k: v for k, v in given.items() if v is not None})
+
+
+_OVERRIDABLE = (
+    "prefill_load_scale",
+    "router_temperature",
+    "overlap_score_credit",
+    "shared_cache_multiplier",
+    "track_prefill_tokens",
+)
