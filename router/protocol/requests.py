@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from router.protocol.values import U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
+from router.protocol.values import U32_MAX, U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -104,6 +104,10 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     `session_id` names a conversation that stays where it was served first; `affinity_target` is
     where that is, for callers that know. `prefill_worker_id`: who has computed the prompt, near
     whom it should be decoded. `incumbent` is read in shadow mode alone.
+
+    Where it has to wait: `tenant`s share what there is; `policy_class` names a family or class of
+    the policy file; the highest `strict_priority` goes first; `priority_jump` is a head start in
+    seconds (with `wspt`, a weight); after `max_wait_s` it is refused.
     """
 
     request_id: RequestId | None = None
@@ -115,6 +119,11 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     prefill_worker_id: UInt | None = None
     expected_output_tokens: UInt | None = None
     router_config_override: ConfigOverride | None = None
+    tenant: Annotated[str, Meta(max_length=256)] | None = None
+    policy_class: Annotated[str, Meta(max_length=256)] | None = None
+    strict_priority: Annotated[int, Meta(ge=0, le=U32_MAX)] = 0
+    priority_jump: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    max_wait_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     explain: bool = False
     incumbent: Incumbent | None = None
 

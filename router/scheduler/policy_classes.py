@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
@@ -18,6 +20,8 @@ QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
 Identifier: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 NotNegative: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,14 +54,14 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         thresholds = (self.prefill_busy_threshold, self.prefill_busy_threshold_frac)
         return thresholds != (None, None)
 
-    def busy_tokens(self, max_batched_tokens: float) -> float:
-        """A rank with more prefill tokens than this is busy."""
-        limits = []
+    def are_busy(self, prefill_tokens: FloatArray, max_batched_tokens: FloatArray) -> Mask:
+        """Which of these ranks are busy."""
+        busy = np.zeros(len(prefill_tokens), np.bool_)
         if self.prefill_busy_threshold is not None:
-            limits.append(float(self.prefill_busy_threshold))
+            busy |= prefill_tokens > self.prefill_busy_threshold
         if self.prefill_busy_threshold_frac is not None:
-            limits.append(self.prefill_busy_threshold_frac * max_batched_tokens)
-        return min(limits, default=float("inf"))
+            busy |= prefill_tokens > self.prefill_busy_threshold_frac * max_batched_tokens
+        return busy
 
     def order(
         self, now_s: float, priority_jump: float, uncached_tokens: int, expires_s: float

@@ -102,6 +102,11 @@ class AdmissionQueue:
             expired.append((waiting, QueueTimeoutError(queue.settings.name, waited_s, retry_s)))
         return expired
 
+    def retry_after_s(self, index: int, now_s: float) -> float:
+        """When all that waits in a class should be through, at the rate of late."""
+        queue = self.queues[index]
+        return _retry_after_s(queue, now_s, queue.usage.cost_tokens)
+
     def _arbitrate(self, costs: list[int | None]) -> int:
         """Whose class it is, of those that have a cost; grants the credit that this takes.
 

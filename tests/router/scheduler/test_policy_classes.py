@@ -1,6 +1,7 @@
 """Which class a request is of, and profiles that make no sense."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from router.errors import ConfigError
@@ -57,14 +58,20 @@ def test_without_a_profile_there_is_one_class():
     assert not single_class(None, "fcfs").all[0].is_queueing
 
 
-def test_busy_is_above_either_threshold():
-    neither = PolicyClass(name="a")
-    tokens = PolicyClass(name="a", prefill_busy_threshold=1000)
-    fraction = PolicyClass(name="a", prefill_busy_threshold_frac=0.5)
-    both = PolicyClass(name="a", prefill_busy_threshold=1000, prefill_busy_threshold_frac=0.5)
-    assert neither.busy_tokens(8192) == float("inf")
-    assert (tokens.busy_tokens(8192), fraction.busy_tokens(8192)) == (1000.0, 4096.0)
-    assert (both.busy_tokens(8192), both.busy_tokens(100)) == (1000.0, 50.0)
+@pytest.mark.parametrize(
+    ("thresholds", "busy"),
+    [
+        ({}, []),
+        ({"prefill_busy_threshold": 1000}, [2, 3]),
+        ({"prefill_busy_threshold_frac": 0.5}, [1, 3]),
+        ({"prefill_busy_threshold": 1000, "prefill_busy_threshold_frac": 0.5}, [1, 2, 3]),
+        ({"prefill_busy_threshold": 0}, [1, 2, 3]),
+    ],
+)
+def test_busy_is_above_either_threshold(thresholds, busy):
+    tokens, batched = np.array([0.0, 1000.0, 1001.0, 4097.0]), np.array([1.0, 100, 8192, 8192])
+    settings = PolicyClass(name="a", **thresholds)
+    assert np.flatnonzero(settings.are_busy(tokens, batched)).tolist() == busy
 
 
 def orders(policy, requests):

@@ -131,7 +131,7 @@ def test_thresholds_are_each_classs_own():
     )
     fill(queue, 0, waiting())
     (b,) = fill(queue, 1, waiting())
-    assert served(queue, lambda _, settings: settings.busy_tokens(0) > 5) == [b]
+    assert served(queue, lambda _, settings: settings.prefill_busy_threshold > 5) == [b]
 
 
 class Naive:

@@ -42,7 +42,7 @@ def p99(requests, ranks, key=lambda tenant: tenant):
     booked, free_s, ends, measured = [0] * ranks, [0.0] * ranks, [], defaultdict(list)
 
     def is_free(_, settings):
-        return min(booked) <= settings.busy_tokens(0)
+        return min(booked) <= settings.prefill_busy_threshold
 
     def send(request, now_s):
         rank = booked.index(min(booked))

@@ -1,0 +1,208 @@
+"""All requests that wait, of all scopes: a queue for each, and what every request asked."""
+
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
+
+from msgspec import Struct, msgpack, structs
+
+from router.errors import KvRouterError
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Scope
+from router.queue_errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
+from router.scheduler.class_queue import Waiting
+from router.scheduler.filters import demands_something
+from router.scheduler.policy_classes import PolicyClass
+from router.scheduler.policy_file import QueuePolicies
+from router.scheduler.queue import AdmissionQueue
+from router.sequence.prompt import Prompt
+
+
+class WaitingLimits(Struct, frozen=True):
+    """What may wait in all queues together."""
+
+    max_requests: int = 2048
+    max_tokens: int = 1 << 26
+
+
+class Pending(Struct, frozen=True, eq=False):
+    """What a waiting request asked. The tokens are in the prompt alone."""
+
+    request: SelectRequest
+    prompt: Prompt
+
+
+HasRoom: TypeAlias = Callable[[Pending, PolicyClass], bool]
+Refused: TypeAlias = tuple[int, KvRouterError]
+"""The ticket of a request that waits no more, and what its caller is told."""
+
+
+class WaitingRoom:
+    """Requests by ticket and by id, in the queue of their scope.
+
+    Invariants: every pending request is in exactly one queue, under its ticket; a request id waits
+    once.
+    """
+
+    __slots__ = ("_limits", "_pending", "_policies", "_queues", "_tickets", "_tokens", "_waits")
+
+    def __init__(self, policies: QueuePolicies, limits: WaitingLimits) -> None:
+        self._policies = policies
+        self._limits = limits
+        self._queues: dict[Scope, AdmissionQueue] = {}
+        self._pending: dict[int, Pending] = {}
+        self._waits: dict[str, int] = {}
+        self._tokens = 0
+        self._tickets = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waits
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all that wait."""
+        return self._tokens
+
+    def queue(self, scope: Scope) -> AdmissionQueue | None:
+        """The queue of a scope; None where nothing ever waits."""
+        known = self._queues.get(scope)
+        if known is None:
+            classes = self._policies.classes(scope.model_name)
+            if any(each.is_queueing for each in classes.all):
+                known = self._queues[scope] = AdmissionQueue(classes)
+        return known
+
+    def queues(self) -> list[tuple[Scope, AdmissionQueue]]:
+        """All queues there are, to read."""
+        return list(self._queues.items())
+
+    def usage(self, scope: Scope) -> tuple[int, int]:
+        """How many requests of a scope wait, and how many prompt tokens they have."""
+        queue = self._queues.get(scope)
+        return (0, 0) if queue is None else (len(queue), queue.isl_tokens)
+
+    def wait(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        index: int,
+        cached_tokens: int,
+        worker_count: int,
+        now_s: float,
+    ) -> tuple[int, list[Refused]]:
+        """Have a request wait in a class of its scope: its ticket, and who had to go for it.
+
+        Raises QueueFullError, TenantQueueFullError.
+        """
+        queue = self._queues[request.scope]
+        self._check_limits(queue, index, now_s)
+        self._tickets += 1
+        ticket, settings = self._tickets, queue.classes.all[index]
+        isl_tokens = prompt.isl_tokens
+        uncached_tokens = isl_tokens - cached_tokens
+        expires_s = now_s + min(request.max_wait_s or settings.max_wait_s, settings.max_wait_s)
+        waiting = Waiting(
+            ticket=ticket,
+            tenant=request.tenant or "",
+            lane=_lane(request),
+            strict_priority=request.strict_priority,
+            order=settings.order(now_s, request.priority_jump, uncached_tokens, expires_s),
+            isl_tokens=isl_tokens,
+            cached_tokens=cached_tokens,
+            since_s=now_s,
+            expires_s=expires_s,
+        )
+        displaced = queue.push(waiting, index, worker_count, now_s)
+        self._pending[ticket] = Pending(structs.replace(request, token_ids=None), prompt)
+        self._tokens += isl_tokens
+        if request.request_id is not None:
+            self._waits[request.request_id] = ticket
+        return ticket, [self._refused(*each) for each in displaced]
+
+    def take(self, has_room: HasRoom, now_s: float) -> tuple[Waiting, Pending] | None:
+        """Take out somebody whose turn it is, if any rank has room. O(classes + lanes of all
+        scopes with nobody to send).
+        """
+        for queue in self._queues.values():
+            if not len(queue):
+                continue
+            waiting = queue.take(
+                lambda each, settings: has_room(self._pending[each.ticket], settings), now_s
+            )
+            if waiting is not None:
+                return waiting, self._forget(waiting)
+        return None
+
+    def withdraw(self, ticket: int) -> bool:
+        """Take out a request that nobody waits for any more; False if it is not here."""
+        pending = self._pending.get(ticket)
+        if pending is None:
+            return False
+        waiting = self._queues[pending.request.scope].withdraw(ticket)
+        assert waiting is not None
+        self._forget(waiting)
+        return True
+
+    def ticket(self, request_id: str) -> int | None:
+        """The ticket under which a request waits."""
+        return self._waits.get(request_id)
+
+    def expire(self, now_s: float) -> list[Refused]:
+        """Take out all that have waited as long as they may."""
+        return [
+            self._refused(*each) for queue in self._queues.values() for each in queue.expire(now_s)
+        ]
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(everything)."""
+        for queue in self._queues.values():
+            queue.check_invariants()
+        assert sum(map(len, self._queues.values())) == len(self._pending)
+        for ticket, pending in self._pending.items():
+            assert ticket in self._queues[pending.request.scope]
+        named = {
+            pending.request.request_id: ticket
+            for ticket, pending in self._pending.items()
+            if pending.request.request_id is not None
+        }
+        assert named == self._waits
+        assert self._tokens == sum(each.prompt.isl_tokens for each in self._pending.values())
+
+    def _check_limits(self, queue: AdmissionQueue, index: int, now_s: float) -> None:
+        name = queue.classes.all[index].name
+        retry_s = queue.retry_after_s(index, now_s)
+        requests, limit = len(self._pending), self._limits.max_requests
+        if requests >= limit:
+            raise QueueFullError(name, "requests", requests, limit, retry_s)
+        if self._tokens >= self._limits.max_tokens:
+            limit = self._limits.max_tokens
+            raise QueueFullError(name, "isl_tokens", self._tokens, limit, retry_s)
+
+    def _refused(
+        self, waiting: Waiting, error: TenantQueueFullError | QueueTimeoutError
+    ) -> Refused:
+        self._forget(waiting)
+        return waiting.ticket, error
+
+    def _forget(self, waiting: Waiting) -> Pending:
+        pending = self._pending.pop(waiting.ticket)
+        self._tokens -= pending.prompt.isl_tokens
+        self._waits.pop(pending.request.request_id or "", None)
+        return pending
+
+
+def _lane(request: SelectRequest) -> Hashable:
+    """The same for requests that the same ranks can take."""
+    if not demands_something(request):
+        return None
+    demands = (
+        request.allowed_worker_ids,
+        request.pinned_worker,
+        request.routing_constraints,
+        request.affinity_target,
+        request.prefill_worker_id,
+        request.lora_name,
+    )
+    return msgpack.encode(demands)
