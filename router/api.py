@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.errors import InvalidFieldError
 from router.metrics import RouterMetrics
 from router.openapi import ROUTES
+from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.requests import (
     OutputBlockRequest,
@@ -32,7 +33,9 @@ Booking = TypeVar("Booking", SelectRequest, ReserveRequest)
 
 
 class Api:
-    """The handlers, on two sets of commands. `routers` lists who serves this namespace."""
+    """The handlers, on two sets of commands. `routers` lists who serves this namespace; `settings`
+    are those in effect.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Api:
         status: ServiceStatus,
         metrics: RouterMetrics,
         routers: Callable[[], list[RouterAnnouncement]],
+        settings: Mapping[str, SettingView],
     ) -> None:
         self._web = Web("kv-router", ROUTES, config, metrics)
         self._commands = commands
@@ -49,6 +53,7 @@ class Api:
         self._status = status
         self._metrics = metrics
         self._routers = routers
+        self._settings = settings
 
     def app(self) -> FastAPI:
         """The application, with every route of `router/openapi.py`."""
@@ -110,6 +115,10 @@ class Api:
     async def routers(self, _: Request) -> Response:
         """Routers of this namespace."""
         return json_answer(self._routers())
+
+    async def config(self, _: Request) -> Response:
+        """The settings in effect."""
+        return json_answer(self._settings)
 
     async def loads(self, _: Request) -> Response:
         """Booked load."""

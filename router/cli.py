@@ -4,10 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from router.config import load_router_config
+from router.config import RouterConfig
 from router.errors import ConfigError
 from router.index_config import load_indexer_config
 from router.index_service import IndexService
+from router.loading import load_router
 from router.local.config import load_up_config
 from router.local.up import up
 from router.process.serving import log_to_stderr, run_until_signal
@@ -53,9 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    config = load_router_config(arguments, os.environ)
+    loaded = load_router(RouterConfig, arguments, os.environ)
+    config = loaded.shown()
     log_to_stderr(config.log_level)
-    run_until_signal(RouterService(config).run)
+    run_until_signal(RouterService(config, sources=loaded.sources).run)
     return 0
 
 

@@ -1,25 +1,19 @@
 """Configuration of the router process; `kv-router serve --help` prints it."""
 
-import socket
-from collections.abc import Mapping, Sequence
-from secrets import randbits
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, structs
 
 from router.core import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
-from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
 from router.indexer.selection import IndexSettings, index_mode
-from router.process.settings import ROUTER_PREFIX, id_of_name, load
+from router.placement_config import PlacementConfig
+from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.scheduler.cost import TrustWeights
 from router.scheduler.scheduler import PolicySettings
-
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-
 
 DECISION_SETTINGS = (
     "overlap_score_weight",
@@ -40,83 +34,7 @@ DECISION_SETTINGS = (
 """The settings of a router that decisions depend on, in one thread."""
 
 
-class ServiceConfig(Struct, frozen=True, kw_only=True):
-    """What every process with a core can be told. Seconds and bytes as the names end."""
-
-    name: Annotated[
-        str,
-        Meta(min_length=1, max_length=256, description="stable; a router's id is made from it"),
-    ] = socket.gethostname()
-    namespace: Annotated[
-        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to serve on the bus")
-    ] = "default"
-    nats_url: Annotated[
-        str, Meta(description="NATS server with JetStream; empty: none, engines are registered")
-    ] = ""
-    data_dir: Annotated[
-        str, Meta(description="folder for who is registered, to survive a restart; empty: none")
-    ] = ""
-    max_registered_ranks: Annotated[
-        int, Meta(ge=1, le=65_536, description="registered over HTTP; beyond, 503")
-    ] = 4096
-    allow_public_engines: Annotated[
-        bool, Meta(description="also read engines' sockets at public addresses")
-    ] = False
-    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
-    worker_silence_s: Annotated[
-        float, Meta(ge=1.5, description="an agent that is its engine, silent for so long, is gone")
-    ] = 2.5
-    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
-        32 * 1024 * 1024
-    )
-    body_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to receive a body; beyond, 408")
-    ] = 30.0
-    max_connections: Annotated[
-        int, Meta(ge=1, description="concurrent HTTP connections and requests; beyond, 503")
-    ] = 4096
-    drain_s: Annotated[
-        float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
-    ] = 1.0
-    event_threads: Annotated[
-        int, Meta(ge=1, le=64, description="above 1, the index is changed in so many threads")
-    ] = 1
-    index_max_blocks: Annotated[
-        int,
-        Meta(ge=1024, le=1 << 31, description="per scope; a rank that does not fit is degraded"),
-    ] = DEFAULT_MAX_BLOCKS
-    event_stream_max_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="event stream, where created here")
-    ] = 1 << 30
-    snapshot_threshold: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="events after which a router keeps a snapshot, for quicker starts; 0: no",
-        ),
-    ] = 100_000
-    reset_state: Annotated[
-        bool, Meta(description="at start: drop the snapshot, ask every rank for a checkpoint")
-    ] = False
-    num_replicas: Annotated[
-        int, Meta(ge=1, le=5, description="replicas of stream and buckets, where created here")
-    ] = 1
-    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
-
-    @property
-    def index(self) -> IndexSettings:
-        """The index that events are applied to, with a secret way of spreading its keys."""
-        return IndexSettings(
-            overlap_score_weight=1.0,
-            use_kv_events=True,
-            event_threads=self.event_threads,
-            max_blocks=self.index_max_blocks,
-            multiplier=randbits(64) | 1,
-        )
-
-
-class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
+class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     overlap_score_weight: Annotated[
@@ -242,8 +160,3 @@ class RouterConfig(ServiceConfig, frozen=True, kw_only=True):
         if mode is IndexMode.NONE or not ttl_s:
             return None
         return ApproximateLimits(ttl_s, self.approximate_max_blocks, self.approximate_prune_target)
-
-
-def load_router_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RouterConfig:
-    """The router's configuration. Raises ConfigError."""
-    return load(RouterConfig, arguments, environment, ROUTER_PREFIX)

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp
 
-from router.config import ServiceConfig
 from router.core import RouterCore
 from router.data_dir import DataDir
 from router.engines import Engines
@@ -40,6 +39,7 @@ from router.publisher.bus import (
 from router.registrar import MakeWorker, Registrar
 from router.registrations import Registrations
 from router.registry import Registry
+from router.service_config import ServiceConfig
 from router.snapshots import Snapshots, SnapshotSettings
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
@@ -71,6 +71,7 @@ class CoreHost:
         *,
         make_worker: MakeWorker,
         needs_workers: bool,
+        initial_workers: int = 0,
         on_reconnect: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
@@ -78,7 +79,9 @@ class CoreHost:
         self._on_reconnect = on_reconnect
         self.core = core
         self.subjects = Subjects(config.namespace)
-        self.status = ServiceStatus(config.nats_url, needs_workers=needs_workers)
+        self.status = ServiceStatus(
+            config.nats_url, needs_workers=needs_workers, initial_workers=initial_workers
+        )
         self.metrics = RouterMetrics()
         StateCollector(core, self.status, self.metrics)
         self._data_dir = DataDir(Path(config.data_dir)) if config.data_dir else None

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from router.config import ServiceConfig
 from router.core import CoreSettings
 from router.errors import ConfigError
 from router.fleet import LivenessLimits
-from router.process.settings import INDEXER_PREFIX, load
+from router.process.settings import INDEXER_PREFIX, load_with_sources
 from router.protocol.registrations import is_http_url
 from router.scheduler.scheduler import PolicySettings
+from router.service_config import ServiceConfig
 
 
 class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
@@ -56,11 +56,12 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
 
 def load_indexer_config(arguments: Sequence[str], environment: Mapping[str, str]) -> IndexerConfig:
     """The configuration of an index alone. Raises ConfigError."""
-    config = load(IndexerConfig, arguments, environment, INDEXER_PREFIX)
+    loaded = load_with_sources(IndexerConfig, arguments, environment, INDEXER_PREFIX)
+    config = loaded.config
     for url in config.peer_urls:
         if not is_http_url(url):
             raise ConfigError("peers", f"{url!r}", "http://host:port, or https://…")
     if len(config.peer_urls) > config.max_peers:
         problem = f"{len(config.peer_urls)} of them"
         raise ConfigError("peers", problem, f"at most max_peers, {config.max_peers}")
-    return config
+    return loaded.shown()

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from msgspec import Struct
 
 from router.block_views import BlockHolders
+from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
 from router.protocol.replies import (
@@ -150,6 +151,13 @@ ROUTES = (
         refusals=(404, 409),
     ),
     Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
+    Route(
+        "GET",
+        "/config",
+        "config",
+        "Every setting, and where it comes from",
+        dict[str, SettingView],
+    ),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads]),
     Route(
         "POST",

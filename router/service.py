@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from random import Random
 
@@ -18,6 +18,8 @@ from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.lookups import Lookups
 from router.metrics import RouterMetrics
+from router.process.effective import effective
+from router.process.settings import NO_OTHERS
 from router.protocol.catalogue import (
     Lifecycle,
     RouterAnnouncement,
@@ -39,11 +41,19 @@ log = logging.getLogger(__name__)
 class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
 
-    `core`: another one than a router usually makes for itself.
+    `core`: another one than a router usually makes for itself. `sources`: of each setting that
+    somebody set, where.
     """
 
-    def __init__(self, config: RouterConfig, core: RouterCore | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        core: RouterCore | None = None,
+        *,
+        sources: Mapping[str, str] = NO_OTHERS,
+    ) -> None:
         self._config = config
+        self._settings = effective(config, sources)
         self._incarnation = time.time_ns() // 1000
         self._announcer: Announcer | None = None
         core = core or _core(config)
@@ -53,6 +63,7 @@ class RouterService:
             core,
             make_worker=partial(complete_worker, needs_events=core.reads_events),
             needs_workers=True,
+            initial_workers=config.min_initial_workers,
             on_reconnect=self._renew_soon,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
@@ -86,6 +97,7 @@ class RouterService:
             host.status,
             host.metrics,
             lambda: list(host.registry.routers()),
+            self._settings,
         )
         await self._host.run(stop, api.app(), self._live, self._background)
 

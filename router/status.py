@@ -16,11 +16,13 @@ class Readiness(Struct, frozen=True):
 class ServiceStatus:
     """Where the process stands; adapters set the fields, nobody else.
 
-    `needs_workers`: with nobody to choose, the process is of no use. Without a `nats_url` there is
-    no bus, and only registered engines to catch up with.
+    `needs_workers`: with nobody to choose, the process is of no use; `initial_workers`: nor is it
+    before there have been so many. Without a `nats_url` there is no bus, and only registered
+    engines to catch up with.
     """
 
     __slots__ = (
+        "_initial_workers",
         "_needs_workers",
         "engines_caught_up",
         "events_caught_up",
@@ -29,8 +31,9 @@ class ServiceStatus:
         "registry_caught_up",
     )
 
-    def __init__(self, nats_url: str, *, needs_workers: bool) -> None:
+    def __init__(self, nats_url: str, *, needs_workers: bool, initial_workers: int = 0) -> None:
         self._needs_workers = needs_workers
+        self._initial_workers = initial_workers
         self.nats_url = nats_url
         self.is_draining = False
         self.registry_caught_up = self.events_caught_up = not self.has_bus
@@ -57,8 +60,17 @@ class ServiceStatus:
             reasons.append("the index has not caught up with the event stream")
         if not self.engines_caught_up:
             reasons.append("the index has not caught up with the engines registered before")
-        if self._needs_workers and not core.fleet.schedulable_count():
-            reasons.append("no schedulable workers")
+        if self._needs_workers:
+            reasons += self._missing_workers(core.fleet.schedulable_count())
         if core.fleet.is_frozen:
             degraded.append("most workers fell silent together; none is taken out for now")
         return Readiness(not reasons, reasons, degraded)
+
+    def _missing_workers(self, schedulable: int) -> list[str]:
+        """What keeps us from being ready; once there have been enough, one is enough."""
+        if schedulable >= self._initial_workers:
+            self._initial_workers = 0
+        if not schedulable:
+            return ["no schedulable workers"]
+        wanted = self._initial_workers
+        return [f"{schedulable} of {wanted} initial workers"] if wanted else []

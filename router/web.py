@@ -12,7 +12,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
-from router.config import ServiceConfig
 from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
@@ -20,6 +19,7 @@ from router.metrics import RouterMetrics
 from router.openapi import Ready, Route, document, extra
 from router.process.bodies import decode_body, read_body
 from router.protocol.values import Rank
+from router.service_config import ServiceConfig
 from router.status import ServiceStatus
 from router.views import block_sizes, dump_pieces
 

@@ -53,5 +53,5 @@ def _eventually():
 
 @pytest.fixture(autouse=True)
 def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in [key for key in os.environ if key.startswith("KV_ROUTER_")]:
+    for key in [key for key in os.environ if key.startswith(("KV_ROUTER_", "DYN_"))]:
         monkeypatch.delenv(key)

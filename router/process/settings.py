@@ -1,5 +1,7 @@
 """One loader for the configuration of every process: flag > environment > file > default.
 
+A setting may have other names, such as another product's; they count as much as its own.
+
 A process's configuration is one frozen struct. Each field has a default and is `Annotated` with
 its limits and a description: its documentation, its `--help` and its validation at once. Unknown
 keys are errors wherever they come from.
@@ -8,16 +10,18 @@ keys are errors wherever they come from.
 import argparse
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
 from router.errors import ConfigError
+from router.process.aliases import Alias, Given, by_key, by_variable
+from router.process.effective import print_and_exit
 
 T = TypeVar("T", bound=Struct)
 
@@ -35,6 +39,25 @@ _KUBERNETES_SERVICE_LINK = re.compile(
 """Kubernetes sets such variables in every pod beside a service named `kv-router`."""
 
 
+class Loaded(Struct, Generic[T], frozen=True):
+    """A configuration, and of each setting that somebody set, where.
+
+    `is_asked_for`: it is to be shown, and nothing else is to be done.
+    """
+
+    config: T
+    sources: Mapping[str, str]
+    is_asked_for: bool = False
+
+    def shown(self) -> T:
+        """The configuration; where `--show-config` asks for it, it is printed instead. Raises
+        SystemExit.
+        """
+        if self.is_asked_for:
+            print_and_exit(self.config, self.sources)
+        return self.config
+
+
 def load(
     config_type: type[T],
     arguments: Sequence[str],
@@ -42,20 +65,55 @@ def load(
     prefix: str,
     elsewhere: Mapping[str, str] = NO_OTHERS,
 ) -> T:
+    """The configuration of a process; see `load_with_sources`. Shows it and exits on
+    `--show-config`.
+    """
+    return load_with_sources(config_type, arguments, environment, prefix, elsewhere).shown()
+
+
+def load_with_sources(
+    config_type: type[T],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    prefix: str,
+    elsewhere: Mapping[str, str] = NO_OTHERS,
+    aliases: Sequence[Alias] = (),
+) -> Loaded[T]:
     """The configuration of a process. Raises ConfigError; prints help and exits on `--help`.
 
-    `elsewhere`: settings that this process has when it is started otherwise, and how.
+    `elsewhere`: settings that this process has when it is started otherwise, and how. Two names of
+    a setting in one source have to agree.
     """
-    flags = vars(_parser(config_type, elsewhere).parse_args(arguments))
+    flags = vars(_parser(config_type, elsewhere, aliases).parse_args(arguments))
     path = flags.pop("config", None) or environment.get(f"{prefix}CONFIG")
-    values = {}
+    is_asked_for = flags.pop("show_config", False)
+    own = _from_environment(environment, prefix)
+    variables = [Given(name, value, f"{prefix}{name.upper()}") for name, value in own.items()]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for source, given in (
-        (f"file {path}", _from_file(path)),
-        ("environment", _from_environment(environment, prefix)),
-        ("flag", flags),
+        (f"file {path}", by_key(_from_file(path), aliases, "{}")),
+        ("environment", [*variables, *by_variable(environment, aliases)]),
+        ("flag", by_key(flags, aliases, "--{}")),
     ):
-        values.update(checked(config_type, given, source, elsewhere))
-    return config_type(**values)
+        for each, value in _agreed(config_type, given, source, elsewhere):
+            values[each.setting] = value
+            sources[each.setting] = f"{source}: {each.name}"
+    return Loaded(config_type(**values), sources, is_asked_for)
+
+
+def _agreed(
+    config_type: type[Struct], given: Iterable[Given], source: str, elsewhere: Mapping[str, str]
+) -> Iterator[tuple[Given, Any]]:
+    """Each setting once, checked. Raises ConfigError."""
+    settings: dict[str, tuple[Given, Any]] = {}
+    for each in given:
+        value = checked(config_type, {each.setting: each.value}, source, elsewhere)[each.setting]
+        first, before = settings.setdefault(each.setting, (each, value))
+        if value != before:
+            reason = f"{value!r} while {first.name} is {before!r} ({source})"
+            raise ConfigError(each.name, reason, "one of the two, or both the same")
+    yield from settings.values()
 
 
 def first_look(
@@ -91,20 +149,33 @@ def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
     ]
 
 
-def _parser(config_type: type[Struct], elsewhere: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(
+    config_type: type[Struct], elsewhere: Mapping[str, str], aliases: Sequence[Alias]
+) -> argparse.ArgumentParser:
     name_of_process = config_type.__name__.removesuffix("Config").lower()
     parser = argparse.ArgumentParser(prog=name_of_process, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys")
+    shown = "print every setting and where it comes from, and exit"
+    parser.add_argument("--show-config", action="store_true", help=shown)
+    defaults = {}
     for name, default, text in describe(config_type):
-        flag = f"--{name.replace('_', '-')}"
-        shown = f"{text} (default: {default})".replace("%", "%%")
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=shown)
-        else:
-            parser.add_argument(flag, metavar="VALUE", help=shown)
+        defaults[name] = default
+        _add_flag(parser, name, default, f"{text} (default: {default})".replace("%", "%%"))
     for name in elsewhere:
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="?", help=argparse.SUPPRESS)
+    for alias in aliases:
+        if alias.key not in defaults:
+            default = None if alias.setting is None else defaults[alias.setting]
+            _add_flag(parser, alias.key, default, argparse.SUPPRESS)
     return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, default: object, shown: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(default, bool):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=shown)
+    else:
+        parser.add_argument(flag, metavar="VALUE", help=shown)
 
 
 def _from_file(path: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.config import load_router_config
+from router.loading import load_router_config
 from worker_agent.config import load_agent_config
 
 ROOT = Path(__file__).parents[2]

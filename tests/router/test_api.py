@@ -245,6 +245,12 @@ async def test_no_allowed_worker_is_503(fleet):
     assert (status, body["code"]) == (503, "no_endpoints")
 
 
+async def test_the_settings_in_effect_are_shown(fleet):
+    shown = (await fleet.client.get("/config")).json()
+    assert shown["namespace"] == {"value": "test", "source": "set"}
+    assert shown["router_temperature"] == {"value": 0.0, "source": "default"}
+
+
 async def test_a_doubled_id_is_409(fleet):
     for status in (200, 409):
         answer = await fleet.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "x"})

@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from router.config import DECISION_SETTINGS, RouterConfig, load_router_config
+from router.config import DECISION_SETTINGS, RouterConfig
 from router.errors import ConfigError
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
+from router.loading import load_router_config
 
 
 def core(*arguments):
@@ -29,7 +30,7 @@ def test_or_instead_of_them():
     assert settings.prediction == ApproximateLimits(120.0, 2048, 0.8)
 
 
-@pytest.mark.parametrize("others", [(), ("--no-use-kv-events", "--predicted-ttl-s", "1")])
+@pytest.mark.parametrize("others", [(), ("--no-use-kv-events",), ("--predicted-ttl-s", "1")])
 def test_without_weight_there_is_no_index(others):
     settings = core("--overlap-score-weight", "0", *others)
     assert (settings.mode, settings.prediction) == (IndexMode.NONE, None)
@@ -66,13 +67,18 @@ def test_what_trust_is_worth_can_be_set():
 def test_decisions_depend_on_the_settings_that_recordings_have():
     """And on no other: each is changed in turn, with events and without."""
     for name in RouterConfig.__struct_fields__:
-        value = getattr(RouterConfig(), name)
-        other = not value if isinstance(value, bool) else value + type(value)(1)
+        other = _other(getattr(RouterConfig(), name))
         changes = any(
             _decides({"use_kv_events": each, name: other}) != _decides({"use_kv_events": each})
             for each in (True, False)
         )
         assert changes == (name in (*DECISION_SETTINGS, "event_threads")), name
+
+
+def _other(value):
+    if value is None:
+        return 1
+    return not value if isinstance(value, bool) else value + type(value)(1)
 
 
 def _decides(fields):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from router import cli
-from router.config import load_router_config
 from router.errors import ConfigError
 from router.index_config import IndexerConfig, load_indexer_config
+from router.loading import load_router_config
 from router.local.config import load_up_config
 from router.process.settings import describe
 from worker_agent.config import load_agent_config

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from router.config import RouterConfig
 from router.errors import ConfigError
+from router.loading import load_router
 from router.process.serving import log_to_stderr, run_until_signal
-from router.process.settings import ROUTER_PREFIX, load
 from router.recorder import Recorder, RecorderCollector, RecordingLimits
 from router.recording.format import Header
 from router.service import RouterService
@@ -35,13 +35,14 @@ class RecordConfig(RouterConfig, frozen=True, kw_only=True):
 
 def load_record_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RecordConfig:
     """The configuration of a router that records. Raises ConfigError."""
-    config = load(RecordConfig, arguments, environment, ROUTER_PREFIX)
+    loaded = load_router(RecordConfig, arguments, environment)
+    config = loaded.config
     if not config.output:
         raise ConfigError("output", "missing", "a file to write, as --output FILE")
     if config.event_threads != 1:
         problem = f"{config.event_threads}: what threads do when cannot be told again"
         raise ConfigError("event_threads", problem, "1")
-    return config
+    return loaded.shown()
 
 
 def record(arguments: Sequence[str]) -> int:

@@ -1,8 +1,9 @@
 import pytest
 
-from router.config import RouterConfig, load_router_config
+from router.config import RouterConfig
 from router.dynamo.attach import dynamo_settings
 from router.errors import ConfigError
+from router.loading import load_router_config
 
 FLEET = {"dynamo_namespace": "My_ns", "dynamo_component": "backend", "dynamo_block_size": 16}
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct
 
-from router.config import load_router_config
 from router.errors import ConfigError
+from router.loading import load_router_config
 from router.process.settings import (
     AGENT_PREFIX,
     ROUTER_PREFIX,

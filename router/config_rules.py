@@ -1,0 +1,99 @@
+"""Settings that contradict each other, refused at start with both named."""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from router.config import RouterConfig
+from router.errors import ConfigError
+
+
+class Rule(Struct, frozen=True):
+    """`key` may not be what it is while `other` is what it is: see `why`."""
+
+    key: str
+    other: str
+    is_broken: Callable[[RouterConfig], bool]
+    why: str
+
+
+RULES = (
+    Rule(
+        "router_track_output_blocks",
+        "router_track_active_blocks",
+        lambda c: c.router_track_output_blocks and not c.router_track_active_blocks,
+        "output blocks are added to a request's blocks, which are not tracked",
+    ),
+    Rule(
+        "active_decode_blocks_threshold",
+        "router_track_active_blocks",
+        lambda c: c.active_decode_blocks_threshold is not None and not c.router_track_active_blocks,
+        "without tracking nobody knows the blocks in use",
+    ),
+    Rule(
+        "active_prefill_tokens_threshold",
+        "router_track_prefill_tokens",
+        lambda c: (
+            c.active_prefill_tokens_threshold is not None and not c.router_track_prefill_tokens
+        ),
+        "without tracking nobody knows the tokens to compute",
+    ),
+    Rule(
+        "active_prefill_tokens_threshold_frac",
+        "router_track_prefill_tokens",
+        lambda c: (
+            c.active_prefill_tokens_threshold_frac is not None and not c.router_track_prefill_tokens
+        ),
+        "without tracking nobody knows the tokens to compute",
+    ),
+    Rule(
+        "predicted_ttl_s",
+        "use_kv_events",
+        lambda c: c.predicted_ttl_s > 0 and not c.use_kv_events,
+        "it bridges the time until events come, and none do; see approximate_ttl_s",
+    ),
+    Rule(
+        "event_threads",
+        "use_kv_events",
+        lambda c: c.event_threads > 1 and not c.use_kv_events,
+        "without events nothing is applied in threads",
+    ),
+    Rule(
+        "session_affinity_mode",
+        "session_affinity_ttl_s",
+        lambda c: not c.session_affinity_ttl_s,
+        "sessions stay nowhere",
+    ),
+    Rule(
+        "redis_url",
+        "session_affinity_ttl_s",
+        lambda c: bool(c.redis_url) and not c.session_affinity_ttl_s,
+        "there are no sessions to share",
+    ),
+    Rule(
+        "reset_state",
+        "nats_url",
+        lambda c: c.reset_state and not c.nats_url,
+        "there is no snapshot to drop, and no agent to ask",
+    ),
+    Rule(
+        "shadow",
+        "session_affinity_ttl_s",
+        lambda c: c.shadow and c.session_affinity_ttl_s > 0,
+        "a router that only compares binds no session",
+    ),
+)
+"""In no order; a new pair is a new line here."""
+
+
+def check_rules(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Refuse contradictions among what somebody set. Raises ConfigError.
+
+    A default contradicts nobody: it gives way.
+    """
+    for rule in RULES:
+        if rule.key in sources and rule.is_broken(config):
+            value, other = getattr(config, rule.key), getattr(config, rule.other)
+            where = f" ({sources[rule.other]})" if rule.other in sources else " by default"
+            reason = f"{value!r} ({sources[rule.key]}) while {rule.other} is {other!r}{where}"
+            raise ConfigError(rule.key, f"{reason}: {rule.why}", "one of the two, changed")

@@ -1,0 +1,88 @@
+"""What Dynamo's routers call our settings: fields of `KvRouterConfig`, and `DYN_ROUTER_*`.
+
+Names of 1.0.2 and 1.6.1. What has no counterpart here is refused, in words: nobody should believe
+that it still counts.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from router.errors import ConfigError
+from router.process.aliases import Alias
+
+PREFIX = "DYN_ROUTER_"
+
+
+def _worker_endpoint(value: str) -> Mapping[str, str]:
+    parts = value.removeprefix("dyn://").split(".")
+    if len(parts) != 3 or not all(parts):
+        raise ConfigError(f"{PREFIX}ENDPOINT", repr(value), "namespace.component.endpoint")
+    return {"dynamo_namespace": parts[0], "dynamo_component": parts[1]}
+
+
+def _events_are_durable(value: str) -> Mapping[str, str]:
+    """Events on NATS are in JetStream here, whatever is said."""
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise ConfigError(f"{PREFIX}DURABLE_KV_EVENTS", repr(value), "true or false")
+    return {}
+
+
+ALIASES = (
+    Alias("router_endpoint", f"{PREFIX}ENDPOINT", meaning=_worker_endpoint),
+    Alias("router_block_size", f"{PREFIX}BLOCK_SIZE", "dynamo_block_size"),
+    Alias("kv_cache_block_size", "DYN_KV_CACHE_BLOCK_SIZE", "dynamo_block_size"),
+    Alias("overlap_score_weight", f"{PREFIX}KV_OVERLAP_SCORE_WEIGHT"),
+    Alias("router_temperature", f"{PREFIX}TEMPERATURE"),
+    Alias("use_kv_events", f"{PREFIX}USE_KV_EVENTS"),
+    Alias("durable_kv_events", f"{PREFIX}DURABLE_KV_EVENTS", meaning=_events_are_durable),
+    Alias("router_track_active_blocks", f"{PREFIX}TRACK_ACTIVE_BLOCKS"),
+    Alias("router_track_output_blocks", f"{PREFIX}TRACK_OUTPUT_BLOCKS"),
+    Alias("router_track_prefill_tokens", f"{PREFIX}TRACK_PREFILL_TOKENS"),
+    Alias("router_assume_kv_reuse", f"{PREFIX}ASSUME_KV_REUSE"),
+    Alias("router_snapshot_threshold", f"{PREFIX}SNAPSHOT_THRESHOLD", "snapshot_threshold"),
+    Alias("router_reset_states", f"{PREFIX}RESET_STATES", "reset_state"),
+    Alias("router_ttl_secs", f"{PREFIX}TTL_SECS", "approximate_ttl_s"),
+    Alias("router_max_tree_size", f"{PREFIX}MAX_TREE_SIZE", "approximate_max_blocks"),
+    Alias("router_prune_target_ratio", f"{PREFIX}PRUNE_TARGET_RATIO", "approximate_prune_target"),
+    Alias("router_predicted_ttl_secs", f"{PREFIX}PREDICTED_TTL_SECS", "predicted_ttl_s"),
+    Alias("router_event_threads", f"{PREFIX}EVENT_THREADS", "event_threads"),
+    Alias("router_min_initial_workers", f"{PREFIX}MIN_INITIAL_WORKERS", "min_initial_workers"),
+    Alias(
+        "router_session_affinity_ttl_secs",
+        f"{PREFIX}SESSION_AFFINITY_TTL_SECS",
+        "session_affinity_ttl_s",
+    ),
+    Alias(
+        "router_session_affinity_mode", f"{PREFIX}SESSION_AFFINITY_MODE", "session_affinity_mode"
+    ),
+    Alias(
+        "router_active_request_expiry_secs",
+        f"{PREFIX}ACTIVE_REQUEST_EXPIRY_SECS",
+        "reservation_ttl_s",
+    ),
+    Alias("active_decode_blocks_threshold", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD"),
+    Alias("active_prefill_tokens_threshold", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD"),
+    Alias("active_prefill_tokens_threshold_frac", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC"),
+)
+
+REFUSED = MappingProxyType(
+    {
+        f"{PREFIX}TRACKING_HASH": "blocks are named by sequence hashes, which nobody can reverse",
+        f"{PREFIX}TRACKING_KEY_FILE": "blocks are named by sequence hashes",
+        f"{PREFIX}TRACKING_KEY_ID": "blocks are named by sequence hashes",
+        f"{PREFIX}PREFILL_LOAD_MODEL": "the policy predictive learns how long prefill takes",
+        f"{PREFIX}APPROXIMATE_CACHE_POLICY": "guesses expire by approximate_ttl_s",
+        f"{PREFIX}PREFILL_POLICY": "the policy is one for all roles of a routing group",
+        f"{PREFIX}DECODE_POLICY": "the policy is one for all roles of a routing group",
+    }
+)
+"""Variables without a counterpart, and why."""
+
+
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Refuse what would be passed over. Raises ConfigError."""
+    known = {alias.variable for alias in ALIASES}
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            reason = REFUSED.get(name, "no such setting")
+            raise ConfigError(name, f"means nothing here: {reason}", ", ".join(sorted(known)))

@@ -1,0 +1,75 @@
+"""Configuration of what bounds and binds placements, whatever the policy; `--help` prints it.
+
+Fields that Dynamo's routers have too are named as there, but for units.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from router.scheduler.busy import BusyThresholds
+from router.service_config import ServiceConfig
+
+AffinityMode: TypeAlias = Literal["hard", "soft"]
+
+
+class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
+    """What is tracked of requests, who is too busy for more, and where sessions stay."""
+
+    router_track_active_blocks: Annotated[
+        bool, Meta(description="false: bookings count prefill tokens alone, as before decoders")
+    ] = True
+    router_track_output_blocks: Annotated[
+        bool, Meta(description="false: an output block told is a sign of life, and no block")
+    ] = True
+    router_track_prefill_tokens: Annotated[
+        bool, Meta(description="false: bookings count no prefill, as where others compute it")
+    ] = True
+    router_assume_kv_reuse: Annotated[
+        bool, Meta(description="false: requests with the same prefix are booked a copy each")
+    ] = True
+    active_decode_blocks_threshold: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="a rank with more of its blocks in use gets nothing more; none: no limit"),
+    ] = None
+    active_prefill_tokens_threshold: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="a rank with more prompt tokens to compute gets nothing more"),
+    ] = None
+    active_prefill_tokens_threshold_frac: Annotated[
+        Annotated[float, Meta(ge=0, le=1e9)] | None,
+        Meta(description="the same as a multiple of its max_num_batched_tokens"),
+    ] = None
+    busy_hysteresis: Annotated[
+        float,
+        Meta(ge=0, le=1, description="a busy rank is free so far below its threshold; a fraction"),
+    ] = 0.1
+    session_affinity_ttl_s: Annotated[
+        float,
+        Meta(ge=0, le=31_536_000, description="a session keeps its rank until idle so long; 0: no"),
+    ] = 0.0
+    session_affinity_mode: Annotated[
+        AffinityMode,
+        Meta(description="hard: a session waits for its rank; soft: it goes elsewhere meanwhile"),
+    ] = "hard"
+    session_affinity_max_sessions: Annotated[
+        int, Meta(ge=1, le=1 << 24, description="remembered here; beyond, idle longest forgotten")
+    ] = 65_536
+    redis_url: Annotated[
+        str, Meta(description="Redis where routers share their sessions; empty: each its own")
+    ] = ""
+    redis_timeout_s: Annotated[
+        float, Meta(gt=0, le=10, description="for Redis to answer; beyond, as without it")
+    ] = 0.05
+    min_initial_workers: Annotated[
+        int, Meta(ge=0, le=65_536, description="a router is not ready before it has had so many")
+    ] = 0
+
+    @property
+    def busy_thresholds(self) -> BusyThresholds:
+        """Above what a rank of any model is busy, unless something else was said of the model."""
+        return BusyThresholds(
+            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
+            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
+            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
+        )

@@ -1,0 +1,127 @@
+"""The router's settings under Dynamo's names, and those that contradict each other."""
+
+import pytest
+
+from router.config import RouterConfig
+from router.config_rules import RULES
+from router.dynamo_names import ALIASES, REFUSED
+from router.errors import ConfigError
+from router.loading import load_router, load_router_config
+
+CONFIG_1_0_2 = {
+    "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": ("0.5", {"overlap_score_weight": 0.5}),
+    "DYN_ROUTER_TEMPERATURE": ("0.2", {"router_temperature": 0.2}),
+    "DYN_ROUTER_USE_KV_EVENTS": ("false", {"use_kv_events": False}),
+    "DYN_ROUTER_DURABLE_KV_EVENTS": ("true", {}),
+    "DYN_ROUTER_TRACK_ACTIVE_BLOCKS": ("False", {"router_track_active_blocks": False}),
+    "DYN_ROUTER_TRACK_OUTPUT_BLOCKS": ("0", {"router_track_output_blocks": False}),
+    "DYN_ROUTER_ASSUME_KV_REUSE": ("false", {"router_assume_kv_reuse": False}),
+    "DYN_ROUTER_SNAPSHOT_THRESHOLD": ("1000000", {"snapshot_threshold": 1_000_000}),
+    "DYN_ROUTER_RESET_STATES": ("false", {"reset_state": False}),
+    "DYN_ROUTER_TTL_SECS": ("60.0", {"approximate_ttl_s": 60.0}),
+    "DYN_ROUTER_MAX_TREE_SIZE": ("2048", {"approximate_max_blocks": 2048}),
+    "DYN_ROUTER_PRUNE_TARGET_RATIO": ("0.5", {"approximate_prune_target": 0.5}),
+    "DYN_ROUTER_EVENT_THREADS": ("4", {"event_threads": 4}),
+    "DYN_ROUTER_BLOCK_SIZE": ("32", {"dynamo_block_size": 32}),
+    "DYN_KV_CACHE_BLOCK_SIZE": ("64", {"dynamo_block_size": 64}),
+    "DYN_ROUTER_ENDPOINT": (
+        "dyn://ns.backend.generate",
+        {"dynamo_namespace": "ns", "dynamo_component": "backend"},
+    ),
+}
+CONFIG_1_6_1 = {
+    "DYN_ROUTER_TRACK_PREFILL_TOKENS": ("false", {"router_track_prefill_tokens": False}),
+    "DYN_ROUTER_PREDICTED_TTL_SECS": ("2", {"predicted_ttl_s": 2.0}),
+    "DYN_ROUTER_MIN_INITIAL_WORKERS": ("3", {"min_initial_workers": 3}),
+    "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": ("600", {"session_affinity_ttl_s": 600.0}),
+    "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": ("30", {"reservation_ttl_s": 30.0}),
+    "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": ("0.85", {"active_decode_blocks_threshold": 0.85}),
+    "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD": ("9000", {"active_prefill_tokens_threshold": 9000}),
+    "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC": (
+        "1.5",
+        {"active_prefill_tokens_threshold_frac": 1.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("variable", [*CONFIG_1_0_2, *CONFIG_1_6_1])
+def test_a_variable_of_dynamo_is_a_setting_of_ours(variable):
+    value, settings = {**CONFIG_1_0_2, **CONFIG_1_6_1}[variable]
+    assert load_router_config((), {variable: value}) == RouterConfig(**settings)
+
+
+def test_every_alias_is_a_setting_and_every_key_a_flag_and_a_line_in_a_file(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('router_ttl_secs = 7\nrouter_endpoint = "a.b.c"\n')
+    expected = RouterConfig(approximate_ttl_s=7.0, dynamo_namespace="a", dynamo_component="b")
+    assert load_router_config(("--config", str(file)), {}) == expected
+    flags = ("--router-ttl-secs", "7", "--router-endpoint", "a.b.c")
+    assert load_router_config(flags, {}) == expected
+    fields = set(RouterConfig.__struct_fields__)
+    assert all((alias.setting or alias.key) in fields for alias in ALIASES if not alias.meaning)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DYN_ROUTER_ENDPOINT", "ns.backend"),
+        ("DYN_ROUTER_DURABLE_KV_EVENTS", "perhaps"),
+        ("DYN_ROUTER_SPEED", "1"),
+        *((name, "x") for name in REFUSED),
+    ],
+)
+def test_what_dynamo_means_and_we_do_not_is_refused_by_name(variable, value):
+    with pytest.raises(ConfigError, match=variable):
+        load_router_config((), {variable: value})
+
+
+def test_other_variables_of_dynamo_are_none_of_ours():
+    assert load_router_config((), {"DYN_NAMESPACE": "x", "DYN_SYSTEM_PORT": "1"}) == RouterConfig()
+
+
+CONTRADICTIONS = {
+    ("router_track_output_blocks", "router_track_active_blocks"): (
+        "--router-track-output-blocks", "--no-router-track-active-blocks",
+    ),
+    ("active_decode_blocks_threshold", "router_track_active_blocks"): (
+        "--active-decode-blocks-threshold", "0.9", "--no-router-track-active-blocks",
+    ),
+    ("active_prefill_tokens_threshold", "router_track_prefill_tokens"): (
+        "--active-prefill-tokens-threshold", "9", "--no-router-track-prefill-tokens",
+    ),
+    ("active_prefill_tokens_threshold_frac", "router_track_prefill_tokens"): (
+        "--active-prefill-tokens-threshold-frac", "9", "--no-router-track-prefill-tokens",
+    ),
+    ("predicted_ttl_s", "use_kv_events"): ("--predicted-ttl-s", "1", "--no-use-kv-events"),
+    ("event_threads", "use_kv_events"): ("--event-threads", "2", "--no-use-kv-events"),
+    ("session_affinity_mode", "session_affinity_ttl_s"): ("--session-affinity-mode", "soft"),
+    ("redis_url", "session_affinity_ttl_s"): ("--redis-url", "redis://h"),
+    ("reset_state", "nats_url"): ("--reset-state",),
+    ("shadow", "session_affinity_ttl_s"): ("--shadow", "--session-affinity-ttl-s", "9"),
+}  # fmt: skip
+
+
+def test_every_rule_is_broken_below():
+    assert {(rule.key, rule.other) for rule in RULES} == set(CONTRADICTIONS)
+
+
+@pytest.mark.parametrize("pair", CONTRADICTIONS, ids=" ".join)
+def test_a_contradiction_names_both(pair):
+    with pytest.raises(ConfigError) as caught:
+        load_router(RouterConfig, CONTRADICTIONS[pair], {})
+    key, other = pair
+    assert caught.value.key == key
+    assert f"while {other} is" in str(caught.value)
+
+
+def test_a_default_gives_way():
+    config = load_router_config(("--no-router-track-active-blocks", "--no-use-kv-events"), {})
+    assert config.router_track_output_blocks
+
+
+def test_it_says_where_both_come_from():
+    environment = {"DYN_ROUTER_PREDICTED_TTL_SECS": "1"}
+    with pytest.raises(ConfigError) as caught:
+        load_router(RouterConfig, ("--no-use-kv-events",), environment)
+    for name in ("environment: DYN_ROUTER_PREDICTED_TTL_SECS", "flag: --use-kv-events"):
+        assert name in str(caught.value)
