@@ -45,6 +45,16 @@ from router.protocol.loads import (
     encode_beacon,
     encode_load_report,
 )
+from router.protocol.replicas import (
+    Frame,
+    Progress,
+    ProgressTold,
+    SharedReservation,
+    SnapshotPart,
+    SnapshotWanted,
+    decode_replica_message,
+    encode_replica_message,
+)
 from router.protocol.reservations import (
     OutputBlockAdded,
     PrefillCompleted,
@@ -86,6 +96,9 @@ WORKER = WorkerAnnouncement(
 BEACON = Beacon(3, 4)
 ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
 ADDED = ReservationEvent(3, "id", Rank(7, 1), ReservationAdded(PACKED, 40, 1, 64))
+SHARED = SharedReservation("id", Rank(7, 1), PACKED, 1, 40, 16, 16, Progress(True, 2, 0.5))
+FRAME = Frame(3, 4, 5, (SHARED,), (("x", Progress()),), ("y",), 6, 2**64 - 1)
+PART = SnapshotPart(3, 4, 5, 0, 2, (SHARED,))
 
 NOTHING_HEX = "0000000000000000"
 STATE_HEX = "949401000000940200000094cfffffffffffffffff00000005"
@@ -217,6 +230,35 @@ def test_reservation_events():
     ]
 
 
+def test_routers_words_to_each_other():
+    shared = "98a26964920701c4100100000000000000ffffffffffffffff0128101093c302cb3fe0000000000000"
+    assert encode_replica_message(FRAME).hex() == (
+        f"99a56672616d6503040591{shared}9192a17893c200c091a17906cfffffffffffffffff"
+    )
+    assert encode_replica_message(PART).hex() == f"97a8736e617073686f74030405000291{shared}"
+    wanted, told = SnapshotWanted(9), ProgressTold("id", ReservationFreed())
+    assert encode_replica_message(wanted).hex() == "92af736e617073686f745f77616e74656409"
+    assert encode_replica_message(told).hex() == "93a4746f6c64a2696491a56672656564"
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [(1, -1), (4, [["id"]]), (5, [["", [True, 0, None]]]), (5, [["x", [True, 1 << 40, None]]]),
+     (5, [["x", [True, 0, 1.5]]]), (4, [["id", [7, 1], b"1234567", 1, 40, 16, 16]]), (6, [""])],
+)  # fmt: skip
+def test_malformed_words_of_routers_are_one_error(position, value):
+    fields = msgspec.msgpack.decode(encode_replica_message(FRAME))
+    fields[position] = value
+    with pytest.raises(WireError):
+        decode_replica_message(msgspec.msgpack.encode(fields))
+
+
+def test_a_part_beyond_the_last_is_no_part():
+    fields = msgspec.msgpack.decode(encode_replica_message(PART))
+    with pytest.raises(WireError):
+        decode_replica_message(msgspec.msgpack.encode([*fields[:4], 2, *fields[5:]]))
+
+
 @pytest.mark.parametrize(
     ("decode", "encoded", "value"),
     [
@@ -228,6 +270,8 @@ def test_reservation_events():
         (decode_router, encode_entry(ROUTER), ROUTER),
         (decode_order, encode_entry(WorkerOrder("cordoned")), WorkerOrder("cordoned")),
         (decode_reservation, encode_reservation(ADDED), ADDED),
+        (decode_replica_message, encode_replica_message(FRAME), FRAME),
+        (decode_replica_message, encode_replica_message(PART), PART),
     ],
 )
 def test_is_read_back(decode, encoded, value):
@@ -273,7 +317,10 @@ def test_foreign_bytes_are_one_error(payload):
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(payload):
-    for decode in (decode_log_message, decode_load_report, decode_worker, decode_reservation):
+    for decode in (
+        decode_log_message, decode_load_report, decode_worker, decode_reservation,
+        decode_replica_message,
+    ):  # fmt: skip
         with contextlib.suppress(WireError):
             decode(payload)
 
