@@ -1,7 +1,9 @@
 """Dynamo's costs, by hand, and its rules for equal ones."""
 
+import json
 from collections import Counter
 from math import exp, nan, tanh
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,6 +11,11 @@ import pytest
 from router.scheduler.dynamo import Dynamo10, Dynamo16
 from router.scheduler.settings import PolicySettings
 from terms import candidate, table
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors/dynamo_1_6_costs.json").read_text())
+"""Costs that `SelectionService` of ai-dynamo-runtime 1.6.1 logged of what it chose, and what it
+chose among: `preferred_weight` is that of the candidate's taint; it takes its workers for decoders.
+"""
 
 
 def costs(policy, *rows, isl_tokens=160, **settings):
@@ -120,6 +127,42 @@ def test_1_6_every_credit_can_be_set():
 
 def test_1_6_credit_saves_no_more_than_there_is_to_do():
     assert costs(Dynamo16(), candidate(10, decode_blocks=3), overlap_score_credit=2.0) == [3]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["cost"]))
+def test_1_6_costs_are_those_of_the_real_one(vector):
+    rows = [
+        candidate(
+            each["overlap"],
+            taint=exp(-tanh(each["preferred_weight"])),
+            decode_side=1,
+            **{name: each[name] for name in ("prefill_tokens", "decode_blocks", "requests")},
+            new_blocks=each["new_blocks"],
+        )
+        for each in vector["candidates"]
+    ]
+    isl_tokens, settings = vector["isl_tokens"], vector["settings"]
+    every = costs(Dynamo16(), *rows, isl_tokens=isl_tokens, **settings)
+    assert min(every) == vector["cost"]  # to the last bit
+    assert vector["candidates"][every.index(min(every))]["worker_id"] == vector["chosen"]
+
+
+def test_the_real_ones_costs_go_through_every_term():
+    settings = [vector["settings"] for vector in VECTORS]
+    assert {name for each in settings for name in each} == {
+        "host_cache_hit_weight",
+        "disk_cache_hit_weight",
+        "decode_active_request_weight",
+        "overlap_score_credit",
+        "overlap_score_credit_decay",
+        "prefill_load_scale",
+        "track_prefill_tokens",
+    }
+    candidates = [each for vector in VECTORS for each in vector["candidates"]]
+    assert any(each["preferred_weight"] for each in candidates)
+    assert any(
+        0 < each["overlap"][0] < each["overlap"][1] < each["overlap"][2] for each in candidates
+    )
 
 
 def test_1_6_credit_reaches_the_prefill_already_booked():
