@@ -33,7 +33,7 @@ class Commands:
         """Choose a rank; books nothing."""
         started_s = time.perf_counter()
         prompt = await self._prepare(request)
-        placement = self.core.select(request, prompt)
+        placement = self.core.select(request, prompt, time.monotonic())
         return self._decided("select", request, placement, started_s)
 
     async def select_and_reserve(self, request: SelectRequest) -> Decision:
@@ -69,11 +69,11 @@ class Commands:
 
     def free(self, request_id: str) -> None:
         """A booked request ended."""
-        self._outbox.perform(self.core.free(request_id))
+        self._outbox.perform(self.core.free(request_id, time.monotonic()))
 
     async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
         """The load of every rank, were this prompt placed there."""
-        return potential_loads(self.core, request, await self._prepare(request))
+        return potential_loads(self.core, request, await self._prepare(request), time.monotonic())
 
     async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
         """The cached prefix of every rank."""

@@ -12,8 +12,7 @@ from router.indexer.selection import IndexSettings, index_mode
 from router.placement_config import PlacementConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.scheduler.cost import TrustWeights
-from router.scheduler.scheduler import PolicySettings
+from router.scheduler.settings import PolicySettings, TrustWeights
 
 DECISION_SETTINGS = (
     "overlap_score_weight",

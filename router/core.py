@@ -11,6 +11,7 @@ answer and the effects that the world owes them.
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
+import numpy as np
 from msgspec import Struct
 
 from router.beacons import Beacons
@@ -53,9 +54,23 @@ from router.protocol.reservations import (
     ReservationFreed,
 )
 from router.protocol.values import Identity, Rank, Scope, pack_hashes
-from router.scheduler.cost import TrustWeights
-from router.scheduler.scheduler import Choice, PolicySettings, choose, weigh
+from router.scheduler.candidates import Candidates
+from router.scheduler.policies import Policies, builtin_policies
+from router.scheduler.selector import Choice, Selector
+from router.scheduler.settings import PolicySettings, TrustWeights
+from router.scheduler.terms import TermTable
+from router.scheduler.weighing import Weighing
+from router.sequence.footprint import Footprint
 from router.sequence.prompt import HashedPrompt, Prompt
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    CAPACITY_BLOCKS,
+    EAGLE,
+    HELD_BLOCKS,
+    MAX_BATCHED_TOKENS,
+    TRUST_WEIGHT,
+    RankTable,
+)
 from router.sequence.tracker import Tracker
 
 SWEEP_SUB_TABLES = 64
@@ -63,6 +78,9 @@ SWEEP_SUB_TABLES = 64
 
 SETTLED_RANKS = 64
 """Restored ranks checked without a pause."""
+
+NOTED_RANKS = 256
+"""Ranks whose standing in the table is renewed by a tick: a millisecond."""
 
 
 class CoreSettings(Struct, frozen=True):
@@ -88,24 +106,52 @@ class Placement(Struct, frozen=True):
     @property
     def rank(self) -> Rank:
         """The chosen rank."""
-        return self.choice.chosen.rank
+        return self.choice.table.ranks[self.choice.index]
+
+    @property
+    def overlap_blocks(self) -> int:
+        """Leading blocks of the prompt on its device."""
+        return self.overlaps.get(self.rank, NO_OVERLAP).device
 
 
 class RouterCore:
-    """Owner of `fleet`, `index`, `predictions` and `tracker`, which others may read."""
+    """Owner of `fleet`, `index`, `predictions`, `ranks` and `tracker`, which others may read."""
 
-    __slots__ = ("_beacons", "_rng", "_settings", "fleet", "index", "predictions", "tracker")
+    __slots__ = (
+        "_beacons",
+        "_candidates",
+        "_policies",
+        "_rng",
+        "_settings",
+        "_to_note",
+        "_weighing",
+        "fleet",
+        "index",
+        "predictions",
+        "ranks",
+        "tracker",
+    )
 
     def __init__(
-        self, settings: CoreSettings, make_indexer: Callable[[], Indexer], rng: Random
+        self,
+        settings: CoreSettings,
+        make_indexer: Callable[[], Indexer],
+        rng: Random,
+        policies: Policies | None = None,
     ) -> None:
+        """`policies`: those that come with the router, and `dynamo-1.0` for whom asks for none."""
         self._settings = settings
+        self._policies = policies or Policies(builtin_policies(), "dynamo-1.0")
         self._rng = rng
         self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
         self.index = TrustedIndex(make_indexer, settings.mode)
         self.predictions = Predictions(settings.prediction)
-        self.tracker = Tracker(settings.reservation_ttl_s)
+        self.ranks = RankTable()
+        self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
+        self._weighing = Weighing(self.ranks, self.tracker)
+        self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
+        self._to_note: list[Rank] = []
 
     @property
     def trust_weights(self) -> TrustWeights:
@@ -133,6 +179,8 @@ class RouterCore:
         for rank in announcement.ranks:
             if rank not in kept:
                 self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
+            self._note_worker(rank, announcement)
+            self._note_standing(rank, now_s)
 
     def remove_worker(self, worker_id: int, reason: str) -> list[Effect]:
         """Take a worker out, with index, load and reservations; unknown ones are passed over."""
@@ -148,9 +196,7 @@ class RouterCore:
 
     def set_problem(self, worker_id: int, problem: str | None) -> None:
         """Note what keeps anybody from being sent to a worker; None: nothing does any more."""
-        worker = self.fleet.get(worker_id)
-        if worker is not None:
-            worker.problem = problem
+        self.fleet.set_problem(worker_id, problem)
 
     def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
         """Apply a message of the event log, or its first slice; None if nobody announced its rank.
@@ -161,6 +207,7 @@ class RouterCore:
         verdict = self.index.apply(message, now_s)
         if verdict is Verdict.NEW_LIFE and life_before is not None:
             self.tracker.drop_rank(message.rank)
+        self._note_standing(message.rank, now_s, is_trusted=verdict is Verdict.APPLY)
         return verdict
 
     def apply_slice(self) -> bool:
@@ -192,6 +239,7 @@ class RouterCore:
             return [FetchWorker(report.worker_id)]
         if self.fleet.hear(report, now_s):
             self.index.compare(report, self._beacons.as_of_s(report), now_s)
+            self._note_standing(report.rank, now_s)
         return []
 
     def set_connected(self, connected: bool, now_s: float) -> None:
@@ -213,6 +261,7 @@ class RouterCore:
             effects.append(ReservationExpired(request_id, rank))
             effects.append(self._tell(request_id, rank, ReservationFreed()))
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
+        self._note_some(now_s)
         return effects
 
     def beacon(self, now_s: float) -> SendBeacon:
@@ -238,21 +287,24 @@ class RouterCore:
             for identity in dict.fromkeys(worker.identity for worker in workers)
         }
 
-    def select(self, request: SelectRequest, prompt: Prompt) -> Placement:
+    def select(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """Choose a rank for a prompt. Mutates nothing but the random state.
 
         Raises NoEndpointsError.
         """
-        workers = self._candidates(request)
-        overlaps = self.match(request.scope, prompt, workers)
-        ranks = [(rank, worker.identity) for worker in workers for rank in worker.ranks]
-        held = {rank: self.index.held_blocks(rank) for rank, _ in ranks}
-        terms = weigh(prompt, ranks, overlaps, held, self.tracker)
-        choice = choose(terms, self._policy(request.router_config_override), self._rng)
-        by_id = {worker.worker_id: worker for worker in workers}
-        worker = by_id[choice.chosen.rank.worker_id]
+        candidates = self._eligible(request)
+        expected_tokens = request.expected_output_tokens
+        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, now_s)
+        settings = self._policy(request.router_config_override)
+        choice = self._selector(request).choose(table, settings, self._rng)
+        worker = candidates.workers[choice.index]
         hashed = prompt.hashed(worker.identity)
         return Placement(choice, worker, hashed, overlaps[worker.identity])
+
+    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+        """Terms of every rank of a scope that may be chosen; there may be none."""
+        candidates = self._schedulable(request.scope)
+        return self._weigh(request, prompt, candidates, None, now_s)[0]
 
     def select_and_reserve(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -263,16 +315,12 @@ class RouterCore:
         NoEndpointsError; then nothing is booked.
         """
         request_id = self._bookable_id(request.request_id)
-        placement = self.select(request, prompt)
-        chosen = placement.choice.chosen
+        placement = self.select(request, prompt, now_s)
+        rank, overlap_blocks = placement.rank, placement.overlap_blocks
+        footprint = placement.prompt.footprint(overlap_blocks)
+        expected_tokens = request.expected_output_tokens
         booked = self._book(
-            request_id,
-            request.scope,
-            chosen.rank,
-            placement.prompt,
-            chosen.overlap_blocks,
-            request.expected_output_tokens,
-            now_s,
+            request_id, request.scope, rank, footprint, overlap_blocks, expected_tokens, now_s
         )
         return placement, [booked]
 
@@ -288,14 +336,10 @@ class RouterCore:
         worker = self._find_worker(request.scope, rank)
         hashed = prompt.hashed(worker.identity)
         overlap_blocks = self._overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
+        footprint = hashed.footprint(overlap_blocks)
+        expected_tokens = request.expected_output_tokens
         booked = self._book(
-            request_id,
-            request.scope,
-            rank,
-            hashed,
-            overlap_blocks,
-            request.expected_output_tokens,
-            now_s,
+            request_id, request.scope, rank, footprint, overlap_blocks, expected_tokens, now_s
         )
         return worker, [booked]
 
@@ -313,9 +357,9 @@ class RouterCore:
         rank = self.tracker.add_output_block(request_id, decay_fraction, now_s)
         return [self._tell(request_id, rank, OutputBlockAdded(decay_fraction))]
 
-    def free(self, request_id: str) -> list[Effect]:
+    def free(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked request ended. Raises ReservationNotFoundError."""
-        rank = self.tracker.free(request_id)
+        rank = self.tracker.free(request_id, now_s)
         return [self._tell(request_id, rank, ReservationFreed())]
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
@@ -343,20 +387,57 @@ class RouterCore:
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _candidates(self, request: SelectRequest) -> list[WorkerAnnouncement]:
-        workers = self.fleet.schedulable(request.scope)
-        if not workers:
+    def _eligible(self, request: SelectRequest) -> Candidates:
+        candidates = self._schedulable(request.scope)
+        if not len(candidates):
             raise _no_endpoints(request, "no schedulable workers")
         if request.allowed_worker_ids is not None:
             allowed = set(request.allowed_worker_ids)
-            workers = [worker for worker in workers if worker.worker_id in allowed]
-        if not workers:
+            is_allowed = [worker.worker_id in allowed for worker in candidates.workers]
+            candidates = candidates.only(np.array(is_allowed))
+        if not len(candidates):
             raise _no_endpoints(request, "none of allowed_worker_ids is schedulable")
-        return workers
+        return candidates
+
+    def _schedulable(self, scope: Scope) -> Candidates:
+        """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
+        fleet_version, slots_version = self.fleet.version, self.ranks.version
+        known = self._candidates.get(scope)
+        if known is not None and known[:2] == (fleet_version, slots_version):
+            return known[2]
+        workers = self.fleet.schedulable(scope)
+        candidates = Candidates.of(workers, self.ranks)
+        if workers:
+            self._candidates[scope] = (fleet_version, slots_version, candidates)
+        else:
+            self._candidates.pop(scope, None)
+        return candidates
+
+    def _weigh(
+        self,
+        request: PromptRequest,
+        prompt: Prompt,
+        candidates: Candidates,
+        expected_output_tokens: int | None,
+        now_s: float,
+    ) -> tuple[TermTable, dict[Identity, OverlapScores]]:
+        overlaps = {
+            identity: self._overlaps(request.scope, prompt.hashed(identity))
+            for identity, _ in candidates.groups
+        }
+        table = self._weighing.weigh(
+            request, prompt, candidates, overlaps, expected_output_tokens, now_s
+        )
+        return table, overlaps
 
     def _overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
         known = self.index.find_matches(scope, prompt.sequence_hashes)
         return self.predictions.added_to(known, scope, prompt.sequence_hashes)
+
+    def _selector(self, request: SelectRequest) -> Selector:
+        override = request.router_config_override
+        wanted = None if override is None else override.policy
+        return self._policies.find(request.routing_group, wanted)
 
     def _policy(self, override: ConfigOverride | None) -> PolicySettings:
         return self._settings.policy.overridden(override)
@@ -382,16 +463,39 @@ class RouterCore:
         request_id: str,
         scope: Scope,
         rank: Rank,
-        prompt: HashedPrompt,
+        footprint: Footprint,
         overlap_blocks: int,
         expected_output_tokens: int | None,
         now_s: float,
     ) -> Effect:
-        self.tracker.book(request_id, rank, prompt, overlap_blocks, now_s)
-        self.predictions.insert(scope, rank, prompt.sequence_hashes, now_s)
-        hashes = pack_hashes(prompt.sequence_hashes)
-        added = ReservationAdded(hashes, prompt.isl_tokens, overlap_blocks, expected_output_tokens)
+        self.tracker.book(request_id, rank, footprint, now_s)
+        self.predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
+        hashes, isl_tokens = pack_hashes(footprint.sequence_hashes), footprint.isl_tokens
+        added = ReservationAdded(hashes, isl_tokens, overlap_blocks, expected_output_tokens)
         return self._tell(request_id, rank, added)
+
+    def _note_worker(self, rank: Rank, announcement: WorkerAnnouncement) -> None:
+        self.ranks.add(rank)
+        row, identity = self.ranks.row(rank), announcement.identity
+        row[BLOCK_SIZE], row[EAGLE] = identity.block_size, identity.eagle
+        row[CAPACITY_BLOCKS] = announcement.total_kv_blocks
+        row[MAX_BATCHED_TOKENS] = announcement.max_num_batched_tokens
+
+    def _note_standing(self, rank: Rank, now_s: float, *, is_trusted: bool = False) -> None:
+        """Note what the index says of a rank; `is_trusted`: the trust in it did not change."""
+        if rank not in self.ranks:
+            return
+        row = self.ranks.row(rank)
+        row[HELD_BLOCKS] = self.index.held_blocks(rank)
+        if not is_trusted:
+            row[TRUST_WEIGHT] = self.trust_weights.weight(self.trust(rank, now_s).state)
+
+    def _note_some(self, now_s: float) -> None:
+        """Renew the standing of some ranks: trust also changes with time."""
+        if not self._to_note:
+            self._to_note = list(self.ranks)
+        for _ in range(min(NOTED_RANKS, len(self._to_note))):
+            self._note_standing(self._to_note.pop(), now_s)
 
     def _tell(self, request_id: str, rank: Rank, change: Change) -> Effect:
         event = ReservationEvent(self._settings.router_id, request_id, rank, change)
@@ -426,7 +530,9 @@ class RouterCore:
     def _forget_rank(self, rank: Rank) -> int:
         self.index.drop_rank(rank)
         self.predictions.drop_rank(rank)
-        return len(self.tracker.drop_rank(rank))
+        dropped = len(self.tracker.drop_rank(rank))
+        self.ranks.drop(rank)
+        return dropped
 
 
 def _no_endpoints(request: PromptRequest, reason: str) -> NoEndpointsError:

@@ -4,7 +4,7 @@ from router.core import Placement, RouterCore
 from router.indexer.base import NO_OVERLAP
 from router.protocol.replies import Candidate, Decision, OverlapTokens
 from router.protocol.requests import SelectRequest
-from router.scheduler.cost import Terms
+from router.scheduler.terms import Terms
 
 
 def explain(
@@ -50,9 +50,8 @@ def _overlap_tokens(placement: Placement) -> OverlapTokens:
 
 
 def _candidates(core: RouterCore, placement: Placement, now_s: float) -> list[Candidate]:
-    choice = placement.choice
-    pairs = zip(choice.terms, choice.costs, strict=True)
-    return [candidate(core, terms, cost, now_s) for terms, cost in pairs]
+    table, costs = placement.choice.table, placement.choice.costs.tolist()
+    return [candidate(core, table.terms(i), cost, now_s) for i, cost in enumerate(costs)]
 
 
 def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:
@@ -63,7 +62,7 @@ def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Cand
         dp_rank=terms.rank.dp_rank,
         cost=cost,
         overlap_blocks=terms.overlap_blocks,
-        trusted_overlap_blocks=core.trust_weights.trusted_blocks(terms.overlap_blocks, trust.state),
+        trusted_overlap_blocks=terms.overlap_blocks * core.trust_weights.weight(trust.state),
         predicted_cached_blocks=terms.predicted_cached_blocks,
         potential_prefill_tokens=terms.potential_prefill_tokens,
         potential_decode_blocks=terms.potential_decode_blocks,

@@ -49,7 +49,7 @@ class Fleet:
     """All workers of the namespace, by id, and the operators' orders about them.
 
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: how
-    many came doubled or too late.
+    many came doubled or too late. `version` counts changes of who may be chosen.
     """
 
     __slots__ = (
@@ -59,6 +59,7 @@ class Fleet:
         "_orders",
         "_workers",
         "stale_reports",
+        "version",
     )
 
     def __init__(self, limits: LivenessLimits) -> None:
@@ -68,6 +69,7 @@ class Fleet:
         self._connected = False
         self._frozen_since_s: float | None = None
         self.stale_reports = 0
+        self.version = 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -83,6 +85,8 @@ class Fleet:
     def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker, or note what it announces now."""
         known = self.get(announcement.worker_id)
+        if known is None or known.announcement != announcement:
+            self.version += 1
         if known is None or known.announcement.incarnation != announcement.incarnation:
             self._workers[announcement.worker_id] = Worker(announcement, now_s)
             return
@@ -92,6 +96,7 @@ class Fleet:
     def remove(self, worker_id: int) -> None:
         """Forget a worker, but not the orders about it."""
         self._workers.pop(worker_id, None)
+        self.version += 1
 
     def expects(self, report: LoadReport) -> bool:
         """Whether this rank was announced by the agent that reports on it."""
@@ -107,6 +112,7 @@ class Fleet:
         if known is not None and report.report_id <= known.report_id:
             self.stale_reports += 1
             return False
+        self.version += not worker.was_heard
         worker.heard_s = now_s
         worker.was_heard = True
         worker.reports[report.rank] = report
@@ -118,6 +124,14 @@ class Fleet:
             self._orders.pop(worker_id, None)
         else:
             self._orders[worker_id] = lifecycle
+        self.version += 1
+
+    def set_problem(self, worker_id: int, problem: str | None) -> None:
+        """Note what keeps anybody from being sent to a worker; unknown ones are passed over."""
+        worker = self.get(worker_id)
+        if worker is not None and worker.problem != problem:
+            worker.problem = problem
+            self.version += 1
 
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """What operators want of a worker."""

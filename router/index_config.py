@@ -10,7 +10,7 @@ from router.errors import ConfigError
 from router.fleet import LivenessLimits
 from router.process.settings import INDEXER_PREFIX, load_with_sources
 from router.protocol.registrations import is_http_url
-from router.scheduler.scheduler import PolicySettings
+from router.scheduler.settings import PolicySettings
 from router.service_config import ServiceConfig
 
 

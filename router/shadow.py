@@ -16,7 +16,7 @@ from router.explain import candidate
 from router.protocol.replies import Candidate
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope
-from router.scheduler.cost import Terms
+from router.scheduler.terms import Terms
 
 MAX_DIFFERENCES = 100
 """The last ones are kept; a kilobyte each."""
@@ -63,7 +63,7 @@ class ScopeShadow(Struct):
         self.compared += 1
         self.isl_tokens += placement.prompt.isl_tokens
         self.ours.add(choice.chosen)
-        self.theirs.add(choice.terms[theirs])
+        self.theirs.add(choice.table.terms(theirs))
         if theirs == choice.index:
             self.agreed += 1
         elif choice.costs[theirs] == choice.costs[choice.index]:
@@ -123,14 +123,14 @@ class Shadow:
         if totals is None:
             self.uncounted += 1
             return
-        theirs = next((i for i, t in enumerate(choice.terms) if t.rank == incumbent), None)
+        theirs = choice.table.find(incumbent)
         if theirs is None:
             totals.unknown_ranks += 1
             return
         totals.add(placement, theirs)
         if theirs != choice.index:
             ours_seen, theirs_seen = (
-                candidate(core, choice.terms[i], choice.costs[i], now_s)
+                candidate(core, choice.table.terms(i), float(choice.costs[i]), now_s)
                 for i in (choice.index, theirs)
             )
             difference = Difference(

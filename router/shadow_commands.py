@@ -35,7 +35,7 @@ class ShadowCommands(Commands):
         """Choose a rank, and compare."""
         started_s = time.perf_counter()
         prompt = await self._prepare(request)
-        placement = self.core.select(request, prompt)
+        placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
         return self._decided("select", request, placement, started_s)
 
@@ -43,7 +43,7 @@ class ShadowCommands(Commands):
         """Choose a rank, compare, and book what the incumbent chose."""
         started_s = time.perf_counter()
         prompt = await self._prepare(request)
-        placement = self.core.select(request, prompt)
+        placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
         decision = self._decided("select_and_reserve", request, placement, started_s)
         if request.incumbent is not None:

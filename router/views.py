@@ -155,19 +155,14 @@ def loads(core: RouterCore) -> list[ScopeLoads]:
 
 
 def potential_loads(
-    core: RouterCore, request: PromptRequest, prompt: Prompt
+    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
 ) -> list[PotentialLoad]:
     """The load of every schedulable rank of a scope, were this prompt placed there."""
-    workers = core.fleet.schedulable(request.scope)
-    overlaps = core.match(request.scope, prompt, workers)
-    result = []
-    for worker in workers:
-        hashed = prompt.hashed(worker.identity)
-        for rank in worker.ranks:
-            overlap_blocks = overlaps[worker.identity].get(rank, NO_OVERLAP).device
-            load = core.tracker.projected(rank, hashed, overlap_blocks)
-            result.append(_load(core, rank, load.prefill_tokens, load.decode_blocks))
-    return result
+    table = core.weigh(request, prompt, now_s)
+    return [
+        _load(core, t.rank, t.potential_prefill_tokens, t.potential_decode_blocks)
+        for t in map(table.terms, range(len(table)))
+    ]
 
 
 def overlap_scores(
@@ -190,7 +185,7 @@ def overlap_scores(
     if not workers:
         return OverlapScoresReply(0, 0, ranks)
     first = prompt.hashed(workers[0].identity)
-    return OverlapScoresReply(first.block_size, len(first.hash_list), ranks)
+    return OverlapScoresReply(first.block_size, len(first.sequence_hashes), ranks)
 
 
 def workers(core: RouterCore, now_s: float, engine_of: EngineOf = no_engine) -> list[WorkerView]:
@@ -299,7 +294,7 @@ def _rank_overlap(
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,
         block_size=prompt.block_size,
-        num_blocks=len(prompt.hash_list),
+        num_blocks=len(prompt.sequence_hashes),
         predicted_cached_blocks=prompt.cached_blocks(overlap.device, eagle=is_eagle),
         device_blocks=overlap.device,
         host_pinned_blocks=overlap.host,

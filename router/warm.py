@@ -13,6 +13,7 @@ import router.publisher._map_kernel
 import router.publisher._map_store
 import router.publisher._map_whole
 import router.scheduler._cost_kernel
+import router.scheduler._gather
 import router.scheduler._pick_kernel
 import router.sequence._hash_kernel
 from router.compiled import cache_folder
@@ -26,6 +27,7 @@ KERNEL_MODULES = (
     router.publisher._map_store,
     router.publisher._map_whole,
     router.scheduler._cost_kernel,
+    router.scheduler._gather,
     router.scheduler._pick_kernel,
     router.sequence._hash_kernel,
 )

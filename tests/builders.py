@@ -11,7 +11,7 @@ from router.protocol.loads import LoadGauges, LoadReport
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, HeldState, Identity, Rank, Tier
 from router.publisher.journal import EventJournal
-from router.scheduler.scheduler import PolicySettings
+from router.scheduler.settings import PolicySettings
 from router.sequence.prompt import prepare
 
 BLOCK_SIZE = 4
@@ -96,12 +96,12 @@ class World:
         """Let a rank hold the blocks of a prompt."""
         prompt = prepare(SelectRequest(token_ids=token_ids, **fields), ())
         hashed = prompt.hashed(self.journals[rank]._identity)
-        self.journals[rank].stored(Tier.DEVICE, hashed.hash_list, None)
+        self.journals[rank].stored(Tier.DEVICE, hashed.sequence_hashes.tolist(), None)
         self.deliver(rank)
 
-    def select(self, token_ids, **fields):
+    def select(self, token_ids, now_s=0.0, **fields):
         request = SelectRequest(token_ids=token_ids, **fields)
-        return self.core.select(request, prepare(request, ()))
+        return self.core.select(request, prepare(request, ()), now_s)
 
     def book(self, request_id, token_ids, now_s=0.0, **fields):
         request = SelectRequest(token_ids=token_ids, request_id=request_id, **fields)

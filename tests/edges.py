@@ -39,7 +39,10 @@ PROMPTS = [
     for group in range(4)
     for own in range(1, 4)
 ]
-HASHES = [prepare(SelectRequest(token_ids=p), ()).hashed(IDENTITY).hash_list for p in PROMPTS]
+HASHES = [
+    prepare(SelectRequest(token_ids=p), ()).hashed(IDENTITY).sequence_hashes.tolist()
+    for p in PROMPTS
+]
 
 
 class Life:

@@ -69,7 +69,7 @@ def small():
     for message in EventJournal(Rank(1, 0), 1, IDENTITY).take():
         recorded.core.apply(message, 0.25)
     recorded.core.select_and_reserve(request, prepare(request, ()), 0.5)
-    recorded.core.free("r1")
+    recorded.core.free("r1", 0.75)
     return recorded
 
 
@@ -297,7 +297,7 @@ class RandomLife(Recorded):
         if self.random.random() < 0.8:
             return {"token_ids": tokens}
         hashed = prepare(SelectRequest(token_ids=tokens), ()).hashed(IDENTITY)
-        return {"sequence_hashes": hashed.hash_list, "isl_tokens": len(tokens)}
+        return {"sequence_hashes": hashed.sequence_hashes.tolist(), "isl_tokens": len(tokens)}
 
     def place(self):
         request_id = f"r{len(self.entries)}"
@@ -312,7 +312,7 @@ class RandomLife(Recorded):
         kind = self.random.choice(["select", "reserve", "book", "book", "new"])
         prompt = prepare(request, self.core.identities(request.scope))
         if kind == "select":
-            self.core.select(request, prompt)
+            self.core.select(request, prompt, self.now_s)
         elif kind == "reserve":
             rank, _ = self._any_rank()
             asked = ReserveRequest(
@@ -341,7 +341,7 @@ class RandomLife(Recorded):
             decay = self.random.choice([None, 0.3])
             self.core.output_block(request_id, decay, self.now_s)
         else:
-            self.core.free(request_id)
+            self.core.free(request_id, self.now_s)
 
     def _any_rank(self):
         return self.random.choice(sorted(self.journals.items()))

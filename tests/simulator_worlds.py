@@ -5,7 +5,7 @@ from random import Random
 from builders import settings
 from router.core import RouterCore
 from router.indexer.radix_tree import RadixTree
-from router.scheduler.scheduler import PolicySettings
+from router.scheduler.settings import PolicySettings
 from router.sequence.hashing import chain
 from router.simulator.engine_model import llama_8b
 from router.simulator.scenario import Scenario

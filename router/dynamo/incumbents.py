@@ -68,7 +68,7 @@ class Incumbents:
             if isinstance(change, AddRequest):
                 self._add(event.request_id, event.rank, change, now_s)
             elif change == "Free":
-                self._core.free(event.request_id)
+                self._core.free(event.request_id, now_s)
                 self.counts.freed += 1
             else:
                 self._core.prefill_complete(event.request_id, now_s)
@@ -98,7 +98,7 @@ class Incumbents:
             expected_output_tokens=added.expected_output_tokens,
         )
         prompt = prepare(request, ())
-        placement = self._core.select(request, prompt)
+        placement = self._core.select(request, prompt, now_s)
         claimed = self._claimed_overlap_blocks(added, isl_tokens)
         self._shadow.compare(self._core, request, placement, rank, "bus", now_s, claimed)
         # What other routers of ours would be told of bookings is dropped: they hear Dynamo too.

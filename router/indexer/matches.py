@@ -3,6 +3,7 @@
 from collections.abc import ItemsView, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from router.indexer.base import Overlap
@@ -21,6 +22,11 @@ class Matches(Struct):
     rank_of: Sequence[Rank]
     rows: bytes
     by_rank: dict[Rank, Overlap] | None = None
+
+    @property
+    def array(self) -> npt.NDArray[np.uint32]:
+        """The rows, of shape (matches, 1 + TIERS); read-only."""
+        return np.frombuffer(self.rows, "<u4").reshape(-1, 1 + TIERS)
 
     def __getitem__(self, rank: Rank) -> Overlap:
         return self._overlaps()[rank]
@@ -44,6 +50,7 @@ class Matches(Struct):
 
     def _overlaps(self) -> dict[Rank, Overlap]:
         if self.by_rank is None:
-            rows = np.frombuffer(self.rows, "<u4").reshape(-1, 1 + TIERS).tolist()
-            self.by_rank = {self.rank_of[holder]: Overlap(*ends) for holder, *ends in rows}
+            self.by_rank = {
+                self.rank_of[holder]: Overlap(*ends) for holder, *ends in self.array.tolist()
+            }
         return self.by_rank

@@ -215,6 +215,7 @@ class Free(_Command, frozen=True, tag="free"):
     """A booked request ended."""
 
     request_id: str
+    now_s: float
 
 
 Command: TypeAlias = (

@@ -53,6 +53,7 @@ from router.recording.decisions import (
     refused,
     reserved,
 )
+from router.scheduler.policies import Policies
 from router.sequence.prompt import Prompt
 
 T = TypeVar("T")
@@ -90,8 +91,9 @@ class RecordedCore(RouterCore):
         make_indexer: Callable[[], Indexer],
         rng: Random,
         record: Record,
+        policies: Policies | None = None,
     ) -> None:
-        super().__init__(settings, make_indexer, rng)
+        super().__init__(settings, make_indexer, rng, policies)
         self.index = RecordedIndex(make_indexer, settings.mode, self._note_search)
         self._record = record
         self._is_deciding = False
@@ -173,14 +175,14 @@ class RecordedCore(RouterCore):
         self._record(Tidy(now_s))
         return super().tidy(now_s)
 
-    def select(self, request: SelectRequest, prompt: Prompt) -> Placement:
+    def select(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """See `RouterCore`."""
         if self._is_deciding:  # on behalf of `select_and_reserve`
-            return super().select(request, prompt)
+            return super().select(request, prompt, now_s)
         return self._decide(
-            lambda: super(RecordedCore, self).select(request, prompt),
+            lambda: super(RecordedCore, self).select(request, prompt, now_s),
             lambda placement: chosen(placement.choice),
-            lambda outcome: Select(plain(request, SelectRequest), outcome),
+            lambda outcome: Select(plain(request, SelectRequest), now_s, outcome),
         )
 
     def select_and_reserve(
@@ -217,10 +219,10 @@ class RecordedCore(RouterCore):
         self._record(OutputBlock(request_id, decay_fraction, now_s))
         return effects
 
-    def free(self, request_id: str) -> list[Effect]:
+    def free(self, request_id: str, now_s: float) -> list[Effect]:
         """See `RouterCore`."""
-        effects = super().free(request_id)
-        self._record(Free(request_id))
+        effects = super().free(request_id, now_s)
+        self._record(Free(request_id, now_s))
         return effects
 
     def _decide(

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec import Struct, msgpack
+import numpy as np
+from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
 from router.core import Placement, RouterCore
@@ -13,8 +14,8 @@ from router.protocol.requests import PromptRequest, ReserveRequest, SelectReques
 from router.protocol.reservations import ReservationAdded
 from router.protocol.values import Rank
 from router.recording.commands import Entry
-from router.scheduler.cost import Terms
-from router.scheduler.scheduler import Choice
+from router.scheduler.selector import Choice
+from router.scheduler.terms import Terms
 from router.sequence.prompt import Prompt, prepare
 
 T = TypeVar("T")
@@ -48,12 +49,13 @@ class Select(Entry, frozen=True, tag="select"):
     """A rank was chosen for a prompt."""
 
     request: SelectRequest
+    now_s: float
     outcome: Outcome
 
     def decide(self, core: RouterCore) -> Decided:
         """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
         prompt = _prompt(core, self.request)
-        return _decided(lambda: core.select(self.request, prompt), _chosen)
+        return _decided(lambda: core.select(self.request, prompt, self.now_s), _chosen)
 
 
 class SelectAndReserve(Entry, frozen=True, tag="select_and_reserve"):
@@ -92,14 +94,15 @@ Decision: TypeAlias = Select | SelectAndReserve | Reserve
 
 def chosen(choice: Choice) -> Outcome:
     """The outcome of a choice. O(candidates)."""
-    terms = choice.chosen
+    terms, table = choice.chosen, choice.table
+    weighed = np.column_stack((table.values, choice.costs))
     return Outcome(
         rank=terms.rank,
         overlap_blocks=terms.overlap_blocks,
         terms=terms,
-        cost=choice.costs[choice.index],
-        candidates=len(choice.terms),
-        digest=xxh3_64_hexdigest(msgpack.encode((choice.terms, choice.costs))),
+        cost=float(choice.costs[choice.index]),
+        candidates=len(table),
+        digest=xxh3_64_hexdigest(weighed.tobytes()),
     )
 
 

@@ -1,6 +1,6 @@
 """The bytes of a recording: lines of JSON, the first of them a header.
 
-    {"format": "kv-router recording", "version": 1, … settings, seeds}
+    {"format": "kv-router recording", "version": 2, … settings, seeds}
     {"at_s": 1.25, "entry": {"kind": "tick", "now_s": 81234.5}}
     {"at_s": 9.75, "entry": {"kind": "end", "reason": "stopped"}}
 
@@ -18,7 +18,7 @@ from router.recording.commands import Command, Entry
 from router.recording.decisions import Decision
 
 FORMAT = "kv-router recording"
-VERSION = 1
+VERSION = 2
 
 _START = b'{"format":"%s",' % FORMAT.encode()
 

@@ -1,7 +1,5 @@
 """Who chooses among the candidates of a decision, and what comes out."""
 
-import math
-from collections.abc import Sequence
 from random import Random
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -11,11 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.errors import NoEndpointsError
-from router.scheduler.cost import Terms
 from router.scheduler.pick import pick
 from router.scheduler.settings import PolicySettings
-from router.scheduler.terms import FloatArray, TermTable
-from router.scheduler.terms import Terms as CandidateTerms
+from router.scheduler.terms import FloatArray, Terms, TermTable
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -29,7 +25,7 @@ class Choice(Struct, frozen=True, eq=False):
     policy: str
 
     @property
-    def chosen(self) -> CandidateTerms:
+    def chosen(self) -> Terms:
         """Terms of the chosen candidate."""
         return self.table.terms(self.index)
 
@@ -92,26 +88,3 @@ def kept(table: TermTable, mask: BoolArray, policy: str) -> TermTable:
         scope, reason = table.scope, f"policy {policy} filters out every candidate"
         raise NoEndpointsError(scope.model_name, scope.routing_group, reason)
     return replace(table, ranks=ranks, values=table.values[mask])
-
-
-def select(costs: Sequence[float], terms: Sequence[Terms], temperature: float, rng: Random) -> int:
-    """Index of the chosen candidate; neither sequence may be empty.
-
-    At temperature 0 the cheapest; among exactly equal costs the smallest cache, and among equal
-    caches a uniformly random one. Above 0 a draw with p ∝ exp(−cost / ((max − min) ·
-    temperature)), uniform where all costs are equal. Source: Dynamo 1.0.2,
-    `DefaultWorkerSelector`, `softmax_sample`.
-    """
-    if temperature > 0:
-        return rng.choices(range(len(costs)), weights=_softmax(costs, temperature))[0]
-    keys = [(cost, term.held_blocks) for cost, term in zip(costs, terms, strict=True)]
-    best = min(keys)
-    return rng.choice([index for index, key in enumerate(keys) if key == best])
-
-
-def _softmax(costs: Sequence[float], temperature: float) -> list[float]:
-    low = min(costs)
-    spread = max(costs) - low
-    if spread == 0:
-        return [1.0] * len(costs)
-    return [math.exp(-(cost - low) / spread / temperature) for cost in costs]

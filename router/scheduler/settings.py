@@ -3,8 +3,21 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride
-from router.scheduler.cost import TrustWeights
+
+
+class TrustWeights(Struct, frozen=True):
+    """What a block of overlap counts for, by the trust in it, where a policy predicts."""
+
+    exact: float = 1.0
+    lagging: float = 1.0
+    degraded: float = 0.5
+    blind: float = 0.0
+
+    def weight(self, state: TrustState) -> float:
+        """What a block counts for in this state."""
+        return float(getattr(self, state.value))
 
 
 class PolicySettings(Struct, frozen=True):

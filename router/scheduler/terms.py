@@ -67,6 +67,10 @@ class TermTable(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.ranks)
 
+    def find(self, rank: Rank | None) -> int | None:
+        """Which candidate a rank is; None: none."""
+        return next((i for i, each in enumerate(self.ranks) if each == rank), None)
+
     def column(self, column: int) -> FloatArray:
         """One quantity of every candidate; a view."""
         return self.values[:, column]

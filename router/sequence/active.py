@@ -4,51 +4,59 @@ A block of a prompt is counted once however many requests share it; a trailing i
 every output block belong to one request alone. A block that a single request holds may be weighed
 by a fraction, as its output nears the expected length. Source: Dynamo's `ActiveSequences` (1.0.2).
 
-    active_blocks = round(|shared| + Σ own − Σ (1 − fraction) over fractional blocks)
+    active_blocks = round(shared + Σ own − Σ (1 − fraction) over fractional blocks)
 
-Prompts are held as whole prefixes, so the held hashes are closed under prefixes: how many blocks of
-a new prompt are already here is how far its prefix goes.
+Prompts are computed in the order in which they were booked: the oldest that is not complete is the
+head, and since when it is the head tells how far it may have come.
 """
-
-from collections.abc import Sequence
 
 from msgspec import Struct
 
-_MICRO = 1_000_000
-"""Fractions are kept in millionths: sums stay exact however often they change."""
+from router.sequence.footprint import Footprint
+from router.sequence.prompt_trie import MICRO, Node, PromptTrie
 
 
 class _Request(Struct):
-    sequence_hashes: Sequence[int]
+    footprint: Footprint
+    end: Node
     own_blocks: int
-    prefill_tokens: int
+    kv_tokens: int
     own_discount_micro: int = 0
 
 
 class ActiveSequences:
-    """Requests of one rank.
+    """Requests of one rank, whose slot in the trie of all ranks' prompts this is.
 
-    Invariants: `_holders[h]` is the number of requests whose prompt contains h, never 0;
-    `_weights_micro` names only blocks with one holder; the running sums equal the sums they
-    stand for.
+    Invariants: every request is either among the prefills, which are in booking order, or decoding;
+    the running sums equal the sums they stand for.
     """
 
     __slots__ = (
         "_discount_micro",
-        "_holders",
         "_own_blocks",
+        "_prefills",
         "_requests",
-        "_weights_micro",
+        "_shared_blocks",
+        "_slot",
+        "_trie",
+        "active_prefill_contexts",
         "active_prefill_tokens",
+        "decoding_kv_tokens",
+        "head_since_s",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, trie: PromptTrie, slot: int) -> None:
+        self._trie = trie
+        self._slot = slot
         self._requests: dict[str, _Request] = {}
-        self._holders: dict[int, int] = {}
-        self._weights_micro: dict[int, int] = {}
+        self._prefills: dict[str, Footprint] = {}
+        self._shared_blocks = 0
         self._own_blocks = 0
         self._discount_micro = 0
         self.active_prefill_tokens = 0
+        self.active_prefill_contexts = 0.0
+        self.decoding_kv_tokens = 0
+        self.head_since_s = 0.0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -64,81 +72,95 @@ class ActiveSequences:
         return len(self._requests)
 
     @property
+    def decoding_requests(self) -> int:
+        """Those whose prompt is complete."""
+        return len(self._requests) - len(self._prefills)
+
+    @property
+    def head(self) -> Footprint | None:
+        """The oldest prompt that is not complete."""
+        return next(iter(self._prefills.values()), None)
+
+    @property
     def active_blocks(self) -> int:
         """Blocks they hold, halves rounded up as the source does."""
-        blocks = (len(self._holders) + self._own_blocks) * _MICRO - self._discount_micro
-        return (blocks + _MICRO // 2) // _MICRO
+        blocks = (self._shared_blocks + self._own_blocks) * MICRO - self._discount_micro
+        return (blocks + MICRO // 2) // MICRO
 
-    def new_blocks(self, sequence_hashes: Sequence[int], own_blocks: int) -> int:
-        """How many blocks a prompt would add. O(its blocks already here)."""
-        for position, sequence_hash in enumerate(sequence_hashes):
-            if sequence_hash not in self._holders:
-                return len(sequence_hashes) - position + own_blocks
-        return own_blocks
+    def new_blocks(self, footprint: Footprint) -> int:
+        """How many blocks a request would add. O(nodes on its way)."""
+        hashes = footprint.sequence_hashes
+        return len(hashes) - self._trie.depth(self._slot, hashes) + footprint.own_blocks
 
-    def add(
-        self, request_id: str, sequence_hashes: Sequence[int], own_blocks: int, prefill_tokens: int
-    ) -> None:
-        """Book a request; its id must be new here. O(blocks)."""
+    def add(self, request_id: str, footprint: Footprint, now_s: float) -> None:
+        """Book a request; its id must be new here. O(nodes on its way)."""
         assert request_id not in self._requests
-        self._requests[request_id] = _Request(sequence_hashes, own_blocks, prefill_tokens)
-        for sequence_hash in sequence_hashes:
-            self._holders[sequence_hash] = self._holders.get(sequence_hash, 0) + 1
-            self._weigh_shared(sequence_hash, _MICRO)
-        self._own_blocks += own_blocks
-        self.active_prefill_tokens += prefill_tokens
+        end, change = self._trie.add(self._slot, footprint.sequence_hashes)
+        self._requests[request_id] = _Request(
+            footprint, end, footprint.own_blocks, footprint.isl_tokens
+        )
+        if not self._prefills:
+            self.head_since_s = now_s
+        self._prefills[request_id] = footprint
+        self._shared_blocks += change.blocks
+        self._own_blocks += footprint.own_blocks
+        self._discount_micro -= change.discount_micro
+        self.active_prefill_tokens += footprint.prefill_tokens
+        self.active_prefill_contexts += footprint.prefill_contexts
 
-    def prefill_complete(self, request_id: str) -> None:
+    def prefill_complete(self, request_id: str, now_s: float) -> None:
         """Its prompt is computed. Idempotent."""
-        request = self._requests[request_id]
-        self.active_prefill_tokens -= request.prefill_tokens
-        request.prefill_tokens = 0
+        if request_id in self._prefills:
+            self._end_prefill(request_id, now_s)
+            self.decoding_kv_tokens += self._requests[request_id].kv_tokens
 
     def add_output_block(self, request_id: str, decay_fraction: float | None = None) -> None:
         """It grew by a block; `decay_fraction` is the new weight of every block only it holds."""
         request = self._requests[request_id]
         request.own_blocks += 1
         self._own_blocks += 1
+        request.kv_tokens += request.footprint.block_size
+        if request_id not in self._prefills:
+            self.decoding_kv_tokens += request.footprint.block_size
         if decay_fraction is not None:
-            self._decay(request, round(decay_fraction * _MICRO))
+            self._decay(request, round(decay_fraction * MICRO))
 
-    def free(self, request_id: str) -> None:
-        """It ended, whether or not its prefill was marked complete. O(blocks)."""
-        self.prefill_complete(request_id)
+    def free(self, request_id: str, now_s: float) -> None:
+        """It ended, whether or not its prefill was marked complete. O(nodes on its way)."""
         request = self._requests.pop(request_id)
-        for sequence_hash in request.sequence_hashes:
-            self._holders[sequence_hash] -= 1
-            if not self._holders[sequence_hash]:
-                self._weigh_shared(sequence_hash, _MICRO)
-                del self._holders[sequence_hash]
+        if request_id in self._prefills:
+            self._end_prefill(request_id, now_s)
+        else:
+            self.decoding_kv_tokens -= request.kv_tokens
+        change = self._trie.remove(self._slot, request.end)
+        self._shared_blocks -= change.blocks
         self._own_blocks -= request.own_blocks
-        self._discount_micro -= request.own_discount_micro
+        self._discount_micro -= change.discount_micro + request.own_discount_micro
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
-        counted: dict[int, int] = {}
-        for request in self._requests.values():
-            for sequence_hash in request.sequence_hashes:
-                counted[sequence_hash] = counted.get(sequence_hash, 0) + 1
-        assert counted == self._holders
-        assert all(self._holders[h] == 1 for h in self._weights_micro)
         requests = self._requests.values()
+        names = [{int(each) for each in request.footprint.sequence_hashes} for request in requests]
+        assert self._shared_blocks == len(set().union(*names))
         assert self._own_blocks == sum(r.own_blocks for r in requests)
-        assert self.active_prefill_tokens == sum(r.prefill_tokens for r in requests)
-        own = sum(r.own_discount_micro for r in requests)
-        shared = sum(_MICRO - weight for weight in self._weights_micro.values())
-        assert self._discount_micro == own + shared
+        prefills = self._prefills.values()
+        assert self.active_prefill_tokens == sum(p.prefill_tokens for p in prefills)
+        assert self.active_prefill_contexts == sum(p.prefill_contexts for p in prefills)
+        assert [i for i in self._requests if i in self._prefills] == list(self._prefills)
+        decoding = [r for i, r in self._requests.items() if i not in self._prefills]
+        assert self.decoding_requests == len(decoding)
+        assert self.decoding_kv_tokens == sum(r.kv_tokens for r in decoding)
+        assert self._discount_micro >= sum(r.own_discount_micro for r in requests)
+
+    def _end_prefill(self, request_id: str, now_s: float) -> None:
+        if next(iter(self._prefills)) == request_id:
+            self.head_since_s = now_s
+        footprint = self._prefills.pop(request_id)
+        self.active_prefill_tokens -= footprint.prefill_tokens
+        self.active_prefill_contexts -= footprint.prefill_contexts
 
     def _decay(self, request: _Request, weight_micro: int) -> None:
         self._discount_micro -= request.own_discount_micro
-        request.own_discount_micro = request.own_blocks * (_MICRO - weight_micro)
+        request.own_discount_micro = request.own_blocks * (MICRO - weight_micro)
         self._discount_micro += request.own_discount_micro
-        for sequence_hash in request.sequence_hashes:
-            if self._holders[sequence_hash] == 1:
-                self._weigh_shared(sequence_hash, weight_micro)
-
-    def _weigh_shared(self, sequence_hash: int, weight_micro: int) -> None:
-        self._discount_micro -= _MICRO - self._weights_micro.pop(sequence_hash, _MICRO)
-        if weight_micro != _MICRO:
-            self._weights_micro[sequence_hash] = weight_micro
-            self._discount_micro += _MICRO - weight_micro
+        self._discount_micro += self._trie.weigh(self._slot, request.end, weight_micro)

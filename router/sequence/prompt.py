@@ -8,6 +8,7 @@ from msgspec import Struct
 from router.errors import InvalidFieldError
 from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import U32_MAX, U64_MAX, HashArray, Identity
+from router.sequence.footprint import Footprint
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 
 MAX_PROMPT_TOKENS = 4_000_000
@@ -18,14 +19,23 @@ class HashedPrompt(Struct, frozen=True):
     """A prompt as a rank with blocks of this size sees it."""
 
     sequence_hashes: HashArray
-    hash_list: Sequence[int]
     isl_tokens: int
     block_size: int
 
     @property
     def own_blocks(self) -> int:
         """1 where the prompt ends in an incomplete block, which nobody can share."""
-        return int(self.isl_tokens > len(self.hash_list) * self.block_size)
+        return int(self.isl_tokens > len(self.sequence_hashes) * self.block_size)
+
+    def footprint(self, overlap_blocks: int) -> Footprint:
+        """What it weighs on a rank that has so many of its blocks cached."""
+        return Footprint(
+            self.sequence_hashes,
+            self.own_blocks,
+            self.isl_tokens,
+            overlap_blocks * self.block_size,
+            self.block_size,
+        )
 
     def prefill_tokens(self, overlap_blocks: int) -> int:
         """Tokens left to compute behind so many cached blocks."""
@@ -49,7 +59,7 @@ class Prompt:
     __slots__ = ("_by_identity", "_isl_tokens", "_known_hashes", "_mm_infos", "_seed", "_tokens")
 
     def __init__(self, request: PromptRequest) -> None:
-        self._tokens = token_array(request.token_ids or ())
+        self._tokens = token_array(() if request.token_ids is None else request.token_ids)
         self._isl_tokens = len(self._tokens)
         self._known_hashes: Sequence[int] | None = None
         if request.token_ids is None and request.sequence_hashes is not None:
@@ -74,7 +84,7 @@ class Prompt:
     def _hash(self, identity: Identity) -> HashedPrompt:
         if self._known_hashes is not None:
             known = np.array(self._known_hashes, np.uint64)
-            return HashedPrompt(known, self._known_hashes, self.isl_tokens, identity.block_size)
+            return HashedPrompt(known, self.isl_tokens, identity.block_size)
         hashes = chain(
             local_block_hashes(
                 self._tokens,
@@ -84,7 +94,7 @@ class Prompt:
                 eagle=identity.eagle,
             )
         )
-        return HashedPrompt(hashes, hashes.tolist(), self.isl_tokens, identity.block_size)
+        return HashedPrompt(hashes, self.isl_tokens, identity.block_size)
 
 
 def prepare(request: PromptRequest, identities: Iterable[Identity]) -> Prompt:

@@ -55,14 +55,16 @@ FIRST_CAPACITY = 16
 class RankTable:
     """One row a rank. Growing replaces `values`: read it anew each time.
 
-    Invariants: no two ranks share a slot; a free slot's row is all zeros.
+    `version` counts changes of who has which slot. Invariants: no two ranks share a slot; a free
+    slot's row is all zeros.
     """
 
-    __slots__ = ("_free", "_slots", "values")
+    __slots__ = ("_free", "_slots", "values", "version")
 
     def __init__(self) -> None:
         self._slots: dict[Rank, int] = {}
         self._free: list[int] = []
+        self.version = 0
         self.values: npt.NDArray[np.float64] = np.zeros((0, RANK_COLUMNS))
 
     def __len__(self) -> int:
@@ -81,6 +83,7 @@ class RankTable:
             if not self._free:
                 self._grow()
             slot = self._slots[rank] = self._free.pop()
+            self.version += 1
         return slot
 
     def drop(self, rank: Rank) -> None:
@@ -89,10 +92,16 @@ class RankTable:
         if slot is not None:
             self.values[slot] = 0.0
             self._free.append(slot)
+            self.version += 1
 
     def slot(self, rank: Rank) -> int:
         """The row of a known rank."""
         return self._slots[rank]
+
+    def row(self, rank: Rank) -> npt.NDArray[np.float64]:
+        """The numbers of a known rank, to read and write until the next `add`."""
+        row: npt.NDArray[np.float64] = self.values[self._slots[rank]]
+        return row
 
     def find(self, rank: Rank) -> int | None:
         """The row of a rank, if there is one."""

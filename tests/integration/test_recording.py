@@ -86,7 +86,11 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
         worker = await router.worker(1)
         journal = worker.journals[rank(1)]
         for blocks in (9000, 9500, 10_000):
-            hashes = prepare(SelectRequest(token_ids=prompt), ()).hashed(IDENTITY).hash_list
+            hashes = (
+                prepare(SelectRequest(token_ids=prompt), ())
+                .hashed(IDENTITY)
+                .sequence_hashes.tolist()
+            )
             journal.stored(Tier.DEVICE, hashes[:blocks], None)
             await worker.deliver()
         written = "kv_router_snapshots_written_total"

@@ -92,7 +92,7 @@ def test_every_rank_is_a_candidate(world):
     world.cache(rank(4, 3), PROMPT)
     placement = world.select(PROMPT)
     assert placement.rank == rank(4, 3)
-    assert len(placement.choice.terms) == 5
+    assert len(placement.choice.table) == 5
 
 
 def test_equal_costs_go_to_the_smallest_cache(world):
@@ -175,12 +175,14 @@ def test_the_life_of_a_reservation(world):
     (added,) = changes(effects)
     assert isinstance(added, ReservationAdded)
     assert (added.isl_tokens, added.overlap_blocks, added.expected_output_tokens) == (40, 5, 64)
-    assert unpack_hashes(added.sequence_hashes).tolist() == list(placement.prompt.hash_list)
+    assert (
+        unpack_hashes(added.sequence_hashes).tolist() == placement.prompt.sequence_hashes.tolist()
+    )
     assert changes(world.core.prefill_complete("x", 1.0)) == [PrefillCompleted()]
     assert (active.active_prefill_tokens, active.active_blocks) == (0, 10)
     assert changes(world.core.output_block("x", None, 1.0)) == [OutputBlockAdded(None)]
     assert active.active_blocks == 11
-    assert changes(world.core.free("x")) == [ReservationFreed()]
+    assert changes(world.core.free("x", 0.0)) == [ReservationFreed()]
     assert len(world.core.tracker) == 0
 
 
@@ -208,13 +210,13 @@ def test_reservations_are_limited():
     world.book("b", PROMPT)
     with pytest.raises(TooManyReservationsError):
         world.book("c", PROMPT)
-    world.core.free("a")
+    world.core.free("a", 0.0)
     world.book("c", PROMPT)
 
 
 def test_unknown_ids_are_not_found(world):
     for command in (
-        lambda: world.core.free("x"),
+        lambda: world.core.free("x", 0.0),
         lambda: world.core.prefill_complete("x", 0.0),
         lambda: world.core.output_block("x", None, 0.0),
     ):
@@ -365,9 +367,9 @@ def test_changes_of_an_announcement_apply_live(world):
     world.core.upsert_worker(announcement(1, endpoint="http://new", data_parallel_size=2), 1.0)
     placement = world.select(PROMPT)
     assert (placement.rank, placement.worker.endpoint) == (rank(1), "http://new")
-    assert len(placement.choice.terms) == 4
+    assert len(placement.choice.table) == 4
     world.core.upsert_worker(announcement(1, endpoint="http://new"), 2.0)
-    assert len(world.select(PROMPT).choice.terms) == 3
+    assert len(world.select(PROMPT).choice.table) == 3
 
 
 @pytest.mark.parametrize("fields", [{"routing_group": "other"}, {"identity": Identity(SCHEME, 8)}])

@@ -39,7 +39,7 @@ async def cache(worker, tokens=40, to=None):
     """Let a fake worker's rank hold a prompt, and say so."""
     holder = to or rank(worker.announcement.worker_id)
     prompt = prepare(SelectRequest(token_ids=PROMPT[:tokens]), ())
-    hashes = prompt.hashed(worker.announcement.identity).hash_list
+    hashes = prompt.hashed(worker.announcement.identity).sequence_hashes.tolist()
     worker.journals[holder].stored(Tier.DEVICE, hashes, None)
     await worker.deliver(holder)
 

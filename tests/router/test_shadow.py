@@ -23,7 +23,7 @@ class Compared:
 
     def compare(self, incumbent, tokens=PROMPT, now_s=0.0, **fields):
         request = SelectRequest(token_ids=tokens, request_id="r", **fields)
-        placement = self.core.select(request, prepare(request, ()))
+        placement = self.core.select(request, prepare(request, ()), 0.0)
         self.shadow.compare(self.core, request, placement, incumbent, "request", now_s, 7)
 
     @property

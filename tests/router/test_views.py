@@ -28,7 +28,7 @@ def world():
 
 def decide(world, **fields):
     request = SelectRequest(token_ids=PROMPT, request_id="x", **fields)
-    placement = world.core.select(request, prepare(request, ()))
+    placement = world.core.select(request, prepare(request, ()), 0.0)
     return explain(world.core, request, placement, now_s=1.0)
 
 
@@ -46,7 +46,11 @@ def test_a_decision_says_what_it_is_based_on(world):
 
 def test_overlap_is_cumulative_over_tiers(world):
     journal = world.journals[rank(1)]
-    hashes = prepare(SelectRequest(token_ids=PROMPT), ()).hashed(journal._identity).hash_list
+    hashes = (
+        prepare(SelectRequest(token_ids=PROMPT), ())
+        .hashed(journal._identity)
+        .sequence_hashes.tolist()
+    )
     journal.stored(Tier.DEVICE, hashes[:2], None)
     journal.stored(Tier.HOST, hashes[2:5], hashes[1])
     journal.stored(Tier.REMOTE, hashes[5:6], hashes[4])
@@ -83,7 +87,7 @@ def test_loads_are_what_is_booked(world):
 def test_potential_loads_add_the_prompt(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
     request = PromptRequest(token_ids=PROMPT)
-    assert views.potential_loads(world.core, request, prepare(request, ())) == [
+    assert views.potential_loads(world.core, request, prepare(request, ()), 0.0) == [
         PotentialLoad(1, 0, 80, 10, 1),
         PotentialLoad(2, 0, 40, 10, 0),
         PotentialLoad(2, 1, 0, 10, 0),
@@ -121,7 +125,7 @@ def test_a_draining_worker_is_drained_when_its_last_request_ended(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
     world.core.order_worker(1, "draining")
     assert lifecycles(world)[1] == "draining"
-    world.core.free("a")
+    world.core.free("a", 0.0)
     assert lifecycles(world)[1] == "drained"
 
 

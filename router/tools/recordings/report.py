@@ -6,7 +6,7 @@ from router.errors import RecordingError
 from router.recording.decisions import Outcome
 from router.recording.format import Header, Setting
 from router.recording.replay import Compared, Replay
-from router.scheduler.cost import Terms
+from router.scheduler.terms import Terms
 from router.tools.recordings.tally import Tally, Totals, cached_tokens
 from router.tools.tables import table
 
@@ -104,10 +104,8 @@ def _now_there(compared: Compared) -> tuple[Terms, float] | None:
     choice = compared.now.choice
     if choice is None:
         return None
-    for terms, cost in zip(choice.terms, choice.costs, strict=True):
-        if terms.rank == compared.recorded.outcome.rank:
-            return terms, cost
-    return None
+    index = choice.table.find(compared.recorded.outcome.rank)
+    return None if index is None else (choice.table.terms(index), float(choice.costs[index]))
 
 
 def _head(compared: Compared) -> str:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from router.recording.decisions import Reserve
 from router.recording.replay import Compared
-from router.scheduler.cost import Terms
+from router.scheduler.terms import Terms
 
 TOLD = 5
 """Differences that are told in words."""

@@ -63,7 +63,7 @@ def guessing():
 
 def test_without_events_bookings_teach_where_a_prompt_is_cached(guessing):
     placement, _ = guessing.book("x", PROMPT)
-    guessing.core.free("x")
+    guessing.core.free("x", 0.0)
     again = guessing.select(PROMPT)
     assert again.rank == placement.rank
     assert again.choice.chosen.overlap_blocks == 10

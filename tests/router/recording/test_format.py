@@ -89,7 +89,7 @@ def test_what_is_no_recording_of_this_version_is_refused(first, problem):
 
 
 def test_another_version_is_named():
-    with pytest.raises(RecordingError, match=r"version 9; this kv-router reads version 1"):
+    with pytest.raises(RecordingError, match=r"version 9; this kv-router reads version 2"):
         decode_header(b'{"format":"kv-router recording","version":9,"new":[]}\n')
 
 

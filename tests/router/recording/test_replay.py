@@ -40,9 +40,9 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 READS = {
-    "dump", "dump_slices", "identities", "match", "reads_events", "trust", "trust_weights",
+    "dump", "dump_slices", "identities", "match", "reads_events", "trust", "trust_weights", "weigh",
 }  # fmt: skip
-"""Of a core's methods, those that change nothing; `match` searches, and searches are recorded."""
+"""Of a core's methods, those that change nothing; searches are recorded all the same."""
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,10 +95,10 @@ def test_searches_that_decide_nothing_are_recorded_since_they_find_liars_out():
     packed = pack_batch(said, [Stored(Tier.DEVICE, pack_hashes(held))])
     recorded.core.apply(EventBatch(1, 0, 1, liar.identity, 1, 1, packed), 0.0)
     request = SelectRequest(token_ids=PROMPTS[3])
-    before = recorded.core.select(request, prompt).choice.chosen.overlap_blocks
+    before = recorded.core.select(request, prompt, 0.0).choice.chosen.overlap_blocks
     for _ in range(1000):
         recorded.core.match(Scope(), prompt, [liar])
-    after = recorded.core.select(request, prompt).choice.chosen.overlap_blocks
+    after = recorded.core.select(request, prompt, 0.0).choice.chosen.overlap_blocks
     assert before > after == 2
     assert all(each.is_equal for each in replayed(recorded.recording)[1])
     recorded.entries = [each for each in recorded.entries if type(each) is not Search]
@@ -127,7 +127,7 @@ def test_a_hole_is_found():
 
 def test_what_nobody_can_have_asked_is_damage():
     recorded = Recorded()
-    recorded.entries.append(Select(SelectRequest(token_ids=None), Outcome(refused="x")))
+    recorded.entries.append(Select(SelectRequest(token_ids=None), 0.0, Outcome(refused="x")))
     with pytest.raises(RecordingError, match=r"line 2") as caught:
         replayed(recorded.recording)
     assert caught.value.problem == "damaged"

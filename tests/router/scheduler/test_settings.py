@@ -2,8 +2,9 @@
 
 import pytest
 
+from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride
-from router.scheduler.settings import PolicySettings
+from router.scheduler.settings import PolicySettings, TrustWeights
 
 CONFIGURED = PolicySettings(prefill_load_scale=2.0, router_temperature=0.1)
 
@@ -41,3 +42,20 @@ def test_no_overlap_weight_is_no_credit_either():
     override = ConfigOverride(overlap_score_weight=0.0, overlap_score_credit=0.5)
     overridden = CONFIGURED.overridden(override)
     assert (overridden.prefill_load_scale, overridden.overlap_score_credit) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "weight"),
+    [
+        (TrustState.EXACT, 1.0),
+        (TrustState.LAGGING, 1.0),
+        (TrustState.DEGRADED, 0.5),
+        (TrustState.BLIND, 0.0),
+    ],
+)
+def test_overlap_counts_by_the_trust_in_it(state, weight):
+    assert TrustWeights().weight(state) == weight
+
+
+def test_what_trust_is_worth_can_be_set():
+    assert TrustWeights(degraded=0.1).weight(TrustState.DEGRADED) == 0.1

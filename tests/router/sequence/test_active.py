@@ -1,16 +1,30 @@
 """What a rank is busy with, point by point as the anchor counts it."""
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.sequence.active import ActiveSequences
+from router.sequence.footprint import Footprint
+from router.sequence.prompt_trie import PromptTrie
+
+
+def footprint(path, own_blocks=0, prefill_tokens=0, cached_tokens=0):
+    """A prompt whose blocks are named by the paths that lead to them."""
+    hashes = [hash(tuple(path[: i + 1])) & (2**64 - 1) for i in range(len(path))]
+    isl_tokens = prefill_tokens + cached_tokens
+    return Footprint(np.array(hashes, np.uint64), own_blocks, isl_tokens, cached_tokens, 16)
+
+
+def idle():
+    return ActiveSequences(PromptTrie(), 0)
 
 
 def busy(*requests):
-    active = ActiveSequences()
-    for request_id, hashes, own_blocks, prefill_tokens in requests:
-        active.add(request_id, hashes, own_blocks, prefill_tokens)
+    active = idle()
+    for request_id, path, own_blocks, prefill_tokens in requests:
+        active.add(request_id, footprint(path, own_blocks, prefill_tokens), 0.0)
     return active
 
 
@@ -26,29 +40,65 @@ def test_incomplete_blocks_are_nobodys_to_share():
 
 def test_new_blocks_are_those_behind_the_active_prefix():
     active = busy(("a", [1, 2, 3], 0, 0))
-    assert active.new_blocks([1, 2, 9, 10], 1) == 3
-    assert active.new_blocks([1, 2], 0) == 0
-    assert active.new_blocks([], 1) == 1
+    assert active.new_blocks(footprint([1, 2, 9, 10], 1)) == 3
+    assert active.new_blocks(footprint([1, 2])) == 0
+    assert active.new_blocks(footprint([], 1)) == 1
 
 
 def test_prefill_is_counted_until_it_is_complete():
     active = busy(("a", [1], 0, 100), ("b", [2], 0, 50))
     assert active.active_prefill_tokens == 150
-    active.prefill_complete("a")
-    active.prefill_complete("a")
+    active.prefill_complete("a", 1.0)
+    active.prefill_complete("a", 1.0)
     assert active.active_prefill_tokens == 50
 
 
 def test_freeing_implies_that_prefill_is_over():
     active = busy(("a", [1, 2], 0, 100))
-    active.free("a")
+    active.free("a", 1.0)
     assert (active.active_blocks, active.active_prefill_tokens, active.active_requests) == (0, 0, 0)
 
 
 def test_a_shared_block_goes_with_its_last_request():
     active = busy(("a", [1, 2], 0, 0), ("b", [1, 3], 0, 0))
-    active.free("a")
+    active.free("a", 1.0)
     assert active.active_blocks == 2
+
+
+def test_the_oldest_prompt_that_is_not_complete_is_the_head():
+    active = idle()
+    active.add("a", footprint([1], 0, 100), 3.0)
+    active.add("b", footprint([2], 0, 50), 4.0)
+    active.add("c", footprint([3], 0, 20), 5.0)
+    assert (active.head.prefill_tokens, active.head_since_s) == (100, 3.0)
+    active.prefill_complete("b", 6.0)
+    assert (active.head.prefill_tokens, active.head_since_s) == (100, 3.0)
+    active.prefill_complete("a", 7.0)
+    assert (active.head.prefill_tokens, active.head_since_s) == (20, 7.0)
+    active.free("c", 8.0)
+    assert active.head is None
+    active.add("d", footprint([4], 0, 30), 9.0)
+    assert (active.head.prefill_tokens, active.head_since_s) == (30, 9.0)
+
+
+def test_attention_work_grows_with_what_is_cached_before_it():
+    active = idle()
+    active.add("a", footprint([1], 0, 100, cached_tokens=1000), 0.0)
+    assert active.active_prefill_contexts == 100 * (1000 + 50)
+    active.prefill_complete("a", 1.0)
+    assert active.active_prefill_contexts == 0
+
+
+def test_decoding_requests_hold_their_prompt_and_their_output():
+    active = idle()
+    active.add("a", footprint([1], 0, 100, cached_tokens=60), 0.0)
+    active.add_output_block("a")
+    assert (active.decoding_requests, active.decoding_kv_tokens) == (0, 0)
+    active.prefill_complete("a", 1.0)
+    active.add_output_block("a")
+    assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160 + 2 * 16)
+    active.free("a", 2.0)
+    assert (active.decoding_requests, active.decoding_kv_tokens) == (0, 0)
 
 
 def test_output_blocks_add_up():
@@ -75,7 +125,7 @@ def test_a_decayed_block_that_becomes_shared_weighs_in_full():
     active = busy(("a", [1, 2], 0, 0))
     active.add_output_block("a", 0.0)
     assert active.active_blocks == 0
-    active.add("b", [1, 2], 0, 0)
+    active.add("b", footprint([1, 2]), 1.0)
     assert active.active_blocks == 2
 
 
@@ -92,14 +142,14 @@ IDS = st.sampled_from("abcd")
 class Consistent(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.active = ActiveSequences()
+        self.active = idle()
 
     @rule(request_id=IDS, prompt=st.integers(0, 2), length=st.integers(0, 4),
           own=st.integers(0, 1), tokens=st.integers(0, 99))  # fmt: skip
     def add(self, request_id, prompt, length, own, tokens):
         if request_id not in self.active:
-            hashes = [0, *range(10 * prompt, 10 * prompt + 4)][:length]
-            self.active.add(request_id, hashes, own, tokens)
+            path = [0, *range(10 * prompt, 10 * prompt + 4)][:length]
+            self.active.add(request_id, footprint(path, own, tokens), 0.0)
 
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data(), fraction=st.none() | st.floats(0, 1))
@@ -110,12 +160,12 @@ class Consistent(RuleBasedStateMachine):
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data())
     def complete(self, data):
-        self.active.prefill_complete(data.draw(st.sampled_from(self.active.request_ids)))
+        self.active.prefill_complete(data.draw(st.sampled_from(self.active.request_ids)), 0.0)
 
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data())
     def free(self, data):
-        self.active.free(data.draw(st.sampled_from(self.active.request_ids)))
+        self.active.free(data.draw(st.sampled_from(self.active.request_ids)), 0.0)
         if not self.active.active_requests:
             assert self.active.active_blocks == 0
 

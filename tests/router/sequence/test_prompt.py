@@ -14,10 +14,10 @@ def hashed(tokens, block_size=4, **fields):
 
 
 def test_counts_the_incomplete_block_apart():
-    assert (len(hashed(8).hash_list), hashed(8).own_blocks) == (2, 0)
-    assert (len(hashed(9).hash_list), hashed(9).own_blocks) == (2, 1)
-    assert (len(hashed(3).hash_list), hashed(3).own_blocks) == (0, 1)
-    assert (len(hashed(0).hash_list), hashed(0).own_blocks) == (0, 0)
+    assert (len(hashed(8).sequence_hashes), hashed(8).own_blocks) == (2, 0)
+    assert (len(hashed(9).sequence_hashes), hashed(9).own_blocks) == (2, 1)
+    assert (len(hashed(3).sequence_hashes), hashed(3).own_blocks) == (0, 1)
+    assert (len(hashed(0).sequence_hashes), hashed(0).own_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_is_hashed_once_for_each_identity():
     prompt = Prompt(PromptRequest(token_ids=list(range(64))))
     four, eight = Identity(SCHEME, 4), Identity(SCHEME, 8)
     assert prompt.hashed(four) is prompt.hashed(Identity(SCHEME, 4))
-    assert len(prompt.hashed(eight).hash_list) == 8
-    assert len(prompt.hashed(Identity(SCHEME, 8, eagle=True)).hash_list) == 7
+    assert len(prompt.hashed(eight).sequence_hashes) == 8
+    assert len(prompt.hashed(Identity(SCHEME, 8, eagle=True)).sequence_hashes.tolist()) == 7
 
 
 def test_tenants_and_adapters_do_not_meet():
     names = [hashed(8), hashed(8, cache_salt="a"), hashed(8, cache_salt="b"),
              hashed(8, lora_name="a"), hashed(8, lora_name="a", cache_salt="a")]  # fmt: skip
-    assert len({h.hash_list[0] for h in names}) == len(names)
+    assert len({h.sequence_hashes.tolist()[0] for h in names}) == len(names)
 
 
 def by_hashes(hashes, isl_tokens, **fields):
@@ -57,14 +57,14 @@ def by_hashes(hashes, isl_tokens, **fields):
 
 def test_a_prompt_known_by_its_hashes_is_that_prompt():
     known = hashed(10)
-    again = prepare(by_hashes(known.hash_list, 10), ()).hashed(Identity(SCHEME, 4))
-    assert again.sequence_hashes.tolist() == known.hash_list
+    again = prepare(by_hashes(known.sequence_hashes.tolist(), 10), ()).hashed(Identity(SCHEME, 4))
+    assert again.sequence_hashes.tolist() == known.sequence_hashes.tolist()
     assert (again.isl_tokens, again.own_blocks) == (10, 1)
 
 
 def test_tokens_count_where_both_are_given():
     both = by_hashes([1], 4, token_ids=[1, 2, 3, 4])
-    assert prepare(both, ()).hashed(Identity(SCHEME, 4)).hash_list != [1]
+    assert prepare(both, ()).hashed(Identity(SCHEME, 4)).sequence_hashes.tolist() != [1]
 
 
 @pytest.mark.parametrize(

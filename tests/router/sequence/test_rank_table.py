@@ -19,7 +19,8 @@ class RankTableMachine(RuleBasedStateMachine):
 
     @rule(rank=RANKS, held=st.integers(1, 9))
     def add(self, rank, held):
-        self.table.values[self.table.add(rank), HELD_BLOCKS] = held
+        self.table.add(rank)
+        self.table.row(rank)[HELD_BLOCKS] = held
         self.written[rank] = held
         self.compare()
 
@@ -31,9 +32,8 @@ class RankTableMachine(RuleBasedStateMachine):
 
     def compare(self):
         self.table.check_invariants()
-        table = self.table
-        assert {r: table.values[table.slot(r), HELD_BLOCKS] for r in table} == self.written
-        assert len(table) == len(self.written)
+        assert {rank: self.table.row(rank)[HELD_BLOCKS] for rank in self.table} == self.written
+        assert len(self.table) == len(self.written)
 
 
 TestRankTable = RankTableMachine.TestCase

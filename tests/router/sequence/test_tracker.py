@@ -1,5 +1,6 @@
 """Reservations of all ranks: by id, by rank, by expiry."""
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,39 +10,63 @@ from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.requests import PromptRequest
 from router.protocol.values import SCHEME, Identity, Rank
 from router.sequence.prompt import Prompt
-from router.sequence.tracker import ProjectedLoad, Tracker
+from router.sequence.rank_table import DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS, RankTable
+from router.sequence.tracker import Tracker
 
 A, B = Rank(1, 0), Rank(2, 0)
 
 
-def prompt(tokens=10, first=0):
+def prompt(tokens=10, first=0, overlap_blocks=0):
     request = PromptRequest(token_ids=list(range(first, first + tokens)))
-    return Prompt(request).hashed(Identity(SCHEME, 4))
+    return Prompt(request).hashed(Identity(SCHEME, 4)).footprint(overlap_blocks)
+
+
+def of_two_ranks(ttl_s):
+    table = RankTable()
+    table.add(A)
+    table.add(B)
+    return Tracker(ttl_s, table), table
 
 
 @pytest.fixture
 def tracker():
-    return Tracker(ttl_s=100.0)
+    return of_two_ranks(100.0)[0]
 
 
-def test_projects_load_with_a_prompt_added(tracker):
-    assert tracker.projected(A, prompt(10), 1) == ProjectedLoad(6, 3)
-    tracker.book("x", A, prompt(10), 1, now_s=0.0)
-    assert tracker.projected(A, prompt(10), 2) == ProjectedLoad(6 + 2, 3 + 1)
-    assert tracker.projected(B, prompt(10), 2) == ProjectedLoad(2, 3)
+def test_writes_the_load_of_each_rank_where_decisions_read_it():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("x", A, prompt(10, overlap_blocks=1), now_s=0.0)
+    row = table.values[table.slot(A)]
+    assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS], row[REQUESTS]) == (6, 3, 1)
+    assert not table.values[table.slot(B)].any()
+    tracker.prefill_complete("x", 1.0)
+    tracker.add_output_block("x", None, 1.0)
+    assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
+    tracker.free("x", 2.0)
+    assert not row.any()
+
+
+def test_tells_how_much_of_a_prompt_each_rank_is_busy_with():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("x", A, prompt(10), now_s=0.0)
+    depths = np.zeros(len(table.values))
+    tracker.write_depths(prompt(30).sequence_hashes, depths)
+    assert (depths[table.slot(A)], depths[table.slot(B)]) == (2, 0)
+    assert tracker.active(A).new_blocks(prompt(30)) == 8 - 2
+    assert tracker.active(B).new_blocks(prompt(30)) == 8
 
 
 def test_an_id_is_booked_once(tracker):
-    tracker.book("x", A, prompt(), 0, now_s=0.0)
+    tracker.book("x", A, prompt(), now_s=0.0)
     with pytest.raises(DuplicateReservationError) as caught:
-        tracker.book("x", B, prompt(), 0, now_s=0.0)
+        tracker.book("x", B, prompt(), now_s=0.0)
     assert caught.value.request_id == "x"
     assert tracker.active(B).active_requests == 0
 
 
 def test_unknown_ids_are_told(tracker):
     for command in (
-        lambda: tracker.free("x"),
+        lambda: tracker.free("x", 0.0),
         lambda: tracker.prefill_complete("x", 0.0),
         lambda: tracker.add_output_block("x", None, 0.0),
     ):
@@ -50,8 +75,8 @@ def test_unknown_ids_are_told(tracker):
 
 
 def test_expires_without_progress_not_with_age(tracker):
-    tracker.book("idle", A, prompt(), 0, now_s=0.0)
-    tracker.book("busy", A, prompt(), 0, now_s=0.0)
+    tracker.book("idle", A, prompt(), now_s=0.0)
+    tracker.book("busy", A, prompt(), now_s=0.0)
     tracker.prefill_complete("busy", now_s=60.0)
     tracker.add_output_block("busy", None, now_s=90.0)
     assert tracker.expire(99.0) == []
@@ -62,9 +87,9 @@ def test_expires_without_progress_not_with_age(tracker):
 
 
 def test_dropping_a_rank_frees_what_is_booked_there(tracker):
-    tracker.book("a1", A, prompt(), 0, now_s=0.0)
-    tracker.book("b1", B, prompt(), 0, now_s=1.0)
-    tracker.book("a2", A, prompt(), 0, now_s=2.0)
+    tracker.book("a1", A, prompt(), now_s=0.0)
+    tracker.book("b1", B, prompt(), now_s=1.0)
+    tracker.book("a2", A, prompt(), now_s=2.0)
     assert tracker.drop_rank(A) == ["a1", "a2"]
     assert "b1" in tracker
     assert len(tracker) == 1
@@ -73,13 +98,13 @@ def test_dropping_a_rank_frees_what_is_booked_there(tracker):
 class Consistent(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.tracker, self.now_s, self.live = Tracker(ttl_s=10.0), 0.0, {}
+        self.tracker, self.now_s, self.live = of_two_ranks(10.0)[0], 0.0, {}
 
     @rule(request_id=st.sampled_from("abcdef"), rank=st.sampled_from([A, B]),
           tokens=st.integers(0, 20), first=st.integers(0, 1))  # fmt: skip
     def book(self, request_id, rank, tokens, first):
         if request_id not in self.live:
-            self.tracker.book(request_id, rank, prompt(tokens, first), 0, self.now_s)
+            self.tracker.book(request_id, rank, prompt(tokens, first), self.now_s)
             self.live[request_id] = self.now_s + 10.0
 
     @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1))
@@ -91,7 +116,7 @@ class Consistent(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from("abcdef"))
     def free(self, request_id):
         if request_id in self.live:
-            self.tracker.free(request_id)
+            self.tracker.free(request_id, self.now_s)
             del self.live[request_id]
 
     @rule(passed_s=st.floats(0, 8))

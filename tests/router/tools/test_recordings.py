@@ -57,7 +57,7 @@ def busy():
     for worker_id in (1, 2):
         recorded.core.upsert_worker(announcement(worker_id, agent_is_engine=False), 0.0)
     journal = EventJournal(Rank(1, 0), 1, IDENTITY)
-    journal.stored(Tier.DEVICE, hashed.hash_list, None)
+    journal.stored(Tier.DEVICE, hashed.sequence_hashes.tolist(), None)
     for message in journal.take():
         recorded.core.apply(message, 0.25)
     long = ReserveRequest(token_ids=list(range(1000, 1100)), worker_id=1, request_id="long")
@@ -179,7 +179,7 @@ def test_a_damaged_line_ends_it_and_fails(capsys, path, life):
         (None, "FILE: .*No such file"),
         (b"", "line 1: the file is empty"),
         (b"\x00\x01", "line 1: the file does not begin like a recording"),
-        (b'{"format":"kv-router recording","version":2}\n', "version 2; .* reads version 1"),
+        (b'{"format":"kv-router recording","version":1}\n', "version 1; .* reads version 2"),
     ],
 )
 def test_what_is_no_recording_is_refused(capsys, path, contents, complaint):

@@ -1,0 +1,55 @@
+"""Who may be chosen, laid out for decisions."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.values import Identity, Rank
+from router.sequence.rank_table import RankTable
+
+Positions = npt.NDArray[np.int64]
+
+
+class Candidates(Struct, frozen=True, eq=False):
+    """Ranks in order, each with its worker and its slot in the rank table.
+
+    `groups`: under which identity a prompt is hashed for the candidates at which positions.
+    """
+
+    ranks: Sequence[Rank]
+    workers: Sequence[WorkerAnnouncement]
+    slots: Positions
+    groups: Sequence[tuple[Identity, Positions]]
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerAnnouncement], table: RankTable) -> "Candidates":
+        """Every rank of these workers. O(ranks)."""
+        pairs = list(chain.from_iterable(((rank, w) for rank in w.ranks) for w in workers))
+        return _laid_out(pairs, [table.slot(rank) for rank, _ in pairs])
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> "Candidates":
+        """Those at positions where `keep` is true, of shape (candidates,)."""
+        kept = np.flatnonzero(keep)
+        pairs = [(self.ranks[i], self.workers[i]) for i in kept.tolist()]
+        return _laid_out(pairs, self.slots[kept])
+
+
+def _laid_out(
+    pairs: Sequence[tuple[Rank, WorkerAnnouncement]], slots: Sequence[int] | Positions
+) -> Candidates:
+    by_identity: dict[Identity, list[int]] = {}
+    for position, (_, worker) in enumerate(pairs):
+        by_identity.setdefault(worker.identity, []).append(position)
+    return Candidates(
+        tuple(rank for rank, _ in pairs),
+        tuple(worker for _, worker in pairs),
+        np.array(slots, np.int64),
+        tuple((each, np.array(found, np.int64)) for each, found in by_identity.items()),
+    )
