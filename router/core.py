@@ -65,6 +65,7 @@ from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     CAPACITY_BLOCKS,
+    DECODE_SIDE,
     EAGLE,
     HELD_BLOCKS,
     MAX_BATCHED_TOKENS,
@@ -480,6 +481,7 @@ class RouterCore:
         row[BLOCK_SIZE], row[EAGLE] = identity.block_size, identity.eagle
         row[CAPACITY_BLOCKS] = announcement.total_kv_blocks
         row[MAX_BATCHED_TOKENS] = announcement.max_num_batched_tokens
+        row[DECODE_SIDE] = announcement.role == "decode"
 
     def _note_standing(self, rank: Rank, now_s: float, *, is_trusted: bool = False) -> None:
         """Note what the index says of a rank; `is_trusted`: the trust in it did not change."""
