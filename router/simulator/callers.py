@@ -79,7 +79,7 @@ class Callers:
             outcome, core = self._outcomes[work.caller], self._core_of(work.caller)
             outcome.first_token_s = now_s
             outcome.cached_blocks = work.cached_blocks
-            self._tell(core, core.prefill_complete, work.request_id, now_s)
+            self._tell(core, core.prefill_complete, work.request_id, self._agenda.now_s)
         for work in progress.grown:
             core = self._core_of(work.caller)
             self._tell(core, core.output_block, work.request_id, None, now_s)
@@ -115,7 +115,7 @@ class Callers:
 
     def _free(self, work: Work) -> None:
         core = self._core_of(work.caller)
-        self._tell(core, core.free, work.request_id)
+        self._tell(core, core.free, work.request_id, self._agenda.now_s)
 
     def _tell(
         self, core: RouterCore, command: Callable[..., list[Effect]], *arguments: object

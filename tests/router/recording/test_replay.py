@@ -107,7 +107,7 @@ def test_searches_that_decide_nothing_are_recorded_since_they_find_liars_out():
 
 def test_whatever_changes_a_core_is_recorded():
     public = {name for name in dir(RouterCore) if not name.startswith("_")}
-    fields = {"fleet", "index", "predictions", "tracker"}
+    fields = {"fleet", "index", "predictions", "ranks", "tracker"}
     assert public - fields - READS == {name for name in vars(RecordedCore) if name in public}
 
 
