@@ -298,7 +298,7 @@ class RouterCore:
         table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, now_s)
         settings = self._policy(request.router_config_override)
         choice = self._selector(request).choose(table, settings, self._rng)
-        worker = candidates.workers[choice.index]
+        worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed = prompt.hashed(worker.identity)
         return Placement(choice, worker, hashed, overlaps[worker.identity])
 

@@ -1,5 +1,6 @@
 """Who may be chosen, laid out for decisions."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -27,6 +28,10 @@ class Candidates(Struct, frozen=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.ranks)
+
+    def worker_of(self, rank: Rank) -> WorkerAnnouncement:
+        """The worker of a candidate; ranks are in order. O(log candidates)."""
+        return self.workers[bisect_left(self.ranks, rank)]
 
     @classmethod
     def of(cls, workers: Iterable[WorkerAnnouncement], table: RankTable) -> "Candidates":
