@@ -43,6 +43,15 @@ def payloads(traffic: Traffic) -> list[bytes]:
     return [msgpack.encode((0.0, events, 0)) for events in _batches(traffic)]
 
 
+def last_path(traffic: Traffic) -> list[int]:
+    """Tokens of the prompt whose blocks are the last to be stored."""
+    tokens: list[int] = []
+    for payload in payloads(traffic)[-PATH_BATCHES:]:
+        for event in msgpack.decode(payload)[1]:
+            tokens += event.get("token_ids", ())
+    return tokens
+
+
 def _batches(traffic: Traffic) -> Iterator[list[dict[str, object]]]:
     random = np.random.default_rng(1)
     pool: deque[int] = deque()

@@ -1,6 +1,6 @@
 """From an engine's own names to sequence hashes, with a count of copies per tier: one rank's.
 
-    state ──▶ rows   40 bytes a block, grown twofold, touched as they fill
+    state ──▶ rows   40 bytes a block, for the pool's at first, touched as they fill; grown twofold
           └─▶ slots   4 bytes each, at most 3/4 in use
 
 What the words mean is in `_map_rows`, what happens to them in `_map_kernel`.
@@ -18,6 +18,9 @@ from router.sequence.hashing import TokenArray
 
 _FEWEST_ROWS = 768
 _DEFAULT_POOL_BLOCKS = 1 << 9
+
+_MOST_EXPECTED_ROWS = 1 << 20
+"""What is said of a pool is believed up to here; beyond, its map grows as it fills."""
 
 
 class EngineMap:
@@ -47,7 +50,8 @@ class EngineMap:
         self._words = self._state.data  # reads of one word are quicker
         self._groups: dict[int, int] = {0: 0}
         self._rows: HashArray = np.empty(0, np.uint64)
-        self._lay_out(min(_FEWEST_ROWS, max_rows))
+        expected = min(pool_blocks or 0, _MOST_EXPECTED_ROWS)
+        self._lay_out(min(max(expected, _FEWEST_ROWS), max_rows))
 
     @property
     def orphan_blocks(self) -> int:

@@ -67,6 +67,15 @@ def test_grows_and_finds_everything_again():
     assert (len(edge.held()), len(edge.held(Tier.HOST))) == (10, 100)
 
 
+def test_a_map_of_a_known_pool_does_not_grow_before_it_is_full():
+    edge = Edge(num_gpu_blocks=4_000)
+    rows = edge.normalizer._names.map._rows
+    edge.feed(stored(range(1, 4_001), range(16_000)))
+    assert edge.normalizer._names.map._rows is rows
+    edge.feed(removed(range(1, 4_001)), stored(range(5_001, 9_001), range(16_000, 32_000)))
+    assert edge.held() == set(names(range(16_000, 32_000)))
+
+
 def test_one_event_may_be_larger_than_all_before():
     edge = Edge().feed(stored(range(1, 3_001), range(12_000)))
     assert len(edge.held()) == 3_000
