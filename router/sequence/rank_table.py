@@ -47,7 +47,13 @@ SLOW_START = 24  # above 0 for a rank that is new: how much more than predicted 
 # Of its worker again.
 DECODE_SIDE = 25  # 1: its worker decodes only
 
-RANK_COLUMNS = 26
+# Of what its engine reports, again.
+REQUESTS_PER_S = 26  # that it receives, from whomever
+PREFILL_SHARE = 27  # of its time that goes into prompts, 0 to below 1
+OUTPUT_TOKENS = 28  # that a request of its generates, on average
+REUSE = 29  # prompt tokens found cached for each one computed
+
+RANK_COLUMNS = 30
 
 FIRST_CAPACITY = 16
 
