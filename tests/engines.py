@@ -1,16 +1,21 @@
 """What engines say, built by hand, with what does not matter filled in."""
 
+from itertools import groupby
+
 import numpy as np
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from router.protocol.requests import BlockMmInfo, MmObject
 from router.protocol.values import SCHEME, Doubt, Identity, Rank, Tier
-from router.publisher.engine_events import (
+from router.publisher.engine_batch import (
     EngineBatch,
     EngineCleared,
     EngineRemoved,
     EngineStored,
+    StoredRun,
 )
+from router.publisher.held import path_heads
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import DEFAULT_LIMITS, Normalizer
 from router.publisher.normalizer_settings import EngineSettings
@@ -42,7 +47,41 @@ def removed(hashes, medium=None, group=0):
 
 
 def batch(*events, unknown=(), malformed=()):
-    return EngineBatch(0, list(events), unknown, malformed)
+    return EngineBatch(0, joined(events), unknown, malformed)
+
+
+def joined(events):
+    """Parts of a batch as decoding makes them of these events: what is alike in runs."""
+    parts = []
+    for kind, alike in groupby(enumerate(events), lambda each: kinship(*each)):
+        run = [event for _, event in alike]
+        if kind[0] == "stored" and len(run) > 1:
+            parts.append(StoredRun(whole_of(run), heads_of(run)))
+        else:
+            parts += run
+    return parts
+
+
+def kinship(place, event):
+    """What the events of one run have in common; others have nothing in common with any."""
+    if not isinstance(event, EngineStored) or not len(event.block_hashes):
+        return ("alone", place)
+    if event.lora_name or event.cache_salt or event.lora_id or event.extra_keys:
+        return ("alone", place)
+    labels = (event.medium, event.locality, event.group, event.spec_kind, event.is_eagle)
+    window, size = event.sliding_window_tokens, event.block_size
+    return ("stored", *labels, window, size, len(event.tokens) - len(event.block_hashes) * size)
+
+
+def whole_of(run):
+    hashes = np.concatenate([event.block_hashes for event in run])
+    tokens = np.concatenate([event.tokens for event in run])
+    return replace(run[0], block_hashes=hashes, tokens=tokens)
+
+
+def heads_of(run):
+    sizes = [len(event.block_hashes) for event in run]
+    return path_heads(sizes, [event.parent for event in run])
 
 
 CLEARED = EngineCleared()

@@ -3,8 +3,10 @@
     [timestamp, [event, …], rank]
 
 A row is made of every event, good or not; consecutive removals that differ in their hashes only
-share one. Tokens and hashes of the whole batch lie in one array each; a row says where its own are.
-What is read of an event that turns out to be malformed is taken back.
+share one, and so do consecutive stored events that differ only in blocks, tokens and parents. Of
+each stored event there is a head: its first block, counted from its row's, its parent, and 1 if it
+has one. Tokens, hashes and heads of the whole batch lie in one array each; a row says where its own
+are. What is read of an event that turns out to be malformed is taken back.
 """
 
 import numpy as np
@@ -14,18 +16,32 @@ from router.compiled import device, halves_at, kernel, words_at
 from router.publisher._engine_event import read_event
 from router.publisher._engine_rows import (
     BLOCK_HASHES,
+    BLOCK_SIZE,
+    CACHE_SALT,
+    EAGLE,
     EVENT,
+    EXTRA_KEYS,
+    FIRST_HEAD,
     GROUP,
     HASH_COUNT,
+    HEAD_COUNT,
+    HEADS,
     KIND,
     LOCALITY,
+    LORA_ID,
+    LORA_NAME,
     MEDIUM,
+    PARENT,
     RANK,
     REASON,
     REMOVED,
     ROW_COUNT,
     SEEN,
+    SPEC_KIND,
+    STORED,
     TOKEN_COUNT,
+    TOKEN_IDS,
+    WINDOW,
     Batch,
     Rows,
     row_at,
@@ -48,7 +64,10 @@ NO_BATCH, TRUNCATED, BAD_RANK, TRAILING = -1, -2, -3, -4
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
+_3 = np.uint64(3)
 _MAX_RANK = np.uint64(65_535)
+_CONTEXT = (_1 << LORA_ID) | (_1 << LORA_NAME) | (_1 << CACHE_SALT) | (_1 << EXTRA_KEYS)
+"""Fields that make blocks others than their tokens do: who has one is by itself."""
 
 
 @device
@@ -61,23 +80,80 @@ def _is_same_text(batch: Batch, one: Words, other: Words, field: np.uint64) -> b
 
 
 @device
-def _joins(batch: Batch, place: np.uint64) -> bool:
+def _is_behind(before: Words, row: Words, field: np.uint64) -> bool:
+    """Do a row's hashes or tokens lie right behind those of the row before?"""
+    first, count = value_of(field), value_of(field) + _1
+    return bool(before[first] + before[count] == row[first])
+
+
+@device
+def _goes_on(batch: Batch, before: Words, row: Words, free: np.uint64) -> bool:
+    """Is this row like the one before, with its hashes right behind? `free`: fields that one of
+    them may not have, or as nil.
+    """
+    return bool(
+        before[KIND] == row[KIND]
+        and not before[REASON]
+        and not (before[SEEN] ^ row[SEEN]) & ~free
+        and before[value_of(GROUP)] == row[value_of(GROUP)]
+        and _is_behind(before, row, BLOCK_HASHES)
+        and _is_same_text(batch, before, row, MEDIUM)
+        and _is_same_text(batch, before, row, LOCALITY)
+    )
+
+
+@device
+def _tokens_over(row: Words, blocks: np.uint64) -> np.uint64:
+    """How many tokens more a stored event has than so many blocks need; modulo 2^64."""
+    over: np.uint64 = row[value_of(TOKEN_IDS) + _1] - blocks * row[value_of(BLOCK_SIZE)]
+    return over
+
+
+@device
+def _is_alike(batch: Batch, before: Words, row: Words) -> bool:
+    """Does a stored event only go on with what those of the row before it tell?"""
+    blocks = row[value_of(BLOCK_HASHES) + _1]
+    all_blocks = before[value_of(BLOCK_HASHES) + _1]
+    if blocks == _0 or all_blocks == _0 or row[SEEN] & _CONTEXT:
+        return False
+    return bool(
+        _goes_on(batch, before, row, (_1 << GROUP) | (_1 << PARENT))
+        and _is_behind(before, row, TOKEN_IDS)
+        and before[EAGLE] == row[EAGLE]
+        and before[value_of(BLOCK_SIZE)] == row[value_of(BLOCK_SIZE)]
+        and before[value_of(WINDOW)] == row[value_of(WINDOW)]
+        and _tokens_over(before, all_blocks) == before[HEADS] * _tokens_over(row, blocks)
+        and _is_same_text(batch, before, row, SPEC_KIND)
+    )
+
+
+@device
+def _joins_removals(batch: Batch, place: np.uint64) -> bool:
     """Is this row a removal that goes on from the row before? Then it becomes part of it."""
     if place == _0:
         return False
     row, before = row_at(batch, place), row_at(batch, place - _1)
-    first, count = value_of(BLOCK_HASHES), value_of(BLOCK_HASHES) + _1
-    if (
-        before[KIND] != REMOVED
-        or before[REASON]
-        or (before[SEEN] ^ row[SEEN]) & ~(_1 << GROUP)  # nil is group 0
-        or before[value_of(GROUP)] != row[value_of(GROUP)]
-        or before[first] + before[count] != row[first]
-        or not _is_same_text(batch, before, row, MEDIUM)
-        or not _is_same_text(batch, before, row, LOCALITY)
-    ):
+    if not _goes_on(batch, before, row, _1 << GROUP):  # nil is group 0
         return False
-    before[count] += row[count]
+    before[value_of(BLOCK_HASHES) + _1] += row[value_of(BLOCK_HASHES) + _1]
+    return True
+
+
+@device
+def _joins_stored(batch: Batch, place: np.uint64) -> bool:
+    """Is this row a stored event like those of the row before? Then it becomes part of it."""
+    row, head = row_at(batch, place), _3 * np.uint64(batch.totals[HEAD_COUNT])
+    row[FIRST_HEAD], row[HEADS] = batch.totals[HEAD_COUNT], _1
+    batch.heads[head], batch.heads[head + _1] = _0, row[value_of(PARENT)]
+    batch.heads[head + _2] = row[value_of(PARENT) + _1]
+    batch.totals[HEAD_COUNT] += _1
+    if place == _0 or not _is_alike(batch, row_at(batch, place - _1), row):
+        return False
+    before = row_at(batch, place - _1)
+    batch.heads[head] = before[value_of(BLOCK_HASHES) + _1]
+    before[HEADS] += _1
+    before[value_of(BLOCK_HASHES) + _1] += row[value_of(BLOCK_HASHES) + _1]
+    before[value_of(TOKEN_IDS) + _1] += row[value_of(TOKEN_IDS) + _1]
     return True
 
 
@@ -92,7 +168,9 @@ def _read_row(batch: Batch, at: np.uint64, event: np.uint64) -> np.uint64:
     if after == _0:
         totals[TOKEN_COUNT], totals[HASH_COUNT] = tokens_before, hashes_before
         after = skip(at, batch.end)
-    elif row[KIND] == REMOVED and _joins(batch, totals[ROW_COUNT]):
+    elif (row[KIND] == REMOVED and _joins_removals(batch, totals[ROW_COUNT])) or (
+        row[KIND] == STORED and _joins_stored(batch, totals[ROW_COUNT])
+    ):
         row[:] = _0
         return after
     totals[ROW_COUNT] += _1
@@ -139,7 +217,8 @@ def open_batch(payload: npt.NDArray[np.uint8], head: Words) -> int:
 
 @kernel(
     "int64(Array(uint8, 1, 'C', readonly=True), uint64, uint64, uint64, uint64,"
-    " Array(uint64, 2, 'C'), Array(uint32, 1, 'C'), Array(uint64, 1, 'C'), Array(uint64, 1, 'C'))"
+    " Array(uint64, 2, 'C'), Array(uint64, 1, 'C'), Array(uint32, 1, 'C'), Array(uint64, 1, 'C'),"
+    " Array(uint64, 1, 'C'))"
 )
 def read_batch(
     payload: npt.NDArray[np.uint8],
@@ -148,13 +227,15 @@ def read_batch(
     event_count: int,
     max_blocks: int,
     rows: Rows,
+    heads: Words,
     tokens: Halves,
     hashes: Words,
     totals: Words,
 ) -> int:
-    """Fill rows, tokens, hashes and totals from an opened batch; 0, or what is wrong with it.
+    """Fill what an opened batch is read into; 0, or what is wrong with it.
 
-    There must be a zeroed row for every event, and room for a token and a hash for every byte.
+    There must be a zeroed row and a head for every event, and room for a token and a hash for every
+    byte.
     """
     start = np.uint64(payload.ctypes.data)
     end = start + np.uint64(len(payload))
@@ -163,6 +244,7 @@ def read_batch(
         end,
         np.uint64(max_blocks),
         np.uint64(rows.ctypes.data),
+        words_at(np.uint64(heads.ctypes.data), np.uint64(len(heads))),
         halves_at(np.uint64(tokens.ctypes.data), np.uint64(len(tokens))),
         words_at(np.uint64(hashes.ctypes.data), np.uint64(len(hashes))),
         words_at(np.uint64(totals.ctypes.data), np.uint64(len(totals))),

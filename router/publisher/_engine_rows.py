@@ -31,14 +31,15 @@ FIELDS = (
 
 EVENT_TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
-KIND, SEEN, EAGLE, EVENT, REASON, REASON_FIELD, PLACE, VALUES = (
-    np.uint64(column) for column in range(8)
+KIND, SEEN, EAGLE, EVENT, REASON, REASON_FIELD, PLACE, FIRST_HEAD, HEADS, VALUES = (
+    np.uint64(column) for column in range(10)
 )
-COLUMNS = 7 + 2 * len(FIELDS)
+COLUMNS = 9 + 2 * len(FIELDS)
 """A row: its kind; a bit for every field that is there and not nil; are tokens pairs; which event
-it is; if it is malformed, why, in which field, at which element (from 1; 0: as a whole); then two
-words for each field: a number and 1, or where text begins and ends, or where hashes or tokens begin
-and how many there are. The second is 0 where the field is not there, or nil."""
+it is; if it is malformed, why, in which field, at which element (from 1; 0: as a whole); of stored
+events, its first head and how many there are; then two words for each field: a number and 1, or
+where text begins and ends, or where hashes or tokens begin and how many there are. The second is 0
+where the field is not there, or nil."""
 
 STORED, REMOVED, CLEARED, UNKNOWN = (np.uint64(kind) for kind in range(4))
 """Kinds of rows, in the order of `EVENT_TYPES`."""
@@ -77,8 +78,8 @@ MISSING, NO_LIST, TOO_MANY, NO_HASH, NO_TOKEN, NO_PAIR, NO_NUMBER, NO_TEXT, NO_E
     NO_FIELD,
 ) = (np.uint64(field) for field in range(len(FIELDS) + 1))
 
-ROW_COUNT, TOKEN_COUNT, HASH_COUNT, RANK = range(4)
-TOTALS = 4
+ROW_COUNT, TOKEN_COUNT, HASH_COUNT, HEAD_COUNT, RANK = range(5)
+TOTALS = 5
 """Columns of what the reading of a batch adds up to."""
 
 NO_RANK = 2**64 - 1
@@ -112,6 +113,7 @@ class Batch(NamedTuple):
     end: np.uint64
     max_blocks: np.uint64
     rows: np.uint64
+    heads: Words
     tokens: Halves
     hashes: Words
     totals: Words

@@ -9,12 +9,11 @@ from router.publisher import _map_kernel, _map_store
 from router.publisher._map_store import DONE, HASHED, INHERITED, TOLD_WORDS
 from router.publisher.contexts import PLAIN, UNTOLD, Contexts, opaque_hash
 from router.publisher.counted_journal import CountedJournal
-from router.publisher.engine_events import EngineRemoved, EngineStored
+from router.publisher.engine_batch import EngineRemoved, EngineStored, StoredRun
 from router.publisher.engine_map import EngineMap
 from router.publisher.extra_keys import BlockKeys, EventKeys, read_extra_keys
 from router.publisher.held import path_heads
 from router.publisher.map_invariants import names_held
-from router.publisher.store_runs import StoreRun
 from router.sequence._hash_kernel import block_hashes
 from router.sequence.hashing import TokenArray
 
@@ -82,27 +81,16 @@ class BlockNames:
         self._how = _map_kernel.FULL if is_full else 0
         self.untold_events = 0
 
-    def store_run(self, run: StoreRun, tier: Tier | None) -> int:
+    def store_run(self, run: StoredRun, tier: Tier | None) -> int:
         """Store events of a run, up to one that has to be stored by itself; how many were stored.
         Blocks are of full size. O(tokens).
         """
-        first = run[0]
-        if self._tokens(first) is not first.tokens:  # refused, or not as kernels read them
+        whole, blocks = run.whole, run.blocks_of(len(run))
+        if not self._has_plain_tokens(run):
             return 0
-        sizes = [len(event.block_hashes) for event in run]
-        parents = [event.parent for event in run]
-        blocks = sum(sizes)
         out = np.empty(4 * blocks + TOLD_WORDS, np.uint64)
-        self._store(
-            np.concatenate([event.block_hashes for event in run]),
-            np.concatenate([event.tokens for event in run]),
-            path_heads(sizes, parents),
-            first.group,
-            INHERITED,
-            tier,
-            0,
-            out,
-        )
+        heads = run.heads.copy()  # kernels write into them
+        self._store(whole.block_hashes, whole.tokens, heads, whole.group, INHERITED, tier, 0, out)
         return int(out[4 * blocks + DONE])
 
     def store(self, event: EngineStored, tier: Tier | None) -> UnknownParent | Refused | None:
@@ -149,6 +137,12 @@ class BlockNames:
         if masks:
             self._tell_found(out[:blocks], out[2 * room :], heads)
         return refusal
+
+    def _has_plain_tokens(self, run: StoredRun) -> bool:
+        """Are a run's tokens as kernels read them, and as many as each of its events needs?"""
+        eagle = self._identity.eagle
+        needed = run.blocks_of(len(run)) * self._block_size + len(run) * eagle
+        return run.whole.is_eagle == eagle and len(run.whole.tokens) == needed
 
     def _tokens(self, event: EngineStored) -> TokenArray | Refused:
         """An event's tokens one by one, as many as its blocks need."""

@@ -8,7 +8,7 @@
 
 Fields nobody here knows are passed over; an event of an unknown type, or one that can not be read,
 is dropped alone and named. Kernels read a whole batch at once (`_engine_kernel.py`): there is no
-Python object for a token or a hash, nor for a removal beside another.
+Python object for a token or a hash, nor for an event that goes on like the one before.
 """
 
 from typing import TypeAlias
@@ -30,10 +30,15 @@ from router.publisher._engine_kernel import (
 )
 from router.publisher._engine_rows import COLUMNS, EVENT_TYPES, FIELDS, NO_RANK, REASONS, TOTALS
 from router.publisher.decode_room import DecodeRoom
+from router.publisher.engine_batch import (
+    EngineBatch,
+    EngineCleared,
+    EngineRemoved,
+    EngineStored,
+    ExtraKeys,
+    StoredRun,
+)
 from router.sequence.hashing import TokenArray
-
-ExtraKeys: TypeAlias = tuple[tuple[object, ...] | None, ...]
-"""What beside its tokens makes each block what it is, as the engine sent it."""
 
 MAX_NAME = 40
 """Characters of a foreign name that are repeated."""
@@ -48,63 +53,6 @@ class DecodeLimits(Struct, frozen=True):
 
 
 DEFAULT_LIMITS = DecodeLimits()
-
-
-class EngineStored(Struct, frozen=True, eq=False, gc=False):
-    """Consecutive blocks are now in a medium.
-
-    Hashes are the engine's own names as u64: signed ones bit by bit, of those of 32 bytes their
-    XXH3-64. `parent` is named in the same way; None: the first block begins a prompt. Arrays are
-    views into what the whole batch shares.
-    """
-
-    block_hashes: HashArray
-    parent: int | None
-    tokens: TokenArray
-    block_size: int
-    """Tokens; 0 in a placeholder, which has none."""
-    medium: str | None = None
-    lora_name: str | None = None
-    lora_id: int | None = None
-    cache_salt: str | None = None
-    extra_keys: ExtraKeys | None = None
-    """None also where no block has any."""
-    group: int = 0
-    spec_kind: str | None = None
-    sliding_window_tokens: int | None = None
-    is_eagle: bool = False
-    """Tokens came as pairs, [a, b], [b, c]: here they are a, b, c, one more than the blocks'."""
-    locality: str | None = None
-
-
-class EngineRemoved(Struct, frozen=True, eq=False, gc=False):
-    """Blocks are no longer in a medium; each hash stands for one copy.
-
-    Consecutive removals that differ in nothing else are joined into one.
-    """
-
-    block_hashes: HashArray
-    medium: str | None
-    group: int = 0
-    locality: str | None = None
-
-
-class EngineCleared(Struct, frozen=True, gc=False):
-    """The engine has forgotten every block."""
-
-
-EngineEvent: TypeAlias = EngineStored | EngineRemoved | EngineCleared
-
-
-class EngineBatch(Struct, frozen=True, eq=False):
-    """Events of one rank, in order, and what was dropped from among them."""
-
-    dp_rank: int | None
-    events: list[EngineEvent]
-    unknown: list[str]
-    """Types this version does not know, one an event."""
-    malformed: list[str]
-    """One sentence an event that could not be read."""
 
 
 def decode_engine_batch(
@@ -123,16 +71,26 @@ def decode_engine_batch(
     if event_count > limits.batch_events:
         raise WireError(f"a batch of {event_count} events (allowed: {limits.batch_events})")
     rows = np.zeros((event_count, COLUMNS), np.uint64)
+    heads = np.empty(3 * event_count, np.uint64)
     tokens, hashes = (room or DecodeRoom()).of(len(payload))
     totals = np.zeros(TOTALS, np.uint64)
     elements, offset = head.tolist()
     outcome = read_batch(
-        packed, elements, offset, event_count, limits.event_blocks, rows, tokens, hashes, totals
+        packed,
+        elements,
+        offset,
+        event_count,
+        limits.event_blocks,
+        rows,
+        heads,
+        tokens,
+        hashes,
+        totals,
     )
     if outcome:
         raise WireError(_BATCH_REASONS[outcome])
-    row_count, token_count, hash_count, rank = totals.tolist()
-    reader = _Reader(payload, tokens[:token_count].copy(), hashes[:hash_count].copy())
+    row_count, token_count, hash_count, _, rank = totals.tolist()
+    reader = _Reader(payload, heads, tokens[:token_count].copy(), hashes[:hash_count].copy())
     return reader.batch(None if rank == NO_RANK else rank, rows[:row_count].tolist())
 
 
@@ -144,7 +102,18 @@ _BATCH_REASONS = {
 }
 
 # Columns and kinds of rows, as the plain integers that lists are read by; a field's first column.
-_KIND, _SEEN, _EAGLE, _EVENT, _REASON, _REASON_FIELD, _PLACE, _VALUES = range(8)
+(
+    _KIND,
+    _SEEN,
+    _EAGLE,
+    _EVENT,
+    _REASON,
+    _REASON_FIELD,
+    _PLACE,
+    _FIRST_HEAD,
+    _HEADS,
+    _VALUES,
+) = range(10)
 _STORED, _REMOVED, _CLEARED, _UNKNOWN = range(4)
 (
     _TYPE,
@@ -183,10 +152,13 @@ _extra_keys_decoder = msgspec.msgpack.Decoder(ExtraKeys)
 class _Reader:
     """Makes values of the rows that the kernels made of a batch."""
 
-    __slots__ = ("_hashes", "_payload", "_tokens")
+    __slots__ = ("_hashes", "_heads", "_payload", "_tokens")
 
-    def __init__(self, payload: bytes, tokens: TokenArray, hashes: HashArray) -> None:
+    def __init__(
+        self, payload: bytes, heads: HashArray, tokens: TokenArray, hashes: HashArray
+    ) -> None:
         self._payload = payload
+        self._heads = heads
         self._tokens = tokens
         self._hashes = hashes
 
@@ -198,20 +170,26 @@ class _Reader:
             elif row[_KIND] == _UNKNOWN:
                 batch.unknown.append(bounded_name(self._label(row, _TYPE)))
             else:
-                self._append_event(batch, row)
+                self._append_part(batch, row)
         return batch
 
-    def _append_event(self, batch: EngineBatch, row: list[int]) -> None:
+    def _append_part(self, batch: EngineBatch, row: list[int]) -> None:
         if row[_KIND] == _REMOVED:
-            batch.events.append(self._removed(row))
+            batch.parts.append(self._removed(row))
         elif row[_KIND] == _CLEARED:
-            batch.events.append(EngineCleared())
+            batch.parts.append(EngineCleared())
         else:
             try:
-                batch.events.append(self._stored(row))
+                stored = self._stored(row)
             except (WireError, UnicodeDecodeError):
                 event = row[_EVENT]
                 batch.malformed.append(f"event {event}: text or extra_keys can not be decoded")
+            else:
+                batch.parts.append(stored if row[_HEADS] == 1 else self._run(stored, row))
+
+    def _run(self, whole: EngineStored, row: list[int]) -> StoredRun:
+        first = row[_FIRST_HEAD]
+        return StoredRun(whole, self._heads[3 * first : 3 * (first + row[_HEADS])])
 
     def _stored(self, row: list[int]) -> EngineStored:
         first_hash, first_token = row[_BLOCK_HASHES], row[_TOKEN_IDS]

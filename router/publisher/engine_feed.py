@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from router.errors import WireError
 from router.publisher.complaints import Complaints
 from router.publisher.decode_room import DecodeRoom
-from router.publisher.engine_events import EngineBatch, decode_engine_batch
+from router.publisher.engine_batch import EngineBatch
+from router.publisher.engine_events import decode_engine_batch
 from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, Step
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer

@@ -5,7 +5,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.publisher.engine_events import EngineBatch
+from router.publisher.engine_batch import EngineBatch
 
 
 class Batch(Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
-from router.publisher.engine_events import EngineStored
+from router.publisher.engine_batch import EngineStored
 
 
 class _Held:

@@ -19,7 +19,7 @@ from router.publisher.contexts import Contexts
 from router.publisher.counted_journal import CountedJournal
 from router.publisher.credit import Groups, tier_of
 from router.publisher.doubts import Doubts
-from router.publisher.engine_events import EngineBatch, EngineRemoved, EngineStored
+from router.publisher.engine_batch import EngineBatch, EngineRemoved, EngineStored, StoredRun
 from router.publisher.engine_map import EngineMap
 from router.publisher.held_back import HeldBack
 from router.publisher.journal import EventJournal
@@ -30,7 +30,6 @@ from router.publisher.normalizer_settings import (
     NormalizerStats,
 )
 from router.publisher.normalizer_state import decode_state, encode_state, kept_state, put_back
-from router.publisher.store_runs import StoreRun, block_count, runs_of
 
 _MAX_COMPLAINTS = 16
 
@@ -117,11 +116,13 @@ class Normalizer:
 
     def apply(self, batch: EngineBatch, now_s: float) -> None:
         """Apply one batch of this rank, in the engine's order. O(blocks)."""
-        for event in runs_of(batch.events):
-            if isinstance(event, list):
-                self._apply_stored(event, now_s)
-            elif isinstance(event, EngineRemoved):
-                self._apply_removed(event)
+        for part in batch.parts:
+            if isinstance(part, StoredRun):
+                self._apply_stored(part.whole, part, now_s)
+            elif isinstance(part, EngineStored):
+                self._apply_stored(part, None, now_s)
+            elif isinstance(part, EngineRemoved):
+                self._apply_removed(part)
             else:
                 self._apply_cleared()
         if batch.unknown:
@@ -176,38 +177,41 @@ class Normalizer:
         self._names.check_invariants()
         self._doubts.check_invariants(self._names.map)
 
-    def _apply_stored(self, run: StoreRun, now_s: float) -> None:
-        first = run[0]
-        if not len(first.block_hashes):
+    def _apply_stored(self, event: EngineStored, run: StoredRun | None, now_s: float) -> None:
+        """An event, or those of a run, of which `event` is the whole."""
+        if not len(event.block_hashes):
             return
-        if (first.group or first.spec_kind is not None) and not self._is_credited(run):
+        if (event.group or event.spec_kind is not None) and not self._is_credited(event):
             return
-        tier = tier_of(first.medium, first.locality)
+        tier = tier_of(event.medium, event.locality)
         if tier is None:
-            self._counts.unknown_medium += block_count(run)
+            self._counts.unknown_medium += len(event.block_hashes)
         elif tier:
             self._doubts.may_have_lower_tiers = True
-        if first.block_size == self._block_size:
-            self._store(run, tier, now_s)
+        if event.block_size != self._block_size:
+            for each in (event,) if run is None else run.events():
+                self._store_other_size(each, tier)
+        elif run is None:
+            self._store_one(event, tier, now_s)
         else:
-            for event in run:
-                self._store_other_size(event, tier)
+            self._store_run(run, tier, now_s)
 
-    def _is_credited(self, run: StoreRun) -> bool:
-        if self._groups.note(run[0].group, run[0].spec_kind):
+    def _is_credited(self, event: EngineStored) -> bool:
+        if self._groups.note(event.group, event.spec_kind):
             return True
-        self._counts.ignored_groups += block_count(run)
+        self._counts.ignored_groups += len(event.block_hashes)
         self._doubts.add(Doubt.HYBRID)
         return False
 
-    def _store(self, run: StoreRun, tier: Tier | None, now_s: float) -> None:
+    def _store_run(self, run: StoredRun, tier: Tier | None, now_s: float) -> None:
         """All at once, as far as that goes: not where children wait, which are named in between."""
         done = 0
-        if len(run) > 1 and not self._held_back.blocks:
+        if not self._held_back.blocks:
             done = self._names.store_run(run, tier)
-            self._counts.stored += block_count(run[:done])
-        for event in run[done:]:
-            self._store_one(event, tier, now_s)
+            self._counts.stored += run.blocks_of(done)
+        if done < len(run):
+            for event in run.events(done):
+                self._store_one(event, tier, now_s)
 
     def _store_one(self, event: EngineStored, tier: Tier | None, now_s: float) -> None:
         outcome = self._names.store(event, tier)

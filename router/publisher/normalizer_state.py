@@ -18,7 +18,7 @@ from router.publisher.block_names import BlockNames
 from router.publisher.contexts import Context
 from router.publisher.credit import Groups
 from router.publisher.doubts import Doubts
-from router.publisher.engine_events import EngineStored
+from router.publisher.engine_batch import EngineStored
 from router.publisher.held_back import HeldBack
 from router.publisher.normalizer_settings import NormalizerCounts
 

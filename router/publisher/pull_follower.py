@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from router.protocol.values import Rank
 from router.publisher.engine_address import EngineAddress
-from router.publisher.engine_events import EngineBatch
+from router.publisher.engine_batch import EngineBatch
 from router.publisher.engine_feed import EngineFeed
 from router.publisher.engine_loads import EngineLoads
 from router.publisher.engine_log import UNKNOWN_S

@@ -21,15 +21,8 @@ from msgspec import Struct
 from router.errors import WireError
 from router.protocol.codec import decode
 from router.protocol.values import U64_MAX, DpRank, HashArray, TokenId, UInt
-from router.publisher.engine_events import (
-    DEFAULT_LIMITS,
-    DecodeLimits,
-    EngineBatch,
-    EngineEvent,
-    EngineRemoved,
-    EngineStored,
-    bounded_name,
-)
+from router.publisher.engine_batch import EngineBatch, EngineEvent, EngineRemoved, EngineStored
+from router.publisher.engine_events import DEFAULT_LIMITS, DecodeLimits, bounded_name
 from router.sequence.hashing import token_array
 
 _LEVEL_MEDIUMS = ("GPU", "CPU")
@@ -164,7 +157,7 @@ class _Reader:
                 batch.unknown.append(bounded_name(kind))
                 continue
             try:
-                batch.events.extend(self._events(envelope))
+                batch.parts.extend(self._events(envelope))
             except WireError:
                 batch.malformed.append(f"event {envelope.event_id}: not what its type promises")
         return batch

@@ -4,13 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from router.errors import WireError
-from router.publisher.engine_events import (
-    EngineBatch,
-    EngineRemoved,
-    EngineStored,
-    bounded_name,
-    decode_engine_batch,
-)
+from router.publisher.engine_batch import EngineBatch, EngineRemoved, EngineStored
+from router.publisher.engine_events import bounded_name, decode_engine_batch
 from router.publisher.extra_keys import EventKeys, read_extra_keys
 
 NO_MEDIUM = "none"

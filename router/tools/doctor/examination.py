@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from router.publisher.engine_events import EngineBatch, EngineStored
+from router.publisher.engine_batch import EngineBatch, EngineStored
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from router.tools.doctor import listening

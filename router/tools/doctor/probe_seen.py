@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.publisher.engine_events import EngineStored
+from router.publisher.engine_batch import EngineStored
 from router.tools.doctor.contents import keys_of
 
 Kind: TypeAlias = Literal["plain", "again", "salted", "chat"]

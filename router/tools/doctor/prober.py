@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from router.errors import ServerError
-from router.publisher.engine_events import EngineStored
+from router.publisher.engine_batch import EngineStored
 from router.tools.doctor.probe_seen import Kind, ProbeSeen, RequestSeen, announced
 from router.tools.doctor.server import Server, ServerSeen
 

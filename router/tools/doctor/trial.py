@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from router.protocol.values import SCHEME, Doubt, HeldState, Identity, Rank
-from router.publisher.engine_events import EngineBatch
+from router.publisher.engine_batch import EngineBatch
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings, NormalizerStats

@@ -32,15 +32,8 @@ from engine_messages import (
     plain,
 )
 from router.errors import WireError
-from router.publisher.engine_events import (
-    MAX_NAME,
-    DecodeLimits,
-    EngineCleared,
-    EngineRemoved,
-    EngineStored,
-    bounded_name,
-    decode_engine_batch,
-)
+from router.publisher.engine_batch import EngineCleared, EngineRemoved, EngineStored
+from router.publisher.engine_events import MAX_NAME, DecodeLimits, bounded_name, decode_engine_batch
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors" / "engine_events.json").read_text("utf-8")

@@ -6,12 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import CLEARED, Edge, engine_hashes, removed, stored
+from engine_messages import payload, plain
+from engines import CLEARED, Edge, engine_hashes, joined, removed, stored
 from router.protocol.values import Tier
 from router.publisher.decode_room import DecodeRoom
+from router.publisher.engine_batch import EngineRemoved, EngineStored, StoredRun
+from router.publisher.engine_events import decode_engine_batch
 from router.publisher.held import HeldBlocks, path_heads
 from router.publisher.normalizer_settings import NormalizerLimits
-from router.publisher.store_runs import runs_of
 
 HASHES = st.integers(1, 12)
 EVENTS = st.builds(
@@ -24,6 +26,32 @@ EVENTS = st.builds(
     st.sampled_from([{}] * 6 + [{"medium": "CPU"}, {"medium": "?"}, {"lora_name": "ad"}]),
     st.sampled_from([0] * 8 + [-1, 1]),
 )
+
+
+def told(event):
+    """An event as an engine sends it."""
+    if not isinstance(event, EngineStored | EngineRemoved):
+        return {"type": "AllBlocksCleared"}
+    fields = {"block_hashes": event.block_hashes.tolist(), "medium": event.medium}
+    if isinstance(event, EngineRemoved):
+        return {"type": "BlockRemoved", **fields}
+    return {
+        "type": "BlockStored",
+        **fields,
+        "parent_block_hash": event.parent,
+        "token_ids": event.tokens.tolist(),
+        "block_size": event.block_size,
+        "lora_name": event.lora_name,
+        "cache_salt": event.cache_salt,
+    }
+
+
+def shown(part):
+    if isinstance(part, StoredRun):
+        return (plain(part.whole), part.heads.tolist())
+    return plain(part)
+
+
 SOME = st.lists(EVENTS | st.builds(removed, st.lists(HASHES, max_size=3)), max_size=12)
 
 
@@ -46,10 +74,21 @@ def test_runs_are_of_events_that_are_alike():
     plain = [stored([n], range(4), n - 1) for n in range(1, 4)]
     others = [stored([5], range(4), medium="CPU"), stored([6], range(5)), stored([], [])]
     salted = [stored([n], range(4), cache_salt="s") for n in (7, 8)]
-    gone = removed([1])
-    events = [*plain, *others, *salted, gone, *plain, CLEARED]
-    expected = [plain, *([event] for event in [*others, *salted]), gone, plain, CLEARED]
-    assert list(runs_of(events)) == expected
+    events = [*plain, *others, *salted, removed([1]), *plain, CLEARED]
+    parts = decode_engine_batch(payload(*map(told, events))).parts
+    assert [len(part) if isinstance(part, StoredRun) else 1 for part in parts] == [
+        3, *[1] * 6, 3, 1
+    ]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(SOME)
+def test_decoding_joins_what_is_alike_and_loses_nothing(events):
+    batch = decode_engine_batch(payload(*map(told, events)))
+    assert [shown(part) for part in batch.parts] == [shown(part) for part in joined(batch.events)]
+    assert [plain(event) for event in batch.events if isinstance(event, EngineStored)] == [
+        plain(event) for event in events if isinstance(event, EngineStored)
+    ]
 
 
 def test_a_name_stored_twice_in_a_run_goes_with_its_second_copy():

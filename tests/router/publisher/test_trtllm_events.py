@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from engine_messages import U64, plain
 from router.errors import WireError
-from router.publisher.engine_events import DecodeLimits, EngineRemoved, EngineStored
+from router.publisher.engine_batch import EngineRemoved, EngineStored
+from router.publisher.engine_events import DecodeLimits
 from router.publisher.trtllm_events import decode_trtllm_events
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from router.publisher.engine_events import EngineStored
+from router.publisher.engine_batch import EngineStored
 from router.tools.doctor.probe_seen import announced
 
 PROMPT = list(range(100, 113))
