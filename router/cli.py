@@ -17,6 +17,7 @@ from router.tools.doctor.command import doctor
 from router.tools.inspection.command import inspect
 from router.tools.recordings.record import record
 from router.tools.recordings.replay import replay
+from router.tools.simulation.command import simulate
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -26,6 +27,7 @@ usage: kv-router COMMAND [--help] [options]
   indexer  start the index alone, of the same
   record   start a router that also writes down all it is told and asked
   replay   tell it to another: does it decide the same, or how with other settings
+  simulate replay a trace of requests in virtual time: how would other policies have done
   inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
   doctor   connect to an engine, and say what is wrong with it and how to fix it
 """
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "inspect": inspect,
         "record": record,
         "replay": replay,
+        "simulate": simulate,
         "doctor": doctor,
     }
     if command not in commands:

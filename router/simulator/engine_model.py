@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 _Seconds = Annotated[float, Meta(ge=0)]
 
 
-class EngineModel(Struct, frozen=True, kw_only=True):
+class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of one engine. A step takes up to `chunk_tokens` tokens: one for every decoding
     request, the rest for prefill. `capacity_tokens` is the size of its KV cache.
     """

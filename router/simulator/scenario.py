@@ -6,23 +6,23 @@ from msgspec import Meta, Struct
 
 from router.simulator.engine_model import EngineModel
 
-_Lag = Annotated[float, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0)]
 
 
-class SlowDown(Struct, frozen=True):
+class SlowDown(Struct, frozen=True, forbid_unknown_fields=True):
     """From a moment on, every step of a worker takes `slowness` times what its model says."""
 
-    at_s: float
-    worker: int
-    slowness: float
+    at_s: _Seconds
+    worker: Annotated[int, Meta(ge=0)]
+    slowness: Annotated[float, Meta(gt=0)]
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker dies with all it holds, and is back, empty, after so long."""
 
-    at_s: float
-    worker: int
-    down_s: float
+    at_s: _Seconds
+    worker: Annotated[int, Meta(ge=0)]
+    down_s: Annotated[float, Meta(gt=0)]
 
 
 Incident: TypeAlias = SlowDown | Failure
@@ -38,11 +38,11 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     models: tuple[EngineModel, ...]
     arrival_speed: Annotated[float, Meta(gt=0)] = 1.0
-    event_lag_s: _Lag = 0.05
-    report_lag_s: _Lag = 0.05
+    event_lag_s: _Seconds = 0.05
+    report_lag_s: _Seconds = 0.05
     report_interval_s: Annotated[float, Meta(gt=0)] = 1.0
     routers: Annotated[int, Meta(ge=1)] = 1
-    sync_lag_s: _Lag = 0.02
+    sync_lag_s: _Seconds = 0.02
     tracks_output: bool = False
     incidents: tuple[Incident, ...] = ()
     seed: int = 0

@@ -89,14 +89,14 @@ def test_requests_of_a_dead_worker_begin_anew_elsewhere():
 
 def test_without_workers_callers_give_up():
     dead = [Failure(0.0, worker, 1e9) for worker in range(2)]
-    outcomes = simulate(small_trace(5), scenario(2, incidents=tuple(dead)), make_core())
-    assert summarize(outcomes).unserved == 5
+    outcomes = simulate(small_trace(2), scenario(2, incidents=tuple(dead)), make_core())
+    assert summarize(outcomes).unserved == 2
 
 
 def test_what_fits_nowhere_is_not_served():
     tiny = replace(llama_8b(), capacity_tokens=16)
-    outcomes = simulate(small_trace(3), scenario(1, model=tiny), make_core())
-    assert summarize(outcomes).unserved == 3
+    outcomes = simulate(small_trace(1), scenario(1, model=tiny), make_core())
+    assert summarize(outcomes).unserved == 1
 
 
 def test_requests_take_longer_on_a_slow_worker():

@@ -1,0 +1,171 @@
+"""A recording of a router's life as a trace: what it was asked, and of which fleet.
+
+How long an answer was is written down nowhere. It is taken, in this order, from the blocks of
+output told of, from the length that its caller expected, and from the time between the end of the
+prefill and the end of the request, by the time that the engines' steps took.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from router.errors import TraceError
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.loads import LoadCounters
+from router.protocol.requests import PromptRequest
+from router.protocol.values import Identity, Rank, Scope
+from router.recording.commands import (
+    ApplyLoad,
+    Free,
+    OutputBlock,
+    PrefillComplete,
+    UpsertHeard,
+    UpsertRegistered,
+    UpsertWorker,
+)
+from router.recording.decisions import Reserve, Select, SelectAndReserve
+from router.recording.format import Line
+from router.sequence.prompt import prepare
+from router.simulator.calibration import calibrated
+from router.simulator.engine_model import EngineModel, llama_8b
+from router.simulator.traces import Trace, TraceRequest
+
+
+class RecordedTraffic(Struct, frozen=True):
+    """A trace, and a model for each rank of the fleet that served it."""
+
+    trace: Trace
+    models: list[EngineModel]
+
+
+def read_recording(name: str, lines: Iterable[tuple[int, Line]]) -> RecordedTraffic:
+    """The traffic in a recording's lines behind the header, with their numbers. O(bytes).
+
+    Raises TraceError where nothing was placed, or where workers name their blocks differently or
+    requests are of several models: one fleet is simulated. What `lines` raises passes through.
+    """
+    reader = _Reader()
+    for number, line in lines:
+        reader.take(number, line)
+    return reader.traffic(name)
+
+
+class _Asked(Struct):
+    """A request that was placed, and what was told of it later."""
+
+    request: PromptRequest
+    arrival_s: float
+    expected_tokens: int | None
+    output_blocks: int = 0
+    prefilled_s: float | None = None
+    freed_s: float | None = None
+
+
+class _Reader:
+    __slots__ = ("_booked", "_counters", "_end_s", "_identity", "_open", "_scope", "_selected",
+                 "_workers")  # fmt: skip
+
+    def __init__(self) -> None:
+        self._workers: dict[int, WorkerAnnouncement] = {}
+        self._identity: Identity | None = None
+        self._scope: Scope | None = None
+        self._counters: dict[tuple[Rank, int], list[LoadCounters]] = {}
+        self._selected: list[_Asked] = []
+        self._booked: list[_Asked] = []
+        self._open: dict[str, _Asked] = {}
+        self._end_s = 0.0
+
+    def take(self, number: int, line: Line) -> None:
+        """Note what a line says that concerns traffic."""
+        entry, self._end_s = line.entry, line.at_s
+        if isinstance(entry, UpsertWorker | UpsertRegistered | UpsertHeard):
+            self._note_worker(number, entry.announcement)
+        elif isinstance(entry, ApplyLoad):
+            life = entry.report.rank, entry.report.incarnation
+            self._counters.setdefault(life, []).append(entry.report.counters)
+        elif isinstance(entry, Select | SelectAndReserve | Reserve):
+            if entry.outcome.refused is None:
+                self._note_request(number, entry, line.at_s)
+        elif isinstance(entry, PrefillComplete | OutputBlock | Free):
+            self._note_progress(entry, line.at_s)
+
+    def traffic(self, name: str) -> RecordedTraffic:
+        """All of it. Where nobody booked, whoever only asked counts."""
+        asked = self._booked or self._selected
+        if not asked or self._identity is None:
+            raise TraceError(1, "recording", "no request was placed", "a recording of traffic")
+        first_s, identity, token_s = asked[0].arrival_s, self._identity, self._token_s()
+        requests = [
+            TraceRequest(
+                each.arrival_s - first_s,
+                (hashed := prepare(each.request, ()).hashed(identity)).isl_tokens,
+                self._osl_tokens(each, identity.block_size, token_s),
+                hashed.sequence_hashes.tolist(),
+            )
+            for each in asked
+        ]
+        return RecordedTraffic(Trace(name, identity.block_size, requests), self._models())
+
+    def _note_worker(self, number: int, announcement: WorkerAnnouncement) -> None:
+        self._workers[announcement.worker_id] = announcement
+        if self._identity not in (None, announcement.identity):
+            reason = f"{announcement.identity} after {self._identity}"
+            raise TraceError(number, "identity", reason, "one for all workers")
+        self._identity = announcement.identity
+
+    def _note_request(
+        self, number: int, entry: Select | SelectAndReserve | Reserve, at_s: float
+    ) -> None:
+        request = entry.request
+        if self._scope not in (None, request.scope):
+            raise TraceError(number, "model_name", f"{request.scope}", f"only {self._scope}")
+        self._scope = request.scope
+        asked = _Asked(request, at_s, request.expected_output_tokens)
+        if isinstance(entry, Select):
+            self._selected.append(asked)
+            return
+        self._booked.append(asked)
+        if request.request_id is not None:
+            self._open[request.request_id] = asked
+
+    def _note_progress(self, entry: PrefillComplete | OutputBlock | Free, at_s: float) -> None:
+        asked = self._open.get(entry.request_id)
+        if asked is None:
+            return
+        if isinstance(entry, PrefillComplete):
+            asked.prefilled_s = at_s
+        elif isinstance(entry, OutputBlock):
+            asked.output_blocks += 1
+        else:
+            asked.freed_s = at_s
+            del self._open[entry.request_id]
+
+    def _osl_tokens(self, asked: _Asked, block_size: int, token_s: float) -> int:
+        if asked.output_blocks:
+            return asked.output_blocks * block_size
+        if asked.expected_tokens:
+            return asked.expected_tokens
+        begun_s = asked.arrival_s if asked.prefilled_s is None else asked.prefilled_s
+        ended_s = self._end_s if asked.freed_s is None else asked.freed_s
+        return 1 + round(max(ended_s - begun_s, 0.0) / token_s)
+
+    def _token_s(self) -> float:
+        """The mean step of all engines; a preset's where none was reported."""
+        lives = [(counters[0], counters[-1]) for counters in self._counters.values()]
+        steps = sum(last.steps - first.steps for first, last in lives)
+        busy_s = sum(last.busy_s - first.busy_s for first, last in lives)
+        return busy_s / steps if steps > 0 and busy_s > 0 else llama_8b().base_s
+
+    def _models(self) -> list[EngineModel]:
+        """Constants are those of the whole fleet, sizes each worker's own."""
+        lives = list(self._counters.values())
+        return [
+            calibrated(
+                lives,
+                llama_8b(),
+                worker.max_num_batched_tokens,
+                worker.total_kv_blocks * worker.identity.block_size,
+            )
+            for worker in self._workers.values()
+            for _ in worker.ranks
+        ]

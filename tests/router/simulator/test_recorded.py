@@ -1,0 +1,104 @@
+from io import BytesIO
+
+import pytest
+
+from builders import IDENTITY, announcement, report
+from recordings import Recorded
+from router.errors import TraceError
+from router.protocol.loads import LoadCounters
+from router.protocol.requests import SelectRequest
+from router.protocol.values import SCHEME, Identity, Rank
+from router.publisher.journal import EventJournal
+from router.recording.format import decode_header, decode_lines
+from router.sequence.prompt import prepare
+from router.simulator.engine_model import llama_8b
+from router.simulator.recorded import read_recording
+
+
+def announced(recorded, worker_id, identity=IDENTITY):
+    recorded.core.upsert_worker(
+        announcement(worker_id, identity=identity, agent_is_engine=False), 0.0
+    )
+    for message in EventJournal(Rank(worker_id, 0), 1, identity).take():
+        recorded.core.apply(message, 0.0)
+
+
+def asked(recorded, request_id, tokens, **fields):
+    request = SelectRequest(token_ids=tokens, request_id=request_id, **fields)
+    recorded.core.select_and_reserve(request, prepare(request, ()), 1.0)
+
+
+def traffic(recorded):
+    file = BytesIO(recorded.recording)
+    decode_header(file.readline())
+    return read_recording("r", decode_lines(file))
+
+
+def test_what_was_asked_of_which_fleet():
+    """A line is 0.25 s after the one above."""
+    recorded = Recorded()
+    announced(recorded, 1)
+    announced(recorded, 2)
+    asked(recorded, "a", [1, 2, 3, 4, 5, 6], expected_output_tokens=9)
+    asked(recorded, "b", list(range(1, 17)))
+    for _ in range(3):
+        recorded.core.output_block("b", None, 2.0)
+    recorded.core.free("b", 3.0)
+    found = traffic(recorded)
+    first, second = found.trace.requests
+    assert (first.arrival_s, second.arrival_s) == (0, 0.25)
+    assert (first.isl_tokens, first.osl_tokens, len(first.sequence_hashes)) == (6, 9, 1)
+    assert (second.isl_tokens, second.osl_tokens, len(second.sequence_hashes)) == (16, 12, 4)
+    assert second.sequence_hashes[0] == first.sequence_hashes[0]
+    assert found.trace.block_size == 4
+    assert [model.capacity_tokens for model in found.models] == [4000, 4000]
+
+
+def test_an_answers_length_is_its_time_by_the_time_of_a_step():
+    recorded = Recorded()
+    announced(recorded, 1)
+    asked(recorded, "a", [1, 2, 3, 4])
+    recorded.core.prefill_complete("a", 2.0)
+    for steps, busy_s in ((0, 0.0), (100, 5.0)):
+        counters = LoadCounters(steps=steps, busy_s=busy_s)
+        recorded.core.apply_load(report(1, counters=counters), 2.0)
+    recorded.core.free("a", 3.0)
+    request = traffic(recorded).trace.requests[0]
+    assert request.osl_tokens == 1 + round(0.75 / 0.05)
+
+
+def test_constants_are_those_that_were_reported():
+    recorded = Recorded()
+    announced(recorded, 1)
+    asked(recorded, "a", [1, 2, 3, 4])
+    for i in range(30):
+        prefill = sum((j * j) % 13 * 100 for j in range(i))
+        counters = LoadCounters(steps=i, busy_s=0.01 * i + prefill * 1e-4, prefill_tokens=prefill)
+        recorded.core.apply_load(report(1, counters=counters), 2.0 + i)
+    model = traffic(recorded).models[0]
+    assert model.base_s == pytest.approx(0.01)
+    assert model.prefill_token_s == pytest.approx(1e-4)
+    assert model.chunk_tokens == 8192
+
+
+def test_who_only_asks_counts_where_nobody_books():
+    recorded = Recorded()
+    announced(recorded, 1)
+    request = SelectRequest(token_ids=[1, 2, 3, 4])
+    recorded.core.select(request, prepare(request, ()), 1.0)
+    found = traffic(recorded)
+    assert len(found.trace.requests) == 1
+    assert found.models[0].base_s == llama_8b().base_s
+    asked(recorded, "a", [1, 2, 3, 4, 5])
+    assert [r.isl_tokens for r in traffic(recorded).trace.requests] == [5]
+
+
+def test_what_cannot_be_simulated_says_why():
+    recorded = Recorded()
+    with pytest.raises(TraceError, match="no request was placed"):
+        traffic(recorded)
+    announced(recorded, 1)
+    announced(recorded, 2, Identity(SCHEME, 8))
+    with pytest.raises(TraceError, match="one for all workers") as raised:
+        traffic(recorded)
+    assert raised.value.line == 4
