@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from router.core import RouterCore
 from router.registrations import Registrations
+from router.scheduler.affinity import AffinityTable
 from router.status import ServiceStatus
 
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -72,6 +73,12 @@ class RouterMetrics:
         )
         self.follower_failures = self._counter(
             "follower_failures", "Followers of engines that failed, and began anew"
+        )
+        self.session_store_failures = self._counter(
+            "session_store_failures", "Times that Redis did not answer about a session", "operation"
+        )
+        self.sessions_moved = self._counter(
+            "sessions_moved", "Requests placed again where another router had bound their session"
         )
         self.requests = self._counter("requests", "Requests answered", "interface", "route", "code")
         self.refusals = self._counter("refusals", "Requests refused", "interface", "code")
@@ -146,6 +153,20 @@ class StateCollector(Collector):
                 active.add_metric(names, self._core.tracker.active(rank).active_requests)
                 trust.add_metric((*names, self._core.trust(rank, now_s).state), 1)
         yield from (held, active, trust)
+
+
+class SessionCollector(Collector):
+    """Sessions that this router knows of."""
+
+    def __init__(self, table: AffinityTable, metrics: RouterMetrics) -> None:
+        self._table = table
+        metrics.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of this moment."""
+        yield _gauge("sessions", "Sessions bound to a rank, as known here", len(self._table))
+        yield _counter("sessions_expired", "Sessions forgotten as idle", self._table.expired)
+        yield _counter("sessions_evicted", "Sessions forgotten for room", self._table.evicted)
 
 
 class RegistrationCollector(Collector):

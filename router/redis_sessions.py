@@ -1,0 +1,115 @@
+"""Bindings of sessions in Redis, where all routers of a namespace see them.
+
+    kv:{namespace}:session:{model}:{group}:{session}  →  "7.0", for the time to live
+
+Setting and keeping is one step there (a script), so that of two routers one wins. While Redis does
+not answer, this router goes by what it knows itself, and asks again after a pause.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.exceptions import RedisError
+
+from router.errors import ConfigError
+from router.metrics import RouterMetrics
+from router.protocol.values import Rank
+from router.scheduler.affinity import Session
+from router.sessions import LocalSessions
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+
+PAUSE_S = 1.0
+"""After a failure Redis is left alone for so long: requests do not wait for it one by one."""
+
+_NO_ANSWER = object()
+
+_BIND = """
+local bound = redis.call('GET', KEYS[1])
+if bound and bound ~= ARGV[2] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return bound
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+return ARGV[1]
+"""
+
+
+class RedisSessions:
+    """Bindings that routers share; `local` is what this one knows without the others."""
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        ttl_s: float,
+        timeout_s: float,
+        local: LocalSessions,
+        metrics: RouterMetrics,
+    ) -> None:
+        """Raises ConfigError for a URL that is none."""
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, decode_responses=True
+            )
+        except ValueError as error:
+            raise ConfigError("redis_url", str(error), "redis://host:port/database") from error
+        self._redis = Redis(connection_pool=pool)
+        self._script = self._redis.register_script(_BIND)
+        self._prefix = f"kv:{namespace}:session"
+        self._ttl_ms = max(round(ttl_s * 1000), 1)
+        self._timeout_s = timeout_s
+        self._local = local
+        self._metrics = metrics
+        self._asks_again_s = 0.0
+
+    async def find(self, session: Session) -> Rank | None:
+        """Where a session is bound."""
+        said = await self._ask("find", self._redis.get, self._key(session))
+        return await self._local.find(session) if said is _NO_ANSWER else _rank(said)
+
+    async def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
+        """See `AffinityTable.bind`; known here too, for when Redis is away."""
+        values = (str(rank), "" if gone is None else str(gone), self._ttl_ms)
+        said = await self._ask("bind", self._script, (self._key(session),), values)
+        if said is not _NO_ANSWER:
+            rank, gone = _rank(said) or rank, await self._local.find(session)
+        return await self._local.bind(session, rank, gone)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    async def _ask(self, operation: str, command: Callable[..., Any], *arguments: Any) -> Any:
+        """What Redis answers, or _NO_ANSWER."""
+        if time.monotonic() < self._asks_again_s:
+            return _NO_ANSWER
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await command(*arguments)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._asks_again_s = time.monotonic() + PAUSE_S
+            self._metrics.session_store_failures.labels(operation).inc()
+            reason = str(error) or type(error).__name__
+            log.warning("Redis: %s; for %g s sessions are this router's own", reason, PAUSE_S)
+            return _NO_ANSWER
+
+    def _key(self, session: Session) -> str:
+        parts = (session.scope.model_name, session.scope.routing_group, session.session_id)
+        return ":".join([self._prefix, *(quote(part, safe="") for part in parts)])
+
+
+def _rank(said: str | None) -> Rank | None:
+    """A binding as a rank; None where there is none, or what nobody of ours wrote."""
+    worker_id, _, dp_rank = (said or "").partition(".")
+    if not (worker_id.isdecimal() and dp_rank.isdecimal()):
+        return None
+    return Rank(int(worker_id), int(dp_rank))

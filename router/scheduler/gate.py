@@ -1,0 +1,148 @@
+"""Who of a scope's candidates may serve one request: filters over the fleet as it is now."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from msgspec import Struct
+
+from router.errors import (
+    NoEndpointsError,
+    PinnedWorkerOverloadedError,
+    RemovedRanks,
+    WorkersOverloadedError,
+)
+from router.protocol.catalogue import WorkerLabels
+from router.protocol.requests import RoutingConstraints, SelectRequest
+from router.protocol.values import Scope
+from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
+from router.scheduler.candidates import Candidates
+from router.scheduler.filters import (
+    NO_CONSTRAINTS,
+    Eligible,
+    FloatArray,
+    Mask,
+    Pool,
+    demands_something,
+    eligible,
+    merged,
+    transfer_constraints,
+)
+from router.sequence.rank_table import (
+    BUSY,
+    CAPACITY_BLOCKS,
+    DECODE_BLOCKS,
+    MAX_BATCHED_TOKENS,
+    PREFILL_TOKENS,
+    USED_BLOCKS,
+    RankTable,
+)
+
+NAMED_RANKS = 16
+"""Of the ranks that a filter removed, an error names so many."""
+
+
+class GateSettings(Struct, frozen=True):
+    """What the gate needs to know of the configuration; see `PlacementConfig`."""
+
+    thresholds: BusyThresholds = NO_THRESHOLDS
+    hysteresis: float = 0.1
+    is_affinity_hard: bool = True
+
+
+class Passed(Struct, frozen=True, eq=False):
+    """Who may serve a request; what their costs are multiplied by, None for nothing."""
+
+    candidates: Candidates
+    factors: FloatArray | None = None
+
+
+class Gate:
+    """Filters, and the thresholds above which a rank of a model is busy.
+
+    It owns the column BUSY. A request without demands passes at once while no threshold is set.
+    """
+
+    __slots__ = ("_by_model", "_pools", "_settings", "_table")
+
+    def __init__(self, settings: GateSettings, table: RankTable) -> None:
+        self._settings = settings
+        self._table = table
+        self._by_model: dict[str, BusyThresholds] = {}
+        self._pools: dict[Scope, tuple[Candidates, Pool]] = {}
+
+    def pass_through(
+        self, request: SelectRequest, candidates: Candidates, prefill: WorkerLabels | None
+    ) -> Passed:
+        """Who of these, at least one, may serve a request. `prefill`: the labels of the worker
+        that has computed its prompt. O(workers), and O(ranks) with a threshold set.
+
+        Raises NoEndpointsError, WorkersOverloadedError, PinnedWorkerOverloadedError.
+        """
+        thresholds = self.thresholds(request.model_name)
+        if not (demands_something(request) or prefill is not None or thresholds.are_set):
+            return Passed(candidates)
+        pool = self._pool(request.scope, candidates)
+        constraints = request.routing_constraints or NO_CONSTRAINTS
+        if prefill is not None:
+            constraints = merged(constraints, transfer_constraints(prefill))
+        busy = self._latched(candidates, thresholds) if thresholds.are_set else None
+        is_hard = self._settings.is_affinity_hard
+        found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
+        if not found.mask.any():
+            raise _refusal(request, pool, found)
+        return Passed(
+            candidates if found.mask.all() else candidates.only(found.mask),
+            _factors(pool, constraints, found.mask),
+        )
+
+    def thresholds(self, model_name: str) -> BusyThresholds:
+        """Above what a rank of this model is busy."""
+        return self._by_model.get(model_name, self._settings.thresholds)
+
+    def set_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
+        """From now on these are the model's."""
+        self._by_model[model_name] = thresholds
+
+    @property
+    def by_model(self) -> Mapping[str, BusyThresholds]:
+        """Models whose thresholds were set while running."""
+        return self._by_model
+
+    def _pool(self, scope: Scope, candidates: Candidates) -> Pool:
+        known = self._pools.get(scope)
+        if known is None or known[0] is not candidates:
+            known = self._pools[scope] = (candidates, Pool(candidates.announcements))
+        return known[1]
+
+    def _latched(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
+        rows = self._table.values[candidates.slots]
+        now = Busyness(
+            np.fmax(rows[:, DECODE_BLOCKS], rows[:, USED_BLOCKS]),
+            rows[:, CAPACITY_BLOCKS],
+            rows[:, PREFILL_TOKENS],
+            rows[:, MAX_BATCHED_TOKENS],
+        )
+        busy = busy_ranks(now, rows[:, BUSY] > 0, thresholds, self._settings.hysteresis)
+        self._table.values[candidates.slots, BUSY] = busy
+        return busy
+
+
+def _factors(pool: Pool, constraints: RoutingConstraints, mask: Mask) -> FloatArray | None:
+    preferred = constraints.preferred_taints
+    return pool.factors(preferred)[mask] if preferred else None
+
+
+def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> NoEndpointsError:
+    removed = list(_removed(pool, found))
+    scope = (request.model_name, request.routing_group)
+    if found.last_filter != "busy":
+        return NoEndpointsError(*scope, f"{found.last_filter} leaves no worker", removed)
+    if request.pinned_worker is not None or len(removed[-1].ranks) == 1 < len(pool.ranks):
+        return PinnedWorkerOverloadedError(*scope, removed)
+    return WorkersOverloadedError(*scope, removed)
+
+
+def _removed(pool: Pool, found: Eligible) -> Iterator[RemovedRanks]:
+    for step in pool.removed(found):
+        named = [str(rank) for rank in step.ranks[:NAMED_RANKS]]
+        yield RemovedRanks(step.filter, len(step.ranks), named)

@@ -1,0 +1,117 @@
+"""Sessions that routers share in Redis: a real server, and none."""
+
+import asyncio
+
+import pytest
+
+from builders import rank
+from router.errors import ConfigError
+from router.metrics import RouterMetrics
+from router.protocol.values import Scope
+from router.redis_sessions import RedisSessions
+from router.scheduler.affinity import AffinityTable, Session
+from router.sessions import LocalSessions
+from servers import free_port
+
+SESSION = Session(Scope("meta/llama:8b", "g"), "conversation 1")
+ONE, TWO = rank(1), rank(2, 3)
+
+
+def sessions_of_a_router(port, ttl_s=60.0, timeout_s=5.0, namespace="test"):
+    metrics = RouterMetrics()
+    local = LocalSessions(AffinityTable(ttl_s, 100))
+    url = f"redis://127.0.0.1:{port}/0"
+    return RedisSessions(url, namespace, ttl_s, timeout_s, local, metrics), metrics
+
+
+def failures(metrics, operation):
+    value = metrics.registry.get_sample_value(
+        "kv_router_session_store_failures_total", {"operation": operation}
+    )
+    return value or 0
+
+
+@pytest.fixture
+async def routers(redis_port):
+    pair = [sessions_of_a_router(redis_port)[0] for _ in range(2)]
+    yield pair
+    for each in pair:
+        await each.close()
+
+
+async def test_of_two_routers_one_wins_and_both_know_it(routers):
+    a, b = routers
+    assert await a.find(SESSION) is None
+    found = await asyncio.gather(a.bind(SESSION, ONE, None), b.bind(SESSION, TWO, None))
+    assert found[0] == found[1]
+    assert found[0] in (ONE, TWO)
+    assert await a.find(SESSION) == await b.find(SESSION) == found[0]
+
+
+async def test_a_rank_that_is_gone_gives_way_once(routers):
+    a, b = routers
+    await a.bind(SESSION, ONE, None)
+    assert await b.bind(SESSION, TWO, gone=ONE) == TWO
+    assert await a.bind(SESSION, rank(3), gone=ONE) == TWO
+    assert await a.find(SESSION) == TWO
+
+
+async def test_names_of_scopes_and_sessions_are_kept_apart(routers):
+    a, _ = routers
+    await a.bind(Session(Scope("m:g", "x"), "s"), ONE, None)
+    assert await a.find(Session(Scope("m", "g:x"), "s")) is None
+
+
+async def test_a_session_is_forgotten_when_idle(redis_port):
+    sessions, _ = sessions_of_a_router(redis_port, ttl_s=0.2)
+    await sessions.bind(SESSION, ONE, None)
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        assert await sessions.bind(SESSION, TWO, None) == ONE
+    await asyncio.sleep(0.3)
+    assert await sessions.find(SESSION) is None
+    await sessions.close()
+
+
+async def test_what_nobody_of_ours_wrote_binds_nobody(routers):
+    a, _ = routers
+    await a._redis.set(a._key(SESSION), "everywhere")
+    assert await a.find(SESSION) is None
+    assert await a.bind(SESSION, ONE, None) == ONE
+
+
+async def test_a_redis_that_does_not_answer_is_not_waited_for(redis_port, eventually):
+    """It is stalled; then it is back, and knows better."""
+    here, metrics = sessions_of_a_router(redis_port, timeout_s=0.2)
+    other, _ = sessions_of_a_router(redis_port)
+    await other.bind(SESSION, ONE, None)
+    assert await here.bind(SESSION, TWO, None) == ONE
+    await other._redis.client_pause(600)
+    assert await here.find(SESSION) == ONE
+    assert failures(metrics, "find") == 1
+    assert await here.bind(SESSION, TWO, None) == ONE
+    assert failures(metrics, "bind") == 0, "it is not asked again at once"
+    await other.bind(SESSION, TWO, gone=ONE)
+
+    async def is_back():
+        return await here.find(SESSION) == TWO
+
+    await eventually(is_back)
+    for each in (here, other):
+        await each.close()
+
+
+async def test_without_redis_a_router_goes_by_what_it_knows():
+    sessions, metrics = sessions_of_a_router(free_port())
+    assert await sessions.find(SESSION) is None
+    assert failures(metrics, "find") == 1
+    assert await sessions.bind(SESSION, ONE, None) == ONE
+    assert await sessions.bind(SESSION, TWO, None) == ONE
+    assert await sessions.bind(SESSION, TWO, gone=ONE) == TWO
+    assert await sessions.find(SESSION) == TWO
+    await sessions.close()
+
+
+def test_a_url_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="redis_url"):
+        RedisSessions("http://x", "n", 1.0, 1.0, LocalSessions(AffinityTable(1, 1)), RouterMetrics())
