@@ -29,6 +29,15 @@ DECISION_SETTINGS = (
     "max_reservations",
     "worker_silence_s",
     "index_max_blocks",
+    "router_track_active_blocks",
+    "router_track_output_blocks",
+    "router_track_prefill_tokens",
+    "router_assume_kv_reuse",
+    "active_decode_blocks_threshold",
+    "active_prefill_tokens_threshold",
+    "active_prefill_tokens_threshold_frac",
+    "busy_hysteresis",
+    "session_affinity_mode",
 )
 """The settings of a router that decisions depend on, in one thread."""
 
@@ -125,13 +134,18 @@ class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
         return CoreSettings(
             router_id=self.router_id,
             policy=PolicySettings(
-                self.overlap_score_weight, self.router_temperature, self._trust_weights
+                self.overlap_score_weight,
+                self.router_temperature,
+                self._trust_weights,
+                track_prefill_tokens=self.router_track_prefill_tokens,
             ),
             liveness=LivenessLimits(silence_s=self.worker_silence_s),
             reservation_ttl_s=self.reservation_ttl_s,
             max_reservations=self.max_reservations,
             mode=index_mode(self.index),
             prediction=self._prediction,
+            tracking=self.tracking,
+            gate=self.gate,
         )
 
     @property

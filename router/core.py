@@ -29,6 +29,7 @@ from router.errors import (
     InvalidFieldError,
     MissingRequestIdError,
     NoEndpointsError,
+    RemovedRanks,
     TooManyReservationsError,
     WorkerNotFoundError,
 )
@@ -40,7 +41,7 @@ from router.indexer.event_log import Verdict
 from router.indexer.predictions import Predictions
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
-from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement, WorkerLabels
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
@@ -54,25 +55,30 @@ from router.protocol.reservations import (
     ReservationFreed,
 )
 from router.protocol.values import Identity, Rank, Scope, pack_hashes
+from router.scheduler.busy import BusyThresholds
 from router.scheduler.candidates import Candidates
+from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
 from router.scheduler.policies import Policies, builtin_policies
 from router.scheduler.selector import Choice, Selector
 from router.scheduler.settings import PolicySettings, TrustWeights
-from router.scheduler.terms import TermTable
+from router.scheduler.terms import NEW_BLOCKS, TAINT_FACTOR, TermTable
 from router.scheduler.weighing import Weighing
 from router.sequence.footprint import Footprint
 from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     CAPACITY_BLOCKS,
+    DECODE_BLOCKS,
     DECODE_SIDE,
     EAGLE,
     HELD_BLOCKS,
     MAX_BATCHED_TOKENS,
     TRUST_WEIGHT,
+    USED_BLOCKS,
     RankTable,
 )
 from router.sequence.tracker import Tracker
+from router.sequence.tracking import Tracking
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
@@ -94,6 +100,8 @@ class CoreSettings(Struct, frozen=True):
     max_reservations: int
     mode: IndexMode = IndexMode.EVENTS
     prediction: ApproximateLimits | None = None
+    tracking: Tracking = Tracking()
+    gate: GateSettings = GateSettings()
 
 
 class Placement(Struct, frozen=True):
@@ -116,7 +124,7 @@ class Placement(Struct, frozen=True):
 
 
 class RouterCore:
-    """Owner of `fleet`, `index`, `predictions`, `ranks` and `tracker`, which others may read."""
+    """Owner of `fleet`, `gate`, `index`, `predictions`, `ranks` and `tracker`, to be read."""
 
     __slots__ = (
         "_beacons",
@@ -127,6 +135,7 @@ class RouterCore:
         "_to_note",
         "_weighing",
         "fleet",
+        "gate",
         "index",
         "predictions",
         "ranks",
@@ -150,6 +159,7 @@ class RouterCore:
         self.predictions = Predictions(settings.prediction)
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
+        self.gate = Gate(settings.gate, self.ranks)
         self._weighing = Weighing(self.ranks, self.tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self._to_note: list[Rank] = []
@@ -273,7 +283,21 @@ class RouterCore:
         """Free a slice of what expired or was cleared; False once nothing is left to do."""
         return self.predictions.expire(now_s) | self.index.sweep(SWEEP_SUB_TABLES)
 
+    def set_busy_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
+        """From now on ranks of this model are busy above these."""
+        self.gate.set_thresholds(model_name, thresholds)
+
     # ── What callers ask ─────────────────────────────────────────────────────────────────────────
+
+    def may_choose(self, scope: Scope, rank: Rank) -> bool:
+        """Whether a rank of this scope may be chosen, load aside."""
+        return rank in self._schedulable(scope)
+
+    def busy_ranks(self, scope: Scope) -> list[Rank]:
+        """The ranks of a scope that get nothing more for now. O(ranks)."""
+        candidates = self._schedulable(scope)
+        busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
+        return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
 
     def identities(self, scope: Scope) -> frozenset[Identity]:
         """Under which identities a prompt of this scope has to be hashed."""
@@ -289,14 +313,17 @@ class RouterCore:
         }
 
     def select(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
-        """Choose a rank for a prompt. Mutates nothing but the random state.
+        """Choose a rank for a prompt. Mutates nothing but the random state, and who is busy.
 
-        Raises NoEndpointsError.
+        Raises NoEndpointsError, WorkersOverloadedError.
         """
-        candidates = self._eligible(request)
-        expected_tokens = request.expected_output_tokens
-        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, now_s)
-        settings = self._policy(request.router_config_override)
+        passed = self._eligible(request)
+        candidates, override = passed.candidates, request.router_config_override
+        tracking, expected_tokens = self._tracking(override), request.expected_output_tokens
+        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, tracking, now_s)
+        if passed.factors is not None:
+            table.column(TAINT_FACTOR)[:] = passed.factors
+        settings = self._policy(override)
         choice = self._selector(request).choose(table, settings, self._rng)
         worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed = prompt.hashed(worker.identity)
@@ -305,7 +332,7 @@ class RouterCore:
     def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Terms of every rank of a scope that may be chosen; there may be none."""
         candidates = self._schedulable(request.scope)
-        return self._weigh(request, prompt, candidates, None, now_s)[0]
+        return self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)[0]
 
     def select_and_reserve(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -313,15 +340,23 @@ class RouterCore:
         """Choose a rank and book it, in one step.
 
         Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError,
-        NoEndpointsError; then nothing is booked.
+        NoEndpointsError, WorkersOverloadedError; then nothing is booked.
         """
         request_id = self._bookable_id(request.request_id)
         placement = self.select(request, prompt, now_s)
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         footprint = placement.prompt.footprint(overlap_blocks)
         expected_tokens = request.expected_output_tokens
+        tracking = self._tracking(request.router_config_override)
         booked = self._book(
-            request_id, request.scope, rank, footprint, overlap_blocks, expected_tokens, now_s
+            request_id,
+            request.scope,
+            rank,
+            footprint,
+            tracking,
+            overlap_blocks,
+            expected_tokens,
+            now_s,
         )
         return placement, [booked]
 
@@ -340,7 +375,14 @@ class RouterCore:
         footprint = hashed.footprint(overlap_blocks)
         expected_tokens = request.expected_output_tokens
         booked = self._book(
-            request_id, request.scope, rank, footprint, overlap_blocks, expected_tokens, now_s
+            request_id,
+            request.scope,
+            rank,
+            footprint,
+            self._settings.tracking,
+            overlap_blocks,
+            expected_tokens,
+            now_s,
         )
         return worker, [booked]
 
@@ -355,7 +397,10 @@ class RouterCore:
         """A booked request grew by a block. Raises ReservationNotFoundError, InvalidFieldError."""
         if decay_fraction is not None and not 0 <= decay_fraction <= 1:
             raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
-        rank = self.tracker.add_output_block(request_id, decay_fraction, now_s)
+        if self._settings.tracking.counts_output:
+            rank = self.tracker.add_output_block(request_id, decay_fraction, now_s)
+        else:
+            rank = self.tracker.progress(request_id, now_s)
         return [self._tell(request_id, rank, OutputBlockAdded(decay_fraction))]
 
     def free(self, request_id: str, now_s: float) -> list[Effect]:
@@ -388,17 +433,33 @@ class RouterCore:
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _eligible(self, request: SelectRequest) -> Candidates:
+    def _eligible(self, request: SelectRequest) -> Passed:
         candidates = self._schedulable(request.scope)
         if not len(candidates):
-            raise _no_endpoints(request, "no schedulable workers")
-        if request.allowed_worker_ids is not None:
-            allowed = set(request.allowed_worker_ids)
-            is_allowed = [worker.worker_id in allowed for worker in candidates.workers]
-            candidates = candidates.only(np.array(is_allowed))
-        if not len(candidates):
-            raise _no_endpoints(request, "none of allowed_worker_ids is schedulable")
-        return candidates
+            removed = self._unschedulable(request.scope)
+            raise _no_endpoints(request, "no schedulable workers", removed)
+        return self.gate.pass_through(request, candidates, self._prefill_labels(request))
+
+    def _unschedulable(self, scope: Scope) -> list[RemovedRanks]:
+        """Why each worker of a scope may not be chosen."""
+        why: dict[str, list[Rank]] = {}
+        for worker in self.fleet:
+            if worker.announcement.scope == scope:
+                reason = f"not schedulable ({self.fleet.obstacle(worker)})"
+                why.setdefault(reason, []).extend(worker.announcement.ranks)
+        return [removed_ranks(reason, ranks) for reason, ranks in why.items()]
+
+    def _prefill_labels(self, request: SelectRequest) -> WorkerLabels | None:
+        """Of the worker that has computed a prompt. Raises WorkerNotFoundError."""
+        if request.prefill_worker_id is None:
+            return None
+        worker = self.fleet.get(request.prefill_worker_id)
+        if worker is None:
+            raise WorkerNotFoundError(request.prefill_worker_id, "named as prefill_worker_id")
+        return worker.announcement.labels
+
+    def _tracking(self, override: ConfigOverride | None) -> Tracking:
+        return self._settings.tracking.overridden(override)
 
     def _schedulable(self, scope: Scope) -> Candidates:
         """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
@@ -420,6 +481,7 @@ class RouterCore:
         prompt: Prompt,
         candidates: Candidates,
         expected_output_tokens: int | None,
+        tracking: Tracking,
         now_s: float,
     ) -> tuple[TermTable, dict[Identity, OverlapScores]]:
         overlaps = {
@@ -429,6 +491,10 @@ class RouterCore:
         table = self._weighing.weigh(
             request, prompt, candidates, overlaps, expected_output_tokens, now_s
         )
+        if not tracking.active_blocks:
+            table.column(DECODE_BLOCKS)[:] = np.nan
+        elif not tracking.kv_reuse:
+            table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
         return table, overlaps
 
     def _overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
@@ -465,11 +531,12 @@ class RouterCore:
         scope: Scope,
         rank: Rank,
         footprint: Footprint,
+        tracking: Tracking,
         overlap_blocks: int,
         expected_output_tokens: int | None,
         now_s: float,
     ) -> Effect:
-        self.tracker.book(request_id, rank, footprint, now_s)
+        self.tracker.book(request_id, rank, tracking.counted(footprint), now_s)
         self.predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
         hashes, isl_tokens = pack_hashes(footprint.sequence_hashes), footprint.isl_tokens
         added = ReservationAdded(hashes, isl_tokens, overlap_blocks, expected_output_tokens)
@@ -489,6 +556,7 @@ class RouterCore:
             return
         row = self.ranks.row(rank)
         row[HELD_BLOCKS] = self.index.held_blocks(rank)
+        row[USED_BLOCKS] = self.fleet.used_blocks(rank, now_s)
         if not is_trusted:
             row[TRUST_WEIGHT] = self.trust_weights.weight(self.trust(rank, now_s).state)
 
@@ -537,5 +605,7 @@ class RouterCore:
         return dropped
 
 
-def _no_endpoints(request: PromptRequest, reason: str) -> NoEndpointsError:
-    return NoEndpointsError(request.model_name, request.routing_group, reason)
+def _no_endpoints(
+    request: PromptRequest, reason: str, removed: list[RemovedRanks]
+) -> NoEndpointsError:
+    return NoEndpointsError(request.model_name, request.routing_group, reason, removed)

@@ -35,7 +35,10 @@ values, not exceptions.
         └── LogFullError             the stream is at its configured limit
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
+
+from msgspec import Struct
 
 SnapshotProblem: TypeAlias = Literal[
     "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
@@ -198,17 +201,37 @@ class WorkerNotFoundError(KvRouterError):
         self.worker_id = worker_id
 
 
+class RemovedRanks(Struct, frozen=True):
+    """How many ranks a filter removed, and the first of them."""
+
+    filter: str
+    count: int
+    ranks: list[str]
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.ranks)} more" if self.count > len(self.ranks) else ""
+        return f"{self.filter} removed {', '.join(self.ranks)}{more}"
+
+
 class NoEndpointsError(KvRouterError):
-    """No worker can take the request."""
+    """No worker can take the request; `removed`: which filter removed whom, in order."""
 
     code = "no_endpoints"
     http_status = 503
 
-    def __init__(self, model_name: str, routing_group: str, reason: str) -> None:
-        super().__init__(f"{reason} for model={model_name} routing_group={routing_group}")
+    def __init__(
+        self,
+        model_name: str,
+        routing_group: str,
+        reason: str,
+        removed: Sequence[RemovedRanks] = (),
+    ) -> None:
+        who = "".join(f"; {each}" for each in removed)
+        super().__init__(f"{reason} for model={model_name} routing_group={routing_group}{who}")
         self.model_name = model_name
         self.routing_group = routing_group
         self.reason = reason
+        self.removed = removed
 
 
 class WorkersOverloadedError(KvRouterError):
@@ -217,10 +240,12 @@ class WorkersOverloadedError(KvRouterError):
     code = "workers_overloaded"
     http_status = 529
 
-    def __init__(self, worker_id: int | None = None) -> None:
+    def __init__(self, worker_id: int | None = None, removed: Sequence[RemovedRanks] = ()) -> None:
         pinned = f"worker {worker_id}, where the request is pinned to, is overloaded"
-        super().__init__("all eligible workers are overloaded" if worker_id is None else pinned)
+        reason = "all eligible workers are overloaded" if worker_id is None else pinned
+        super().__init__(reason + "".join(f"; {each}" for each in removed))
         self.worker_id = worker_id
+        self.removed = removed
 
 
 class PolicyFailedError(KvRouterError):

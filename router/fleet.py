@@ -144,8 +144,14 @@ class Fleet:
 
     def is_schedulable(self, worker: Worker) -> bool:
         """May new requests go there?"""
-        wanted = self.lifecycle(worker.announcement.worker_id) == "schedulable"
-        return wanted and worker.problem is None and not worker.is_expected
+        return self.obstacle(worker) is None
+
+    def obstacle(self, worker: Worker) -> str | None:
+        """Why new requests may not go there; None: they may."""
+        wanted = self.lifecycle(worker.announcement.worker_id)
+        if wanted != "schedulable":
+            return wanted
+        return "not heard yet" if worker.is_expected else worker.problem
 
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Workers of a scope that may be chosen, by id."""
@@ -158,6 +164,14 @@ class Fleet:
     def schedulable_count(self) -> int:
         """Workers that may be chosen, in any scope."""
         return sum(self.is_schedulable(worker) for worker in self)
+
+    def used_blocks(self, rank: Rank, now_s: float) -> int:
+        """Blocks in use by its engine's last report; 0 for want of one that still counts."""
+        worker = self.get(rank.worker_id)
+        report = None if worker is None else worker.reports.get(rank)
+        if worker is None or report is None or self.silence_s(worker, now_s) is not None:
+            return 0
+        return report.gauges.kv_used_blocks
 
     def silence_s(self, worker: Worker, now_s: float) -> float | None:
         """How long a worker has been silent that reports; None up to the limit, or while we are

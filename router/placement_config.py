@@ -8,6 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from router.scheduler.busy import BusyThresholds
+from router.scheduler.gate import GateSettings
+from router.sequence.tracking import Tracking
 from router.service_config import ServiceConfig
 
 AffinityMode: TypeAlias = Literal["hard", "soft"]
@@ -66,10 +68,22 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     ] = 0
 
     @property
-    def busy_thresholds(self) -> BusyThresholds:
-        """Above what a rank of any model is busy, unless something else was said of the model."""
-        return BusyThresholds(
+    def gate(self) -> GateSettings:
+        """Who may serve a request, beside what it demands."""
+        thresholds = BusyThresholds(
             active_decode_blocks_threshold=self.active_decode_blocks_threshold,
             active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
             active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
+        )
+        is_hard = self.session_affinity_mode == "hard"
+        return GateSettings(thresholds, self.busy_hysteresis, is_hard)
+
+    @property
+    def tracking(self) -> Tracking:
+        """What is counted of bookings."""
+        return Tracking(
+            active_blocks=self.router_track_active_blocks,
+            output_blocks=self.router_track_output_blocks,
+            prefill_tokens=self.router_track_prefill_tokens,
+            kv_reuse=self.router_assume_kv_reuse,
         )

@@ -13,8 +13,16 @@ from router.errors import IndexDisabledError, KvRouterError
 from router.heard import HeardFrom, HeardWorker
 from router.indexer.base import HeldBlocks
 from router.indexer.snapshot import RankSnapshot
+from router.protocol.catalogue import WorkerLabels
 from router.protocol.events import EventBatch
-from router.protocol.requests import ConfigOverride, NewCommand, ReserveRequest, SelectRequest
+from router.protocol.requests import (
+    ConfigOverride,
+    NewCommand,
+    RankTarget,
+    ReserveRequest,
+    RoutingConstraints,
+    SelectRequest,
+)
 from router.protocol.values import SCHEME, Identity, Rank, Scope, Tier
 from router.protocol.workers import EngineSource, WorkerRegistration
 from router.publisher.journal import EventJournal
@@ -28,13 +36,16 @@ from router.recording.format import (
 )
 from router.recording.replay import Replay
 from router.registrations import RegisteredWorker
+from router.scheduler.busy import BusyThresholds
 from router.sequence.prompt import prepare
+from router.sequence.rank_table import BUSY
 from router.tools.recordings.cores import decision_settings, recorded_core, replayed_core
 
 PROMPTS = [[100 * family + i // 40 for i in range(length)] for family in (1, 2, 3) for length in (
     3, 16, 40, 90, 2600)]  # fmt: skip
 WORKERS = range(1, 5)
 OTHER = Identity(SCHEME, 8)
+PREFERS_A = RoutingConstraints(preferred_taints={"a": 2.0})
 
 
 def header(seed=7, **settings):
@@ -95,6 +106,8 @@ def state(core):
         },
         "expiries": list(core.tracker._by_expiry),
         "guesses": core.predictions.entry_counts(),
+        "thresholds": [(model, core.gate.thresholds(model)) for model in core.gate.models],
+        "busy": [rank for rank in core.ranks if core.ranks.row(rank)[BUSY]],
     }  # fmt: skip
 
 
@@ -123,6 +136,7 @@ class RandomLife(Recorded):
             self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
             self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
             self.overhear, self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
+            self.limit,
         ]  # fmt: skip
         for worker_id in WORKERS:
             self.worker(worker_id)
@@ -138,6 +152,7 @@ class RandomLife(Recorded):
             identity=self.random.choice([IDENTITY, IDENTITY, OTHER]),
             data_parallel_size=self.random.randint(1, 2),
             agent_is_engine=self.random.random() < 0.5,
+            labels=WorkerLabels(taints=self.random.choice([[], ["a"]])),
         )
         self.core.upsert_worker(announced, self.now_s)
         for rank in announced.ranks:
@@ -178,6 +193,11 @@ class RandomLife(Recorded):
     def order(self):
         lifecycle = self.random.choice(["cordoned", "schedulable", "draining", None, None])
         self.core.order_worker(self.random.choice(WORKERS), lifecycle)
+
+    def limit(self):
+        tokens = self.random.choice([None, 0, 30, 60])
+        thresholds = BusyThresholds(active_prefill_tokens_threshold=tokens)
+        self.core.set_busy_thresholds("default", thresholds)
 
     def see(self):
         problem = self.random.choice(["gone", None, None])
@@ -307,6 +327,8 @@ class RandomLife(Recorded):
             request_id=request_id,
             allowed_worker_ids=self.random.choice([None, None, [1, 2], [8]]),
             lora_name=self.random.choice([None, None, "ad"]),
+            affinity_target=self.random.choice([None, None, RankTarget(1, 0)]),
+            routing_constraints=self.random.choice([None, None, PREFERS_A]),
             router_config_override=override,
         )
         kind = self.random.choice(["select", "reserve", "book", "book", "new"])

@@ -45,6 +45,7 @@ class ConfigOverride(Struct, frozen=True):
     overlap_score_credit: Weight | None = None
     shared_cache_multiplier: Weight | None = None
     track_prefill_tokens: bool | None = None
+    assume_kv_reuse: bool | None = None
 
 
 class PromptRequest(Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from router.protocol.events import LogMessage, TierBlocks
 from router.protocol.loads import LoadReport
 from router.protocol.values import HashArray, Scope, pack_hashes, unpack_hashes
 from router.registrations import RegisteredWorker
+from router.scheduler.busy import BusyThresholds
 
 
 class Entry(Struct, frozen=True, tag_field="kind", omit_defaults=True):
@@ -162,6 +163,13 @@ class StreamLost(_Command, frozen=True, tag="stream_lost"):
     now_s: float
 
 
+class SetBusyThresholds(_Command, frozen=True, tag="set_busy_thresholds"):
+    """Ranks of a model are busy above something else now."""
+
+    model_name: str
+    thresholds: BusyThresholds
+
+
 class Tick(_Command, frozen=True, tag="tick"):
     """Time passed."""
 
@@ -233,6 +241,7 @@ Command: TypeAlias = (
     | ApplyLoad
     | SetConnected
     | StreamLost
+    | SetBusyThresholds
     | Tick
     | MarkBeacon
     | Tidy

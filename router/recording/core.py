@@ -34,6 +34,7 @@ from router.recording.commands import (
     RemoveWorker,
     Resume,
     Search,
+    SetBusyThresholds,
     SetConnected,
     SetProblem,
     Settle,
@@ -53,6 +54,7 @@ from router.recording.decisions import (
     refused,
     reserved,
 )
+from router.scheduler.busy import BusyThresholds
 from router.scheduler.policies import Policies
 from router.sequence.prompt import Prompt
 
@@ -159,6 +161,11 @@ class RecordedCore(RouterCore):
         """See `RouterCore`."""
         self._record(StreamLost(now_s))
         super().stream_lost(now_s)
+
+    def set_busy_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
+        """See `RouterCore`."""
+        self._record(SetBusyThresholds(model_name, thresholds))
+        super().set_busy_thresholds(model_name, thresholds)
 
     def tick(self, now_s: float) -> list[Effect]:
         """See `RouterCore`."""

@@ -25,7 +25,7 @@ _START = b'{"format":"%s",' % FORMAT.encode()
 LINE_LIMIT_BYTES = 64 << 20
 """No line is longer; the longest are ranks of snapshots, 11 bytes for each of their blocks."""
 
-Setting: TypeAlias = bool | int | float | str
+Setting: TypeAlias = bool | int | float | str | None
 
 
 class Header(Struct, frozen=True, kw_only=True):

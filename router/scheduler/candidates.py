@@ -33,6 +33,11 @@ class Candidates(Struct, frozen=True, eq=False):
         """The worker of a candidate; ranks are in order. O(log candidates)."""
         return self.workers[bisect_left(self.ranks, rank)]
 
+    def __contains__(self, rank: Rank) -> bool:
+        """Whether it is one of them. O(log candidates)."""
+        position = bisect_left(self.ranks, rank)
+        return position < len(self.ranks) and self.ranks[position] == rank
+
     @classmethod
     def of(cls, workers: Iterable[WorkerAnnouncement], table: RankTable) -> "Candidates":
         """Every rank of these workers. O(ranks)."""

@@ -60,16 +60,18 @@ class Pool:
     """The ranks that may be chosen in a scope, in order, and the labels of their workers.
 
     Made anew whenever one of them changes; filters look at each worker once, not at each rank.
+    `workers` are those of the ranks, one each.
     """
 
     __slots__ = ("_index", "_labels", "_worker_of", "ranks")
 
-    def __init__(self, workers: Sequence[WorkerAnnouncement]) -> None:
-        self.ranks = tuple(rank for worker in workers for rank in worker.ranks)
+    def __init__(self, ranks: Sequence[Rank], workers: Sequence[WorkerAnnouncement]) -> None:
+        self.ranks = ranks
         self._index = {rank: index for index, rank in enumerate(self.ranks)}
-        self._labels = tuple(labels_of(worker) for worker in workers)
-        sizes = [len(worker.ranks) for worker in workers]
-        self._worker_of = np.repeat(np.arange(len(workers)), sizes)
+        distinct = {worker.worker_id: worker for worker in workers}
+        positions = {worker_id: position for position, worker_id in enumerate(distinct)}
+        self._labels = tuple(labels_of(worker) for worker in distinct.values())
+        self._worker_of = np.array([positions[rank.worker_id] for rank in ranks], np.int64)
 
     def where(self, keeps: Callable[[Labels], bool]) -> Mask:
         """The ranks of the workers that pass. O(workers)."""
@@ -99,7 +101,7 @@ class Pool:
     def removed(self, eligible: Eligible) -> tuple[Removed, ...]:
         """Whom each filter removed, by name. O(ranks)."""
         return tuple(
-            Removed(name, tuple(self.ranks[index] for index in np.flatnonzero(mask)))
+            Removed(name, tuple(self.ranks[index] for index in np.flatnonzero(mask).tolist()))
             for name, mask in eligible.struck
         )
 

@@ -1,19 +1,14 @@
 """Who of a scope's candidates may serve one request: filters over the fleet as it is now."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
 
-from router.errors import (
-    NoEndpointsError,
-    PinnedWorkerOverloadedError,
-    RemovedRanks,
-    WorkersOverloadedError,
-)
+from router.errors import KvRouterError, NoEndpointsError, RemovedRanks, WorkersOverloadedError
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RoutingConstraints, SelectRequest
-from router.protocol.values import Scope
+from router.protocol.values import Rank, Scope
 from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
 from router.scheduler.candidates import Candidates
 from router.scheduler.filters import (
@@ -76,7 +71,7 @@ class Gate:
         """Who of these, at least one, may serve a request. `prefill`: the labels of the worker
         that has computed its prompt. O(workers), and O(ranks) with a threshold set.
 
-        Raises NoEndpointsError, WorkersOverloadedError, PinnedWorkerOverloadedError.
+        Raises NoEndpointsError, WorkersOverloadedError.
         """
         thresholds = self.thresholds(request.model_name)
         if not (demands_something(request) or prefill is not None or thresholds.are_set):
@@ -104,25 +99,29 @@ class Gate:
         self._by_model[model_name] = thresholds
 
     @property
-    def by_model(self) -> Mapping[str, BusyThresholds]:
-        """Models whose thresholds were set while running."""
+    def models(self) -> Iterable[str]:
+        """Models with thresholds of their own."""
         return self._by_model
 
     def _pool(self, scope: Scope, candidates: Candidates) -> Pool:
         known = self._pools.get(scope)
         if known is None or known[0] is not candidates:
-            known = self._pools[scope] = (candidates, Pool(candidates.announcements))
+            known = self._pools[scope] = (candidates, Pool(candidates.ranks, candidates.workers))
         return known[1]
 
-    def _latched(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
+    def busy(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
+        """Who of these is busy now. Mutates nothing. O(candidates)."""
         rows = self._table.values[candidates.slots]
         now = Busyness(
-            np.fmax(rows[:, DECODE_BLOCKS], rows[:, USED_BLOCKS]),
+            np.maximum(rows[:, DECODE_BLOCKS], rows[:, USED_BLOCKS]),
             rows[:, CAPACITY_BLOCKS],
             rows[:, PREFILL_TOKENS],
             rows[:, MAX_BATCHED_TOKENS],
         )
-        busy = busy_ranks(now, rows[:, BUSY] > 0, thresholds, self._settings.hysteresis)
+        return busy_ranks(now, rows[:, BUSY] > 0, thresholds, self._settings.hysteresis)
+
+    def _latched(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
+        busy = self.busy(candidates, thresholds)
         self._table.values[candidates.slots, BUSY] = busy
         return busy
 
@@ -132,17 +131,16 @@ def _factors(pool: Pool, constraints: RoutingConstraints, mask: Mask) -> FloatAr
     return pool.factors(preferred)[mask] if preferred else None
 
 
-def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> NoEndpointsError:
-    removed = list(_removed(pool, found))
-    scope = (request.model_name, request.routing_group)
-    if found.last_filter != "busy":
-        return NoEndpointsError(*scope, f"{found.last_filter} leaves no worker", removed)
-    if request.pinned_worker is not None or len(removed[-1].ranks) == 1 < len(pool.ranks):
-        return PinnedWorkerOverloadedError(*scope, removed)
-    return WorkersOverloadedError(*scope, removed)
+def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> KvRouterError:
+    removed = [removed_ranks(step.filter, step.ranks) for step in pool.removed(found)]
+    if found.last_filter == "busy":
+        target = request.pinned_worker or request.affinity_target
+        only = target is not None and bool((pool.target(target) & found.struck[-1][1]).any())
+        return WorkersOverloadedError(target.worker_id if target and only else None, removed)
+    reason = f"no worker is left by {found.last_filter}"
+    return NoEndpointsError(request.model_name, request.routing_group, reason, removed)
 
 
-def _removed(pool: Pool, found: Eligible) -> Iterator[RemovedRanks]:
-    for step in pool.removed(found):
-        named = [str(rank) for rank in step.ranks[:NAMED_RANKS]]
-        yield RemovedRanks(step.filter, len(step.ranks), named)
+def removed_ranks(reason: str, ranks: Sequence[Rank]) -> RemovedRanks:
+    """Ranks that were removed for this reason, as errors name them."""
+    return RemovedRanks(reason, len(ranks), [str(rank) for rank in ranks[:NAMED_RANKS]])

@@ -1,7 +1,7 @@
 """What one decision is made from: a row a candidate, a column a quantity.
 
 The columns of `router.sequence.rank_table` come first, as they were at that moment, then those that
-are of this request.
+are of this request. DECODE_BLOCKS is NaN where blocks are not tracked.
 """
 
 from collections.abc import Sequence
@@ -86,6 +86,6 @@ class TermTable(Struct, frozen=True, eq=False):
             overlap_blocks=overlap_blocks,
             predicted_cached_blocks=int(row[CACHED_BLOCKS]),
             potential_prefill_tokens=int(row[PREFILL_TOKENS]) + prefill_tokens,
-            potential_decode_blocks=int(row[DECODE_BLOCKS] + row[NEW_BLOCKS]),
+            potential_decode_blocks=int(np.nan_to_num(row[DECODE_BLOCKS] + row[NEW_BLOCKS])),
             held_blocks=int(row[HELD_BLOCKS]),
         )

@@ -53,7 +53,11 @@ PREFILL_SHARE = 27  # of its time that goes into prompts, 0 to below 1
 OUTPUT_TOKENS = 28  # that a request of its generates, on average
 REUSE = 29  # prompt tokens found cached for each one computed
 
-RANK_COLUMNS = 30
+# Of whether it may have more, written by the core and by the gate.
+USED_BLOCKS = 30  # of its capacity, as its engine says; 0 where that is silent
+BUSY = 31  # 1: above a threshold, and not yet below its band
+
+RANK_COLUMNS = 32
 
 FIRST_CAPACITY = 16
 

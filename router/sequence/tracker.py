@@ -83,6 +83,12 @@ class Tracker:
         self._progress(request_id, now_s)
         return rank
 
+    def progress(self, request_id: str, now_s: float) -> Rank:
+        """It lives, whatever it does. Raises ReservationNotFoundError."""
+        rank = self._find(request_id).rank
+        self._progress(request_id, now_s)
+        return rank
+
     def free(self, request_id: str, now_s: float) -> Rank:
         """It ended. O(nodes on its way + log reservations). Raises ReservationNotFoundError."""
         rank = self._find(request_id).rank

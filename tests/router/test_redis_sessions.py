@@ -114,4 +114,6 @@ async def test_without_redis_a_router_goes_by_what_it_knows():
 
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="redis_url"):
-        RedisSessions("http://x", "n", 1.0, 1.0, LocalSessions(AffinityTable(1, 1)), RouterMetrics())
+        RedisSessions(
+            "http://x", "n", 1.0, 1.0, LocalSessions(AffinityTable(1, 1)), RouterMetrics()
+        )

@@ -36,11 +36,18 @@ SETTINGS = st.fixed_dictionaries(
         "reservation_ttl_s": st.sampled_from([0.5, 300.0]),
         "max_reservations": st.sampled_from([3, 1000]),
         "index_max_blocks": st.sampled_from([1024, 2048]),
+        "router_track_active_blocks": st.booleans(),
+        "router_track_prefill_tokens": st.booleans(),
+        "router_assume_kv_reuse": st.booleans(),
+        "router_track_output_blocks": st.booleans(),
+        "active_prefill_tokens_threshold": st.sampled_from([None, 40]),
+        "session_affinity_mode": st.sampled_from(["hard", "soft"]),
     },
 )
 
 READS = {
-    "dump", "dump_slices", "identities", "match", "reads_events", "trust", "trust_weights", "weigh",
+    "busy_ranks", "dump", "dump_slices", "identities", "match", "may_choose", "reads_events",
+    "trust", "trust_weights", "weigh",
 }  # fmt: skip
 """Of a core's methods, those that change nothing; searches are recorded all the same."""
 
@@ -107,7 +114,7 @@ def test_searches_that_decide_nothing_are_recorded_since_they_find_liars_out():
 
 def test_whatever_changes_a_core_is_recorded():
     public = {name for name in dir(RouterCore) if not name.startswith("_")}
-    fields = {"fleet", "index", "predictions", "ranks", "tracker"}
+    fields = {"fleet", "gate", "index", "predictions", "ranks", "tracker"}
     assert public - fields - READS == {name for name in vars(RecordedCore) if name in public}
 
 

@@ -23,12 +23,12 @@ from router.scheduler.filters import (
 
 def pool(*labels):
     """Workers 1, 2, … of two ranks each."""
-    return Pool(
-        [
-            announcement(i, data_parallel_size=2, labels=WorkerLabels(**each))
-            for i, each in enumerate(labels, start=1)
-        ]
-    )
+    workers = [
+        announcement(i, data_parallel_size=2, labels=WorkerLabels(**each))
+        for i, each in enumerate(labels, start=1)
+    ]
+    pairs = [(each, worker) for worker in workers for each in worker.ranks]
+    return Pool([each for each, _ in pairs], [worker for _, worker in pairs])
 
 
 def ask(candidates, *, hard=True, busy=(), **fields):

@@ -128,7 +128,8 @@ def test_gaps_are_kept_and_decisions_told_as_they_are_made(capsys, path, life):
     start_s = time.monotonic()
     _, printed, _ = replay(capsys, path, "--speed", "10")
     assert time.monotonic() - start_s >= 0.4
-    assert re.search(r"line 3, \+2.000 s, \w+ r\d+: refused \(no_endpoints\), ", printed)
+    assert re.search(r"line 3, \+2\.000 s, \w+ r\d+", printed)
+    assert "refused (no_endpoints)" in printed
 
 
 def test_behind_a_hole_nothing_is_proven(capsys, path, life):

@@ -1,0 +1,272 @@
+"""Who may be chosen, who is too busy, and what of bookings is counted: in a whole core."""
+
+from math import exp, isnan, tanh
+
+import pytest
+
+from builders import BLOCK_SIZE, World, rank, report
+from router.errors import (
+    NoEndpointsError,
+    RemovedRanks,
+    WorkerNotFoundError,
+    WorkersOverloadedError,
+)
+from router.protocol.catalogue import WorkerLabels
+from router.protocol.loads import LoadGauges
+from router.protocol.requests import ConfigOverride, RankTarget, RoutingConstraints
+from router.protocol.values import Scope
+from router.scheduler.busy import BusyThresholds
+from router.scheduler.gate import GateSettings
+from router.sequence.rank_table import DECODE_BLOCKS
+from router.sequence.tracking import Tracking
+
+PROMPT = list(range(10 * BLOCK_SIZE))
+LATE = 10.0
+
+
+def world_of(*labels, **fields):
+    world = World(**fields)
+    for worker_id, each in enumerate(labels, start=1):
+        world.worker(worker_id, labels=WorkerLabels(**each))
+    return world
+
+
+def refused(world, **fields):
+    with pytest.raises(NoEndpointsError) as caught:
+        world.select(PROMPT, **fields)
+    return caught.value
+
+
+# ── Filters ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_impossible_request_is_told_which_filter_removed_whom():
+    world = world_of({"taints": ["a"]}, {"taints": ["b"]}, {})
+    error = refused(
+        world,
+        allowed_worker_ids=[1, 2],
+        routing_constraints=RoutingConstraints(["b"]),
+        pinned_worker=RankTarget(1, 0),
+    )
+    assert error.reason == "no worker is left by required_taints"
+    assert error.body()["removed"] == [
+        RemovedRanks("allowed_worker_ids", 1, ["3.0"]),
+        RemovedRanks("pinned_worker", 1, ["2.0"]),
+        RemovedRanks("required_taints", 1, ["1.0"]),
+    ]
+    assert "pinned_worker removed 2.0" in str(error)
+
+
+def test_an_error_names_a_few_and_counts_all():
+    world = World()
+    world.worker(1, data_parallel_size=64)
+    (removed,) = refused(world, allowed_worker_ids=[2]).removed
+    assert (removed.count, len(removed.ranks)) == (64, 16)
+    assert str(removed).endswith("1.15 and 48 more")
+
+
+def test_workers_that_may_not_be_chosen_say_why():
+    world = world_of({}, {}, {})
+    world.worker(4, model_name="another")
+    world.core.order_worker(1, "cordoned")
+    world.core.order_worker(2, "cordoned")
+    world.core.set_problem(3, "its engine is gone")
+    assert refused(world).removed == [
+        RemovedRanks("not schedulable (cordoned)", 2, ["1.0", "2.0"]),
+        RemovedRanks("not schedulable (its engine is gone)", 1, ["3.0"]),
+    ]
+
+
+def test_filters_follow_what_workers_say_of_themselves():
+    world = world_of({}, {"taints": ["a"]})
+    wanted = {"routing_constraints": RoutingConstraints(["a"])}
+    assert world.select(PROMPT, **wanted).rank == rank(2)
+    world.worker(1, labels=WorkerLabels(taints=["a"]))
+    world.worker(2, labels=WorkerLabels())
+    assert world.select(PROMPT, **wanted).rank == rank(1)
+
+
+def test_a_preference_is_worth_a_factor_and_no_more():
+    world = world_of({}, {"taints": ["near"]})
+    world.book("x", PROMPT, allowed_worker_ids=[2])
+    world.core.prefill_complete("x", 0.0)
+    other = list(range(1000, 1040))
+    assert world.select(other).rank == rank(1)
+    prefers = {"routing_constraints": RoutingConstraints(preferred_taints={"near": 1.0})}
+    placement = world.select(other, **prefers)
+    assert placement.rank == rank(2)
+    assert placement.choice.costs.tolist() == pytest.approx([20.0, 30.0 * exp(-tanh(1.0))])
+    world.book("y", list(range(2000, 2080)), allowed_worker_ids=[2])
+    assert world.select(other, **prefers).rank == rank(1)
+
+
+def test_a_prompt_is_decoded_near_whoever_computed_it():
+    here, there = {"topology_domains": {"zone": "a"}}, {"topology_domains": {"zone": "b"}}
+    world = world_of({**here, "kv_transfer_domain": "zone"}, there, here)
+    placement = world.select(PROMPT, prefill_worker_id=1, allowed_worker_ids=[2, 3])
+    assert placement.rank == rank(3)
+    assert refused(world, prefill_worker_id=1, allowed_worker_ids=[2]).removed[-1].ranks == ["2.0"]
+    with pytest.raises(WorkerNotFoundError, match="prefill_worker_id"):
+        world.select(PROMPT, prefill_worker_id=99)
+
+
+@pytest.mark.parametrize("is_hard", [True, False])
+def test_a_session_stays_unless_its_rank_is_gone(is_hard):
+    world = world_of({}, {}, gate=GateSettings(is_affinity_hard=is_hard))
+    world.book("x", PROMPT, allowed_worker_ids=[2])
+    bound = {"affinity_target": RankTarget(2, 0)}
+    assert world.select(list(range(500, 600)), **bound).rank == rank(2)
+    assert world.core.may_choose(Scope(), rank(2))
+    world.core.order_worker(2, "draining")
+    assert not world.core.may_choose(Scope(), rank(2))
+    assert world.select(PROMPT, **bound).rank == rank(1)
+
+
+# ── Busy ─────────────────────────────────────────────────────────────────────────────────────────
+
+TOKENS = GateSettings(BusyThresholds(active_prefill_tokens_threshold=30), hysteresis=0.5)
+
+
+def test_a_busy_rank_gets_nothing_more_until_it_is_below_the_band():
+    world = world_of({}, {}, gate=TOKENS)
+    pinned = {"pinned_worker": RankTarget(1)}
+    world.book("x", PROMPT, **pinned)
+    assert world.core.busy_ranks(Scope()) == [rank(1)]
+    assert all(world.select([7, 7, 7, i]).rank == rank(2) for i in range(4))
+    with pytest.raises(WorkersOverloadedError) as caught:
+        world.select(PROMPT, **pinned)
+    assert (caught.value.worker_id, caught.value.http_status) == (1, 529)
+    assert caught.value.removed[-1] == RemovedRanks("busy", 1, ["1.0"])
+    world.book("y", list(range(900, 920)), pinned_worker=RankTarget(2))
+    world.core.free("x", 0.0)
+    assert world.core.busy_ranks(Scope()) == []
+
+
+def test_within_the_band_a_rank_stays_what_it_is():
+    world = world_of({}, gate=TOKENS)
+    world.book("a", list(range(100, 120)))
+    world.book("b", list(range(200, 220)))
+    with pytest.raises(WorkersOverloadedError) as caught:
+        world.select(PROMPT)
+    assert caught.value.worker_id is None
+    world.core.free("a", 0.0)
+    assert world.core.busy_ranks(Scope()) == [rank(1)], "20 of 30 tokens, and the band is to 15"
+    world.core.prefill_complete("b", 0.0)
+    assert world.core.busy_ranks(Scope()) == []
+    world.book("c", list(range(300, 320)))
+    assert world.core.busy_ranks(Scope()) == []
+
+
+def test_each_rank_of_a_worker_is_judged_by_itself():
+    world = World(gate=TOKENS)
+    world.worker(1, data_parallel_size=2)
+    world.book("x", PROMPT, pinned_worker=RankTarget(1, 0))
+    assert world.select([1, 2, 3, 4]).rank == rank(1, 1)
+
+
+def test_a_hard_session_is_refused_while_its_rank_is_busy_and_a_soft_one_goes_elsewhere():
+    for is_hard in (True, False):
+        thresholds = BusyThresholds(active_prefill_tokens_threshold=30)
+        world = world_of({}, {}, gate=GateSettings(thresholds, 0.1, is_hard))
+        world.book("x", PROMPT, pinned_worker=RankTarget(1))
+        bound = {"affinity_target": RankTarget(1, 0)}
+        if is_hard:
+            with pytest.raises(WorkersOverloadedError) as caught:
+                world.select(PROMPT, **bound)
+            assert caught.value.worker_id == 1
+        else:
+            assert world.select(PROMPT, **bound).rank == rank(2)
+
+
+def test_blocks_in_use_are_booked_ones_or_reported_ones_while_the_engine_is_heard():
+    decode = BusyThresholds(active_decode_blocks_threshold=0.5)
+    world = World(gate=GateSettings(decode))
+    world.worker(1, total_kv_blocks=20, agent_is_engine=False)
+    assert world.core.busy_ranks(Scope()) == []
+    said = {"event_id": 1, "gauges": LoadGauges(kv_used_blocks=11)}
+    world.core.apply_load(report(1, **said), 0.0)
+    assert world.core.busy_ranks(Scope()) == [rank(1)]
+    world.core.tick(LATE)
+    assert world.core.busy_ranks(Scope()) == [], "it is silent: what it said no longer counts"
+    world.book("x", list(range(11 * BLOCK_SIZE)), now_s=LATE)
+    assert world.core.busy_ranks(Scope()) == [rank(1)]
+
+
+def test_thresholds_are_of_a_model():
+    world = World()
+    world.worker(1)
+    world.worker(2, model_name="other")
+    world.core.set_busy_thresholds("other", BusyThresholds(active_prefill_tokens_threshold=0))
+    world.book("x", PROMPT)
+    world.book("y", PROMPT, model_name="other")
+    assert world.core.busy_ranks(Scope()) == []
+    assert world.core.busy_ranks(Scope("other")) == [rank(2)]
+
+
+# ── What is counted ──────────────────────────────────────────────────────────────────────────────
+
+
+def load(world, worker_id=1):
+    active = world.core.tracker.active(rank(worker_id))
+    return active.active_blocks, active.active_prefill_tokens
+
+
+def twice(**tracking):
+    world = world_of({}, tracking=Tracking(**tracking))
+    world.book("x", PROMPT)
+    world.book("y", PROMPT)
+    return world
+
+
+def test_all_is_counted_and_a_common_prefix_once():
+    world = twice()
+    assert load(world) == (10, 80)
+    world.core.output_block("x", None, 0.0)
+    assert load(world) == (11, 80)
+
+
+def test_without_assumed_reuse_each_has_its_own():
+    world = twice(kv_reuse=False)
+    assert load(world) == (20, 80)
+    assert world.select(PROMPT).choice.chosen.potential_decode_blocks == 30
+
+
+def test_a_request_may_disclaim_reuse_by_itself():
+    world = twice()
+    own = ConfigOverride(assume_kv_reuse=False)
+    table = world.select(PROMPT, router_config_override=own).choice
+    assert table.chosen.potential_decode_blocks == 20
+    world.book("z", PROMPT, router_config_override=own)
+    assert load(world) == (20, 120)
+
+
+def test_without_prefill_only_blocks_are_counted():
+    assert load(twice(prefill_tokens=False)) == (10, 0)
+    world = twice()
+    untracked = ConfigOverride(track_prefill_tokens=False)
+    world.book("z", PROMPT, router_config_override=untracked)
+    assert load(world) == (10, 80)
+
+
+def test_without_blocks_only_prefill_is_counted_and_policies_know():
+    """Dynamo 1.0 takes as many decode blocks as there are whole blocks of prefill."""
+    world = twice(active_blocks=False)
+    assert load(world) == (0, 80)
+    world.core.output_block("x", 0.5, 0.0)
+    assert load(world) == (0, 80)
+    choice = world.select(PROMPT).choice
+    assert isnan(choice.table.column(DECODE_BLOCKS)[0])
+    assert choice.costs.tolist() == [30.0 + 30.0]
+    assert choice.chosen.potential_decode_blocks == 0
+
+
+def test_an_output_block_that_is_not_counted_is_a_sign_of_life():
+    world = World(tracking=Tracking(output_blocks=False), reservation_ttl_s=10.0)
+    world.worker(1, agent_is_engine=False)
+    world.book("x", PROMPT)
+    world.core.output_block("x", None, 9.0)
+    assert load(world) == (10, 40)
+    world.core.tick(11.0)
+    assert load(world) == (10, 40)
+    world.core.tick(19.0)
+    assert load(world) == (0, 0)
