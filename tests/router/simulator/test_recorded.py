@@ -3,16 +3,21 @@ from io import BytesIO
 import pytest
 
 from builders import IDENTITY, announcement, report
-from recordings import Recorded
+from recordings import Recorded, header
 from router.errors import TraceError
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank
 from router.publisher.journal import EventJournal
-from router.recording.format import decode_header, decode_lines
+from router.recording.format import Line, decode_header, decode_lines
 from router.sequence.prompt import prepare
+from router.simulator.calibration import CONSTANTS
 from router.simulator.engine_model import llama_8b
 from router.simulator.recorded import read_recording
+from router.simulator.simulation import simulate
+from router.simulator.summary import summarize
+from router.tools.recordings.cores import recorded_core
+from simulator_worlds import make_core, scenario, small_trace
 
 
 def announced(recorded, worker_id, identity=IDENTITY):
@@ -102,3 +107,28 @@ def test_what_cannot_be_simulated_says_why():
     with pytest.raises(TraceError, match="one for all workers") as raised:
         traffic(recorded)
     assert raised.value.line == 4
+
+
+def test_the_recording_of_a_simulated_router_is_the_trace_that_it_served():
+    """And its engines' constants are those that their reports tell."""
+    lines = []
+
+    def make(rng):
+        def take(entry):
+            lines.append((len(lines) + 2, Line(getattr(entry, "now_s", 0.0), entry)))
+
+        return recorded_core(header(), take)
+
+    trace = small_trace(300)
+    outcomes = simulate(trace, scenario(2, report_interval_s=0.1), make)
+    found = read_recording("r", lines)
+    first_s = trace.requests[0].arrival_s
+    for was, is_ in zip(trace.requests, found.trace.requests, strict=True):
+        assert is_.arrival_s == pytest.approx(was.arrival_s - first_s)
+        assert (is_.isl_tokens, is_.sequence_hashes) == (was.isl_tokens, was.sequence_hashes)
+    model = found.models[0]
+    for name in CONSTANTS:
+        assert getattr(model, name) == pytest.approx(getattr(llama_8b(), name), rel=1e-3)
+    assert model.capacity_tokens == pytest.approx(llama_8b().capacity_tokens, abs=16)
+    again = simulate(found.trace, scenario(2, model=model, report_interval_s=0.1), make_core())
+    assert summarize(again).ttft_mean_s == pytest.approx(summarize(outcomes).ttft_mean_s, rel=0.15)
