@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.simulator.block_cache import BlockCache
-from router.simulator.engine_model import EngineModel
+from router.simulator.engine_model import Chunk, StepModel
 from router.simulator.engine_runs import Run
 from router.simulator.traces import TraceRequest
 
@@ -85,7 +85,7 @@ class Engine:
         "slowness",
     )
 
-    def __init__(self, model: EngineModel, block_size: int, *, tells_growth: bool) -> None:
+    def __init__(self, model: StepModel, block_size: int, *, tells_growth: bool) -> None:
         self._model = model
         self._block_size = block_size
         self._tells_growth = tells_growth
@@ -180,15 +180,13 @@ class Engine:
     def _begin(self, now_s: float) -> None:
         if self._waiting:
             self._admit()
-        model, requests = self._model, self._decoding
-        step_s = model.base_s + model.decode_s(requests, self._kv_tokens)
-        if self._prefilling:
-            step_s += self._plan_chunks()
-        elif not requests:
+        requests = self._decoding
+        if not (requests or self._prefilling):
             self._run, self.due_s = None, inf
             return
+        step_s = self._model.step_s(self._plan_chunks(), requests, self._kv_tokens)
+        growth_s = self._model.growth_s(requests)
         steps = 1 if self._chunks else self._milestones[0][0] - self._steps
-        growth_s = requests * model.decode_kv_token_s
         slow = self.slowness
         run = Run(now_s, steps, step_s * slow, growth_s * slow, requests, self._kv_tokens)
         self._run, self.due_s = run, run.end_s
@@ -208,18 +206,18 @@ class Engine:
             self._admitted += 1
             self._prefilling.append(self._waiting.popleft())
 
-    def _plan_chunks(self) -> float:
-        """First in, first out; what the step takes longer for it."""
+    def _plan_chunks(self) -> list[Chunk]:
+        """What of prompts the next step computes: first in, first out."""
         room_tokens = self._model.chunk_tokens - self._decoding
-        added_s = 0.0
+        chunks: list[Chunk] = []
         for work in self._prefilling:
             if room_tokens <= 0:
                 break
             tokens = min(work.request.isl_tokens - work.computed_tokens, room_tokens)
             self._chunks.append((work, tokens))
-            added_s += self._model.prefill_s(tokens, work.computed_tokens)
+            chunks.append((tokens, work.computed_tokens))
             room_tokens -= tokens
-        return added_s
+        return chunks
 
     def _end_chunks(self, progress: Progress) -> None:
         for work, tokens in self._chunks:

@@ -5,17 +5,41 @@ step_s = base_s + Σ over prefill chunks of c tokens behind a context of x
        + decoding requests · decode_request_s + their resident KV tokens · decode_kv_token_s
 """
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Protocol, TypeAlias
 
 from msgspec import Meta, Struct
 
 _Seconds = Annotated[float, Meta(ge=0)]
 
+Chunk: TypeAlias = tuple[int, int]
+"""Tokens of a prompt computed in one step, and those before them."""
+
+
+class StepModel(Protocol):
+    """What an engine has to know of itself.
+
+    A step takes up to `chunk_tokens` tokens: one for every decoding request, the rest for prefill.
+    `capacity_tokens` is the size of its KV cache.
+    """
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens a step."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens in its cache."""
+
+    def step_s(self, chunks: Sequence[Chunk], decoding_requests: int, kv_tokens: int) -> float:
+        """How long a step takes; `kv_tokens`: the contexts of the decoding requests together."""
+
+    def growth_s(self, decoding_requests: int) -> float:
+        """How much longer the next step takes if it is the same one token later, and no prefill."""
+
 
 class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of one engine. A step takes up to `chunk_tokens` tokens: one for every decoding
-    request, the rest for prefill. `capacity_tokens` is the size of its KV cache.
-    """
+    """A `StepModel` whose step takes the sum above."""
 
     chunk_tokens: Annotated[int, Meta(ge=1)]
     base_s: Annotated[float, Meta(gt=0)]
@@ -25,14 +49,18 @@ class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     decode_kv_token_s: _Seconds
     capacity_tokens: Annotated[int, Meta(ge=1)]
 
-    def prefill_s(self, tokens: int, context_tokens: int) -> float:
-        """What one chunk of a prompt adds to a step."""
-        contexts = tokens * (context_tokens + tokens / 2)
-        return tokens * self.prefill_token_s + contexts * self.attention_token2_s
+    def step_s(self, chunks: Sequence[Chunk], decoding_requests: int, kv_tokens: int) -> float:
+        """See `StepModel`. O(chunks)."""
+        step_s = self.base_s + decoding_requests * self.decode_request_s
+        step_s += kv_tokens * self.decode_kv_token_s
+        for tokens, context_tokens in chunks:
+            contexts = tokens * (context_tokens + tokens / 2)
+            step_s += tokens * self.prefill_token_s + contexts * self.attention_token2_s
+        return step_s
 
-    def decode_s(self, requests: int, kv_tokens: int) -> float:
-        """What decoding requests add to a step."""
-        return requests * self.decode_request_s + kv_tokens * self.decode_kv_token_s
+    def growth_s(self, decoding_requests: int) -> float:
+        """See `StepModel`."""
+        return decoding_requests * self.decode_kv_token_s
 
 
 def llama_70b() -> EngineModel:

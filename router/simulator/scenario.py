@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from router.simulator.engine_model import EngineModel
+from router.simulator.engine_model import StepModel
 
 _Seconds = Annotated[float, Meta(ge=0)]
 
@@ -36,7 +36,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     its peers. `tracks_output`: callers tell the router of each block that an output grows by.
     """
 
-    models: tuple[EngineModel, ...]
+    models: tuple[StepModel, ...]
     arrival_speed: Annotated[float, Meta(gt=0)] = 1.0
     event_lag_s: _Seconds = 0.05
     report_lag_s: _Seconds = 0.05

@@ -8,7 +8,7 @@ from router.protocol.loads import LoadReport
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.publisher.journal import EventJournal
 from router.simulator.engine import Engine, Progress, Work
-from router.simulator.engine_model import EngineModel
+from router.simulator.engine_model import StepModel
 
 
 class SimulatedWorker:
@@ -28,7 +28,7 @@ class SimulatedWorker:
     )
 
     def __init__(
-        self, worker_id: int, model: EngineModel, block_size: int, *, tells_growth: bool
+        self, worker_id: int, model: StepModel, block_size: int, *, tells_growth: bool
     ) -> None:
         self.worker_id = worker_id
         self._model = model
