@@ -59,6 +59,7 @@ from router.scheduler.busy import BusyThresholds
 from router.scheduler.candidates import Candidates
 from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
 from router.scheduler.policies import Policies, builtin_policies
+from router.scheduler.predictor import Predictor
 from router.scheduler.selector import Choice, Selector
 from router.scheduler.settings import PolicySettings, TrustWeights
 from router.scheduler.terms import NEW_BLOCKS, TAINT_FACTOR, TermTable
@@ -124,7 +125,7 @@ class Placement(Struct, frozen=True):
 
 
 class RouterCore:
-    """Owner of `fleet`, `gate`, `index`, `predictions`, `ranks` and `tracker`, to be read."""
+    """Owns `fleet`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker`; to be read."""
 
     __slots__ = (
         "_beacons",
@@ -138,6 +139,7 @@ class RouterCore:
         "gate",
         "index",
         "predictions",
+        "predictor",
         "ranks",
         "tracker",
     )
@@ -160,6 +162,7 @@ class RouterCore:
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.gate = Gate(settings.gate, self.ranks)
+        self.predictor = Predictor(self.ranks)
         self._weighing = Weighing(self.ranks, self.tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self._to_note: list[Rank] = []
@@ -188,9 +191,10 @@ class RouterCore:
             if rank not in kept:
                 self._forget_rank(rank)
         for rank in announcement.ranks:
+            self._note_worker(rank, announcement)
             if rank not in kept:
                 self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
-            self._note_worker(rank, announcement)
+                self.predictor.add(rank, announcement.scope.model_name, now_s)
             self._note_standing(rank, now_s)
 
     def remove_worker(self, worker_id: int, reason: str) -> list[Effect]:
@@ -245,11 +249,12 @@ class RouterCore:
         return self.index.settle(SETTLED_RANKS, now_s)
 
     def apply_load(self, report: LoadReport, now_s: float) -> list[Effect]:
-        """Take in a load report: a sign of life, and a check of the index."""
+        """Take in a load report: a sign of life, a check of the index, a lesson in speed."""
         if not self.fleet.expects(report):
             return [FetchWorker(report.worker_id)]
         if self.fleet.hear(report, now_s):
             self.index.compare(report, self._beacons.as_of_s(report), now_s)
+            self.predictor.observe(report, now_s)
             self._note_standing(report.rank, now_s)
         return []
 
@@ -601,6 +606,7 @@ class RouterCore:
         self.index.drop_rank(rank)
         self.predictions.drop_rank(rank)
         dropped = len(self.tracker.drop_rank(rank))
+        self.predictor.drop(rank)
         self.ranks.drop(rank)
         return dropped
 

@@ -15,6 +15,7 @@ import router.publisher._map_whole
 import router.scheduler._cost_kernel
 import router.scheduler._gather
 import router.scheduler._pick_kernel
+import router.scheduler._predictive_kernel
 import router.scheduler._rates_kernel
 import router.sequence._hash_kernel
 from router.compiled import cache_folder
@@ -30,6 +31,7 @@ KERNEL_MODULES = (
     router.scheduler._cost_kernel,
     router.scheduler._gather,
     router.scheduler._pick_kernel,
+    router.scheduler._predictive_kernel,
     router.scheduler._rates_kernel,
     router.sequence._hash_kernel,
 )

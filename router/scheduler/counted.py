@@ -1,16 +1,16 @@
 """What an engine counted between two of its reports."""
 
-import math
-
 from msgspec import structs
 
 from router.protocol.loads import LoadCounters, LoadReport
 
+MOST = 1e18
+"""More than any engine counts of anything, and little enough to reckon with."""
+
 
 def is_sane(counters: LoadCounters) -> bool:
     """Can this have been counted? What is on the wire may be anything."""
-    seconds, contexts = counters.busy_s, counters.prefill_token_contexts
-    return math.isfinite(seconds) and math.isfinite(contexts) and seconds >= 0 and contexts >= 0
+    return all(0 <= value <= MOST for value in structs.astuple(counters))
 
 
 def counted_since(before: LoadReport | None, report: LoadReport) -> LoadCounters:

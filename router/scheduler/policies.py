@@ -6,6 +6,7 @@ from types import MappingProxyType
 from router.errors import ConfigError, InvalidFieldError
 from router.scheduler.cache_aware import CacheAware, LMetric
 from router.scheduler.dynamo import Dynamo10, Dynamo16
+from router.scheduler.predictive import Predictive
 from router.scheduler.selector import Selector
 from router.scheduler.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
 
@@ -23,6 +24,7 @@ def builtin_policies() -> list[Selector]:
         PowerOfTwo(),
         CacheAware(),
         LMetric(),
+        Predictive(),
     ]
 
 

@@ -29,6 +29,7 @@ class PolicySettings(Struct, frozen=True):
     fastest tier that has it. `overlap_score_credit_decay`: how fast the first of these falls with
     prefill work booked above the least busy candidate's. `decode_active_request_weight`: blocks
     that an active request counts for beside its own. `is_decode_side`: candidates never prefill.
+    `delay_weight`: what a second after a first token counts for, beside one before it.
     """
 
     prefill_load_scale: float = 1.0
@@ -42,6 +43,7 @@ class PolicySettings(Struct, frozen=True):
     shared_cache_multiplier: float = 0.0
     track_prefill_tokens: bool = True
     is_decode_side: bool = False
+    delay_weight: float = 0.1
 
     def overridden(self, override: ConfigOverride | None) -> "PolicySettings":
         """These settings, as far as a request does not want others."""

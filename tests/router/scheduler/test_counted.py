@@ -42,11 +42,12 @@ def test_what_wavers_is_not_below_nothing():
     assert counted.requests_received == 0
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e300])
 @pytest.mark.parametrize("field", ["busy_s", "prefill_token_contexts"])
 def test_no_engine_counts_this(field, value):
     assert not is_sane(LoadCounters(**{field: value}))
     assert is_sane(LoadCounters(**{field: 1.0}))
+    assert not is_sane(LoadCounters(steps=2**70))
 
 
 def busy(before_gauges, after_gauges, busy_s=0.0):

@@ -11,7 +11,8 @@ from router.scheduler.simple import LeastLoaded
 from terms import candidate, table
 
 ALLOWED = (
-    "cache-aware, dynamo-1.0, dynamo-1.6, least-loaded, lmetric, power-of-two, random, round-robin"
+    "cache-aware, dynamo-1.0, dynamo-1.6, least-loaded, lmetric, power-of-two, predictive, random, "
+    "round-robin"
 )
 
 

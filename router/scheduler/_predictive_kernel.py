@@ -1,0 +1,190 @@
+"""What it costs to place a request on each candidate, in seconds; the formula is in the README."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from router.compiled import device, kernel
+from router.scheduler.terms import (
+    CACHED_BLOCKS,
+    OVERLAP_DEVICE,
+    OVERLAP_DISK,
+    OVERLAP_HOST,
+    OVERLAP_REMOTE,
+    TAINT_FACTOR,
+)
+from router.sequence.rank_table import (
+    BASE_S,
+    BLOCK_SIZE,
+    CAPACITY_BLOCKS,
+    CHUNK_TOKENS,
+    CONTEXT_S,
+    DECODE_BLOCKS,
+    DECODE_S,
+    DECODE_SIDE,
+    DECODING_KV_TOKENS,
+    DECODING_REQUESTS,
+    FOREIGN_REQUESTS,
+    FOREIGN_TOKENS,
+    HEAD_CONTEXTS,
+    HEAD_SINCE_S,
+    HEAD_TOKENS,
+    HELD_BLOCKS,
+    KV_S,
+    OUTPUT_TOKENS,
+    PREFILL_CONTEXTS,
+    PREFILL_S,
+    PREFILL_SHARE,
+    PREFILL_TOKENS,
+    REQUESTS,
+    REQUESTS_PER_S,
+    REUSE,
+    SLOW_START,
+    TRUST_WEIGHT,
+)
+
+Array = npt.NDArray[np.float64]
+
+# What a candidate's cost is made of, in seconds, as `predict` writes it.
+QUEUE_S = 0  # until its engine begins with this prompt
+ROOM_S = 1  # until it has the blocks for it
+PREFILL_OWN_S = 2  # from then to the first token
+STREAM_S = 3  # from there to the last
+DELAY_S = 4  # by which requests that are there are late, summed
+FUTURE_S = 5  # by which requests that will come are late, summed
+PUSHED_S = 6  # it takes to compute again what is pushed out and wanted again
+COST_S = 7
+
+PARTS = 8
+
+
+@device
+def saved_tokens(row: Array, host_weight: float, disk_weight: float, remote_weight: float) -> float:
+    """Tokens of the prompt that need not be computed, as far as the overlap is trusted."""
+    blocks: float = row[CACHED_BLOCKS]
+    blocks += host_weight * (row[OVERLAP_HOST] - row[OVERLAP_DEVICE])
+    blocks += disk_weight * (row[OVERLAP_DISK] - row[OVERLAP_HOST])
+    blocks += remote_weight * (row[OVERLAP_REMOTE] - row[OVERLAP_DISK])
+    tokens: float = row[TRUST_WEIGHT] * blocks * row[BLOCK_SIZE]
+    return tokens
+
+
+@device
+def mean_weighted(values: Array, column: int, weight: int) -> float:
+    """A column's mean, weighted by another; 0 where that is 0 throughout."""
+    total, weights = 0.0, 0.0
+    for i in range(len(values)):
+        total += values[i, column] * values[i, weight]
+        weights += values[i, weight]
+    return total / weights if weights > 0 else 0.0
+
+
+@device
+def arrivals_per_free_s(values: Array) -> float:
+    """Requests that a rank receives on average, for each second that no prompt keeps it busy."""
+    requests_per_s, share = 0.0, 0.0
+    for i in range(len(values)):
+        requests_per_s += values[i, REQUESTS_PER_S]
+        share += values[i, PREFILL_SHARE]
+    return requests_per_s / max(len(values) - share, 1e-9)
+
+
+@device
+def predict(
+    row: Array,
+    new_tokens: float,
+    isl_tokens: float,
+    output_tokens: float,
+    arrivals: float,
+    now_s: float,
+    delay_weight: float,
+    parts: Array,
+) -> None:
+    """One candidate's parts."""
+    foreign = row[FOREIGN_REQUESTS]
+    there = max(row[REQUESTS] + foreign, 0.0)
+    decoding = max(row[DECODING_REQUESTS] + foreign, 0.0)
+    kv_tokens = row[DECODING_KV_TOKENS]
+    if row[DECODING_REQUESTS] > 0:
+        kv_tokens *= decoding / row[DECODING_REQUESTS]
+    step_s = row[BASE_S] + decoding * row[DECODE_S] + kv_tokens * row[KV_S]
+    chunk_tokens = max(row[CHUNK_TOKENS] - decoding, 1.0)
+    token_s = row[PREFILL_S] + step_s / chunk_tokens
+
+    queued_tokens = row[PREFILL_TOKENS] + row[FOREIGN_TOKENS]
+    queue_s = queued_tokens * token_s + row[PREFILL_CONTEXTS] * row[CONTEXT_S]
+    if row[HEAD_TOKENS] > 0:
+        head_s = row[HEAD_TOKENS] * token_s + row[HEAD_CONTEXTS] * row[CONTEXT_S]
+        queue_s -= min(max(now_s - row[HEAD_SINCE_S], 0.0), head_s)
+    elif decoding > 0:
+        queue_s += step_s / 2
+
+    contexts = new_tokens * (isl_tokens - new_tokens / 2)
+    compute_s = new_tokens * row[PREFILL_S] + contexts * row[CONTEXT_S]
+    steps = max(new_tokens / chunk_tokens, 1.0)
+    token_kv_s = row[DECODE_S] + (isl_tokens + output_tokens / 2) * row[KV_S]
+
+    parts[QUEUE_S] = queue_s
+    parts[ROOM_S] = room_s(row, isl_tokens, output_tokens, step_s)
+    parts[PREFILL_OWN_S] = compute_s + steps * step_s
+    parts[STREAM_S] = output_tokens * (step_s + token_kv_s)
+    parts[DELAY_S] = there * (compute_s + output_tokens * token_kv_s)
+    parts[FUTURE_S] = arrivals * compute_s * (queue_s + parts[PREFILL_OWN_S] / 2)
+    parts[PUSHED_S] = pushed_tokens(row, isl_tokens, output_tokens) * row[REUSE] * row[PREFILL_S]
+    late_s = parts[STREAM_S] + parts[DELAY_S] + parts[PUSHED_S]
+    first_s = parts[QUEUE_S] + parts[ROOM_S] + parts[PREFILL_OWN_S]
+    cost_s = first_s + parts[FUTURE_S] + delay_weight * late_s
+    parts[COST_S] = cost_s * (1.0 + row[SLOW_START]) * row[TAINT_FACTOR]
+
+
+@device
+def pushed_tokens(row: Array, isl_tokens: float, output_tokens: float) -> float:
+    """Cached tokens that this request would push out."""
+    if row[CAPACITY_BLOCKS] <= 0:
+        return 0.0
+    fresh = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    lacking = row[HELD_BLOCKS] + fresh - row[CAPACITY_BLOCKS]
+    tokens: float = min(max(lacking, 0.0), max(fresh, 0.0)) * row[BLOCK_SIZE]
+    return tokens
+
+
+@device
+def room_s(row: Array, isl_tokens: float, output_tokens: float, step_s: float) -> float:
+    """Until enough requests have ended there: they end evenly over the time one of them streams."""
+    booked = row[DECODE_BLOCKS]
+    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked <= 0:
+        return 0.0
+    booked += row[REQUESTS] * output_tokens / row[BLOCK_SIZE]
+    wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    lacking = booked + wanted - row[CAPACITY_BLOCKS]
+    stream_s = output_tokens * step_s / (1.0 - row[PREFILL_SHARE])
+    wait_s: float = max(lacking, 0.0) / booked * stream_s
+    return wait_s
+
+
+@kernel(
+    "void(float64[:, ::1], float64, float64, float64, float64, float64, float64, float64,"
+    " float64[:, ::1])"
+)
+def predictive(
+    values: Array,
+    isl_tokens: float,
+    expected_output_tokens: float,
+    now_s: float,
+    delay_weight: float,
+    host_weight: float,
+    disk_weight: float,
+    remote_weight: float,
+    parts: Array,
+) -> None:
+    """Every candidate's parts. An output of unknown length (NaN) is as long as is usual there."""
+    output_tokens = expected_output_tokens
+    if math.isnan(output_tokens):
+        output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
+    arrivals = arrivals_per_free_s(values)
+    for i in range(len(values)):
+        row = values[i]
+        saved = saved_tokens(row, host_weight, disk_weight, remote_weight)
+        new_tokens = 0.0 if row[DECODE_SIDE] else max(isl_tokens - saved, 1.0)
+        predict(row, new_tokens, isl_tokens, output_tokens, arrivals, now_s, delay_weight, parts[i])

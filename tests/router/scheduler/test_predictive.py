@@ -1,0 +1,220 @@
+"""What a placement costs, in seconds: the README's example, and what each part depends on."""
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from router.scheduler import _predictive_kernel as kernel
+from router.scheduler.predictive import Predictive, predicted_parts
+from router.scheduler.settings import PolicySettings
+from router.scheduler.terms import (
+    CACHED_BLOCKS,
+    COLUMNS,
+    OVERLAP_DEVICE,
+    OVERLAP_DISK,
+    OVERLAP_HOST,
+    OVERLAP_REMOTE,
+)
+from router.sequence import rank_table as ranks
+from terms import candidate, table
+
+SETTINGS = PolicySettings()
+
+EXAMPLE = {
+    ranks.BLOCK_SIZE: 16,
+    ranks.CAPACITY_BLOCKS: 10_000,
+    ranks.HELD_BLOCKS: 9_900,
+    ranks.TRUST_WEIGHT: 1,
+    ranks.PREFILL_TOKENS: 4_000,
+    ranks.PREFILL_CONTEXTS: 8e6,
+    ranks.HEAD_TOKENS: 4_000,
+    ranks.HEAD_CONTEXTS: 8e6,
+    ranks.HEAD_SINCE_S: 99.8,
+    ranks.DECODE_BLOCKS: 6_500,
+    ranks.REQUESTS: 9,
+    ranks.DECODING_REQUESTS: 8,
+    ranks.DECODING_KV_TOKENS: 100_000,
+    ranks.BASE_S: 0.02,
+    ranks.PREFILL_S: 0.0001,
+    ranks.CONTEXT_S: 2e-9,
+    ranks.DECODE_S: 0.0002,
+    ranks.KV_S: 2e-8,
+    ranks.CHUNK_TOKENS: 2_008,
+    ranks.REQUESTS_PER_S: 0.5,
+    ranks.PREFILL_SHARE: 0.5,
+    ranks.OUTPUT_TOKENS: 100,
+    ranks.REUSE: 0.5,
+    OVERLAP_DEVICE: 500,
+    OVERLAP_HOST: 500,
+    OVERLAP_DISK: 500,
+    OVERLAP_REMOTE: 500,
+    CACHED_BLOCKS: 500,
+}
+"""One rank, and a prompt of 10,000 tokens of which it holds 8,000."""
+
+
+def row(changes=None):
+    made = candidate()
+    for column, value in {**EXAMPLE, **(changes or {})}.items():
+        made[column] = value
+    return made
+
+
+def asked(*rows, isl_tokens=10_000, expected=None):
+    made = table(*rows, isl_tokens=isl_tokens)
+    return replace(made, now_s=100.0, expected_output_tokens=expected)
+
+
+def parts(changes=None, settings=SETTINGS, **request):
+    return predicted_parts(asked(row(changes), **request), settings)[0]
+
+
+def cost(changes=None, **request):
+    return float(parts(changes, **request)[kernel.COST_S])
+
+
+def test_the_worked_example():
+    example = parts()
+    assert example[kernel.QUEUE_S] == pytest.approx(0.2632)
+    assert example[kernel.ROOM_S] == 0
+    assert example[kernel.PREFILL_OWN_S] == pytest.approx(0.2596)
+    assert example[kernel.STREAM_S] == pytest.approx(2.4001)
+    assert example[kernel.DELAY_S] == pytest.approx(2.4849)
+    assert example[kernel.FUTURE_S] == pytest.approx(0.092748)
+    assert example[kernel.PUSHED_S] == pytest.approx(0.025)
+    assert example[kernel.COST_S] == pytest.approx(1.106548)
+
+
+def test_a_prompt_that_began_long_ago_is_as_good_as_done():
+    assert parts({ranks.HEAD_SINCE_S: 0.0})[kernel.QUEUE_S] == pytest.approx(0)
+
+
+def test_only_the_oldest_prompt_has_begun():
+    behind = {ranks.HEAD_SINCE_S: 0.0, ranks.PREFILL_TOKENS: 5_000}
+    assert parts(behind)[kernel.QUEUE_S] == pytest.approx(1_000 * 0.0001118)
+
+
+def test_among_decoding_requests_alone_half_a_step_is_left_on_average():
+    decoding = {ranks.PREFILL_TOKENS: 0, ranks.PREFILL_CONTEXTS: 0, ranks.HEAD_TOKENS: 0}
+    assert parts(decoding)[kernel.QUEUE_S] == pytest.approx(0.0236 / 2)
+    nobody = {**decoding, ranks.DECODING_REQUESTS: 0, ranks.DECODING_KV_TOKENS: 0}
+    assert parts(nobody)[kernel.QUEUE_S] == 0
+
+
+def test_what_others_sent_counts_like_what_we_booked():
+    more = {ranks.FOREIGN_TOKENS: 1_000, ranks.FOREIGN_REQUESTS: 1}
+    assert parts(more)[kernel.QUEUE_S] > parts()[kernel.QUEUE_S] + 0.1
+    assert parts(more)[kernel.DELAY_S] == pytest.approx(2.4849 * 10 / 9)
+
+
+def test_untrusted_overlap_saves_less():
+    assert parts({ranks.TRUST_WEIGHT: 0})[kernel.PREFILL_OWN_S] == pytest.approx(
+        10_000 * 0.0001 + 10_000 * 5_000 * 2e-9 + 5 * 0.0236
+    )
+    costs = [cost({ranks.TRUST_WEIGHT: weight}) for weight in (1.0, 0.5, 0.0)]
+    assert costs == sorted(costs)
+
+
+def test_slower_tiers_save_a_part_of_what_they_have_beyond_faster_ones():
+    lower = {OVERLAP_HOST: 540, OVERLAP_DISK: 580, OVERLAP_REMOTE: 600}
+    saved = 16 * (500 + 0.75 * 40 + 0.25 * 40)
+    assert parts(lower)[kernel.PREFILL_OWN_S] == pytest.approx(
+        parts({CACHED_BLOCKS: saved / 16})[kernel.PREFILL_OWN_S]
+    )
+
+
+def test_at_least_one_token_is_computed():
+    whole = parts({CACHED_BLOCKS: 625})
+    assert whole[kernel.PREFILL_OWN_S] == pytest.approx(0.0236 + 0.0001, rel=1e-3)
+
+
+def test_who_decodes_only_computes_no_prompt():
+    assert parts({ranks.DECODE_SIDE: 1})[kernel.PREFILL_OWN_S] == pytest.approx(0.0236)
+    assert parts({ranks.DECODE_SIDE: 1})[kernel.FUTURE_S] == 0
+
+
+def test_waits_for_room_where_requests_do_not_fit():
+    full = parts({ranks.DECODE_BLOCKS: 9_900})
+    booked = 9_900 + 9 * 100 / 16
+    lacking = booked + 131.25 - 10_000
+    assert full[kernel.ROOM_S] == pytest.approx(lacking / booked * 100 * 0.0236 / 0.5)
+    assert parts({ranks.DECODE_BLOCKS: np.nan})[kernel.ROOM_S] == 0
+
+
+def test_pushes_nothing_out_of_a_cache_with_space_or_of_unknown_size():
+    assert parts({ranks.HELD_BLOCKS: 9_000})[kernel.PUSHED_S] == 0
+    assert parts({ranks.CAPACITY_BLOCKS: 0})[kernel.PUSHED_S] == 0
+    assert parts({ranks.HELD_BLOCKS: 99_999})[kernel.PUSHED_S] == pytest.approx(131.25 * 16 * 5e-5)
+
+
+def test_the_caller_may_know_how_long_the_answer_is():
+    assert parts(expected=200)[kernel.STREAM_S] == pytest.approx(
+        200 * (0.0236 + 0.0002 + 10_100 * 2e-8)
+    )
+
+
+def test_answers_are_as_long_as_where_most_requests_go():
+    busy, idle = row(), row({ranks.REQUESTS_PER_S: 0, ranks.OUTPUT_TOKENS: 9_999})
+    both = predicted_parts(asked(busy, idle), SETTINGS)
+    assert both[0, kernel.STREAM_S] == pytest.approx(parts()[kernel.STREAM_S])
+
+
+def test_a_new_rank_and_a_taint_multiply():
+    assert cost({ranks.SLOW_START: 1}) == pytest.approx(2 * cost())
+    assert cost({ranks.SLOW_START: 0.5}) == pytest.approx(1.5 * cost())
+
+
+columns = st.lists(st.floats(0, 1e6), min_size=COLUMNS, max_size=COLUMNS)
+
+
+@given(columns, st.integers(1, 200_000), st.one_of(st.none(), st.integers(0, 100_000)))
+def test_every_part_is_a_number_and_no_time_is_negative(values, isl_tokens, expected):
+    values[ranks.PREFILL_SHARE] = min(values[ranks.PREFILL_SHARE], 0.9)
+    values[ranks.BLOCK_SIZE] = 16
+    made = asked(np.array(values), isl_tokens=isl_tokens, expected=expected)
+    found = predicted_parts(made, SETTINGS)
+    assert np.isfinite(found).all()
+
+
+@given(st.floats(0, 50), st.floats(0, 50))
+def test_more_requests_there_never_cost_less(few, more):
+    assert cost({ranks.REQUESTS: few}) <= cost({ranks.REQUESTS: few + more})
+
+
+def chosen(*rows, **settings):
+    rng, of = Random(3), asked(*rows)
+    made = PolicySettings(**settings)
+    return Counter(Predictive().choose(of, made, rng).index for _ in range(300))
+
+
+def test_takes_the_cheapest_where_it_is_sure():
+    longer = row({ranks.PREFILL_TOKENS: 4_100})
+    assert chosen(longer, row()) == {1: 300}
+
+
+def test_takes_any_of_those_it_cannot_tell_apart():
+    unsure = {ranks.RELATIVE_ERROR: 0.05}
+    near = row({**unsure, ranks.PREFILL_TOKENS: 4_100})
+    far = row({**unsure, ranks.PREFILL_TOKENS: 9_000})
+    counted = chosen(far, row(unsure), near)
+    assert set(counted) == {1, 2}
+    assert min(counted.values()) > 100
+
+
+def test_a_temperature_draws_from_all():
+    far = row({ranks.PREFILL_TOKENS: 9_000})
+    assert set(chosen(far, row(), router_temperature=5.0)) == {0, 1}
+
+
+def test_a_second_after_the_first_token_counts_a_tenth():
+    found = parts()
+    first = found[kernel.QUEUE_S] + found[kernel.PREFILL_OWN_S] + found[kernel.FUTURE_S]
+    late = found[kernel.STREAM_S] + found[kernel.DELAY_S] + found[kernel.PUSHED_S]
+    for weight in (0.0, 0.1, 1.0):
+        settings = PolicySettings(delay_weight=weight)
+        assert cost(settings=settings) == pytest.approx(first + weight * late)
