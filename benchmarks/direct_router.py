@@ -49,12 +49,12 @@ class DirectRouter:
         """Forget it."""
         self.client.delete(f"/workers/{worker_id}").raise_for_status()
 
-    def overlap_blocks(self, worker_id: int, hashes: list[int], block_size: int) -> int:
-        """How many blocks of a prompt, from its first on, the router's index has of this worker."""
-        body = {"sequence_hashes": hashes, "isl_tokens": len(hashes) * block_size}
+    def holds(self, worker_id: int, sequence_hash: int, block_size: int) -> bool:
+        """Does the router credit this worker with a block? Asked as whoever places prompts does."""
+        body = {"sequence_hashes": [sequence_hash], "isl_tokens": block_size}
         reply = self.client.post("/overlap_scores", json=body).raise_for_status().json()
         found = (each for each in reply["workers"] if each["worker_id"] == worker_id)
-        return sum(each["device_blocks"] for each in found)
+        return any(each["device_blocks"] for each in found)
 
     def samples(self, name: str, **labels: str) -> dict[str, float]:
         """The metric's samples with these labels, by all of their labels."""
