@@ -68,7 +68,8 @@ class Bus:
                 self.publish(worker)
             elif isinstance(effect, FetchWorker):
                 worker = self._workers[effect.worker_id]
-                core.upsert_worker(worker.announcement, self._agenda.now_s)
+                if worker.engine is not None:
+                    core.upsert_worker(worker.announcement, self._agenda.now_s)
             elif isinstance(effect, SendBeacon):
                 self._agenda.after(self._scenario.event_lag_s, self._hear, effect.beacon)
 
