@@ -9,14 +9,24 @@ from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.selection import IndexSettings, index_mode
-from router.placement_config import PlacementConfig
+from router.policy_config import PolicyConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.scheduler.settings import PolicySettings, TrustWeights
 
 DECISION_SETTINGS = (
+    "policy",
+    "group_policies",
     "overlap_score_weight",
+    "prefill_load_scale",
     "router_temperature",
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "host_cache_hit_weight",
+    "disk_cache_hit_weight",
+    "shared_cache_multiplier",
+    "decode_active_request_weight",
+    "delay_weight",
+    "router_track_prefill_tokens",
     "trust_weight_lagging",
     "trust_weight_degraded",
     "trust_weight_blind",
@@ -42,13 +52,9 @@ DECISION_SETTINGS = (
 """The settings of a router that decisions depend on, in one thread."""
 
 
-class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
+class RouterConfig(PolicyConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
-    overlap_score_weight: Annotated[
-        float,
-        Meta(ge=0, le=1e9, description="blocks of decode load one block of prefill counts for"),
-    ] = 1.0
     use_kv_events: Annotated[
         bool, Meta(description="false: caches are guessed from bookings, not read from events")
     ] = True
@@ -65,18 +71,6 @@ class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
     predicted_ttl_s: Annotated[
         float,
         Meta(ge=0, description="beside events: a booked prompt counts as cached so long; 0: not"),
-    ] = 0.0
-    router_temperature: Annotated[
-        float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
-    ] = 0.0
-    trust_weight_lagging: Annotated[
-        float, Meta(ge=0, le=1, description="what overlap counts for in predictions: events behind")
-    ] = 1.0
-    trust_weight_degraded: Annotated[
-        float, Meta(ge=0, le=1, description="the same where the index may be wrong")
-    ] = 0.5
-    trust_weight_blind: Annotated[
-        float, Meta(ge=0, le=1, description="the same where nothing is known")
     ] = 0.0
     reservation_ttl_s: Annotated[
         float, Meta(gt=0, description="a reservation without progress for so long is freed")
@@ -133,12 +127,7 @@ class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
         """The part that concerns decisions."""
         return CoreSettings(
             router_id=self.router_id,
-            policy=PolicySettings(
-                self.overlap_score_weight,
-                self.router_temperature,
-                self._trust_weights,
-                track_prefill_tokens=self.router_track_prefill_tokens,
-            ),
+            policy=self.policy_settings,
             liveness=LivenessLimits(silence_s=self.worker_silence_s),
             reservation_ttl_s=self.reservation_ttl_s,
             max_reservations=self.max_reservations,
@@ -146,6 +135,8 @@ class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
             prediction=self._prediction,
             tracking=self.tracking,
             gate=self.gate,
+            default_policy=self.policy,
+            group_policies=self.policies_by_group,
         )
 
     @property
@@ -155,14 +146,6 @@ class RouterConfig(PlacementConfig, frozen=True, kw_only=True):
             super().index,
             overlap_score_weight=self.overlap_score_weight,
             use_kv_events=self.use_kv_events,
-        )
-
-    @property
-    def _trust_weights(self) -> TrustWeights:
-        return TrustWeights(
-            lagging=self.trust_weight_lagging,
-            degraded=self.trust_weight_degraded,
-            blind=self.trust_weight_blind,
         )
 
     @property

@@ -47,6 +47,18 @@ RULES = (
         "without tracking nobody knows the tokens to compute",
     ),
     Rule(
+        "overlap_score_weight",
+        "prefill_load_scale",
+        lambda c: c.prefill_load_scale not in (None, c.overlap_score_weight),
+        "they are two names of one setting",
+    ),
+    Rule(
+        "policy",
+        "overlap_score_weight",
+        lambda c: c.policy == "cache-aware" and c.overlap_score_weight == 0,
+        "it goes by caches, of which nothing is kept then",
+    ),
+    Rule(
         "predicted_ttl_s",
         "use_kv_events",
         lambda c: c.predicted_ttl_s > 0 and not c.use_kv_events,

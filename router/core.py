@@ -8,7 +8,7 @@ answer and the effects that the world owes them.
     requests ──▶ select, reserve, free, …            ──▶ scheduler over both, Tracker
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 
 import numpy as np
@@ -58,7 +58,12 @@ from router.protocol.values import Identity, Rank, Scope, pack_hashes
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.candidates import Candidates
 from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
-from router.scheduler.policies import Policies, builtin_policies
+from router.scheduler.policies import (
+    DEFAULT_POLICY,
+    NO_GROUPS,
+    Policies,
+    builtin_policies,
+)
 from router.scheduler.predictor import Predictor
 from router.scheduler.selector import Choice, Selector
 from router.scheduler.settings import PolicySettings, TrustWeights
@@ -103,6 +108,8 @@ class CoreSettings(Struct, frozen=True):
     prediction: ApproximateLimits | None = None
     tracking: Tracking = Tracking()
     gate: GateSettings = GateSettings()
+    default_policy: str = DEFAULT_POLICY
+    group_policies: Mapping[str, str] = NO_GROUPS
 
 
 class Placement(Struct, frozen=True):
@@ -149,11 +156,17 @@ class RouterCore:
         settings: CoreSettings,
         make_indexer: Callable[[], Indexer],
         rng: Random,
-        policies: Policies | None = None,
+        selectors: Iterable[Selector] | None = None,
     ) -> None:
-        """`policies`: those that come with the router, and `dynamo-1.0` for whom asks for none."""
+        """`selectors`: who may be asked to choose; None: those that come with the router. Raises
+        ConfigError where the settings name another one.
+        """
         self._settings = settings
-        self._policies = policies or Policies(builtin_policies(), "dynamo-1.0")
+        self._policies = Policies(
+            builtin_policies() if selectors is None else selectors,
+            settings.default_policy,
+            settings.group_policies,
+        )
         self._rng = rng
         self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)

@@ -4,6 +4,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from router.errors import ConfigError
 from router.scheduler.custom import CustomPolicy, checked_policy
+from router.scheduler.policies import builtin_policies
+from router.scheduler.selector import Selector
 
 GROUP = "kv_router.policies"
 
@@ -12,6 +14,11 @@ def installed_policies() -> list[CustomPolicy]:
     """One of each installed policy, in order of their entry points' names. Raises ConfigError."""
     found = sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value))
     return [_made(each) for each in found]
+
+
+def every_policy() -> list[Selector]:
+    """One of each policy there is. Raises ConfigError."""
+    return [*builtin_policies(), *installed_policies()]
 
 
 def _made(each: EntryPoint) -> CustomPolicy:

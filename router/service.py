@@ -16,6 +16,7 @@ from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, TwinError
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
+from router.installed_policies import every_policy
 from router.lookups import Lookups
 from router.metrics import RouterMetrics
 from router.process.effective import effective
@@ -164,4 +165,4 @@ class RouterService:
 
 def _core(config: RouterConfig) -> RouterCore:
     index = config.index
-    return RouterCore(config.core, lambda: make_indexer(index), Random())
+    return RouterCore(config.core, lambda: make_indexer(index), Random(), every_policy())

@@ -60,8 +60,8 @@ def settings(**fields):
 class World:
     """A core, and agents' journals that speak to it."""
 
-    def __init__(self, make_indexer=RadixTree, **fields):
-        self.core = RouterCore(settings(**fields), make_indexer, Random(5))
+    def __init__(self, make_indexer=RadixTree, selectors=None, **fields):
+        self.core = RouterCore(settings(**fields), make_indexer, Random(5), selectors)
         self.core.set_connected(True, 0.0)
         self.journals = {}
 

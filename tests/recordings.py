@@ -37,6 +37,7 @@ from router.recording.format import (
 from router.recording.replay import Replay
 from router.registrations import RegisteredWorker
 from router.scheduler.busy import BusyThresholds
+from router.scheduler.policies import builtin_policies
 from router.sequence.prompt import prepare
 from router.sequence.rank_table import BUSY
 from router.tools.recordings.cores import decision_settings, recorded_core, replayed_core
@@ -46,6 +47,13 @@ PROMPTS = [[100 * family + i // 40 for i in range(length)] for family in (1, 2, 
 WORKERS = range(1, 5)
 OTHER = Identity(SCHEME, 8)
 PREFERS_A = RoutingConstraints(preferred_taints={"a": 2.0})
+
+
+OVERRIDES = [
+    ConfigOverride(router_temperature=0.7),
+    ConfigOverride(policy="of nobody"),
+    *(ConfigOverride(policy=policy.name) for policy in builtin_policies()),
+]
 
 
 def header(seed=7, **settings):
@@ -321,7 +329,8 @@ class RandomLife(Recorded):
 
     def place(self):
         request_id = f"r{len(self.entries)}"
-        override = self.random.choice([None, None, ConfigOverride(router_temperature=0.7)])
+        wanted = OVERRIDES[len(self.entries) % len(OVERRIDES)]
+        override = self.random.choice([None, None, wanted])
         request = SelectRequest(
             **self.prompt(),
             request_id=request_id,

@@ -4,7 +4,7 @@ A command is told of before it is carried out, a decision after, with its outcom
 without having changed anything is not told of.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias, TypeVar
 
@@ -55,7 +55,7 @@ from router.recording.decisions import (
     reserved,
 )
 from router.scheduler.busy import BusyThresholds
-from router.scheduler.policies import Policies
+from router.scheduler.selector import Selector
 from router.sequence.prompt import Prompt
 
 T = TypeVar("T")
@@ -93,9 +93,9 @@ class RecordedCore(RouterCore):
         make_indexer: Callable[[], Indexer],
         rng: Random,
         record: Record,
-        policies: Policies | None = None,
+        selectors: Iterable[Selector] | None = None,
     ) -> None:
-        super().__init__(settings, make_indexer, rng, policies)
+        super().__init__(settings, make_indexer, rng, selectors)
         self.index = RecordedIndex(make_indexer, settings.mode, self._note_search)
         self._record = record
         self._is_deciding = False

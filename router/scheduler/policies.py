@@ -10,6 +10,8 @@ from router.scheduler.predictive import Predictive
 from router.scheduler.selector import Selector
 from router.scheduler.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
 
+DEFAULT_POLICY = "dynamo-1.0"
+
 NO_GROUPS: Mapping[str, str] = MappingProxyType({})
 
 

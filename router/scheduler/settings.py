@@ -28,8 +28,9 @@ class PolicySettings(Struct, frozen=True):
     `disk_cache_hit_weight`, `shared_cache_multiplier`: what a block of overlap saves, by the
     fastest tier that has it. `overlap_score_credit_decay`: how fast the first of these falls with
     prefill work booked above the least busy candidate's. `decode_active_request_weight`: blocks
-    that an active request counts for beside its own. `is_decode_side`: candidates never prefill.
-    `delay_weight`: what a second after a first token counts for, beside one before it.
+    that an active request counts for beside its own. `track_prefill_tokens`: false where others
+    compute the prompt. `delay_weight`: what a second after a first token counts for, beside one
+    before it.
     """
 
     prefill_load_scale: float = 1.0
@@ -42,20 +43,21 @@ class PolicySettings(Struct, frozen=True):
     disk_cache_hit_weight: float = 0.25
     shared_cache_multiplier: float = 0.0
     track_prefill_tokens: bool = True
-    is_decode_side: bool = False
     delay_weight: float = 0.1
 
     def overridden(self, override: ConfigOverride | None) -> "PolicySettings":
         """These settings, as far as a request does not want others."""
         if override is None:
             return self
-        given = {name: getattr(override, name) for name in _OVERRIDABLE}
+        given = {
+            name: value for name in _OVERRIDABLE if (value := getattr(override, name)) is not None
+        }
         weight = override.overlap_score_weight
         if weight is not None:
             given["prefill_load_scale"] = weight
         if weight == 0:
             given["overlap_score_credit"] = 0.0
-        return replace(self, **{k: v for k, v in given.items() if v is not None})
+        return replace(self, **given) if given else self
 
 
 _OVERRIDABLE = (

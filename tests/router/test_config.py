@@ -8,6 +8,11 @@ from router.errors import ConfigError
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.loading import load_router_config
+from router.scheduler.policies import DEFAULT_POLICY
+from router.scheduler.settings import PolicySettings
+
+OTHERS = {"group_policies": "chat=random", "prefill_load_scale": 2.0}
+"""Where adding one makes no valid value, or the default by another name."""
 
 
 def core(*arguments):
@@ -67,12 +72,45 @@ def test_what_trust_is_worth_can_be_set():
 def test_decisions_depend_on_the_settings_that_recordings_have():
     """And on no other: each is changed in turn, with events and without."""
     for name in RouterConfig.__struct_fields__:
-        other = _other(getattr(RouterConfig(), name))
+        other = OTHERS.get(name) or _other(getattr(RouterConfig(), name))
         changes = any(
             _decides({"use_kv_events": each, name: other}) != _decides({"use_kv_events": each})
             for each in (True, False)
         )
         assert changes == (name in (*DECISION_SETTINGS, "event_threads")), name
+
+
+def test_policies_are_told_their_settings():
+    settings = core(
+        *("--overlap-score-weight", "2", "--overlap-score-credit", "0.9"),
+        *("--overlap-score-credit-decay", "0.1", "--host-cache-hit-weight", "0.2"),
+        *("--disk-cache-hit-weight", "0.3", "--shared-cache-multiplier", "0.4"),
+        *("--decode-active-request-weight", "5", "--router-temperature", "0.6"),
+        *("--delay-weight", "0.7", "--no-router-track-prefill-tokens"),
+    )
+    assert settings.policy == PolicySettings(
+        prefill_load_scale=2.0,
+        router_temperature=0.6,
+        overlap_score_credit=0.9,
+        overlap_score_credit_decay=0.1,
+        decode_active_request_weight=5.0,
+        host_cache_hit_weight=0.2,
+        disk_cache_hit_weight=0.3,
+        shared_cache_multiplier=0.4,
+        track_prefill_tokens=False,
+        delay_weight=0.7,
+    )
+
+
+def test_the_weight_has_a_newer_name():
+    assert core("--prefill-load-scale", "3").policy.prefill_load_scale == 3.0
+
+
+def test_policies_are_named_for_all_and_for_groups():
+    settings = core("--policy", "lmetric", "--group-policies", "chat=random,batch=least-loaded")
+    assert settings.default_policy == "lmetric"
+    assert settings.group_policies == {"chat": "random", "batch": "least-loaded"}
+    assert (core().default_policy, core().group_policies) == (DEFAULT_POLICY, {})
 
 
 def _other(value):

@@ -92,6 +92,10 @@ CONTRADICTIONS = {
     ("active_prefill_tokens_threshold_frac", "router_track_prefill_tokens"): (
         "--active-prefill-tokens-threshold-frac", "9", "--no-router-track-prefill-tokens",
     ),
+    ("overlap_score_weight", "prefill_load_scale"): (
+        "--overlap-score-weight", "2", "--prefill-load-scale", "3",
+    ),
+    ("policy", "overlap_score_weight"): ("--policy", "cache-aware", "--overlap-score-weight", "0"),
     ("predicted_ttl_s", "use_kv_events"): ("--predicted-ttl-s", "1", "--no-use-kv-events"),
     ("event_threads", "use_kv_events"): ("--event-threads", "2", "--no-use-kv-events"),
     ("session_affinity_mode", "session_affinity_ttl_s"): ("--session-affinity-mode", "soft"),

@@ -12,6 +12,7 @@ from router.core import CoreSettings, RouterCore
 from router.errors import RecordingError
 from router.indexer.base import Indexer
 from router.indexer.selection import make_indexer
+from router.installed_policies import every_policy
 from router.recording.core import Record, RecordedCore
 from router.recording.format import Header, Setting
 
@@ -25,12 +26,12 @@ def decision_settings(config: RouterConfig) -> dict[str, Setting]:
 
 def recorded_core(header: Header, record: Record) -> RecordedCore:
     """The core whose recording begins with this header. Raises RecordingError."""
-    return RecordedCore(*_parts(header, {}), record)
+    return RecordedCore(*_parts(header, {}), record, every_policy())
 
 
 def replayed_core(header: Header, settings: Mapping[str, Setting]) -> RouterCore:
     """A core like the recorded one, but for these settings. Raises RecordingError."""
-    return RouterCore(*_parts(header, settings))
+    return RouterCore(*_parts(header, settings), every_policy())
 
 
 def _parts(header: Header, settings: Mapping[str, Setting]) -> _Parts:

@@ -42,8 +42,6 @@ def named_policy(spec: Spec, base: Mapping[str, Setting]) -> NamedPolicy:
         if key not in DECISION_SETTINGS:
             raise ConfigError("policies", f"{key} in {spec.text!r}", ", ".join(DECISION_SETTINGS))
     named = {} if spec.name == RECORDED else {"policy": spec.name}
-    if named == {"policy": "dynamo-1.0"} and "policy" not in DECISION_SETTINGS:
-        named = {}
     given = checked(RouterConfig, {**named, **spec.values}, f"in {spec.text!r}")
     policy = NamedPolicy(spec.text, {**base, **given})
     policy.make_core(Random(0))  # refuses what does not exist, before anything runs

@@ -28,6 +28,8 @@ from router.tools.recordings.cores import replayed_core
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
+        "policy": st.sampled_from(["dynamo-1.6", "round-robin", "power-of-two", "cache-aware"]),
+        "group_policies": st.sampled_from(["", "default=random", "other=lmetric"]),
         "router_temperature": st.sampled_from([0.0, 0.4]),
         "overlap_score_weight": st.sampled_from([0.0, 1.0, 2.5]),
         "use_kv_events": st.booleans(),
