@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -10,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import views
 from router.block_views import block_holders
-from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
+from router.commands import REQUEST_ID_HEADER, Commands, asked_with, request_id_of
 from router.config import RouterConfig
 from router.errors import InvalidFieldError
 from router.metrics import RouterMetrics
@@ -26,10 +25,8 @@ from router.protocol.requests import (
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
-from router.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.web import OK, Web, dump_answer, hung_up, json_answer, json_bytes, ready_answer
 from router.worker_commands import WorkerCommands
-
-Booking = TypeVar("Booking", SelectRequest, ReserveRequest)
 
 
 class Api:
@@ -61,13 +58,18 @@ class Api:
 
     async def select(self, request: Request) -> Response:
         """Choose a rank."""
-        body = _with_id(await self._web.body(request, SelectRequest), request)
+        body = asked_with(await self._web.body(request, SelectRequest), request.headers)
         return json_answer(await self._commands.select(body))
 
     async def select_and_reserve(self, request: Request) -> Response:
         """Choose a rank and book it."""
-        body = _with_id(await self._web.body(request, SelectRequest), request)
-        return json_answer(await self._commands.select_and_reserve(body))
+        # Nothing here keeps the body, whose tokens may be many in a long queue.
+        return json_answer(
+            await self._commands.select_and_reserve(
+                asked_with(await self._web.body(request, SelectRequest), request.headers),
+                lambda: hung_up(request),
+            )
+        )
 
     async def reserve(self, request: Request) -> Response:
         """Book a rank the caller chose."""
@@ -172,7 +174,7 @@ def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:
     return Rank(int(named["worker_id"]), int(named["dp_rank"]))
 
 
-def _with_id(body: Booking, request: Request) -> Booking:
+def _with_id(body: ReserveRequest, request: Request) -> ReserveRequest:
     """A booking whose id may be in the header."""
     request_id = request_id_of(body.request_id, request.headers.get(REQUEST_ID_HEADER))
     return msgspec.structs.replace(body, request_id=request_id)

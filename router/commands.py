@@ -4,7 +4,11 @@ Adds to the core what is not its business: the clock, another thread for long pr
 the outbox. Between reading and changing the core nothing awaits.
 """
 
+import asyncio
 import time
+from collections.abc import Mapping
+
+from msgspec import Struct, structs
 
 from router.core import Placement, RouterCore
 from router.errors import InvalidFieldError, ShadowOffError
@@ -17,8 +21,24 @@ from router.protocol.requests import PromptRequest, ReserveRequest, SelectReques
 from router.sequence.prompt import Prompt
 from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
+from router.waiters import Gone, Waiters
 
 REQUEST_ID_HEADER = "x-request-id"
+SELECT_HEADERS = {
+    "request_id": REQUEST_ID_HEADER,
+    "policy_class": "x-dynamo-meta-policy-class",
+    "tenant": "x-llm-d-inference-fairness-id",
+}
+"""Fields of a request that gateways put into headers, as Dynamo and llm-d name them."""
+
+
+class Wait(Struct, frozen=True, eq=False):
+    """A request that waits since then: its ticket, and where it will have been placed."""
+
+    request: SelectRequest
+    ticket: int
+    future: asyncio.Future[Placement]
+    since_s: float
 
 
 class Commands:
@@ -28,6 +48,8 @@ class Commands:
         self.core = core
         self._outbox = outbox
         self._metrics = metrics
+        self._waiters = Waiters(core, outbox.perform, metrics)
+        outbox.add_waiters(self._waiters.admit, self._waiters.refuse)
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank; books nothing."""
@@ -36,13 +58,37 @@ class Commands:
         placement = self.core.select(request, prompt, time.monotonic())
         return self._decided("select", request, placement, started_s)
 
-    async def select_and_reserve(self, request: SelectRequest) -> Decision:
-        """Choose a rank and book it."""
-        started_s = time.perf_counter()
+    async def select_and_reserve(
+        self, request: SelectRequest, gone: Gone | None = None
+    ) -> Decision:
+        """Choose a rank and book it; if all are busy, once one is free.
+
+        `gone` returns when the caller has hung up; then this raises ClientGoneError.
+        """
+        submitted = await self.submit(request)
+        if isinstance(submitted, Decision):
+            return submitted
+        del request  # with all its tokens, which may be many in a long queue
+        return await self.decision(submitted, gone)
+
+    async def submit(self, request: SelectRequest) -> Decision | Wait:
+        """Choose a rank and book it, or have the request wait."""
+        started_s, now_s = time.perf_counter(), time.monotonic()
         prompt = await self._prepare(request)
-        placement, effects = self.core.select_and_reserve(request, prompt, time.monotonic())
+        submitted, effects = self.core.submit(request, prompt, now_s)
+        if isinstance(submitted, Placement):
+            self._outbox.perform(effects)
+            return self._decided("select_and_reserve", request, submitted, started_s)
+        future = self._waiters.expect(submitted)
         self._outbox.perform(effects)
-        return self._decided("select_and_reserve", request, placement, started_s)
+        return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
+
+    async def decision(self, wait: Wait, gone: Gone | None = None) -> Decision:
+        """Where a waiting request was placed, once it is."""
+        request_id = wait.request.request_id or ""
+        placement = await self._waiters.placement(request_id, wait.ticket, wait.future, gone)
+        decision = self._explained("select_and_reserve", wait.request, placement)
+        return structs.replace(decision, waited_s=round(time.monotonic() - wait.since_s, 6))
 
     async def reserve(self, request: ReserveRequest) -> ReservationReply:
         """Book a rank that the caller chose."""
@@ -90,19 +136,39 @@ class Commands:
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, started_s: float
     ) -> Decision:
+        decision = self._explained(command, request, placement)
+        self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
+        return decision
+
+    def _explained(self, command: str, request: SelectRequest, placement: Placement) -> Decision:
         decision = explain(self.core, request, placement, time.monotonic())
         cached_tokens = decision.predicted_cached_blocks * decision.block_size
         self._metrics.decisions.labels(command).inc()
         self._metrics.prompt_tokens.inc(decision.isl_tokens)
         self._metrics.predicted_cached_tokens.inc(cached_tokens)
-        self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
         return decision
+
+
+def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:
+    """A request, and what its headers say that it does not. Raises InvalidFieldError for an unfit
+    header.
+    """
+    said = {
+        field: _fit(header, headers[header])
+        for field, header in SELECT_HEADERS.items()
+        if header in headers and getattr(request, field) is None
+    }
+    return structs.replace(request, **said) if said else request
 
 
 def request_id_of(request_id: str | None, header: str | None) -> str | None:
     """A request's id: its own, or the header's. Raises InvalidFieldError for an unfit header."""
     if request_id is not None or header is None:
         return request_id
-    if not 1 <= len(header) <= 256:
-        raise InvalidFieldError(REQUEST_ID_HEADER, f"{len(header)} characters", "1 to 256")
-    return header
+    return _fit(REQUEST_ID_HEADER, header)
+
+
+def _fit(header: str, value: str) -> str:
+    if not 1 <= len(value) <= 256:
+        raise InvalidFieldError(header, f"{len(value)} characters", "1 to 256")
+    return value

@@ -9,9 +9,9 @@ from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.selection import IndexSettings, index_mode
-from router.policy_config import PolicyConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
+from router.queue_config import QueueConfig
 
 DECISION_SETTINGS = (
     "policy",
@@ -48,11 +48,17 @@ DECISION_SETTINGS = (
     "active_prefill_tokens_threshold_frac",
     "busy_hysteresis",
     "session_affinity_mode",
+    "router_queue_threshold",
+    "router_queue_policy",
+    "router_policy_config",
+    "max_wait_s",
+    "max_waiting_requests",
+    "max_waiting_tokens",
 )
 """The settings of a router that decisions depend on, in one thread."""
 
 
-class RouterConfig(PolicyConfig, frozen=True, kw_only=True):
+class RouterConfig(QueueConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     use_kv_events: Annotated[
@@ -137,6 +143,7 @@ class RouterConfig(PolicyConfig, frozen=True, kw_only=True):
             gate=self.gate,
             default_policy=self.policy,
             group_policies=self.policies_by_group,
+            queueing=self.queueing,
         )
 
     @property

@@ -94,6 +94,30 @@ RULES = (
         lambda c: c.shadow and c.session_affinity_ttl_s > 0,
         "a router that only compares binds no session",
     ),
+    Rule(
+        "router_queue_policy",
+        "router_queue_threshold",
+        lambda c: c.router_queue_threshold is None,
+        "nothing waits; the classes of router_policy_config have policies of their own",
+    ),
+    Rule(
+        "router_queue_threshold",
+        "router_track_prefill_tokens",
+        lambda c: c.router_queue_threshold is not None and not c.router_track_prefill_tokens,
+        "without tracking nobody is ever busy",
+    ),
+    Rule(
+        "router_queue_threshold",
+        "shadow",
+        lambda c: c.router_queue_threshold is not None and c.shadow,
+        "a router that only compares answers at once",
+    ),
+    Rule(
+        "max_waiting_requests",
+        "max_connections",
+        lambda c: c.max_waiting_requests > c.max_connections // 2,
+        "whoever waits keeps a connection; half of them are for what frees ranks",
+    ),
 )
 """In no order; a new pair is a new line here."""
 

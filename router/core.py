@@ -16,9 +16,11 @@ from msgspec import Struct
 
 from router.beacons import Beacons
 from router.effects import (
+    AdmitWaiting,
     Effect,
     FetchWorker,
     PublishReservation,
+    RefuseWaiting,
     RequestCheckpoint,
     ReservationExpired,
     SendBeacon,
@@ -27,11 +29,13 @@ from router.effects import (
 from router.errors import (
     DuplicateReservationError,
     InvalidFieldError,
+    KvRouterError,
     MissingRequestIdError,
     NoEndpointsError,
     RemovedRanks,
     TooManyReservationsError,
     WorkerNotFoundError,
+    WorkersOverloadedError,
 )
 from router.fleet import Fleet, LivenessLimits, Worker
 from router.indexer.approximate import ApproximateLimits
@@ -55,6 +59,7 @@ from router.protocol.reservations import (
     ReservationFreed,
 )
 from router.protocol.values import Identity, Rank, Scope, pack_hashes
+from router.queue_errors import WithdrawnError
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.candidates import Candidates
 from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
@@ -64,10 +69,12 @@ from router.scheduler.policies import (
     Policies,
     builtin_policies,
 )
+from router.scheduler.policy_classes import PolicyClass
 from router.scheduler.predictor import Predictor
 from router.scheduler.selector import Choice, Selector
 from router.scheduler.settings import PolicySettings, TrustWeights
-from router.scheduler.terms import NEW_BLOCKS, TAINT_FACTOR, TermTable
+from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
+from router.scheduler.waiting_room import Queueing, WaitingRoom
 from router.scheduler.weighing import Weighing
 from router.sequence.footprint import Footprint
 from router.sequence.prompt import HashedPrompt, Prompt
@@ -79,6 +86,7 @@ from router.sequence.rank_table import (
     EAGLE,
     HELD_BLOCKS,
     MAX_BATCHED_TOKENS,
+    PREFILL_TOKENS,
     TRUST_WEIGHT,
     USED_BLOCKS,
     RankTable,
@@ -110,6 +118,7 @@ class CoreSettings(Struct, frozen=True):
     gate: GateSettings = GateSettings()
     default_policy: str = DEFAULT_POLICY
     group_policies: Mapping[str, str] = NO_GROUPS
+    queueing: Queueing = Queueing()
 
 
 class Placement(Struct, frozen=True):
@@ -130,9 +139,29 @@ class Placement(Struct, frozen=True):
         """Leading blocks of the prompt on its device."""
         return self.overlaps.get(self.rank, NO_OVERLAP).device
 
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens of the prompt that are left to compute."""
+        return self.prompt.prefill_tokens(self.overlap_blocks)
+
+
+class Admission(Struct, frozen=True, eq=False):
+    """A request that waited is placed, or refused after all."""
+
+    ticket: int
+    request_id: str | None
+    isl_tokens: int
+    outcome: Placement | KvRouterError
+    policy_class: str
+    waited_s: float
+    effects: list[Effect]
+
 
 class RouterCore:
-    """Owns `fleet`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker`; to be read."""
+    """Owns `fleet`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker`, `waiting`.
+
+    All of them may be read.
+    """
 
     __slots__ = (
         "_beacons",
@@ -149,6 +178,7 @@ class RouterCore:
         "predictor",
         "ranks",
         "tracker",
+        "waiting",
     )
 
     def __init__(
@@ -177,6 +207,7 @@ class RouterCore:
         self.gate = Gate(settings.gate, self.ranks)
         self.predictor = Predictor(self.ranks)
         self._weighing = Weighing(self.ranks, self.tracker)
+        self.waiting = WaitingRoom(settings.queueing)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self._to_note: list[Rank] = []
 
@@ -216,7 +247,7 @@ class RouterCore:
         if worker is None:
             return []
         self.fleet.remove(worker_id)
-        return [self._forget_worker(worker.announcement, reason)]
+        return [self._forget_worker(worker.announcement, reason), *self._woken()]
 
     def order_worker(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
         """Cordon a worker, drain it, or let it serve again; it need not exist yet."""
@@ -290,6 +321,8 @@ class RouterCore:
             effects.append(ReservationExpired(request_id, rank))
             effects.append(self._tell(request_id, rank, ReservationFreed()))
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
+        effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
+        effects += self._woken()
         self._note_some(now_s)
         return effects
 
@@ -378,6 +411,59 @@ class RouterCore:
         )
         return placement, [booked]
 
+    def submit(
+        self, request: SelectRequest, prompt: Prompt, now_s: float
+    ) -> tuple[Placement | int, list[Effect]]:
+        """Choose a rank and book it, or where all are busy have the request wait: its ticket.
+
+        With that comes an `Admission` later, or a `RefuseWaiting`. Raises QueueFullError,
+        TenantQueueFullError, and what `select_and_reserve` raises.
+        """
+        queue = self.waiting.queue(request.scope)
+        if queue is None:
+            return self.select_and_reserve(request, prompt, now_s)
+        self._bookable_id(request.request_id)
+        index = queue.classes.certain(request.policy_class)
+        cached_tokens: int | None = None
+        if index is None:
+            cached_tokens = self._cached_tokens(request, prompt, now_s)
+            uncached_tokens = prompt.isl_tokens - cached_tokens
+            index = queue.classes.index(request.policy_class, uncached_tokens)
+        if not len(queue) and self._has_room(request, queue.classes.all[index]):
+            placement, effects = self.select_and_reserve(request, prompt, now_s)
+            self.waiting.charge(request, index, placement.uncached_tokens, now_s)
+            return placement, effects
+        if cached_tokens is None:
+            cached_tokens = self._cached_tokens(request, prompt, now_s)
+        workers = len(self.fleet.schedulable(request.scope))
+        ticket, refused = self.waiting.wait(request, prompt, index, cached_tokens, workers, now_s)
+        return ticket, [*(RefuseWaiting(*each) for each in refused), AdmitWaiting()]
+
+    def admit(self, now_s: float) -> Admission | None:
+        """Place somebody whose turn it is, if a rank has room; the caller goes on until None."""
+        taken = self.waiting.take(self._has_room, now_s)
+        if taken is None:
+            return None
+        waiting, pending = taken
+        outcome: Placement | KvRouterError
+        try:
+            outcome, effects = self.select_and_reserve(pending.request, pending.prompt, now_s)
+        except KvRouterError as error:
+            outcome, effects = error, []
+        return Admission(
+            waiting.ticket,
+            pending.request.request_id,
+            waiting.isl_tokens,
+            outcome,
+            pending.policy_class,
+            now_s - waiting.since_s,
+            effects,
+        )
+
+    def withdraw(self, ticket: int) -> bool:
+        """Nobody waits for this ticket any more; False if it does not wait."""
+        return self.waiting.withdraw(ticket)
+
     def reserve(
         self, request: ReserveRequest, prompt: Prompt, now_s: float
     ) -> tuple[WorkerAnnouncement, list[Effect]]:
@@ -407,7 +493,7 @@ class RouterCore:
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
         rank = self.tracker.prefill_complete(request_id, now_s)
-        return [self._tell(request_id, rank, PrefillCompleted())]
+        return [self._tell(request_id, rank, PrefillCompleted()), *self._woken()]
 
     def output_block(
         self, request_id: str, decay_fraction: float | None, now_s: float
@@ -422,9 +508,16 @@ class RouterCore:
         return [self._tell(request_id, rank, OutputBlockAdded(decay_fraction))]
 
     def free(self, request_id: str, now_s: float) -> list[Effect]:
-        """A booked request ended. Raises ReservationNotFoundError."""
+        """A booked request ended, or one that waits is not wanted any more.
+
+        Raises ReservationNotFoundError.
+        """
+        ticket = self.waiting.ticket(request_id)
+        if ticket is not None:
+            self.waiting.withdraw(ticket)
+            return [RefuseWaiting(ticket, WithdrawnError(request_id))]
         rank = self.tracker.free(request_id, now_s)
-        return [self._tell(request_id, rank, ReservationFreed())]
+        return [self._tell(request_id, rank, ReservationFreed()), *self._woken()]
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far an announced rank's overlap can be believed."""
@@ -515,6 +608,32 @@ class RouterCore:
             table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
         return table, overlaps
 
+    def _has_room(self, request: SelectRequest, policy_class: PolicyClass) -> bool:
+        """Whether not all that may serve a request are busy, by the standards of its class.
+
+        With nobody left to serve it ever, it has its turn, to be told so.
+        """
+        try:
+            candidates = self._eligible(request).candidates
+        except WorkersOverloadedError:
+            return False
+        except KvRouterError:
+            return True
+        rows = self.ranks.values[candidates.slots]
+        busy = policy_class.are_busy(rows[:, PREFILL_TOKENS], rows[:, MAX_BATCHED_TOKENS])
+        return not busy.all()
+
+    def _cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
+        """Tokens of a prompt that are cached where most are, of all that may serve it."""
+        candidates = self._eligible(request).candidates
+        table, _ = self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)
+        cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
+        return min(prompt.isl_tokens, int(cached_tokens.max()))
+
+    def _woken(self) -> list[Effect]:
+        """Some rank may have become free."""
+        return [AdmitWaiting()] if len(self.waiting) else []
+
     def _overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
         known = self.index.find_matches(scope, prompt.sequence_hashes)
         return self.predictions.added_to(known, scope, prompt.sequence_hashes)
@@ -530,7 +649,7 @@ class RouterCore:
     def _bookable_id(self, request_id: str | None) -> str:
         if request_id is None:
             raise MissingRequestIdError
-        if request_id in self.tracker:
+        if request_id in self.tracker or request_id in self.waiting:
             raise DuplicateReservationError(request_id)
         if len(self.tracker) >= self._settings.max_reservations:
             raise TooManyReservationsError(self._settings.max_reservations)

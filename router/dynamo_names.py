@@ -54,6 +54,9 @@ ALIASES = (
     Alias("router_predicted_ttl_secs", f"{PREFIX}PREDICTED_TTL_SECS", "predicted_ttl_s"),
     Alias("router_event_threads", f"{PREFIX}EVENT_THREADS", "event_threads"),
     Alias("router_min_initial_workers", f"{PREFIX}MIN_INITIAL_WORKERS", "min_initial_workers"),
+    Alias("router_queue_threshold", f"{PREFIX}QUEUE_THRESHOLD"),
+    Alias("router_queue_policy", f"{PREFIX}QUEUE_POLICY"),
+    Alias("router_policy_config", f"{PREFIX}POLICY_CONFIG"),
     Alias(
         "router_session_affinity_ttl_secs",
         f"{PREFIX}SESSION_AFFINITY_TTL_SECS",
@@ -79,6 +82,7 @@ REFUSED = MappingProxyType(
         f"{PREFIX}TRACKING_KEY_ID": "blocks are named by sequence hashes",
         f"{PREFIX}PREFILL_LOAD_MODEL": "the policy predictive learns how long prefill takes",
         f"{PREFIX}APPROXIMATE_CACHE_POLICY": "guesses expire by approximate_ttl_s",
+        f"{PREFIX}OVERLAP_REFRESH_AFTER_SECS": "whoever waited is always matched anew",
         f"{PREFIX}PREFILL_POLICY": "the policy is one for all roles of a routing group",
         f"{PREFIX}DECODE_POLICY": "the policy is one for all roles of a routing group",
     }

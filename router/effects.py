@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from router.errors import KvRouterError
 from router.protocol.loads import Beacon
 from router.protocol.reservations import ReservationEvent
 from router.protocol.values import Rank
@@ -45,6 +46,17 @@ class PublishReservation(Struct, frozen=True):
     event: ReservationEvent
 
 
+class AdmitWaiting(Struct, frozen=True):
+    """Requests wait, and some may find room now: ask for them with `RouterCore.admit`."""
+
+
+class RefuseWaiting(Struct, frozen=True):
+    """A request waits no more and was not placed: tell its caller why."""
+
+    ticket: int
+    error: KvRouterError
+
+
 class SendBeacon(Struct, frozen=True):
     """Mark this moment for the agents."""
 
@@ -58,4 +70,6 @@ Effect: TypeAlias = (
     | ReservationExpired
     | PublishReservation
     | SendBeacon
+    | AdmitWaiting
+    | RefuseWaiting
 )

@@ -50,10 +50,11 @@ RecordingProblem: TypeAlias = Literal[
 
 
 class KvRouterError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project. `retry_after_s`: when to ask again, where that helps."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
+    retry_after_s: float | None = None
 
     def body(self) -> dict[str, object]:
         """What a caller sees: `error` (a sentence), `code`, and the error's own fields."""

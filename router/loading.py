@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from msgspec import structs
+
 from router.config import RouterConfig
 from router.config_rules import check_rules
 from router.dynamo_names import ALIASES, check_variables
 from router.process.settings import ROUTER_PREFIX, Loaded, load_with_sources
+from router.queue_config import policy_file_text
 
 T = TypeVar("T", bound=RouterConfig)
 
@@ -21,9 +24,19 @@ def load_router(
     check_variables(environment)
     loaded = load_with_sources(config_type, arguments, environment, ROUTER_PREFIX, aliases=ALIASES)
     check_rules(loaded.config, loaded.sources)
-    return loaded
+    return structs.replace(loaded, config=_completed(loaded.config))
 
 
 def load_router_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RouterConfig:
     """The same, of a router that serves. Shows it and exits on `--show-config`."""
     return load_router(RouterConfig, arguments, environment).shown()
+
+
+def _completed(config: T) -> T:
+    """With the text of its policy file, and no more waiting than connections allow."""
+    path, most = config.router_policy_config, config.max_connections // 2
+    return structs.replace(
+        config,
+        router_policy_config=policy_file_text(path) if path else "",
+        max_waiting_requests=max(1, min(config.max_waiting_requests, most)),
+    )

@@ -13,6 +13,7 @@ from router.scheduler.affinity import AffinityTable
 from router.status import ServiceStatus
 
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_WAIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SNAPSHOT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -31,6 +32,16 @@ class RouterMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of chosen requests")
         self.predicted_cached_tokens = self._counter(
             "predicted_cached_tokens", "Prompt tokens predicted to be cached where they were sent"
+        )
+        self.wait_seconds = Histogram(
+            "kv_router_wait_seconds",
+            "Time in the queue of requests that had to wait and were placed",
+            ("policy_class",),
+            buckets=_WAIT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.withdrawn = self._counter(
+            "withdrawn", "Requests whose callers hung up while they waited"
         )
         self.log_messages = self._counter("log_messages", "Messages of the event log", "outcome")
         self.load_reports = self._counter("load_reports", "Load reports", "outcome")
@@ -109,7 +120,13 @@ class StateCollector(Collector):
         yield _gauge("ready", "1 while ready", self._status.readiness(self._core).is_ready)
         yield _gauge("workers", "Workers known", len(self._core.fleet))
         yield _gauge("reservations", "Live reservations", len(self._core.tracker))
+        yield _gauge(
+            "waiting_requests_max",
+            "Limit on requests that wait",
+            self._core.waiting.limits.max_requests,
+        )
         yield from self._per_scope()
+        yield from self._per_class()
         yield from self._index_counters()
         yield from self._per_rank(now_s)
 
@@ -122,6 +139,21 @@ class StateCollector(Collector):
         for scope, entries in self._core.predictions.entry_counts().items():
             predicted.add_metric((scope.model_name, scope.routing_group), entries)
         yield from (*gauges, predicted)
+
+    def _per_class(self) -> Iterator[GaugeMetricFamily]:
+        labels = ("model_name", "routing_group", "policy_class")
+        requests = GaugeMetricFamily(
+            "kv_router_waiting_requests", "Requests waiting", labels=labels
+        )
+        tokens = GaugeMetricFamily(
+            "kv_router_waiting_tokens", "Their uncached prompt tokens", labels=labels
+        )
+        for scope, queue in self._core.waiting.queues():
+            for each in queue.queues:
+                names = (scope.model_name, scope.routing_group, each.settings.name)
+                requests.add_metric(names, each.usage.requests)
+                tokens.add_metric(names, each.usage.cost_tokens)
+        yield from (requests, tokens)
 
     def _index_counters(self) -> Iterator[CounterMetricFamily]:
         expired, pruned = self._core.predictions.freed_blocks()

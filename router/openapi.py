@@ -81,10 +81,10 @@ ROUTES = (
         "POST",
         "/select_and_reserve",
         "select_and_reserve",
-        "Choose a rank and book it",
+        "Choose a rank and book it, if all are busy once one is free",
         Decision,
         SelectRequest,
-        refusals=_BOOKING,
+        refusals=(*_BOOKING, 429, 529),
     ),
     Route(
         "POST",
@@ -214,8 +214,10 @@ _REASONS = {
     413: "the body is too large",
     415: "the body is not application/json",
     422: "a field has the wrong type or range",
+    429: "as much of this tenant waits as its share of a full queue; see Retry-After",
     501: "this version lacks it",
     503: "nobody can take it now",
+    529: "all are busy and no more may wait, or it waited too long; see Retry-After",
 }
 
 

@@ -10,15 +10,17 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from router.effects import (
+    AdmitWaiting,
     Effect,
     FetchWorker,
     PublishReservation,
+    RefuseWaiting,
     RequestCheckpoint,
     ReservationExpired,
     SendBeacon,
     WorkerGone,
 )
-from router.errors import BusError, BusUnavailableError
+from router.errors import BusError, BusUnavailableError, KvRouterError
 from router.metrics import RouterMetrics
 from router.protocol.loads import encode_beacon
 from router.protocol.reservations import encode_reservation
@@ -55,6 +57,8 @@ class Outbox:
         self._metrics = metrics
         self._has_bus = has_bus
         self._retellers = [retell]
+        self._admit: Callable[[], None] = _nobody_waits
+        self._refuse: Callable[[int, KvRouterError], None] = _nobody_waits
         self._queue: asyncio.Queue[Effect] = asyncio.Queue(CAPACITY)
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -65,6 +69,12 @@ class Outbox:
             self._note(effect)
             if self._has_bus and isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
+
+    def add_waiters(
+        self, admit: Callable[[], None], refuse: Callable[[int, KvRouterError], None]
+    ) -> None:
+        """Have somebody else look after requests that wait."""
+        self._admit, self._refuse = admit, refuse
 
     def add_reteller(self, retell: Callable[[Rank], bool]) -> None:
         """Have somebody else's ranks tell everything again, too."""
@@ -104,6 +114,10 @@ class Outbox:
 
     def _note(self, effect: Effect) -> None:
         match effect:
+            case AdmitWaiting():
+                self._admit()
+            case RefuseWaiting(ticket, error):
+                self._refuse(ticket, error)
             case RequestCheckpoint(rank, reason):
                 log.info("asking %s for a checkpoint: %s", rank, reason)
                 self._metrics.checkpoints_requested.labels(reason).inc()
@@ -123,3 +137,7 @@ class Outbox:
             self._queue.put_nowait(effect)
         except asyncio.QueueFull:
             self._metrics.outbox_overflows.inc()
+
+
+def _nobody_waits(*_: object) -> None:
+    """In a process without callers."""

@@ -3,7 +3,8 @@
 KvRouterError
 ├── QueueFullError               as much waits as may: the fleet is overloaded
 ├── TenantQueueFullError         as much of this tenant's waits as its share of the queue
-└── QueueTimeoutError            nobody was free within the time that a request may wait
+├── QueueTimeoutError            nobody was free within the time that a request may wait
+└── WithdrawnError               it was freed while it waited
 """
 
 from router.errors import KvRouterError
@@ -70,3 +71,14 @@ class QueueTimeoutError(KvRouterError):
         self.policy_class = policy_class
         self.waited_s = waited_s
         self.retry_after_s = retry_after_s
+
+
+class WithdrawnError(KvRouterError):
+    """The request was freed while it waited."""
+
+    code = "withdrawn"
+    http_status = 409
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id} was freed while it waited")
+        self.request_id = request_id

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import msgspec
 from nats.aio.msg import Msg
 
-from router.answering import answer_requests
-from router.commands import REQUEST_ID_HEADER, Commands, request_id_of
+from router.answering import Later, answer_requests
+from router.commands import REQUEST_ID_HEADER, Commands, Wait, asked_with, request_id_of
 from router.errors import KvRouterError, MissingRequestIdError, ReservationNotFoundError
 from router.metrics import RouterMetrics
 from router.process.bodies import decode_body
 from router.protocol.replies import (
+    Decision,
     FreeMarkedReply,
     NewReply,
     PotentialLoadsReply,
@@ -43,21 +44,34 @@ class Rpc:
         """Answer until cancelled."""
         await answer_requests(bus, self._subjects.router, QUEUE_GROUP, self._reply, self._metrics)
 
-    async def _reply(self, message: Msg) -> bytes:
+    async def _reply(self, message: Msg) -> bytes | Later:
         method = "unknown"
         try:
             command = await decode_body(self._decoder.decode, message.data)
             method = str(command.__struct_config__.tag)
-            answer = msgspec.json.encode(await self._answer(command, message))
-            code = "ok"
+            answer = await self._answer(command, message)
         except KvRouterError as error:
-            self._metrics.refusals.labels("nats", error.code).inc()
-            answer = msgspec.json.encode({"method": "error", **error.body()})
-            code = error.code
-        self._metrics.requests.labels("nats", method, code).inc()
-        return answer
+            return self._refused(method, error)
+        if isinstance(answer, Wait):
+            return self._later(method, answer)
+        return self._answered(method, answer)
 
-    async def _answer(self, command: Command, message: Msg) -> Reply:
+    async def _later(self, method: str, wait: Wait) -> bytes:
+        try:
+            return self._answered(method, _new_reply(await self._commands.decision(wait)))
+        except KvRouterError as error:
+            return self._refused(method, error)
+
+    def _answered(self, method: str, answer: Reply) -> bytes:
+        self._metrics.requests.labels("nats", method, "ok").inc()
+        return msgspec.json.encode(answer)
+
+    def _refused(self, method: str, error: KvRouterError) -> bytes:
+        self._metrics.refusals.labels("nats", error.code).inc()
+        self._metrics.requests.labels("nats", method, error.code).inc()
+        return msgspec.json.encode({"method": "error", **error.body()})
+
+    async def _answer(self, command: Command, message: Msg) -> Reply | Wait:
         match command:
             case NewCommand():
                 return await self._new(command, message)
@@ -68,20 +82,28 @@ class Rpc:
             case MarkFreeCommand(request_id):
                 return FreeMarkedReply(_marked(self._commands.free, request_id, message))
             case PotentialLoadsCommand():
-                return PotentialLoadsReply(await self._commands.potential_loads(command))
+                return PotentialLoadsReply(
+                    await self._commands.potential_loads(command),
+                    *self._commands.core.waiting.usage(command.scope),
+                )
 
-    async def _new(self, command: NewCommand, message: Msg) -> NewReply:
-        request_id = _id(command.request_id, message)
-        booking = msgspec.structs.replace(command, request_id=request_id)
-        decision = await self._commands.select_and_reserve(booking)
-        return NewReply(
-            request_id=request_id,
-            worker_id=decision.worker_id,
-            dp_rank=decision.dp_rank,
-            overlap_blocks=decision.overlap_blocks,
-            predicted_cached_blocks=decision.predicted_cached_blocks,
-            endpoint=decision.endpoint,
-        )
+    async def _new(self, command: NewCommand, message: Msg) -> NewReply | Wait:
+        asked = asked_with(command, message.headers or {})
+        if asked.request_id is None:
+            raise MissingRequestIdError
+        submitted = await self._commands.submit(asked)
+        return submitted if isinstance(submitted, Wait) else _new_reply(submitted)
+
+
+def _new_reply(decision: Decision) -> NewReply:
+    return NewReply(
+        request_id=decision.request_id or "",
+        worker_id=decision.worker_id,
+        dp_rank=decision.dp_rank,
+        overlap_blocks=decision.overlap_blocks,
+        predicted_cached_blocks=decision.predicted_cached_blocks,
+        endpoint=decision.endpoint,
+    )
 
 
 def _marked(mark: Callable[[str], None], request_id: str | None, message: Msg) -> bool:

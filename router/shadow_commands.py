@@ -39,8 +39,8 @@ class ShadowCommands(Commands):
         self._compare(request, placement)
         return self._decided("select", request, placement, started_s)
 
-    async def select_and_reserve(self, request: SelectRequest) -> Decision:
-        """Choose a rank, compare, and book what the incumbent chose."""
+    async def submit(self, request: SelectRequest) -> Decision:
+        """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
         started_s = time.perf_counter()
         prompt = await self._prepare(request)
         placement = self.core.select(request, prompt, time.monotonic())

@@ -149,7 +149,7 @@ def loads(core: RouterCore) -> list[ScopeLoads]:
             active = core.tracker.active(rank)
             here.append(_load(core, rank, active.active_prefill_tokens, active.active_blocks))
     return [
-        ScopeLoads(scope.model_name, scope.routing_group, here)
+        ScopeLoads(scope.model_name, scope.routing_group, here, *core.waiting.usage(scope))
         for scope, here in sorted(by_scope.items())
     ]
 

@@ -4,6 +4,7 @@ Bodies are JSON and checked by msgspec; FastAPI routes, documents and serves. Ev
 same shape, `{"error": …, "code": …}` and the error's own fields.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -80,6 +81,8 @@ class Web:
             except KvRouterError as error:
                 self._metrics.refusals.labels("http", error.code).inc()
                 response = json_answer(error.body(), error.http_status)
+                if error.retry_after_s is not None:
+                    response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
             self._metrics.requests.labels("http", path, str(response.status_code)).inc()
             return response
 
@@ -91,6 +94,12 @@ class Web:
         code = {404: "route_not_found", 405: "method_not_allowed"}.get(status, "refused")
         self._metrics.refusals.labels("http", code).inc()
         return json_answer({"error": code.replace("_", " "), "code": code}, status)
+
+
+async def hung_up(request: Request) -> None:
+    """Return when the caller of a request, whose body is read, has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:

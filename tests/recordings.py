@@ -116,6 +116,11 @@ def state(core):
         "guesses": core.predictions.entry_counts(),
         "thresholds": [(model, core.gate.thresholds(model)) for model in core.gate.models],
         "busy": [rank for rank in core.ranks if core.ranks.row(rank)[BUSY]],
+        "waiting": dict(core.waiting._waits),
+        "credit": [
+            (scope, [(q.deficit_tokens, q.shares._levels) for q in queue.queues])
+            for scope, queue in core.waiting.queues()
+        ],
     }  # fmt: skip
 
 
@@ -143,8 +148,9 @@ class RandomLife(Recorded):
             *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
             self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
             self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
-            self.overhear, self.stream_lost, self.resume, self.slices, self.slices, self.tidy,
-            self.limit,
+            self.overhear, self.stream_lost, self.resume, self.resume, self.slices, self.slices,
+            self.tidy, self.limit,
+            self.rush, self.admit, self.admit, self.hang_up, self.hang_up,
         ]  # fmt: skip
         for worker_id in WORKERS:
             self.worker(worker_id)
@@ -340,7 +346,7 @@ class RandomLife(Recorded):
             routing_constraints=self.random.choice([None, None, PREFERS_A]),
             router_config_override=override,
         )
-        kind = self.random.choice(["select", "reserve", "book", "book", "new"])
+        kind = self.random.choice(["select", "reserve", "book", "submit", "submit", "new"])
         prompt = prepare(request, self.core.identities(request.scope))
         if kind == "select":
             self.core.select(request, prompt, self.now_s)
@@ -357,11 +363,38 @@ class RandomLife(Recorded):
             )
             self.core.reserve(asked, prompt, self.now_s)
             self.booked.append(request_id)
+        elif kind == "submit":
+            self.core.submit(request, prompt, self.now_s)
+            self.booked.append(request_id)
         else:
             fields = {name: getattr(request, name) for name in request.__struct_fields__}
             asked = NewCommand(**fields) if kind == "new" else request
             self.core.select_and_reserve(asked, prompt, self.now_s)
             self.booked.append(request_id)
+
+    def rush(self):
+        """More than a worker can take at once."""
+        rank, _ = self._any_rank()
+        for each in range(4):
+            request = SelectRequest(
+                token_ids=self.random.choice(PROMPTS),
+                request_id=f"s{len(self.entries)}.{each}",
+                allowed_worker_ids=[rank.worker_id],
+                tenant=self.random.choice([None, "a", "b"]),
+                policy_class=self.random.choice([None, "fast"]),
+                strict_priority=self.random.choice([0, 0, 1]),
+                max_wait_s=self.random.choice([None, 1.0]),
+            )
+            prompt = prepare(request, self.core.identities(request.scope))
+            self.core.submit(request, prompt, self.now_s)
+            self.booked.append(request.request_id)
+
+    def admit(self):
+        while self.core.admit(self.now_s) and self.random.random() < 0.8:
+            pass
+
+    def hang_up(self):
+        self.core.withdraw(self.random.choice([*self.core.waiting._waits.values(), 999]))
 
     def progress(self):
         request_id = self.random.choice([*self.booked, "nobody's"])

@@ -60,7 +60,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rank for a prompt, and why."""
+    """A rank for a prompt, and why. `waited_s`: in the queue, where it had to."""
 
     request_id: str | None = None
     model_name: str
@@ -77,6 +77,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     potential_decode_blocks: int
     policy: str
     trust: Trust
+    waited_s: float = 0.0
     candidates: list[Candidate] | None = None
 
 

@@ -226,6 +226,12 @@ class Free(_Command, frozen=True, tag="free"):
     now_s: float
 
 
+class Withdraw(_Command, frozen=True, tag="withdraw"):
+    """The caller of a waiting request hung up."""
+
+    ticket: int
+
+
 Command: TypeAlias = (
     UpsertWorker
     | UpsertRegistered
@@ -249,6 +255,7 @@ Command: TypeAlias = (
     | PrefillComplete
     | OutputBlock
     | Free
+    | Withdraw
 )
 
 

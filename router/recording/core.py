@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias, TypeVar
 
-from router.core import CoreSettings, Placement, RouterCore
+from router.core import Admission, CoreSettings, Placement, RouterCore
 from router.effects import Effect, SendBeacon
 from router.errors import KvRouterError
 from router.indexer.base import Indexer, IndexMode, OverlapScores
@@ -41,18 +41,22 @@ from router.recording.commands import (
     StreamLost,
     Tick,
     Tidy,
+    Withdraw,
     upserted,
 )
 from router.recording.decisions import (
+    Admit,
     Decision,
     Outcome,
     Reserve,
     Select,
     SelectAndReserve,
+    Submit,
     chosen,
     plain,
     refused,
     reserved,
+    submitted,
 )
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.selector import Selector
@@ -184,7 +188,7 @@ class RecordedCore(RouterCore):
 
     def select(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """See `RouterCore`."""
-        if self._is_deciding:  # on behalf of `select_and_reserve`
+        if self._is_deciding:  # on behalf of one of the others
             return super().select(request, prompt, now_s)
         return self._decide(
             lambda: super(RecordedCore, self).select(request, prompt, now_s),
@@ -196,11 +200,40 @@ class RecordedCore(RouterCore):
         self, request: SelectRequest, prompt: Prompt, now_s: float
     ) -> tuple[Placement, list[Effect]]:
         """See `RouterCore`."""
+        if self._is_deciding:  # on behalf of `submit` or `admit`
+            return super().select_and_reserve(request, prompt, now_s)
         return self._decide(
             lambda: super(RecordedCore, self).select_and_reserve(request, prompt, now_s),
             lambda booked: chosen(booked[0].choice),
             lambda outcome: SelectAndReserve(plain(request, SelectRequest), now_s, outcome),
         )
+
+    def submit(
+        self, request: SelectRequest, prompt: Prompt, now_s: float
+    ) -> tuple[Placement | int, list[Effect]]:
+        """See `RouterCore`."""
+        return self._decide(
+            lambda: super(RecordedCore, self).submit(request, prompt, now_s),
+            lambda answer: submitted(answer[0]),
+            lambda outcome: Submit(plain(request, SelectRequest), now_s, outcome),
+        )
+
+    def admit(self, now_s: float) -> Admission | None:
+        """See `RouterCore`. Looking for somebody may change who counts as busy."""
+        if not len(self.waiting):
+            return super().admit(now_s)
+        self._is_deciding = True
+        try:
+            admission = super().admit(now_s)
+        finally:
+            self._is_deciding = False
+        self._record(Admit.of(now_s, admission))
+        return admission
+
+    def withdraw(self, ticket: int) -> bool:
+        """See `RouterCore`."""
+        self._record(Withdraw(ticket))
+        return super().withdraw(ticket)
 
     def reserve(
         self, request: ReserveRequest, prompt: Prompt, now_s: float

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from xxhash import xxh3_64_hexdigest
 
-from router.core import Placement, RouterCore
+from router.core import Admission, Placement, RouterCore
 from router.effects import Effect, PublishReservation
 from router.errors import KvRouterError
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
@@ -27,6 +27,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
     `terms` and `cost` are those of the chosen rank; `digest` is a hash of the terms and costs of
     all `candidates`, to the last bit. Where the caller chose, there are no terms to weigh.
+    `ticket`: of a request that waits from now on, or did until now.
     """
 
     rank: Rank | None = None
@@ -36,6 +37,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     candidates: int = 0
     digest: str = ""
     refused: str | None = None
+    ticket: int | None = None
 
 
 class Decided(Struct, frozen=True):
@@ -73,6 +75,40 @@ class SelectAndReserve(Entry, frozen=True, tag="select_and_reserve"):
         )
 
 
+class Submit(Entry, frozen=True, tag="submit"):
+    """A rank was chosen for a prompt, and booked; or it waits."""
+
+    request: SelectRequest
+    now_s: float
+    outcome: Outcome
+
+    def decide(self, core: RouterCore) -> Decided:
+        """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
+        prompt = _prompt(core, self.request)
+        return _decided(lambda: core.submit(self.request, prompt, self.now_s)[0], _submitted)
+
+
+class Admit(Entry, frozen=True, tag="admit"):
+    """A request that waited was placed, or refused after all; or it was nobody's turn."""
+
+    now_s: float
+    outcome: Outcome = Outcome()
+    request_id: str | None = None
+    isl_tokens: int = 0
+
+    @classmethod
+    def of(cls, now_s: float, admission: Admission | None) -> "Admit":
+        """Who was let in."""
+        if admission is None:
+            return cls(now_s)
+        return cls(now_s, admitted(admission), admission.request_id, admission.isl_tokens)
+
+    def decide(self, core: RouterCore) -> Decided:
+        """Ask a core."""
+        admission = core.admit(self.now_s)
+        return Decided(Outcome()) if admission is None else _admitted(admission)
+
+
 class Reserve(Entry, frozen=True, tag="reserve"):
     """A prompt was booked on a rank that the caller chose."""
 
@@ -89,7 +125,7 @@ class Reserve(Entry, frozen=True, tag="reserve"):
         )
 
 
-Decision: TypeAlias = Select | SelectAndReserve | Reserve
+Decision: TypeAlias = Select | SelectAndReserve | Submit | Admit | Reserve
 
 
 def chosen(choice: Choice) -> Outcome:
@@ -104,6 +140,18 @@ def chosen(choice: Choice) -> Outcome:
         candidates=len(table),
         digest=xxh3_64_hexdigest(weighed.tobytes()),
     )
+
+
+def submitted(placement: Placement | int) -> Outcome:
+    """The outcome of a submission: chosen, or the ticket under which it waits."""
+    return Outcome(ticket=placement) if isinstance(placement, int) else chosen(placement.choice)
+
+
+def admitted(admission: Admission) -> Outcome:
+    """The outcome of letting somebody in who waited."""
+    outcome = admission.outcome
+    came_to = chosen(outcome.choice) if isinstance(outcome, Placement) else refused(outcome)
+    return structs.replace(came_to, ticket=admission.ticket)
 
 
 def reserved(effects: list[Effect]) -> Outcome:
@@ -135,6 +183,17 @@ def _prompt(core: RouterCore, request: PromptRequest) -> Prompt:
 
 def _chosen(placement: Placement) -> Decided:
     return Decided(chosen(placement.choice), placement.choice)
+
+
+def _submitted(placement: Placement | int) -> Decided:
+    choice = placement.choice if isinstance(placement, Placement) else None
+    return Decided(submitted(placement), choice)
+
+
+def _admitted(admission: Admission) -> Decided:
+    outcome = admission.outcome
+    choice = outcome.choice if isinstance(outcome, Placement) else None
+    return Decided(admitted(admission), choice)
 
 
 def _decided(decide: Callable[[], T], told: Callable[[T], Decided]) -> Decided:

@@ -141,15 +141,21 @@ class Classes:
         return row[bisect_right(self._floors, uncached_tokens) - 1]
 
 
-def single_class(threshold_frac: float | None, policy: QueuePolicy) -> Classes:
+def single_class(
+    threshold_frac: float | None,
+    policy: QueuePolicy,
+    max_wait_s: float = 60.0,
+    request_queue_limit: int | None = None,
+) -> Classes:
     """The one class there is without a profile; a threshold of None: nothing waits."""
-    return Classes(
-        [
-            PolicyClass(
-                name="default", queue_policy=policy, prefill_busy_threshold_frac=threshold_frac
-            )
-        ]
+    only = PolicyClass(
+        name="default",
+        queue_policy=policy,
+        prefill_busy_threshold_frac=threshold_frac,
+        max_wait_s=max_wait_s,
+        request_queue_limit=request_queue_limit,
     )
+    return Classes([only])
 
 
 def _check_buckets(profile: PolicyProfile, key: str) -> None:

@@ -96,8 +96,8 @@ class AdmissionQueue:
         while self._by_expiry and self._by_expiry[0][0] <= now_s:
             ticket = self._by_expiry[0][1]
             queue = self.queues[self._class_of[ticket]]
-            waiting = self._remove(ticket)
             retry_s = _retry_after_s(queue, now_s, queue.usage.cost_tokens)
+            waiting = self._remove(ticket)
             waited_s = now_s - waiting.since_s
             expired.append((waiting, QueueTimeoutError(queue.settings.name, waited_s, retry_s)))
         return expired

@@ -9,29 +9,44 @@ from router.errors import KvRouterError
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Scope
 from router.queue_errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
-from router.scheduler.class_queue import Waiting
+from router.scheduler.class_queue import LimitKind, Waiting
 from router.scheduler.filters import demands_something
-from router.scheduler.policy_classes import PolicyClass
-from router.scheduler.policy_file import QueuePolicies
+from router.scheduler.policy_classes import PolicyClass, QueuePolicy, single_class
+from router.scheduler.policy_file import QueuePolicies, queue_policies
 from router.scheduler.queue import AdmissionQueue
 from router.sequence.prompt import Prompt
 
 
-class WaitingLimits(Struct, frozen=True):
-    """What may wait in all queues together."""
+class Queueing(Struct, frozen=True):
+    """How requests wait.
 
+    `threshold_frac` and `policy` are of the one class of models that the `policy_file` (its text)
+    does not speak of. `max_requests` and `max_tokens` limit all queues together.
+    """
+
+    threshold_frac: float | None = None
+    policy: QueuePolicy = "fcfs"
+    policy_file: str = ""
+    max_wait_s: float = 60.0
     max_requests: int = 2048
     max_tokens: int = 1 << 26
 
+    @property
+    def policies(self) -> QueuePolicies:
+        """The classes of every model. Raises ConfigError."""
+        single = single_class(self.threshold_frac, self.policy, self.max_wait_s, self.max_requests)
+        return queue_policies(self.policy_file, single)
+
 
 class Pending(Struct, frozen=True, eq=False):
-    """What a waiting request asked. The tokens are in the prompt alone."""
+    """What a waiting request asked, and the class it waits in. Its tokens are in the prompt."""
 
     request: SelectRequest
     prompt: Prompt
+    policy_class: str
 
 
-HasRoom: TypeAlias = Callable[[Pending, PolicyClass], bool]
+HasRoom: TypeAlias = Callable[[SelectRequest, PolicyClass], bool]
 Refused: TypeAlias = tuple[int, KvRouterError]
 """The ticket of a request that waits no more, and what its caller is told."""
 
@@ -43,11 +58,11 @@ class WaitingRoom:
     once.
     """
 
-    __slots__ = ("_limits", "_pending", "_policies", "_queues", "_tickets", "_tokens", "_waits")
+    __slots__ = ("_pending", "_policies", "_queues", "_tickets", "_tokens", "_waits", "limits")
 
-    def __init__(self, policies: QueuePolicies, limits: WaitingLimits) -> None:
-        self._policies = policies
-        self._limits = limits
+    def __init__(self, limits: Queueing) -> None:
+        self._policies = limits.policies
+        self.limits = limits
         self._queues: dict[Scope, AdmissionQueue] = {}
         self._pending: dict[int, Pending] = {}
         self._waits: dict[str, int] = {}
@@ -97,7 +112,8 @@ class WaitingRoom:
         Raises QueueFullError, TenantQueueFullError.
         """
         queue = self._queues[request.scope]
-        self._check_limits(queue, index, now_s)
+        if self._tokens >= self.limits.max_tokens:
+            raise self._full(queue, index, "isl_tokens", now_s)
         self._tickets += 1
         ticket, settings = self._tickets, queue.classes.all[index]
         isl_tokens = prompt.isl_tokens
@@ -115,7 +131,12 @@ class WaitingRoom:
             expires_s=expires_s,
         )
         displaced = queue.push(waiting, index, worker_count, now_s)
-        self._pending[ticket] = Pending(structs.replace(request, token_ids=None), prompt)
+        if len(self._pending) >= self.limits.max_requests and not displaced:
+            queue.withdraw(ticket)
+            raise self._full(queue, index, "requests", now_s)
+        self._pending[ticket] = Pending(
+            structs.replace(request, token_ids=None), prompt, settings.name
+        )
         self._tokens += isl_tokens
         if request.request_id is not None:
             self._waits[request.request_id] = ticket
@@ -129,7 +150,7 @@ class WaitingRoom:
             if not len(queue):
                 continue
             waiting = queue.take(
-                lambda each, settings: has_room(self._pending[each.ticket], settings), now_s
+                lambda each, settings: has_room(self._pending[each.ticket].request, settings), now_s
             )
             if waiting is not None:
                 return waiting, self._forget(waiting)
@@ -148,6 +169,10 @@ class WaitingRoom:
     def ticket(self, request_id: str) -> int | None:
         """The ticket under which a request waits."""
         return self._waits.get(request_id)
+
+    def charge(self, request: SelectRequest, index: int, cost_tokens: int, now_s: float) -> None:
+        """A request of this class was sent without waiting."""
+        self._queues[request.scope].charge(index, request.tenant or "", cost_tokens, now_s)
 
     def expire(self, now_s: float) -> list[Refused]:
         """Take out all that have waited as long as they may."""
@@ -170,15 +195,13 @@ class WaitingRoom:
         assert named == self._waits
         assert self._tokens == sum(each.prompt.isl_tokens for each in self._pending.values())
 
-    def _check_limits(self, queue: AdmissionQueue, index: int, now_s: float) -> None:
-        name = queue.classes.all[index].name
-        retry_s = queue.retry_after_s(index, now_s)
-        requests, limit = len(self._pending), self._limits.max_requests
-        if requests >= limit:
-            raise QueueFullError(name, "requests", requests, limit, retry_s)
-        if self._tokens >= self._limits.max_tokens:
-            limit = self._limits.max_tokens
-            raise QueueFullError(name, "isl_tokens", self._tokens, limit, retry_s)
+    def _full(
+        self, queue: AdmissionQueue, index: int, kind: LimitKind, now_s: float
+    ) -> QueueFullError:
+        current = len(self._pending) if kind == "requests" else self._tokens
+        limit = self.limits.max_requests if kind == "requests" else self.limits.max_tokens
+        name, retry_s = queue.classes.all[index].name, queue.retry_after_s(index, now_s)
+        return QueueFullError(name, kind, current, limit, retry_s)
 
     def _refused(
         self, waiting: Waiting, error: TenantQueueFullError | QueueTimeoutError

@@ -102,6 +102,14 @@ CONTRADICTIONS = {
     ("redis_url", "session_affinity_ttl_s"): ("--redis-url", "redis://h"),
     ("reset_state", "nats_url"): ("--reset-state",),
     ("shadow", "session_affinity_ttl_s"): ("--shadow", "--session-affinity-ttl-s", "9"),
+    ("router_queue_policy", "router_queue_threshold"): ("--router-queue-policy", "wspt"),
+    ("router_queue_threshold", "router_track_prefill_tokens"): (
+        "--router-queue-threshold", "1", "--no-router-track-prefill-tokens",
+    ),
+    ("router_queue_threshold", "shadow"): ("--router-queue-threshold", "1", "--shadow"),
+    ("max_waiting_requests", "max_connections"): (
+        "--max-waiting-requests", "9", "--max-connections", "17",
+    ),
 }  # fmt: skip
 
 
@@ -129,3 +137,30 @@ def test_it_says_where_both_come_from():
         load_router(RouterConfig, ("--no-use-kv-events",), environment)
     for name in ("environment: DYN_ROUTER_PREDICTED_TTL_SECS", "flag: --use-kv-events"):
         assert name in str(caught.value)
+
+
+def test_a_policy_file_becomes_part_of_the_configuration(tmp_path):
+    """So that it is shown, and recorded, with the rest."""
+    file = tmp_path / "classes.toml"
+    file.write_text("""
+        default_policy_family = "all"
+        uncached_isl_buckets = [{min_tokens = 0, bucket = "all"}]
+        policy_classes = [{name = "a", policy_family = "all", cache_bucket = "all"}]
+    """)
+    config = load_router_config((), {"DYN_ROUTER_POLICY_CONFIG": str(file)})
+    assert config.router_policy_config.startswith('{"default_policy_family":"all"')
+    assert [each.name for each in config.queueing.policies.classes("m").all] == ["a"]
+
+
+@pytest.mark.parametrize("text", [None, "x = 1", 'default_policy_family = "all"'])
+def test_a_policy_file_that_makes_no_sense_is_refused_at_start(tmp_path, text):
+    file = tmp_path / "classes.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match="router_policy_config"):
+        load_router_config(("--router-policy-config", str(file)), {})
+
+
+def test_fewer_connections_leave_room_for_fewer_that_wait():
+    assert load_router_config(("--max-connections", "100"), {}).max_waiting_requests == 50
+    assert load_router_config((), {}).max_waiting_requests == 2048

@@ -67,7 +67,7 @@ def test_moments_are_relative_and_never_go_back(path, ended):
     now_s = iter([100.0, 100.5, 101.25, 103.0])
     recorder = Recorder(path, header(), RecordingLimits(), ended.set, clock=lambda: next(now_s))
     recorder.take(Tick(100.4))
-    recorder.take(Free("a"))
+    recorder.take(Free("a", 0.0))
     recorder.close()
     file = BytesIO(path.read_bytes())
     file.readline()
@@ -129,7 +129,7 @@ def test_a_hole_at_the_end_is_told_too(path, recorder):
 
 def test_what_cannot_be_written_down_is_missing_and_harms_nobody(path, recorder):
     recorder.take(Tick(1.0))
-    recorder.take(Free("\ud800"))
+    recorder.take(Free("\ud800", 0.0))
     recorder.take(Tick(2.0))
     recorder.close()
     assert read(path) == [Tick(1.0), Hole(1), Tick(2.0), End("stopped")]
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_grow_ends_it(path, ended):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         recorder = Recorder(path, header(), RecordingLimits(), ended.set)
-        recorder.take(Select(SelectRequest(token_ids=[7] * 9999), Outcome(refused="x")))
+        recorder.take(Select(SelectRequest(token_ids=[7] * 9999), 0.0, Outcome(refused="x")))
         assert ended.wait(5)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

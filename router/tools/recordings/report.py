@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from router.errors import RecordingError
-from router.recording.decisions import Outcome
+from router.recording.decisions import Admit, Decision, Outcome
 from router.recording.format import Header, Setting
 from router.recording.replay import Compared, Replay
 from router.scheduler.terms import Terms
@@ -84,8 +84,7 @@ def _sums(recorded: Totals, now: Totals) -> Iterator[tuple[str, str, str, str]]:
 
 def _difference(compared: Compared) -> str:
     before, after = compared.recorded.outcome, compared.now.outcome
-    request = compared.recorded.request
-    isl_tokens = request.isl_tokens or len(request.token_ids or ())
+    _, isl_tokens = _asked(compared.recorded)
     lines = [
         f"  {_head(compared)}, {isl_tokens:,} tokens",
         f"    recorded    {_in_words(before)}",
@@ -111,9 +110,17 @@ def _now_there(compared: Compared) -> tuple[Terms, float] | None:
 def _head(compared: Compared) -> str:
     entry = compared.recorded
     kind = str(entry.__struct_config__.tag)
-    request_id = entry.request.request_id
+    request_id, _ = _asked(entry)
     named = f"{kind} {request_id}" if request_id is not None else kind
     return f"line {compared.line}, +{compared.at_s:.3f} s, {named}"
+
+
+def _asked(entry: Decision) -> tuple[str | None, int]:
+    """Id and length of the prompt that was decided about."""
+    if isinstance(entry, Admit):
+        return entry.request_id, entry.isl_tokens
+    request = entry.request
+    return request.request_id, request.isl_tokens or len(request.token_ids or ())
 
 
 def _place(outcome: Outcome) -> str:

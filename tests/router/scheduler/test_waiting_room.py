@@ -8,9 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.values import Scope
 from router.queue_errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
-from router.scheduler.policy_classes import single_class
-from router.scheduler.policy_file import queue_policies
-from router.scheduler.waiting_room import WaitingLimits, WaitingRoom
+from router.scheduler.waiting_room import Queueing, WaitingRoom
 from router.sequence.prompt import Prompt
 
 POLICIES = """
@@ -34,8 +32,7 @@ prefill_busy_threshold = 0
 
 
 def room(**limits):
-    policies = queue_policies(POLICIES, single_class(None, "fcfs"))
-    return WaitingRoom(policies, WaitingLimits(**limits))
+    return WaitingRoom(Queueing(policy_file=POLICIES, **limits))
 
 
 def asked(request_id="r", tokens=10, group="default", **fields):
@@ -77,8 +74,8 @@ def test_whether_there_is_room_is_asked_of_the_request_and_its_class():
     wait(here, asked("b", policy_class="agents"), index=1)
     seen = []
 
-    def has_room(pending, policy_class):
-        seen.append((pending.request.request_id, policy_class.name))
+    def has_room(request, policy_class):
+        seen.append((request.request_id, policy_class.name))
         return False
 
     assert here.take(has_room, 0.0) is None
@@ -89,7 +86,7 @@ def test_scopes_wait_for_themselves():
     here = room()
     wait(here, asked("a", group="x"))
     wait(here, asked("b", group="y"))
-    _, pending = here.take(lambda each, _: each.request.routing_group == "y", 0.0)
+    _, pending = here.take(lambda each, _: each.routing_group == "y", 0.0)
     assert pending.request.request_id == "b"
     assert here.usage(Scope("m", "x")) == (1, 10)
 
@@ -101,9 +98,9 @@ def test_demands_are_lanes_of_their_own():
     wait(here, asked("too", pinned_worker=RankTarget(7)))
     seen = []
 
-    def has_room(pending, _):
-        seen.append(pending.request.request_id)
-        return pending.request.pinned_worker is None
+    def has_room(request, _):
+        seen.append(request.request_id)
+        return request.pinned_worker is None
 
     _, pending = here.take(has_room, 0.0)
     assert (pending.request.request_id, seen) == ("other", ["pinned", "other"])
@@ -166,7 +163,7 @@ class Consistent(RuleBasedStateMachine):
     @rule(group=st.sampled_from("xy"))
     def take(self, group):
         waited, _ = self.room.usage(Scope("m", group))
-        taken = self.room.take(lambda each, _: each.request.routing_group == group, self.now_s)
+        taken = self.room.take(lambda each, _: each.routing_group == group, self.now_s)
         assert (taken is None) == (waited == 0)
         if taken is not None:
             assert taken[1].request.routing_group == group
