@@ -84,6 +84,9 @@ class RouterConfig(QueueConfig, frozen=True, kw_only=True):
     max_reservations: Annotated[
         int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
     ] = 1_000_000
+    router_replica_sync: Annotated[
+        bool, Meta(description="with a bus: share reservations with its other routers")
+    ] = True
 
     shadow: Annotated[
         bool, Meta(description="answer and compare with another router's choices; book only those")
@@ -127,6 +130,11 @@ class RouterConfig(QueueConfig, frozen=True, kw_only=True):
     def router_id(self) -> int:
         """Made from name and port, so that it survives restarts."""
         return id_of_name(f"{self.name}:{self.http_port}")
+
+    @property
+    def shares_reservations(self) -> bool:
+        """Whether the other routers hear what this one books; a shadow's bookings are another's."""
+        return self.router_replica_sync and bool(self.nats_url) and not self.shadow
 
     @property
     def core(self) -> CoreSettings:

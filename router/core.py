@@ -19,7 +19,6 @@ from router.effects import (
     AdmitWaiting,
     Effect,
     FetchWorker,
-    PublishReservation,
     RefuseWaiting,
     RequestCheckpoint,
     ReservationExpired,
@@ -33,11 +32,13 @@ from router.errors import (
     MissingRequestIdError,
     NoEndpointsError,
     RemovedRanks,
+    ReservationNotFoundError,
     TooManyReservationsError,
     WorkerNotFoundError,
     WorkersOverloadedError,
 )
 from router.fleet import Fleet, LivenessLimits, Worker
+from router.foreign import ForeignReservations
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import NO_OVERLAP, HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
@@ -48,17 +49,18 @@ from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement, WorkerLabels
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
-from router.protocol.replies import Trust, TrustState
-from router.protocol.requests import ConfigOverride, PromptRequest, ReserveRequest, SelectRequest
-from router.protocol.reservations import (
-    Change,
+from router.protocol.replicas import (
+    CallerTold,
+    Frame,
     OutputBlockAdded,
     PrefillCompleted,
-    ReservationAdded,
-    ReservationEvent,
+    ProgressTold,
     ReservationFreed,
+    SnapshotPart,
 )
-from router.protocol.values import Identity, Rank, Scope, pack_hashes
+from router.protocol.replies import Trust, TrustState
+from router.protocol.requests import ConfigOverride, PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.values import Identity, Rank, Scope
 from router.queue_errors import WithdrawnError
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.candidates import Candidates
@@ -158,9 +160,8 @@ class Admission(Struct, frozen=True, eq=False):
 
 
 class RouterCore:
-    """Owns `fleet`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker`, `waiting`.
-
-    All of them may be read.
+    """Owns `fleet`, `foreign`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker` and
+    `waiting`, all of which may be read.
     """
 
     __slots__ = (
@@ -172,6 +173,7 @@ class RouterCore:
         "_to_note",
         "_weighing",
         "fleet",
+        "foreign",
         "gate",
         "index",
         "predictions",
@@ -206,6 +208,13 @@ class RouterCore:
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.gate = Gate(settings.gate, self.ranks)
         self.predictor = Predictor(self.ranks)
+        self.foreign = ForeignReservations(
+            settings.router_id,
+            self.fleet,
+            self.tracker,
+            self.predictions,
+            settings.max_reservations,
+        )
         self._weighing = Weighing(self.ranks, self.tracker)
         self.waiting = WaitingRoom(settings.queueing)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
@@ -240,6 +249,8 @@ class RouterCore:
                 self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
                 self.predictor.add(rank, announcement.scope.model_name, now_s)
             self._note_standing(rank, now_s)
+            if rank not in kept:
+                self.foreign.book_rank(rank, now_s)
 
     def remove_worker(self, worker_id: int, reason: str) -> list[Effect]:
         """Take a worker out, with index, load and reservations; unknown ones are passed over."""
@@ -302,6 +313,16 @@ class RouterCore:
             self._note_standing(report.rank, now_s)
         return []
 
+    def apply_peer(
+        self, message: Frame | SnapshotPart | ProgressTold, now_s: float
+    ) -> list[Effect]:
+        """Take in what another router says of its reservations, or was told of one of ours."""
+        if not isinstance(message, ProgressTold):
+            return [*self.foreign.apply(message, now_s), *self._woken()]
+        if message.request_id in self.tracker:  # passed on no further: that would never end
+            self._obey(message.request_id, message.told, now_s)
+        return self._woken()
+
     def set_connected(self, connected: bool, now_s: float) -> None:
         """Note whether the bus can be heard at all."""
         self.fleet.set_connected(connected, now_s)
@@ -317,9 +338,12 @@ class RouterCore:
         effects: list[Effect] = [
             self._forget_worker(gone, "silent") for gone in self.fleet.take_gone(now_s)
         ]
-        for request_id, rank in self.tracker.expire(now_s):
-            effects.append(ReservationExpired(request_id, rank))
-            effects.append(self._tell(request_id, rank, ReservationFreed()))
+        effects += [
+            ReservationExpired(request_id, rank)
+            for request_id, rank in self.tracker.expire(now_s)
+            if isinstance(request_id, str)
+        ]
+        effects += self.foreign.tick(now_s)
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
         effects += self._woken()
@@ -397,19 +421,8 @@ class RouterCore:
         placement = self.select(request, prompt, now_s)
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         footprint = placement.prompt.footprint(overlap_blocks)
-        expected_tokens = request.expected_output_tokens
-        tracking = self._tracking(request.router_config_override)
-        booked = self._book(
-            request_id,
-            request.scope,
-            rank,
-            footprint,
-            tracking,
-            overlap_blocks,
-            expected_tokens,
-            now_s,
-        )
-        return placement, [booked]
+        counted = self._tracking(request.router_config_override).counted(footprint)
+        return placement, self._book(request_id, request.scope, rank, footprint, counted, now_s)
 
     def submit(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -477,23 +490,12 @@ class RouterCore:
         hashed = prompt.hashed(worker.identity)
         overlap_blocks = self._overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
         footprint = hashed.footprint(overlap_blocks)
-        expected_tokens = request.expected_output_tokens
-        booked = self._book(
-            request_id,
-            request.scope,
-            rank,
-            footprint,
-            self._settings.tracking,
-            overlap_blocks,
-            expected_tokens,
-            now_s,
-        )
-        return worker, [booked]
+        counted = self._settings.tracking.counted(footprint)
+        return worker, self._book(request_id, request.scope, rank, footprint, counted, now_s)
 
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
-        rank = self.tracker.prefill_complete(request_id, now_s)
-        return [self._tell(request_id, rank, PrefillCompleted()), *self._woken()]
+        return self._tell(request_id, PrefillCompleted(), now_s)
 
     def output_block(
         self, request_id: str, decay_fraction: float | None, now_s: float
@@ -501,11 +503,7 @@ class RouterCore:
         """A booked request grew by a block. Raises ReservationNotFoundError, InvalidFieldError."""
         if decay_fraction is not None and not 0 <= decay_fraction <= 1:
             raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
-        if self._settings.tracking.counts_output:
-            rank = self.tracker.add_output_block(request_id, decay_fraction, now_s)
-        else:
-            rank = self.tracker.progress(request_id, now_s)
-        return [self._tell(request_id, rank, OutputBlockAdded(decay_fraction))]
+        return self._tell(request_id, OutputBlockAdded(decay_fraction), now_s)
 
     def free(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked request ended, or one that waits is not wanted any more.
@@ -516,8 +514,7 @@ class RouterCore:
         if ticket is not None:
             self.waiting.withdraw(ticket)
             return [RefuseWaiting(ticket, WithdrawnError(request_id))]
-        rank = self.tracker.free(request_id, now_s)
-        return [self._tell(request_id, rank, ReservationFreed()), *self._woken()]
+        return self._tell(request_id, ReservationFreed(), now_s)
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far an announced rank's overlap can be believed."""
@@ -668,16 +665,35 @@ class RouterCore:
         scope: Scope,
         rank: Rank,
         footprint: Footprint,
-        tracking: Tracking,
-        overlap_blocks: int,
-        expected_output_tokens: int | None,
+        counted: Footprint,
         now_s: float,
-    ) -> Effect:
-        self.tracker.book(request_id, rank, tracking.counted(footprint), now_s)
+    ) -> list[Effect]:
+        """Book what counts of a request, and take it over from whoever else has booked it."""
+        self.tracker.book(request_id, rank, counted, now_s)
         self.predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
-        hashes, isl_tokens = pack_hashes(footprint.sequence_hashes), footprint.isl_tokens
-        added = ReservationAdded(hashes, isl_tokens, overlap_blocks, expected_output_tokens)
-        return self._tell(request_id, rank, added)
+        return self.foreign.pass_on(request_id, ReservationFreed())
+
+    def _tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
+        """What a caller says of a request, to whoever has booked it; its end, to all of them."""
+        if request_id not in self.tracker:
+            effects = self.foreign.pass_on(request_id, told)
+            if not effects:
+                raise ReservationNotFoundError(request_id)
+            return effects
+        self._obey(request_id, told, now_s)
+        effects = self.foreign.pass_on(request_id, told) if told == ReservationFreed() else []
+        return [*effects, *self._woken()]
+
+    def _obey(self, request_id: str, told: CallerTold, now_s: float) -> None:
+        match told:
+            case PrefillCompleted():
+                self.tracker.prefill_complete(request_id, now_s)
+            case OutputBlockAdded(decay_fraction) if self._settings.tracking.counts_output:
+                self.tracker.add_output_blocks(request_id, 1, decay_fraction, now_s)
+            case OutputBlockAdded():
+                self.tracker.progress(request_id, now_s)
+            case ReservationFreed():
+                self.tracker.free(request_id, now_s)
 
     def _note_worker(self, rank: Rank, announcement: WorkerAnnouncement) -> None:
         self.ranks.add(rank)
@@ -703,10 +719,6 @@ class RouterCore:
             self._to_note = list(self.ranks)
         for _ in range(min(NOTED_RANKS, len(self._to_note))):
             self._note_standing(self._to_note.pop(), now_s)
-
-    def _tell(self, request_id: str, rank: Rank, change: Change) -> Effect:
-        event = ReservationEvent(self._settings.router_id, request_id, rank, change)
-        return PublishReservation(event)
 
     def _is_cut_off(self, worker: Worker | None, rank: Rank) -> bool:
         """Its events come over the bus, which cannot be heard."""
@@ -737,7 +749,7 @@ class RouterCore:
     def _forget_rank(self, rank: Rank) -> int:
         self.index.drop_rank(rank)
         self.predictions.drop_rank(rank)
-        dropped = len(self.tracker.drop_rank(rank))
+        dropped = sum(isinstance(each, str) for each in self.tracker.drop_rank(rank))
         self.predictor.drop(rank)
         self.ranks.drop(rank)
         return dropped

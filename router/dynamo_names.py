@@ -42,6 +42,7 @@ ALIASES = (
     Alias("router_temperature", f"{PREFIX}TEMPERATURE"),
     Alias("use_kv_events", f"{PREFIX}USE_KV_EVENTS"),
     Alias("durable_kv_events", f"{PREFIX}DURABLE_KV_EVENTS", meaning=_events_are_durable),
+    Alias("router_replica_sync", f"{PREFIX}REPLICA_SYNC"),
     Alias("router_track_active_blocks", f"{PREFIX}TRACK_ACTIVE_BLOCKS"),
     Alias("router_track_output_blocks", f"{PREFIX}TRACK_OUTPUT_BLOCKS"),
     Alias("router_track_prefill_tokens", f"{PREFIX}TRACK_PREFILL_TOKENS"),

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.loads import Beacon
-from router.protocol.reservations import ReservationEvent
+from router.protocol.replicas import ProgressTold, SnapshotWanted
 from router.protocol.values import Rank
 
 
@@ -40,10 +40,13 @@ class ReservationExpired(Struct, frozen=True):
     rank: Rank
 
 
-class PublishReservation(Struct, frozen=True):
-    """Tell the other routers."""
+class TellReplica(Struct, frozen=True):
+    """Tell another router what a caller told us of its request, or that we have missed some of what
+    it said.
+    """
 
-    event: ReservationEvent
+    router_id: int
+    message: ProgressTold | SnapshotWanted
 
 
 class AdmitWaiting(Struct, frozen=True):
@@ -68,7 +71,7 @@ Effect: TypeAlias = (
     | FetchWorker
     | WorkerGone
     | ReservationExpired
-    | PublishReservation
+    | TellReplica
     | SendBeacon
     | AdmitWaiting
     | RefuseWaiting

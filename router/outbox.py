@@ -2,7 +2,7 @@
 
 Effects are logged and counted at once; those that need the bus wait in a bounded queue. When it is
 full the newest is dropped and counted: checkpoints and announcements are asked for again by the
-next tick or report, and reservations of a lost message expire.
+next tick or report, so are other routers' snapshots, and reservations nobody speaks of expire.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from router.effects import (
     AdmitWaiting,
     Effect,
     FetchWorker,
-    PublishReservation,
     RefuseWaiting,
     RequestCheckpoint,
     ReservationExpired,
     SendBeacon,
+    TellReplica,
     WorkerGone,
 )
 from router.errors import BusError, BusUnavailableError, KvRouterError
 from router.metrics import RouterMetrics
 from router.protocol.loads import encode_beacon
-from router.protocol.reservations import encode_reservation
+from router.protocol.replicas import encode_replica_message
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.bus import Bus, translated
@@ -35,7 +35,7 @@ CAPACITY = 10_000
 _ORDERED = ("unregistered", "withdrawn")
 """Why workers go when somebody wants it."""
 
-_FOR_THE_BUS = (RequestCheckpoint, FetchWorker, PublishReservation, SendBeacon)
+_FOR_THE_BUS = (RequestCheckpoint, FetchWorker, TellReplica, SendBeacon)
 
 
 class Outbox:
@@ -96,8 +96,9 @@ class Outbox:
         match effect:
             case RequestCheckpoint(rank, _):
                 await self._tell(bus, self._subjects.checkpoint_wanted(rank), b"")
-            case PublishReservation(event):
-                await self._tell(bus, self._subjects.sequences, encode_reservation(event))
+            case TellReplica(router_id, message):
+                subject = self._subjects.to_replica(router_id)
+                await self._tell(bus, subject, encode_replica_message(message))
             case SendBeacon(beacon):
                 await self._tell(bus, self._subjects.beacons, encode_beacon(beacon))
             case FetchWorker(worker_id):

@@ -30,7 +30,10 @@ from router.protocol.catalogue import (
 from router.publisher.announcer import Announcer
 from router.publisher.bus import Bus
 from router.registrations import complete_worker
+from router.replica import Replica
+from router.replica_metrics import ReplicaMetrics
 from router.rpc import Rpc
+from router.sequence.ledger import Ledger
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
@@ -72,6 +75,7 @@ class RouterService:
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
         )
+        self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self._host.metrics, self._host.subjects)
         self._rpc = Rpc(self._commands, *told)
         self._index_rpc = IndexRpc(core, Lookups(core, frequency_window_s=0.0), *told)
@@ -109,7 +113,20 @@ class RouterService:
         ShadowCollector(shadow, metrics)
         return ShadowCommands(core, outbox, metrics, shadow)
 
+    def _make_replica(self, core: RouterCore) -> Replica:
+        host = self._host
+        return Replica(
+            core,
+            Ledger(self._config.router_id, self._incarnation),
+            host.outbox,
+            host.status,
+            ReplicaMetrics(core, host.metrics.registry),
+            host.subjects,
+        )
+
     def _background(self) -> Iterable[Task]:
+        if self._replica is not None:
+            yield self._replica.tell_forever()
         if self._dynamo is not None:
             yield self._dynamo.run()
 
@@ -117,7 +134,14 @@ class RouterService:
         yield self._announce(bus, endpoint)
         yield self._rpc.run(bus)
         yield self._index_rpc.run(bus)
+        if self._replica is not None:
+            yield self._follow_replicas(self._replica, bus)
         yield self._host.take_snapshots(bus, self._is_first_router)
+
+    async def _follow_replicas(self, replica: Replica, bus: Bus) -> None:
+        """Others' reservations are booked on ranks, which have to be known first."""
+        await self._host.registry.caught_up.wait()
+        await replica.run(bus)
 
     async def _announce(self, bus: Bus, endpoint: str) -> None:
         announcement = RouterAnnouncement(

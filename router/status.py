@@ -29,6 +29,7 @@ class ServiceStatus:
         "is_draining",
         "nats_url",
         "registry_caught_up",
+        "replicas_caught_up",
     )
 
     def __init__(self, nats_url: str, *, needs_workers: bool, initial_workers: int = 0) -> None:
@@ -38,6 +39,7 @@ class ServiceStatus:
         self.is_draining = False
         self.registry_caught_up = self.events_caught_up = not self.has_bus
         self.engines_caught_up = True
+        self.replicas_caught_up = True
 
     @property
     def has_bus(self) -> bool:
@@ -48,22 +50,22 @@ class ServiceStatus:
         """Not ready until the index has once caught up and somebody can be chosen; later faults of
         the bus only degrade, since what is known still answers.
         """
-        reasons: list[str] = []
-        degraded: list[str] = []
         has_caught_up = self.registry_caught_up and self.events_caught_up
+        reasons: list[str] = []
         if self.is_draining:
             reasons.append("draining")
-        if self.has_bus and not core.fleet.is_connected:
-            text = f"not connected to NATS at {self.nats_url}"
-            (degraded if has_caught_up else reasons).append(text)
         if not has_caught_up:
             reasons.append("the index has not caught up with the event stream")
         if not self.engines_caught_up:
             reasons.append("the index has not caught up with the engines registered before")
+        if not self.replicas_caught_up:
+            reasons.append("the other routers' reservations are not known yet")
         if self._needs_workers:
             reasons += self._missing_workers(core.fleet.schedulable_count())
-        if core.fleet.is_frozen:
-            degraded.append("most workers fell silent together; none is taken out for now")
+        degraded = _degraded(core)
+        if self.has_bus and not core.fleet.is_connected:
+            text = f"not connected to NATS at {self.nats_url}"
+            (degraded if has_caught_up else reasons).append(text)
         return Readiness(not reasons, reasons, degraded)
 
     def _missing_workers(self, schedulable: int) -> list[str]:
@@ -74,3 +76,14 @@ class ServiceStatus:
             return ["no schedulable workers"]
         wanted = self._initial_workers
         return [f"{schedulable} of {wanted} initial workers"] if wanted else []
+
+
+def _degraded(core: RouterCore) -> list[str]:
+    degraded = []
+    if core.fleet.is_frozen:
+        degraded.append("most workers fell silent together; none is taken out for now")
+    unanswered = core.foreign.replicas.unanswered
+    if unanswered:
+        names = ", ".join(map(str, unanswered))
+        degraded.append(f"routers that do not answer what they have booked: {names}")
+    return degraded

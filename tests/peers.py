@@ -1,7 +1,22 @@
 """Routers' words to each other, with what does not matter filled in."""
 
-from router.protocol.replicas import Frame, Progress, SharedReservation, SnapshotPart
+from builders import World
+from router.effects import TellReplica
+from router.protocol.replicas import (
+    Frame,
+    Progress,
+    ProgressTold,
+    SharedReservation,
+    SnapshotPart,
+)
 from router.protocol.values import Rank
+from router.sequence.ledger import Ledger
+from router.sequence.rank_table import (
+    DECODE_BLOCKS,
+    DECODING_KV_TOKENS,
+    PREFILL_CONTEXTS,
+    PREFILL_TOKENS,
+)
 from router.sequence.shared_reservations import SharedReservations
 
 
@@ -48,3 +63,54 @@ class Other:
     def _said(self, added=(), progressed=(), freed=()):
         head = (self.router_id, self.incarnation, self.sequence)
         return Frame(*head, added, progressed, freed, len(self.has), self.has.digest)
+
+
+class Sharing:
+    """Routers' cores that know the same workers, and tell each other what they book."""
+
+    def __init__(self, *router_ids, workers=(1, 2), **settings):
+        self.worlds = [World(router_id=router_id, **settings) for router_id in router_ids]
+        self.now_s = 0.0
+        for world, router_id in zip(self.worlds, router_ids, strict=True):
+            world.core.tracker.ledger = Ledger(router_id, incarnation=1)
+            for worker_id in workers:
+                world.worker(worker_id)
+
+    def core(self, router_id):
+        return next(w.core for w in self.worlds if w.core.foreign.replicas.router_id == router_id)
+
+    def exchange(self, effects=(), lost=()):
+        """Everybody tells everybody what is new, until there is nothing to say.
+
+        `lost`: routers whose frames get lost.
+        """
+        self.carry(effects)
+        for _ in range(3):
+            for world in self.worlds:
+                ledger = world.core.tracker.ledger
+                frame = ledger.take_frame(world.core.tracker.shared, self.now_s)
+                for other in self.worlds if frame and ledger.router_id not in lost else ():
+                    self.carry(other.core.apply_peer(frame, self.now_s))
+
+    def carry(self, effects):
+        for effect in effects:
+            if isinstance(effect, TellReplica):
+                core, message = self.core(effect.router_id), effect.message
+                if isinstance(message, ProgressTold):
+                    core.apply_peer(message, self.now_s)
+                    continue
+                for part in core.tracker.ledger.snapshot():
+                    self.core(message.asked_by).apply_peer(part, self.now_s)
+
+    def loads(self):
+        """What each router thinks every rank is busy with; of the booked load only."""
+        columns = slice(PREFILL_TOKENS, PREFILL_CONTEXTS + 1)
+        for world in self.worlds:
+            world.core.tracker.check_invariants()
+            world.core.foreign.replicas.check_invariants()
+        return [
+            {rank: (w.core.ranks.row(rank)[columns].tolist(),
+                    w.core.ranks.row(rank)[DECODE_BLOCKS : DECODING_KV_TOKENS + 1].tolist())
+             for rank in w.core.ranks}
+            for w in self.worlds
+        ]  # fmt: skip

@@ -8,6 +8,7 @@ from random import Random
 from msgspec import structs
 
 from builders import IDENTITY, announcement, report
+from peers import Other
 from router.config import RouterConfig
 from router.errors import IndexDisabledError, KvRouterError
 from router.heard import HeardFrom, HeardWorker
@@ -15,6 +16,7 @@ from router.indexer.base import HeldBlocks
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.events import EventBatch
+from router.protocol.replicas import PrefillCompleted, ProgressTold
 from router.protocol.requests import (
     ConfigOverride,
     NewCommand,
@@ -112,7 +114,8 @@ def state(core):
         "active": {
             r: (a.active_blocks, a.active_prefill_tokens) for r, a in core.tracker._by_rank.items()
         },
-        "expiries": list(core.tracker._by_expiry),
+        "expiries": list(core.tracker._by_id.items()),
+        "foreign": core.tracker._foreign,
         "guesses": core.predictions.entry_counts(),
         "thresholds": [(model, core.gate.thresholds(model)) for model in core.gate.models],
         "busy": [rank for rank in core.ranks if core.ranks.row(rank)[BUSY]],
@@ -138,6 +141,7 @@ class RandomLife(Recorded):
         self.random = Random(seed)
         self.now_s = self.random.uniform(0, 1e6)
         self.journals = {}
+        self.other = Other()
         self.booked = []
         self.refused = 0
         self.core.set_connected(True, self.now_s)
@@ -151,6 +155,7 @@ class RandomLife(Recorded):
             self.overhear, self.stream_lost, self.resume, self.resume, self.slices, self.slices,
             self.tidy, self.limit,
             self.rush, self.admit, self.admit, self.hang_up, self.hang_up,
+            self.hear_router, self.hear_router, self.hear_router,
         ]  # fmt: skip
         for worker_id in WORKERS:
             self.worker(worker_id)
@@ -315,6 +320,23 @@ class RandomLife(Recorded):
         self.place()
         while self.core.settle(self.now_s):
             pass
+
+    def hear_router(self):
+        """Another router books, frees, and passes on; now and then nobody hears it."""
+        known = [each.request_id for each in self.other.has]
+        happening = self.random.choice(["book", "book", "free", "told", "beat", "snapshot", "lost"])
+        if happening == "book":
+            message = self.other.books(f"o{len(self.entries)}", rank=self.random.choice(WORKERS))
+        elif happening == "free" and known:
+            message = self.other.frees(self.random.choice(known))
+        elif happening == "told" and self.booked:
+            message = ProgressTold(self.random.choice(self.booked), PrefillCompleted())
+        elif happening == "snapshot":
+            (message,) = self.other.snapshot()
+        else:
+            message = self.other.beats()
+        if happening != "lost":
+            self.core.apply_peer(message, self.now_s)
 
     def search(self):
         self.core.index.find_matches(Scope(), self._prompt_hashes(IDENTITY))

@@ -9,9 +9,9 @@ twice, it changes nothing. Fields may be appended, never reordered.
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, msgpack
+from msgspec.structs import replace
 
 from router.protocol.codec import decode
-from router.protocol.reservations import OutputBlockAdded, PrefillCompleted, ReservationFreed
 from router.protocol.values import Rank, UInt
 
 MAX_OUTPUT_BLOCKS = 1 << 22
@@ -49,6 +49,10 @@ class SharedReservation(Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if len(self.sequence_hashes) % 8:
             raise ValueError(f"{len(self.sequence_hashes)} bytes of hashes, not a multiple of 8")
+
+    def is_same_booking(self, other: "SharedReservation") -> bool:
+        """Does it differ in progress at most?"""
+        return replace(self, progress=other.progress) == other
 
 
 class Frame(Struct, frozen=True, array_like=True, tag="frame"):
@@ -93,11 +97,28 @@ class SnapshotWanted(Struct, frozen=True, array_like=True, tag="snapshot_wanted"
     asked_by: UInt
 
 
+class PrefillCompleted(Struct, frozen=True, array_like=True, tag="prefill_completed"):
+    """Its prompt is computed."""
+
+
+class OutputBlockAdded(Struct, frozen=True, array_like=True, tag="output_block"):
+    """It grew by a block."""
+
+    decay_fraction: Fraction | None = None
+
+
+class ReservationFreed(Struct, frozen=True, array_like=True, tag="freed"):
+    """It ended, or has been booked anew at another router."""
+
+
+CallerTold: TypeAlias = PrefillCompleted | OutputBlockAdded | ReservationFreed
+
+
 class ProgressTold(Struct, frozen=True, array_like=True, tag="told"):
-    """A caller told this router about a request that another one has booked."""
+    """A caller told a router about a request that the receiver has booked."""
 
     request_id: RequestId
-    change: PrefillCompleted | OutputBlockAdded | ReservationFreed
+    told: CallerTold
 
 
 ReplicaMessage: TypeAlias = Frame | SnapshotPart | SnapshotWanted | ProgressTold

@@ -65,9 +65,9 @@ class Subjects(Struct, frozen=True):
         return f"kv.{self.namespace}.indexer.query"
 
     @property
-    def sequences(self) -> str:
-        """Reservations, between routers."""
-        return f"kv.{self.namespace}.sequences"
+    def all_reservations(self) -> str:
+        """What every router says of its reservations."""
+        return f"kv.{self.namespace}.sequences.*"
 
     @property
     def beacons(self) -> str:
@@ -85,6 +85,14 @@ class Subjects(Struct, frozen=True):
     def load(self, rank: Rank) -> str:
         """Load of one rank."""
         return f"kv.{self.namespace}.load.{rank}"
+
+    def reservations(self, router_id: int) -> str:
+        """What one router, which is its only writer, says of its reservations."""
+        return f"kv.{self.namespace}.sequences.{router_id}"
+
+    def to_replica(self, router_id: int) -> str:
+        """What other routers say to one router."""
+        return f"kv.{self.namespace}.sequences.{router_id}.inbox"
 
     def ping(self, worker_id: int) -> str:
         """Answered with its incarnation by the live agent of this worker."""

@@ -20,6 +20,7 @@ from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage, TierBlocks
 from router.protocol.loads import LoadReport
+from router.protocol.replicas import Frame, ProgressTold, SnapshotPart
 from router.protocol.values import HashArray, Scope, pack_hashes, unpack_hashes
 from router.registrations import RegisteredWorker
 from router.scheduler.busy import BusyThresholds
@@ -150,6 +151,13 @@ class ApplyLoad(_Command, frozen=True, tag="apply_load"):
         return cls(replace(report, waiting_s=waiting_s, counters=finite), now_s)
 
 
+class ApplyPeer(_Command, frozen=True, tag="apply_peer"):
+    """Another router said something of its reservations, or of one of ours."""
+
+    message: Frame | SnapshotPart | ProgressTold
+    now_s: float
+
+
 class SetConnected(_Command, frozen=True, tag="set_connected"):
     """The bus could be heard from now on, or no longer."""
 
@@ -245,6 +253,7 @@ Command: TypeAlias = (
     | Resume
     | Settle
     | ApplyLoad
+    | ApplyPeer
     | SetConnected
     | StreamLost
     | SetBusyThresholds

@@ -18,11 +18,13 @@ from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
+from router.protocol.replicas import Frame, ProgressTold, SnapshotPart
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HashArray, Scope
 from router.recording.commands import (
     Apply,
     ApplyLoad,
+    ApplyPeer,
     ApplySlice,
     BeginFill,
     Command,
@@ -156,6 +158,13 @@ class RecordedCore(RouterCore):
         self._record(ApplyLoad.of(report, now_s))
         return super().apply_load(report, now_s)
 
+    def apply_peer(
+        self, message: Frame | SnapshotPart | ProgressTold, now_s: float
+    ) -> list[Effect]:
+        """See `RouterCore`."""
+        self._record(ApplyPeer(message, now_s))
+        return super().apply_peer(message, now_s)
+
     def set_connected(self, connected: bool, now_s: float) -> None:
         """See `RouterCore`."""
         self._record(SetConnected(connected, now_s))
@@ -241,7 +250,7 @@ class RecordedCore(RouterCore):
         """See `RouterCore`."""
         return self._decide(
             lambda: super(RecordedCore, self).reserve(request, prompt, now_s),
-            lambda booked: reserved(booked[1]),
+            lambda _: reserved(self, request),
             lambda outcome: Reserve(plain(request, ReserveRequest), now_s, outcome),
         )
 

@@ -8,10 +8,8 @@ from msgspec import Struct, structs
 from xxhash import xxh3_64_hexdigest
 
 from router.core import Admission, Placement, RouterCore
-from router.effects import Effect, PublishReservation
 from router.errors import KvRouterError
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
-from router.protocol.reservations import ReservationAdded
 from router.protocol.values import Rank
 from router.recording.commands import Entry
 from router.scheduler.selector import Choice
@@ -120,8 +118,8 @@ class Reserve(Entry, frozen=True, tag="reserve"):
         """Ask a core. Raises InvalidFieldError for a prompt that cannot have been asked about."""
         prompt = _prompt(core, self.request)
         return _decided(
-            lambda: core.reserve(self.request, prompt, self.now_s)[1],
-            lambda effects: Decided(reserved(effects)),
+            lambda: core.reserve(self.request, prompt, self.now_s),
+            lambda _: Decided(reserved(core, self.request)),
         )
 
 
@@ -154,14 +152,13 @@ def admitted(admission: Admission) -> Outcome:
     return structs.replace(came_to, ticket=admission.ticket)
 
 
-def reserved(effects: list[Effect]) -> Outcome:
-    """The outcome of booking where the caller wants it."""
-    for effect in effects:
-        if isinstance(effect, PublishReservation):
-            change = effect.event.change
-            if isinstance(change, ReservationAdded):
-                return Outcome(rank=effect.event.rank, overlap_blocks=change.overlap_blocks)
-    raise AssertionError("a booking tells the other routers")
+def reserved(core: RouterCore, request: ReserveRequest) -> Outcome:
+    """The outcome of booking where the caller wants it, once it is booked."""
+    assert request.request_id is not None
+    booked = core.tracker.shared(request.request_id)
+    assert booked is not None
+    overlap_blocks = booked.cached_tokens // booked.block_size
+    return Outcome(rank=booked.rank, overlap_blocks=overlap_blocks)
 
 
 def refused(error: KvRouterError) -> Outcome:

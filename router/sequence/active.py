@@ -10,10 +10,19 @@ Prompts are computed in the order in which they were booked: the oldest that is 
 head, and since when it is the head tells how far it may have come.
 """
 
+from typing import TypeAlias
+
 from msgspec import Struct
 
+from router.protocol.replicas import Progress
 from router.sequence.footprint import Footprint
 from router.sequence.prompt_trie import MICRO, Node, PromptTrie
+
+ForeignId: TypeAlias = tuple[int, str]
+"""A request of another router's: that router's id, and the request's."""
+
+BookingId: TypeAlias = str | ForeignId
+"""A request of ours by its id, or another router's."""
 
 
 class _Request(Struct):
@@ -22,6 +31,7 @@ class _Request(Struct):
     own_blocks: int
     kv_tokens: int
     own_discount_micro: int = 0
+    decay_fraction: float | None = None
 
 
 class ActiveSequences:
@@ -48,8 +58,8 @@ class ActiveSequences:
     def __init__(self, trie: PromptTrie, slot: int) -> None:
         self._trie = trie
         self._slot = slot
-        self._requests: dict[str, _Request] = {}
-        self._prefills: dict[str, Footprint] = {}
+        self._requests: dict[BookingId, _Request] = {}
+        self._prefills: dict[BookingId, Footprint] = {}
         self._shared_blocks = 0
         self._own_blocks = 0
         self._discount_micro = 0
@@ -58,11 +68,11 @@ class ActiveSequences:
         self.decoding_kv_tokens = 0
         self.head_since_s = 0.0
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: BookingId) -> bool:
         return request_id in self._requests
 
     @property
-    def request_ids(self) -> list[str]:
+    def request_ids(self) -> list[BookingId]:
         """Requests booked here, oldest first."""
         return list(self._requests)
 
@@ -92,7 +102,7 @@ class ActiveSequences:
         hashes = footprint.sequence_hashes
         return len(hashes) - self._trie.depth(self._slot, hashes) + footprint.own_blocks
 
-    def add(self, request_id: str, footprint: Footprint, now_s: float) -> None:
+    def add(self, request_id: BookingId, footprint: Footprint, now_s: float) -> None:
         """Book a request; its id must be new here. O(nodes on its way)."""
         assert request_id not in self._requests
         end, change = self._trie.add(self._slot, footprint.sequence_hashes)
@@ -108,24 +118,37 @@ class ActiveSequences:
         self.active_prefill_tokens += footprint.prefill_tokens
         self.active_prefill_contexts += footprint.prefill_contexts
 
-    def prefill_complete(self, request_id: str, now_s: float) -> None:
+    def prefill_complete(self, request_id: BookingId, now_s: float) -> None:
         """Its prompt is computed. Idempotent."""
         if request_id in self._prefills:
             self._end_prefill(request_id, now_s)
             self.decoding_kv_tokens += self._requests[request_id].kv_tokens
 
-    def add_output_block(self, request_id: str, decay_fraction: float | None = None) -> None:
-        """It grew by a block; `decay_fraction` is the new weight of every block only it holds."""
+    def add_output_blocks(
+        self, request_id: BookingId, blocks: int, decay_fraction: float | None = None
+    ) -> None:
+        """It grew; `decay_fraction` is the new weight of every block that only it holds."""
         request = self._requests[request_id]
-        request.own_blocks += 1
-        self._own_blocks += 1
-        request.kv_tokens += request.footprint.block_size
+        request.own_blocks += blocks
+        self._own_blocks += blocks
+        request.kv_tokens += blocks * request.footprint.block_size
         if request_id not in self._prefills:
-            self.decoding_kv_tokens += request.footprint.block_size
+            self.decoding_kv_tokens += blocks * request.footprint.block_size
         if decay_fraction is not None:
+            request.decay_fraction = decay_fraction
             self._decay(request, round(decay_fraction * MICRO))
 
-    def free(self, request_id: str, now_s: float) -> None:
+    def footprint(self, request_id: BookingId) -> Footprint:
+        """What a request was booked as."""
+        return self._requests[request_id].footprint
+
+    def progress(self, request_id: BookingId) -> Progress:
+        """How far a request has come."""
+        request = self._requests[request_id]
+        output_blocks = request.own_blocks - request.footprint.own_blocks
+        return Progress(request_id not in self._prefills, output_blocks, request.decay_fraction)
+
+    def free(self, request_id: BookingId, now_s: float) -> None:
         """It ended, whether or not its prefill was marked complete. O(nodes on its way)."""
         request = self._requests.pop(request_id)
         if request_id in self._prefills:
@@ -152,7 +175,7 @@ class ActiveSequences:
         assert self.decoding_kv_tokens == sum(r.kv_tokens for r in decoding)
         assert self._discount_micro >= sum(r.own_discount_micro for r in requests)
 
-    def _end_prefill(self, request_id: str, now_s: float) -> None:
+    def _end_prefill(self, request_id: BookingId, now_s: float) -> None:
         if next(iter(self._prefills)) == request_id:
             self.head_since_s = now_s
         footprint = self._prefills.pop(request_id)

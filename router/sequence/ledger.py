@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from msgspec.structs import replace
-
 from router.protocol.replicas import Frame, Progress, SharedReservation, SnapshotPart
 from router.sequence.shared_reservations import SharedReservations
 
@@ -26,9 +24,11 @@ HEARTBEAT_S = 0.2
 GROWTH_S = 0.25
 """So often the others are told of output blocks, which are many and weigh little."""
 
-MAX_CHANGES = 1_000
+MAX_CHANGES = 250
 MAX_BYTES = 256 * 1024
-"""What a message holds at most, but for one reservation more: hashes count, which are the bulk."""
+"""What a message holds at most, hashes being the bulk, but for one reservation more: it takes those
+who read it a few milliseconds.
+"""
 
 
 class _News:
@@ -61,11 +61,11 @@ class Ledger:
     Invariant: whatever differs between what we told and how our requests stand is noted.
     """
 
-    __slots__ = ("_grown", "_growth_due_s", "_heartbeat_due_s", "_incarnation", "_router_id",
-                 "_told", "_touched", "sequence")  # fmt: skip
+    __slots__ = ("_grown", "_growth_due_s", "_heartbeat_due_s", "_incarnation",
+                 "_told", "_touched", "router_id", "sequence")  # fmt: skip
 
     def __init__(self, router_id: int, incarnation: int) -> None:
-        self._router_id = router_id
+        self.router_id = router_id
         self._incarnation = incarnation
         self._told = SharedReservations()
         self._touched: OrderedDict[str, None] = OrderedDict()
@@ -112,7 +112,7 @@ class Ledger:
         """All that we have told up to the last frame, in parts that are made as they are taken."""
         shares, sequence = _shares(self._told), self.sequence
         return (
-            SnapshotPart(self._router_id, self._incarnation, sequence, part, len(shares), share)
+            SnapshotPart(self.router_id, self._incarnation, sequence, part, len(shares), share)
             for part, share in enumerate(shares)
         )
 
@@ -130,14 +130,14 @@ class Ledger:
                 news.freed.append(request_id)
         elif after != before:
             self._told.put(after)
-            if before is not None and after == replace(before, progress=after.progress):
+            if before is not None and before.is_same_booking(after):
                 news.progressed.append((request_id, after.progress))
             else:
                 news.add(after)
 
     def _frame(self, news: _News) -> Frame:
         return Frame(
-            self._router_id,
+            self.router_id,
             self._incarnation,
             self.sequence,
             tuple(news.added),

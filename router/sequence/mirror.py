@@ -49,8 +49,8 @@ class Mirror:
     said otherwise; no frame is held that could be applied.
     """
 
-    __slots__ = ("_asks", "_counts", "_differs", "_held", "_known_sequence", "_next_ask_s",
-                 "_parts", "heard_s", "incarnation", "reservations", "router_id",
+    __slots__ = ("_counts", "_differs", "_held", "_known_sequence", "_next_ask_s",
+                 "_parts", "asks", "heard_s", "incarnation", "reservations", "router_id",
                  "sequence")  # fmt: skip
 
     def __init__(
@@ -66,7 +66,7 @@ class Mirror:
         self._differs = False
         self._held: dict[int, Frame] = {}
         self._parts: dict[int, SnapshotPart] = {}
-        self._asks = 0
+        self.asks = 0
         self._next_ask_s = now_s
 
     @property
@@ -106,13 +106,13 @@ class Mirror:
     def ask(self, now_s: float) -> bool:
         """Whether to ask for a snapshot now; if so, it is taken as asked."""
         if not self.is_in_doubt:
-            self._asks = 0
+            self.asks = 0
             self._next_ask_s = now_s
             return False
         if now_s < self._next_ask_s:
             return False
-        self._next_ask_s = now_s + min(FIRST_RETRY_S * 2**self._asks, LAST_RETRY_S)
-        self._asks += 1
+        self._next_ask_s = now_s + min(FIRST_RETRY_S * 2**self.asks, LAST_RETRY_S)
+        self.asks += 1
         return True
 
     def check_invariants(self) -> None:

@@ -14,6 +14,13 @@ SILENCE_S = 5.0
 """A router that says nothing for so long is gone, and what it booked with it."""
 
 
+AWAY_S = 300.0
+"""What others have booked is as good as ended, once we could not hear them for so long."""
+
+OFTEN_ASKED = 4
+"""Snapshots asked for in vain that are worth telling of: 1.75 s."""
+
+
 class ReplicaCounts(Struct):
     """What happened to routers, and to what they said.
 
@@ -34,11 +41,12 @@ class Replicas:
     Invariants: no mirror is kept of a silent router; `owners` names exactly who has booked an id.
     """
 
-    __slots__ = ("_mirrors", "_owners", "_router_id", "counts")
+    __slots__ = ("_away_since_s", "_mirrors", "_owners", "counts", "router_id")
 
     def __init__(self, router_id: int) -> None:
-        self._router_id = router_id
+        self.router_id = router_id
         self._mirrors: dict[int, Mirror] = {}
+        self._away_since_s: float | None = None
         self._owners: dict[str, tuple[int, ...]] = {}
         self.counts = ReplicaCounts(MirrorCounts())
 
@@ -52,6 +60,11 @@ class Replicas:
     def in_doubt(self) -> list[int]:
         """Routers that we are known not to be up to date with."""
         return [router_id for router_id, mirror in self._mirrors.items() if mirror.is_in_doubt]
+
+    @property
+    def unanswered(self) -> list[int]:
+        """Routers that were asked often what they have booked."""
+        return [mirror.router_id for mirror in self if mirror.asks >= OFTEN_ASKED]
 
     def owners(self, request_id: str) -> tuple[int, ...]:
         """Who else has booked this id, longest ago first."""
@@ -69,15 +82,16 @@ class Replicas:
         return self._meet(known, message, now_s)
 
     def tick(self, now_s: float, *, is_connected: bool) -> list[PeerChange]:
-        """Forget routers that have fallen silent; nobody has, while we could not hear them."""
-        changes: list[PeerChange] = []
-        for mirror in list(self):
-            if not is_connected:
+        """Forget routers that have fallen silent; or all, once we could hear nobody for long."""
+        if not is_connected:
+            self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
+            is_gone = now_s - self._away_since_s >= AWAY_S
+            return self._forget_all(list(self)) if is_gone else []
+        if self._away_since_s is not None:
+            self._away_since_s = None
+            for mirror in self:
                 mirror.heard_s = now_s
-            elif now_s - mirror.heard_s >= SILENCE_S:
-                self.counts.gone += 1
-                changes += self._forget(mirror)
-        return changes
+        return self._forget_all([m for m in self if now_s - m.heard_s >= SILENCE_S])
 
     def wanted(self, now_s: float) -> list[int]:
         """Whom to ask for a snapshot now. O(routers)."""
@@ -97,7 +111,7 @@ class Replicas:
         self, earlier_life: Mirror | None, message: Frame | SnapshotPart, now_s: float
     ) -> list[PeerChange]:
         """A router that we do not know, or its new life."""
-        if self._router_id == message.router_id or isinstance(message, SnapshotPart):
+        if self.router_id == message.router_id or isinstance(message, SnapshotPart):
             return []
         if earlier_life is None and len(self) >= MAX_REPLICAS:
             self.counts.refused += 1
@@ -107,6 +121,13 @@ class Replicas:
         self._mirrors[message.router_id] = mirror
         self.counts.met += 1
         return changes + self._noted(mirror.take_frame(message))
+
+    def _forget_all(self, mirrors: Iterable[Mirror]) -> list[PeerChange]:
+        changes: list[PeerChange] = []
+        for mirror in mirrors:
+            self.counts.gone += 1
+            changes += self._forget(mirror)
+        return changes
 
     def _forget(self, mirror: Mirror) -> list[PeerChange]:
         del self._mirrors[mirror.router_id]

@@ -5,22 +5,18 @@ import asyncio
 from builders import rank
 from router.effects import (
     FetchWorker,
-    PublishReservation,
     RequestCheckpoint,
     ReservationExpired,
+    TellReplica,
     WorkerGone,
 )
 from router.metrics import RouterMetrics
 from router.outbox import CAPACITY, Outbox
-from router.protocol.reservations import (
-    ReservationEvent,
-    ReservationFreed,
-    decode_reservation,
-)
+from router.protocol.replicas import ProgressTold, ReservationFreed, decode_replica_message
 from router.protocol.subjects import Subjects
 
 SUBJECTS = Subjects("test")
-FREED = PublishReservation(ReservationEvent(9, "x", rank(1), ReservationFreed()))
+FREED = TellReplica(9, ProgressTold("x", ReservationFreed()))
 
 
 def outbox():
@@ -40,11 +36,11 @@ async def test_carries_out_what_needs_the_bus(bus):
         fetched.append(worker_id)
 
     wanted = await bus.client.subscribe(SUBJECTS.checkpoint_wanted(rank(1)))
-    told = await bus.client.subscribe(SUBJECTS.sequences)
+    told = await bus.client.subscribe(SUBJECTS.to_replica(9))
     out.perform([RequestCheckpoint(rank(1), "events missing"), FREED, FetchWorker(7)])
     running = asyncio.create_task(out.run(bus, fetch))
     await wanted.next_msg(timeout=5)
-    assert decode_reservation((await told.next_msg(timeout=5)).data) == FREED.event
+    assert decode_replica_message((await told.next_msg(timeout=5)).data) == FREED.message
     assert fetched == [7]
     running.cancel()
 
@@ -76,7 +72,7 @@ async def test_a_bus_that_is_away_is_counted(bus, nats_server, eventually):
     await eventually(lambda: not bus.client.is_connected)
     running = asyncio.create_task(out.run(bus, None))
     out.perform([FREED])
-    failures = {"effect": "PublishReservation"}
+    failures = {"effect": "TellReplica"}
     await eventually(lambda: value(metrics, "outbox_failures", **failures) == 1)
     assert not running.done()
     running.cancel()

@@ -47,22 +47,16 @@ from router.protocol.loads import (
 )
 from router.protocol.replicas import (
     Frame,
+    OutputBlockAdded,
+    PrefillCompleted,
     Progress,
     ProgressTold,
+    ReservationFreed,
     SharedReservation,
     SnapshotPart,
     SnapshotWanted,
     decode_replica_message,
     encode_replica_message,
-)
-from router.protocol.reservations import (
-    OutputBlockAdded,
-    PrefillCompleted,
-    ReservationAdded,
-    ReservationEvent,
-    ReservationFreed,
-    decode_reservation,
-    encode_reservation,
 )
 from router.protocol.values import (
     SCHEME,
@@ -95,7 +89,6 @@ WORKER = WorkerAnnouncement(
 )  # fmt: skip
 BEACON = Beacon(3, 4)
 ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
-ADDED = ReservationEvent(3, "id", Rank(7, 1), ReservationAdded(PACKED, 40, 1, 64))
 SHARED = SharedReservation("id", Rank(7, 1), PACKED, 1, 40, 16, 16, Progress(True, 2, 0.5))
 FRAME = Frame(3, 4, 5, (SHARED,), (("x", Progress()),), ("y",), 6, 2**64 - 1)
 PART = SnapshotPart(3, 4, 5, 0, 2, (SHARED,))
@@ -216,29 +209,22 @@ def test_beacon():
     assert encode_beacon(BEACON).hex() == "920304"
 
 
-def test_reservation_events():
-    assert encode_reservation(ADDED).hex() == (
-        "9403a2696492070195a56164646564c4100100000000000000ffffffffffffffff280140"
-    )
-    steps = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed()]
-    encoded = [encode_reservation(ReservationEvent(3, "id", Rank(7, 1), s)).hex() for s in steps]
-    head = "9403a26964920701"
-    assert encoded == [
-        f"{head}91b170726566696c6c5f636f6d706c65746564",
-        f"{head}92ac6f75747075745f626c6f636bcb3fe0000000000000",
-        f"{head}91a56672656564",
-    ]
-
-
 def test_routers_words_to_each_other():
     shared = "98a26964920701c4100100000000000000ffffffffffffffff0128101093c302cb3fe0000000000000"
     assert encode_replica_message(FRAME).hex() == (
         f"99a56672616d6503040591{shared}9192a17893c200c091a17906cfffffffffffffffff"
     )
     assert encode_replica_message(PART).hex() == f"97a8736e617073686f74030405000291{shared}"
-    wanted, told = SnapshotWanted(9), ProgressTold("id", ReservationFreed())
-    assert encode_replica_message(wanted).hex() == "92af736e617073686f745f77616e74656409"
-    assert encode_replica_message(told).hex() == "93a4746f6c64a2696491a56672656564"
+    wanted = encode_replica_message(SnapshotWanted(9))
+    assert wanted.hex() == "92af736e617073686f745f77616e74656409"
+    told = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed()]
+    encoded = [encode_replica_message(ProgressTold("id", each)).hex() for each in told]
+    head = "93a4746f6c64a26964"
+    assert encoded == [
+        f"{head}91b170726566696c6c5f636f6d706c65746564",
+        f"{head}92ac6f75747075745f626c6f636bcb3fe0000000000000",
+        f"{head}91a56672656564",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +255,6 @@ def test_a_part_beyond_the_last_is_no_part():
         (decode_worker, encode_entry(WORKER), WORKER),
         (decode_router, encode_entry(ROUTER), ROUTER),
         (decode_order, encode_entry(WorkerOrder("cordoned")), WorkerOrder("cordoned")),
-        (decode_reservation, encode_reservation(ADDED), ADDED),
         (decode_replica_message, encode_replica_message(FRAME), FRAME),
         (decode_replica_message, encode_replica_message(PART), PART),
     ],
@@ -318,8 +303,7 @@ def test_foreign_bytes_are_one_error(payload):
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(payload):
     for decode in (
-        decode_log_message, decode_load_report, decode_worker, decode_reservation,
-        decode_replica_message,
+        decode_log_message, decode_load_report, decode_worker, decode_replica_message,
     ):  # fmt: skip
         with contextlib.suppress(WireError):
             decode(payload)

@@ -15,7 +15,9 @@ def test_are_what_the_design_says():
     assert S.load(rank) == "kv.prod.load.7.1"
     assert S.checkpoint_wanted(rank) == "kv.prod.worker.7.1.checkpoint"
     assert S.ping(7) == "kv.prod.worker.7.ping"
-    assert (S.router, S.sequences) == ("kv.prod.router", "kv.prod.sequences")
+    assert S.router == "kv.prod.router"
+    assert (S.all_reservations, S.reservations(7)) == ("kv.prod.sequences.*", "kv.prod.sequences.7")
+    assert S.to_replica(7) == "kv.prod.sequences.7.inbox"
     assert S.index_queries == "kv.prod.indexer.query"
     assert (S.event_stream, S.bucket) == ("kv-prod-events", "kv-prod-workers")
     assert (S.all_events, S.all_loads) == ("kv.prod.events.*.*", "kv.prod.load.*.*")

@@ -92,10 +92,10 @@ def test_attention_work_grows_with_what_is_cached_before_it():
 def test_decoding_requests_hold_their_prompt_and_their_output():
     active = idle()
     active.add("a", footprint([1], 0, 100, cached_tokens=60), 0.0)
-    active.add_output_block("a")
+    active.add_output_blocks("a", 1)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (0, 0)
     active.prefill_complete("a", 1.0)
-    active.add_output_block("a")
+    active.add_output_blocks("a", 1)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160 + 2 * 16)
     active.free("a", 2.0)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (0, 0)
@@ -103,27 +103,27 @@ def test_decoding_requests_hold_their_prompt_and_their_output():
 
 def test_output_blocks_add_up():
     active = busy(("a", [1, 2], 1, 0))
-    active.add_output_block("a")
-    active.add_output_block("a")
+    active.add_output_blocks("a", 1)
+    active.add_output_blocks("a", 1)
     assert active.active_blocks == 5
 
 
 def test_decay_weighs_what_only_this_request_holds():
     """The anchor: 4 prompt blocks and 1 output block at 0.5 are 3 blocks, halves rounded up."""
     active = busy(("a", [1, 2, 3, 4], 0, 0))
-    active.add_output_block("a", 0.5)
+    active.add_output_blocks("a", 1, 0.5)
     assert active.active_blocks == 3
 
 
 def test_decay_leaves_shared_blocks_alone():
     active = busy(("a", [1, 2, 3, 4], 0, 0), ("b", [1, 2], 0, 0))
-    active.add_output_block("a", 0.0)
+    active.add_output_blocks("a", 1, 0.0)
     assert active.active_blocks == 2
 
 
 def test_a_decayed_block_that_becomes_shared_weighs_in_full():
     active = busy(("a", [1, 2], 0, 0))
-    active.add_output_block("a", 0.0)
+    active.add_output_blocks("a", 1, 0.0)
     assert active.active_blocks == 0
     active.add("b", footprint([1, 2]), 1.0)
     assert active.active_blocks == 2
@@ -131,8 +131,8 @@ def test_a_decayed_block_that_becomes_shared_weighs_in_full():
 
 def test_a_later_output_block_without_decay_weighs_in_full():
     active = busy(("a", [], 0, 0))
-    active.add_output_block("a", 0.0)
-    active.add_output_block("a")
+    active.add_output_blocks("a", 1, 0.0)
+    active.add_output_blocks("a", 1)
     assert active.active_blocks == 1
 
 
@@ -155,7 +155,7 @@ class Consistent(RuleBasedStateMachine):
     @rule(data=st.data(), fraction=st.none() | st.floats(0, 1))
     def grow(self, data, fraction):
         request_id = data.draw(st.sampled_from(self.active.request_ids))
-        self.active.add_output_block(request_id, fraction)
+        self.active.add_output_blocks(request_id, 1, fraction)
 
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data())

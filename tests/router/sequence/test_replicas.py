@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from peers import Other
 from router.sequence.mirror import FIRST_RETRY_S, HELD_FRAMES, LAST_RETRY_S
-from router.sequence.replicas import MAX_REPLICAS, SILENCE_S, Replicas
+from router.sequence.replicas import AWAY_S, MAX_REPLICAS, SILENCE_S, Replicas
 
 
 @pytest.fixture
@@ -125,8 +125,16 @@ def test_a_silent_router_is_gone_with_all_it_booked(replicas, other):
 def test_nobody_is_gone_while_the_bus_is(replicas, other):
     replicas.take(other.books("a"), 0.0)
     assert replicas.tick(100.0, is_connected=False) == []
-    assert replicas.tick(100.0 + SILENCE_S - 0.1, is_connected=True) == []
-    assert ended(replicas.tick(100.0 + SILENCE_S, is_connected=True)) == ["a"]
+    assert replicas.tick(200.0, is_connected=True) == []
+    assert replicas.tick(200.0 + SILENCE_S - 0.1, is_connected=True) == []
+    assert ended(replicas.tick(200.0 + SILENCE_S, is_connected=True)) == ["a"]
+
+
+def test_but_not_for_ever(replicas, other):
+    replicas.take(other.books("a"), 0.0)
+    assert replicas.tick(1.0, is_connected=False) == []
+    assert replicas.tick(0.9 + AWAY_S, is_connected=False) == []
+    assert ended(replicas.tick(1.0 + AWAY_S, is_connected=False)) == ["a"]
 
 
 def test_a_new_life_ends_the_old_one(replicas, other):

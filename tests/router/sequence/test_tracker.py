@@ -40,7 +40,7 @@ def test_writes_the_load_of_each_rank_where_decisions_read_it():
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS], row[REQUESTS]) == (6, 3, 1)
     assert not table.values[table.slot(B)].any()
     tracker.prefill_complete("x", 1.0)
-    tracker.add_output_block("x", None, 1.0)
+    tracker.add_output_blocks("x", 1, None, 1.0)
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
     tracker.free("x", 2.0)
     assert not row.any()
@@ -68,7 +68,7 @@ def test_unknown_ids_are_told(tracker):
     for command in (
         lambda: tracker.free("x", 0.0),
         lambda: tracker.prefill_complete("x", 0.0),
-        lambda: tracker.add_output_block("x", None, 0.0),
+        lambda: tracker.add_output_blocks("x", 1, None, 0.0),
     ):
         with pytest.raises(ReservationNotFoundError):
             command()
@@ -78,7 +78,7 @@ def test_expires_without_progress_not_with_age(tracker):
     tracker.book("idle", A, prompt(), now_s=0.0)
     tracker.book("busy", A, prompt(), now_s=0.0)
     tracker.prefill_complete("busy", now_s=60.0)
-    tracker.add_output_block("busy", None, now_s=90.0)
+    tracker.add_output_blocks("busy", 1, None, now_s=90.0)
     assert tracker.expire(99.0) == []
     assert tracker.expire(100.0) == [("idle", A)]
     assert tracker.expire(189.0) == []
@@ -110,7 +110,7 @@ class Consistent(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1))
     def grow(self, request_id, fraction):
         if request_id in self.live:
-            self.tracker.add_output_block(request_id, fraction, self.now_s)
+            self.tracker.add_output_blocks(request_id, 1, fraction, self.now_s)
             self.live[request_id] = self.now_s + 10.0
 
     @rule(request_id=st.sampled_from("abcdef"))

@@ -1,0 +1,176 @@
+"""Real routers on one bus: what one books weighs at the others, come what may."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+
+from router.protocol.replicas import Frame, encode_replica_message
+from router.sequence.replicas import SILENCE_S
+from running import SUBJECTS, RunningRouter
+from servers import eventually
+
+PROMPT = list(range(40))
+
+
+class Routers:
+    """Routers on one bus, and a worker that all know."""
+
+    def __init__(self, nats_url):
+        self._nats_url = nats_url
+        self._stack = AsyncExitStack()
+        self.routers = []
+
+    async def __aenter__(self):
+        first = await self.start("r1")
+        self.worker = await first.worker(1)
+        await self.start("r2")
+        return self
+
+    async def __aexit__(self, *error):
+        await self._stack.aclose()
+
+    async def start(self, name, **fields):
+        router = RunningRouter(self._nats_url, name=name, **fields)
+        await self._stack.enter_async_context(router.running())
+        if self.routers:
+            await eventually(lambda: router.trusts(1))
+            await eventually(router.is_ready)
+        self.routers.append(router)
+        return router
+
+
+@pytest.fixture
+async def routers(nats_server):
+    async with Routers(nats_server.url) as routers:
+        yield routers
+
+
+async def load(router):
+    (view,) = (await router.client.get("/loads")).json()[0]["loads"]
+    return view["potential_prefill_tokens"], view["potential_decode_blocks"]
+
+
+async def book(router, request_id, tokens=PROMPT):
+    body = {"token_ids": tokens, "request_id": request_id}
+    answer = await router.post("/select_and_reserve", body)
+    assert answer.status_code == 200, answer.text
+
+
+async def count(router, name):
+    return await router.metric(f"kv_router_replica_{name}")
+
+
+async def until_loaded(router, expected, timeout_s=10.0):
+    async def is_loaded():
+        return await load(router) == expected
+
+    await eventually(is_loaded, timeout_s)
+
+
+async def test_what_is_told_at_one_router_counts_at_the_other(routers):
+    first, second = routers.routers
+    await book(first, "a")
+    await until_loaded(second, (40, 10))
+    await second.post("/reservations/a/prefill_complete", {})
+    await until_loaded(first, (0, 10))
+    await until_loaded(second, (0, 10))
+    await second.client.delete("/reservations/a")
+    await until_loaded(first, (0, 0))
+    await until_loaded(second, (0, 0))
+    assert await count(first, "known") == 1
+    assert await count(second, "frames_applied_total") == 3
+    assert await count(second, "catch_ups_total") == 0
+
+
+async def test_many_bookings_travel_in_few_frames(routers):
+    first, second = routers.routers
+    await until_loaded(first, (0, 0))
+    before = await count(first, "frames_sent_total")
+    started_s = time.monotonic()
+    await asyncio.gather(*(book(first, str(i)) for i in range(150)))
+    await until_loaded(second, (150 * 40, 10))
+    frames = await count(first, "frames_sent_total") - before
+    assert frames <= (time.monotonic() - started_s) / 0.005 + 1
+    assert await count(second, "reservations") == 150
+    assert await count(first, "reservations") == 0
+
+
+async def test_who_joins_late_knows_what_is_booked_when_it_is_ready(routers):
+    first, second = routers.routers
+    await book(first, "a")
+    await book(second, "b", [*PROMPT[:20], 99])
+    third = await routers.start("r3")
+    assert await load(third) == (40 + 21, 10 + 1)
+    assert await count(third, "catch_ups_total") == 2
+    assert await count(first, "snapshots_sent_total") == 1
+
+
+async def test_lost_frames_are_caught_up_with(routers):
+    first, second = routers.routers
+    replica = first.service._replica
+    bus, replica._bus = replica._bus, None
+    await book(first, "a")
+    await eventually(lambda: replica._ledger.sequence == 1)
+    replica._bus = bus
+    await until_loaded(second, (40, 10))
+    assert await count(second, "catch_ups_total") == 1
+    assert await count(second, "in_doubt") == 0
+
+
+async def count_is(router, name, expected):
+    return await count(router, name) == expected
+
+
+async def test_what_a_dead_router_booked_is_forgotten(routers):
+    first, second = routers.routers
+    third = RunningRouter(first.config.nats_url, name="r3")
+    async with third.running():
+        await eventually(third.is_ready)
+        await book(third, "a")
+        await until_loaded(first, (40, 10))
+        await until_loaded(second, (40, 10))
+    await book(first, "b")
+    await until_loaded(second, (80, 10))
+    await until_loaded(second, (40, 10), SILENCE_S + 5)
+    assert await count(second, "gone_total") == 1
+    assert await count(second, "known") == 1
+
+
+async def test_a_lost_bus_costs_nothing_that_counts(routers, nats_server):
+    first, second = routers.routers
+    await book(first, "a")
+    await until_loaded(second, (40, 10))
+    nats_server.kill()
+    await eventually(lambda: says_degraded(first, "not connected"))
+    await book(first, "b", [*PROMPT[:20], 99])
+    await first.client.delete("/reservations/a")
+    nats_server.start()
+    await until_loaded(second, (21, 6), 20.0)
+    ids = {each.request_id for m in second.service._host.core.foreign.replicas
+           for each in m.reservations}  # fmt: skip
+    assert ids == {"b"}
+
+
+async def says_degraded(router, text):
+    return text in str((await router.client.get("/ready")).json().get("degraded"))
+
+
+async def test_unreadable_messages_are_dropped_and_counted(routers, bus):
+    first, _ = routers.routers
+    await bus.client.publish(SUBJECTS.reservations(7), b"garbage")
+    stray = encode_replica_message(Frame(7, 1, 1, (), (), (), 0, 0))
+    await bus.client.publish(SUBJECTS.reservations(8), stray)
+    name = 'messages_total{kind="unreadable"}'
+    await eventually(lambda: count_is(first, name, 2))
+    assert await count(first, "known") == 1
+
+
+async def test_a_router_that_shares_nothing_is_not_heard(routers):
+    alone = await routers.start("r3", router_replica_sync=False)
+    await book(alone, "a")
+    await book(routers.routers[0], "b")
+    await until_loaded(routers.routers[1], (40, 10))
+    assert await load(alone) == (40, 10)
+    assert await count(alone, "known") is None
