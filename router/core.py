@@ -139,7 +139,7 @@ class Placement(Struct, frozen=True):
     @property
     def overlap_blocks(self) -> int:
         """Leading blocks of the prompt on its device."""
-        return self.overlaps.get(self.rank, NO_OVERLAP).device
+        return int(self.choice.table.values[self.choice.index, OVERLAP_DEVICE])
 
     @property
     def uncached_tokens(self) -> int:
@@ -653,9 +653,11 @@ class RouterCore:
         return request_id
 
     def _find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
-        for worker in self.fleet.schedulable(scope):
-            if rank in worker.ranks:
-                return worker
+        worker = self.fleet.get(rank.worker_id)
+        if worker is not None and self.fleet.is_schedulable(worker):
+            announced = worker.announcement
+            if announced.scope == scope and rank in announced.ranks:
+                return announced
         detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
         raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
 

@@ -13,7 +13,8 @@ ROW_BYTES = 4 * (1 + TIERS)
 
 
 class Matches(Struct):
-    """Overlap per rank; implements `OverlapScores`. Made into Python objects when first asked for.
+    """Overlap per rank; implements `OverlapScores`. One rank's is looked for, as a booking does;
+    whoever asks for more has all made into Python objects.
 
     `rank_of`: the rank of each holder id at the time of the search; never changed afterwards.
     `rows`: little-endian u32 {holder id, overlap in each cumulative tier}, one row after the other.
@@ -22,6 +23,7 @@ class Matches(Struct):
     rank_of: Sequence[Rank]
     rows: bytes
     by_rank: dict[Rank, Overlap] | None = None
+    was_asked: bool = False
 
     @property
     def array(self) -> npt.NDArray[np.uint32]:
@@ -42,7 +44,14 @@ class Matches(Struct):
 
     def get(self, rank: Rank, default: Overlap) -> Overlap:
         """The rank's overlap, or the default."""
-        return self._overlaps().get(rank, default)
+        if self.was_asked:
+            return self._overlaps().get(rank, default)
+        self.was_asked = True
+        rows = self.array
+        for row, holder in enumerate(rows[:, 0].tolist()):
+            if self.rank_of[holder] == rank:
+                return Overlap(*rows[row, 1:].tolist())
+        return default
 
     def items(self) -> ItemsView[Rank, Overlap]:
         """Ranks and their overlaps."""
