@@ -13,12 +13,12 @@ from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
 from router.dynamo.attach import dynamo_follower
-from router.errors import BusUnavailableError, TwinError
+from router.errors import BusUnavailableError, ConfigError, TwinError
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
 from router.lookups import Lookups
-from router.metrics import RouterMetrics
+from router.metrics import RouterMetrics, SessionCollector
 from router.process.effective import effective
 from router.process.settings import NO_OTHERS
 from router.protocol.catalogue import (
@@ -33,7 +33,11 @@ from router.registrations import complete_worker
 from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
 from router.rpc import Rpc
+from router.scheduler.affinity import AffinityTable
 from router.sequence.ledger import Ledger
+from router.session_binder import SessionBinder
+from router.session_commands import SessionCommands
+from router.sessions import LocalSessions, Sessions
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
@@ -71,6 +75,7 @@ class RouterService:
             on_reconnect=self._renew_soon,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
+        self._sessions = _sessions(config, self._host.metrics)
         self._commands = self._make_commands(core, shadow)
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
@@ -104,14 +109,22 @@ class RouterService:
             lambda: list(host.registry.routers()),
             self._settings,
         )
-        await self._host.run(stop, api.app(), self._live, self._background)
+        try:
+            await self._host.run(stop, api.app(), self._live, self._background)
+        finally:
+            if self._sessions is not None:
+                await self._sessions.close()
 
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         outbox, metrics = self._host.outbox, self._host.metrics
-        if shadow is None:
+        if shadow is not None:
+            ShadowCollector(shadow, metrics)
+            return ShadowCommands(core, outbox, metrics, shadow)
+        if self._sessions is None:
             return Commands(core, outbox, metrics)
-        ShadowCollector(shadow, metrics)
-        return ShadowCommands(core, outbox, metrics, shadow)
+        is_hard = self._config.session_affinity_mode == "hard"
+        binder = SessionBinder(core, self._sessions, metrics, is_hard=is_hard)
+        return SessionCommands(core, outbox, metrics, binder)
 
     def _make_replica(self, core: RouterCore) -> Replica:
         host = self._host
@@ -185,6 +198,23 @@ class RouterService:
         if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("orders about workers are kept there")
         await self._host.registry.order(bus, worker_id, lifecycle)
+
+
+def _sessions(config: RouterConfig, metrics: RouterMetrics) -> Sessions | None:
+    """Where sessions are bound, if they are. Raises ConfigError."""
+    if not config.session_affinity_ttl_s:
+        return None
+    table = AffinityTable(config.session_affinity_ttl_s, config.session_affinity_max_sessions)
+    SessionCollector(table, metrics)
+    local = LocalSessions(table)
+    if not config.redis_url:
+        return local
+    try:
+        from router.redis_sessions import RedisSessions
+    except ImportError as error:
+        raise ConfigError("redis_url", str(error), "with kv-router[redis] installed") from error
+    url, namespace, ttl_s = config.redis_url, config.namespace, config.session_affinity_ttl_s
+    return RedisSessions(url, namespace, ttl_s, config.redis_timeout_s, local, metrics)
 
 
 def _core(config: RouterConfig) -> RouterCore:
