@@ -114,7 +114,7 @@ async def test_whoever_loses_the_race_undoes_its_booking(stack, redis_port):
     homes = await asyncio.gather(*asked)
     assert homes in ([1, 1], [3, 3])
     won, lost = [1, 1, 1], [0, 1, 2] if homes[0] == 3 else [2, 1, 0]
-    assert sorted(await booked(each) for each in routers) == sorted([won, lost])
+    assert sorted([await booked(each) for each in routers]) == sorted([won, lost])
     line = "kv_router_sessions_moved_total"
     assert sorted([await each.metric(line) for each in routers]) == [0.0, 1.0]
 
