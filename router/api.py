@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import views
 from router.block_views import block_holders
+from router.busy_commands import BusyCommands
 from router.commands import REQUEST_ID_HEADER, Commands, asked_with, request_id_of
 from router.config import RouterConfig
 from router.errors import InvalidFieldError
@@ -17,6 +18,7 @@ from router.openapi import ROUTES
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.requests import (
+    BusyThresholdRequest,
     OutputBlockRequest,
     PromptRequest,
     ReserveRequest,
@@ -46,6 +48,7 @@ class Api:
     ) -> None:
         self._web = Web("kv-router", ROUTES, config, metrics)
         self._commands = commands
+        self._busy = BusyCommands(commands.core)
         self._workers = workers
         self._status = status
         self._metrics = metrics
@@ -117,6 +120,14 @@ class Api:
     async def routers(self, _: Request) -> Response:
         """Routers of this namespace."""
         return json_answer(self._routers())
+
+    async def busy_thresholds(self, _: Request) -> Response:
+        """Above what ranks are busy, and who is."""
+        return json_answer(self._busy.all())
+
+    async def change_busy_thresholds(self, request: Request) -> Response:
+        """Change the thresholds of a model."""
+        return json_answer(self._busy.change(await self._web.body(request, BusyThresholdRequest)))
 
     async def config(self, _: Request) -> Response:
         """The settings in effect."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from router.core import RouterCore
 from router.registrations import Registrations
 from router.scheduler.affinity import AffinityTable
+from router.sequence.rank_table import BUSY
 from router.status import ServiceStatus
 
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -173,6 +174,9 @@ class StateCollector(Collector):
         active = GaugeMetricFamily(
             "kv_router_worker_active_requests", "Requests booked", labels=labels
         )
+        busy = GaugeMetricFamily(
+            "kv_router_worker_busy", "1 above a threshold, as of the last decision", labels=labels
+        )
         trust = GaugeMetricFamily(
             "kv_router_worker_trust",
             "1 for the trust state a rank is in",
@@ -182,9 +186,10 @@ class StateCollector(Collector):
             for rank in worker.announcement.ranks:
                 names = (str(rank.worker_id), str(rank.dp_rank))
                 held.add_metric(names, self._core.index.held_blocks(rank))
+                busy.add_metric(names, self._core.ranks.row(rank)[BUSY])
                 active.add_metric(names, self._core.tracker.active(rank).active_requests)
                 trust.add_metric((*names, self._core.trust(rank, now_s).state), 1)
-        yield from (held, active, trust)
+        yield from (held, active, busy, trust)
 
 
 class SessionCollector(Collector):

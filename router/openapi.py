@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from msgspec import Struct
 
 from router.block_views import BlockHolders
+from router.busy_commands import BusyThresholdsReply, ModelThresholds
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
@@ -19,6 +20,7 @@ from router.protocol.replies import (
     ScopeLoads,
 )
 from router.protocol.requests import (
+    BusyThresholdRequest,
     OutputBlockRequest,
     PromptRequest,
     ReserveRequest,
@@ -157,6 +159,22 @@ ROUTES = (
         "config",
         "Every setting, and where it comes from",
         dict[str, SettingView],
+    ),
+    Route(
+        "GET",
+        "/busy_threshold",
+        "busy_thresholds",
+        "Above what a rank of each model is busy, and who is",
+        BusyThresholdsReply,
+    ),
+    Route(
+        "POST",
+        "/busy_threshold",
+        "change_busy_thresholds",
+        "Change the thresholds of a model",
+        ModelThresholds,
+        BusyThresholdRequest,
+        refusals=BODY,
     ),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads]),
     Route(

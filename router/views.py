@@ -34,6 +34,7 @@ from router.protocol.values import HeldState, Rank, Scope
 from router.protocol.workers import WorkerRegistration
 from router.registrations import RegisteredWorker
 from router.sequence.prompt import HashedPrompt, Prompt
+from router.sequence.rank_table import BUSY
 
 _SHARED_FIELDS = (
     "endpoint",
@@ -80,7 +81,9 @@ EngineOf: TypeAlias = Callable[[Rank], EngineView | None]
 
 
 class RankView(Struct, frozen=True):
-    """One rank of a worker. `engine`: null where its events come over the bus."""
+    """One rank of a worker. `is_busy`: it was above a threshold, as of the last decision; `engine`:
+    null where its events come over the bus.
+    """
 
     dp_rank: int
     trust: Trust
@@ -89,6 +92,7 @@ class RankView(Struct, frozen=True):
     active_requests: int
     active_prefill_tokens: int
     active_decode_blocks: int
+    is_busy: bool
     reported: LoadGauges | None
     engine: EngineView | None = None
 
@@ -347,6 +351,7 @@ def _rank_view(
         active_requests=active.active_requests,
         active_prefill_tokens=active.active_prefill_tokens,
         active_decode_blocks=active.active_blocks,
+        is_busy=bool(core.ranks.row(rank)[BUSY]),
         reported=None if report is None else report.gauges,
         engine=engine_of(rank),
     )

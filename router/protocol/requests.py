@@ -4,7 +4,7 @@ ignored.
 
 from typing import Annotated, ClassVar, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from router.protocol.values import U32_MAX, U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
 
@@ -136,6 +136,17 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
     dp_rank: DpRank = 0
     request_id: RequestId | None = None
     expected_output_tokens: UInt | None = None
+
+
+class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
+    """Above what a rank of a model is busy: what is named changes, null means no threshold."""
+
+    model: Name
+    active_decode_blocks_threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    active_prefill_tokens_threshold: UInt | UnsetType | None = UNSET
+    active_prefill_tokens_threshold_frac: (
+        Annotated[float, Meta(ge=0, le=1e9)] | UnsetType | None
+    ) = UNSET
 
 
 class OutputBlockRequest(Struct, frozen=True):

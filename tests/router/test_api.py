@@ -245,6 +245,26 @@ async def test_no_allowed_worker_is_503(fleet):
     assert (status, body["code"]) == (503, "no_endpoints")
 
 
+async def test_an_impossible_request_is_told_which_filter_removed_whom(fleet):
+    constraints = {"required_taints": ["gpu=h100"]}
+    status, body = await select(fleet, routing_constraints=constraints)
+    assert (status, body["code"]) == (503, "no_endpoints")
+    assert [each["filter"] for each in body["removed"]] == ["required_taints"]
+    assert body["removed"][0]["count"] == len(body["removed"][0]["ranks"])
+
+
+async def test_thresholds_of_a_model_are_shown_and_changed(fleet):
+    path = "/busy_threshold"
+    body = {"model": "default", "active_prefill_tokens_threshold": 10_000}
+    assert (await fleet.post(path, body)).json()["active_prefill_tokens_threshold"] == 10_000
+    (shown,) = (await fleet.client.get(path)).json()["thresholds"]
+    assert (shown["active_prefill_tokens_threshold"], shown["busy"]) == (10_000, [])
+    cleared = {"model": "default", "active_prefill_tokens_threshold": None}
+    assert (await fleet.post(path, cleared)).json()["active_prefill_tokens_threshold"] is None
+    answer = await fleet.post(path, {**body, "active_prefill_tokens_threshold": -1})
+    assert (answer.status_code, answer.json()["field"]) == (422, "active_prefill_tokens_threshold")
+
+
 async def test_the_settings_in_effect_are_shown(fleet):
     shown = (await fleet.client.get("/config")).json()
     assert shown["namespace"] == {"value": "test", "source": "set"}

@@ -5,6 +5,7 @@ from math import exp, isnan, tanh
 import pytest
 
 from builders import BLOCK_SIZE, World, rank, report
+from router.busy_commands import BusyCommands, BusyRank
 from router.errors import (
     NoEndpointsError,
     RemovedRanks,
@@ -13,7 +14,12 @@ from router.errors import (
 )
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.loads import LoadGauges
-from router.protocol.requests import ConfigOverride, RankTarget, RoutingConstraints
+from router.protocol.requests import (
+    BusyThresholdRequest,
+    ConfigOverride,
+    RankTarget,
+    RoutingConstraints,
+)
 from router.protocol.values import Scope
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.gate import GateSettings
@@ -270,3 +276,32 @@ def test_an_output_block_that_is_not_counted_is_a_sign_of_life():
     assert load(world) == (10, 40)
     world.core.tick(19.0)
     assert load(world) == (0, 0)
+
+
+# ── Thresholds, asked and changed ────────────────────────────────────────────────────────────────
+
+
+def test_thresholds_are_changed_by_name_and_taken_away_by_null():
+    world = world_of({}, gate=TOKENS)
+    commands = BusyCommands(world.core)
+    world.book("x", PROMPT)
+    (shown,) = commands.all().thresholds
+    assert (shown.model, shown.active_prefill_tokens_threshold) == ("default", 30)
+    assert shown.busy == [BusyRank(1, 0, "default")]
+    changed = commands.change(
+        BusyThresholdRequest(model="default", active_decode_blocks_threshold=0.5)
+    )
+    assert changed.active_prefill_tokens_threshold == 30
+    freed = commands.change(
+        BusyThresholdRequest(model="default", active_prefill_tokens_threshold=None)
+    )
+    assert (freed.active_decode_blocks_threshold, freed.busy) == (0.5, [])
+    assert commands.change(BusyThresholdRequest(model="default")) == freed
+    assert world.select(PROMPT).rank == rank(1)
+
+
+def test_a_model_that_is_not_served_yet_may_have_thresholds():
+    world = world_of({})
+    wanted = BusyThresholdRequest(model="soon", active_prefill_tokens_threshold=7)
+    BusyCommands(world.core).change(wanted)
+    assert [each.model for each in BusyCommands(world.core).all().thresholds] == ["default", "soon"]
