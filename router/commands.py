@@ -28,6 +28,7 @@ SELECT_HEADERS = {
     "request_id": REQUEST_ID_HEADER,
     "policy_class": "x-dynamo-meta-policy-class",
     "tenant": "x-llm-d-inference-fairness-id",
+    "session_id": "x-dynamo-session-id",
 }
 """Fields of a request that gateways put into headers, as Dynamo and llm-d name them."""
 

@@ -123,7 +123,7 @@ class RouterService:
         if self._sessions is None:
             return Commands(core, outbox, metrics)
         is_hard = self._config.session_affinity_mode == "hard"
-        binder = SessionBinder(core, self._sessions, metrics, is_hard=is_hard)
+        binder = SessionBinder(core, self._sessions, is_hard=is_hard)
         return SessionCommands(core, outbox, metrics, binder)
 
     def _make_replica(self, core: RouterCore) -> Replica:

@@ -3,7 +3,6 @@
 from msgspec import structs
 
 from router.core import RouterCore
-from router.metrics import RouterMetrics
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.values import Rank
 from router.scheduler.affinity import Session
@@ -16,12 +15,9 @@ class SessionBinder:
     `is_hard`: a session's requests go nowhere else while its rank may be chosen.
     """
 
-    def __init__(
-        self, core: RouterCore, sessions: Sessions, metrics: RouterMetrics, *, is_hard: bool
-    ) -> None:
+    def __init__(self, core: RouterCore, sessions: Sessions, *, is_hard: bool) -> None:
         self._core = core
         self._sessions = sessions
-        self._metrics = metrics
         self._is_hard = is_hard
 
     async def directed(self, request: SelectRequest) -> SelectRequest:
@@ -44,7 +40,6 @@ class SessionBinder:
         bound = await self._sessions.bind(_session(request, request.session_id), rank, gone)
         if bound == rank or not self._is_hard or not self._core.may_choose(request.scope, bound):
             return None
-        self._metrics.sessions_moved.inc()
         return _to(request, bound)
 
 

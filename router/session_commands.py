@@ -1,6 +1,6 @@
 """The commands of a router whose sessions stay where they were served first."""
 
-from router.commands import Commands
+from router.commands import Commands, Wait
 from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -8,6 +8,7 @@ from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
 from router.session_binder import SessionBinder
+from router.waiters import Gone
 
 
 class SessionCommands(Commands):
@@ -23,15 +24,27 @@ class SessionCommands(Commands):
         """Choose a rank; books and binds nothing."""
         return await super().select(await self._binder.directed(request))
 
-    async def select_and_reserve(self, request: SelectRequest) -> Decision:
+    async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank, book it and bind the session; where another router was quicker to bind
-        it, the booking is undone and made there.
+        it, the booking is undone and made there. Or have the request wait.
         """
         directed = await self._binder.directed(request)
-        decision = await super().select_and_reserve(directed)
-        chosen = Rank(decision.worker_id, decision.dp_rank)
-        instead = await self._binder.bind(directed, chosen)
-        if instead is None or request.request_id is None:
-            return decision
+        submitted = await super().submit(directed)
+        if isinstance(submitted, Wait) or request.request_id is None:
+            return submitted
+        instead = await self._binder.bind(directed, _rank(submitted))
+        if instead is None:
+            return submitted
         self.free(request.request_id)
-        return await super().select_and_reserve(instead)
+        self._metrics.sessions_moved.inc()
+        return await super().submit(instead)
+
+    async def decision(self, wait: Wait, gone: Gone | None = None) -> Decision:
+        """Where a waiting request was placed. It has waited, and is not placed a second time."""
+        decision = await super().decision(wait, gone)
+        await self._binder.bind(wait.request, _rank(decision))
+        return decision
+
+
+def _rank(decision: Decision) -> Rank:
+    return Rank(decision.worker_id, decision.dp_rank)

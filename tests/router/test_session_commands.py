@@ -51,6 +51,28 @@ async def test_a_session_stays_where_it_was_served_first(stack):
     assert await router.metric("kv_router_sessions") == 2.0
 
 
+async def test_a_session_may_be_named_in_a_header(stack):
+    router = await started(stack)
+    await placed(router, "a", pinned_worker={"worker_id": 2})
+    body, headers = {"token_ids": OTHER}, {"X-Dynamo-Session-ID": SESSION}
+    answer = await router.post("/select", body, headers=headers)
+    assert answer.json()["worker_id"] == 2
+
+
+async def test_a_request_that_waited_binds_its_session(stack):
+    router = await started(stack, router_queue_threshold=0.001)
+    for worker_id in (1, 2, 3):
+        load = {"request_id": f"x{worker_id}", "worker_id": worker_id, "token_ids": OTHER}
+        await router.post("/reservations", load)
+    waiting = asyncio.create_task(placed(router, "a"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await router.client.delete("/reservations/x2")
+    assert await waiting == 2
+    assert await router.metric("kv_router_sessions") == 1.0
+    assert await placed(router, None, "/select") == 2
+
+
 async def test_choosing_without_booking_binds_nobody(stack):
     router = await started(stack)
     await placed(router, None, "/select")
