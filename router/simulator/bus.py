@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from router.core import RouterCore
-from router.effects import Effect, FetchWorker, RequestCheckpoint, SendBeacon
+from router.effects import Effect, FetchWorker, RequestCheckpoint, SendBeacon, TellReplica
 from router.protocol.events import LogMessage
 from router.protocol.loads import Beacon, LoadReport
 from router.simulator.agenda import Agenda
+from router.simulator.peers import Peers
 from router.simulator.scenario import Scenario
 from router.simulator.simulated_worker import SimulatedWorker
 
@@ -17,7 +18,7 @@ TICK_S = 0.2
 class Bus:
     """Between all workers and all routers; what is sent at once is heard in the order sent."""
 
-    __slots__ = ("_agenda", "_cores", "_heard", "_scenario", "_workers")
+    __slots__ = ("_agenda", "_cores", "_heard", "_peers", "_scenario", "_workers")
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class Bus:
         self._cores = cores
         self._workers = workers
         self._heard: dict[int, int] = {}
+        self._peers = Peers(agenda, cores, scenario.sync_lag_s)
 
     def begin(self) -> None:
         """Everybody is known, empty, and has been heard once; from now on all report and tick."""
@@ -60,7 +62,7 @@ class Bus:
                 self._agenda.after(self._scenario.event_lag_s, self._deliver, core, messages)
 
     def perform(self, core: RouterCore, effects: Sequence[Effect]) -> None:
-        """Do what a core asks of the world."""
+        """Do what a core asks of the world after a command, and let its peers hear of it."""
         for effect in effects:
             if isinstance(effect, RequestCheckpoint):
                 worker = self._workers[effect.rank.worker_id]
@@ -72,6 +74,9 @@ class Bus:
                     core.upsert_worker(worker.announcement, self._agenda.now_s)
             elif isinstance(effect, SendBeacon):
                 self._agenda.after(self._scenario.event_lag_s, self._hear, effect.beacon)
+            elif isinstance(effect, TellReplica):
+                self._peers.send(core, effect)
+        self._peers.stir(core)
 
     def _hear(self, beacon: Beacon) -> None:
         self._heard[beacon.source_id] = beacon.beacon_id

@@ -45,6 +45,10 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=65_536, description="tokens; of Mooncake's traces, and workloads")
     ] = 512
     limit: Annotated[int, Meta(ge=0, description="the first so many requests; 0: all")] = 0
+    spread_arrivals: Annotated[
+        bool,
+        Meta(description="requests of one moment come evenly until the next: of rounded traces"),
+    ] = False
     event_lag_s: Annotated[
         float, Meta(ge=0, description="from an engine's cache to a router's index")
     ] = 0.05

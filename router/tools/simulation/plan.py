@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from router.simulator.engine_model import EngineModel
 from router.simulator.scenario import Scenario
-from router.simulator.traces import Trace
+from router.simulator.traces import Trace, spread_arrivals
 from router.tools.simulation.config import SimulateConfig
 from router.tools.simulation.fleets import parsed_incidents, parsed_models
 from router.tools.simulation.policies import NamedPolicy, default_settings, named_policy
@@ -42,6 +42,8 @@ def planned(config: SimulateConfig) -> Plan:
     seeds = parsed_numbers("seeds", config.seeds, _Seed)
     source = load_source(config.trace, config.block_size, seeds[0])
     trace = source.trace
+    if config.spread_arrivals:
+        trace = spread_arrivals(trace)
     if config.limit:
         trace = replace(trace, requests=trace.requests[: config.limit])
     settings = source.settings or default_settings()
@@ -83,7 +85,8 @@ def _facts(config: SimulateConfig, trace: Trace, scenario: Scenario, models: str
     prompts = sum(request.isl_tokens for request in requests) / len(requests)
     outputs = sum(request.osl_tokens for request in requests) / len(requests)
     facts = {
-        "trace": f"{trace.name}: {len(requests):,} requests in {requests[-1].arrival_s:,.0f} s",
+        "trace": f"{trace.name}: {len(requests):,} requests in {requests[-1].arrival_s:,.0f} s"
+        + ", arrivals spread" * config.spread_arrivals,
         "on average": f"{prompts:,.0f} prompt tokens, {outputs:,.0f} output tokens",
         "workers": f"{len(scenario.models)} of {models}, blocks of {trace.block_size} tokens",
         "events": f"{scenario.event_lag_s:g} s late",

@@ -4,6 +4,7 @@ import pytest
 
 from router.errors import TraceError
 from router.simulator.mooncake import read_mooncake
+from router.simulator.traces import spread_arrivals
 
 
 def line(timestamp=0, input_length=1100, output_length=5, hash_ids=(1, 2, 3), **others):
@@ -53,3 +54,15 @@ def test_what_is_malformed_is_named_with_its_line(lines, number, field, said):
     assert (raised.value.line, raised.value.field) == (number, field)
     assert said in str(raised.value)
     assert str(raised.value).startswith(f"line {number}: ")
+
+
+def test_rounded_moments_can_be_spread():
+    ids = iter(range(100))
+    moments = [0, 0, 0, 3000, 3000, 6000, 6000]
+    lines = [line(moment, 512, hash_ids=[next(ids)]) for moment in moments]
+    trace = read_mooncake("t", lines)
+    spread = spread_arrivals(trace)
+    assert [r.arrival_s for r in spread.requests] == [0, 1, 2, 3, 4.5, 6, 6]
+    assert [r.sequence_hashes for r in spread.requests] == [
+        r.sequence_hashes for r in trace.requests
+    ]

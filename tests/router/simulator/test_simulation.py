@@ -111,12 +111,25 @@ def test_spread_is_the_coefficient_of_variation():
     assert spread(np.zeros(3)) == 0.0
 
 
-def test_several_routers_share_the_work():
+def test_several_routers_share_the_work_and_hear_of_each_others_bookings():
     cores, make = kept_cores(make_core())
     outcomes = simulate(small_trace(), scenario(routers=3), make)
     assert len(cores) == 3
     assert summarize(outcomes).unserved == 0
-    assert all(isinstance(core, RouterCore) and len(core.tracker) == 0 for core in cores)
+    for core in cores:
+        assert len(core.tracker) == 0
+        counts = core.foreign.replicas.counts
+        assert counts.met == 2
+        assert counts.frames.applied > 40
+        assert (counts.frames.missing, counts.frames.differing, counts.gone) == (0, 0, 0)
+
+
+def test_routers_that_hear_of_each_other_balance_better():
+    """Prompts share nothing here: only load decides."""
+    trace = small_trace(300, gap_s=0.06, families=10_000)
+    knowing = simulate(trace, scenario(routers=4, sync_lag_s=0.001), make_core())
+    unknowing = simulate(trace, scenario(routers=4, sync_lag_s=1e6), make_core())
+    assert summarize(knowing).ttft_mean_s < 0.8 * summarize(unknowing).ttft_mean_s
 
 
 def test_gaps_are_counted_for_every_token_but_the_first():
