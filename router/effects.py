@@ -40,6 +40,13 @@ class ReservationExpired(Struct, frozen=True):
     rank: Rank
 
 
+class ReplicaGone(Struct, frozen=True):
+    """A router fell silent, with so many reservations, which do not count any more."""
+
+    router_id: int
+    dropped_reservations: int
+
+
 class TellReplica(Struct, frozen=True):
     """Tell another router what a caller told us of its request, or that we have missed some of what
     it said.
@@ -71,6 +78,7 @@ Effect: TypeAlias = (
     | FetchWorker
     | WorkerGone
     | ReservationExpired
+    | ReplicaGone
     | TellReplica
     | SendBeacon
     | AdmitWaiting

@@ -6,7 +6,9 @@ booked: a router that is told of another's request passes it on, and of two that
 same one, the one told last keeps it, or the one of higher id where neither knew.
 """
 
-from router.effects import Effect, TellReplica
+from collections import Counter
+
+from router.effects import Effect, ReplicaGone, TellReplica
 from router.fleet import Fleet
 from router.indexer.predictions import Predictions
 from router.protocol.replicas import (
@@ -65,10 +67,11 @@ class ForeignReservations:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Drop what silent routers have booked; ask for what we are known to lack."""
-        is_connected = self._fleet.is_connected
-        for change in self.replicas.tick(now_s, is_connected=is_connected):
+        changes = self.replicas.tick(now_s, is_connected=self._fleet.is_connected)
+        for change in changes:
             self._follow(change, now_s)
-        return self._wants(now_s)
+        dropped = Counter(change.router_id for change in changes)
+        return [*(ReplicaGone(*each) for each in dropped.items()), *self._wants(now_s)]
 
     def book_rank(self, rank: Rank, now_s: float) -> None:
         """A rank is new: book what others had booked there. O(all foreign reservations)."""

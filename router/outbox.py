@@ -14,6 +14,7 @@ from router.effects import (
     Effect,
     FetchWorker,
     RefuseWaiting,
+    ReplicaGone,
     RequestCheckpoint,
     ReservationExpired,
     SendBeacon,
@@ -129,6 +130,9 @@ class Outbox:
                 )
                 self._metrics.workers_gone.labels(reason).inc()
                 self._metrics.reservations_dropped.labels("worker gone").inc(dropped)
+            case ReplicaGone(router_id, dropped):
+                log.warning("router %d is gone: silent (%d reservations)", router_id, dropped)
+                self._metrics.reservations_dropped.labels("router gone").inc(dropped)
             case ReservationExpired(request_id, rank):
                 log.info("reservation %s on %s expired", request_id, rank)
                 self._metrics.reservations_dropped.labels("expired").inc()

@@ -109,6 +109,7 @@ class Replica:
         met = self._core.foreign.replicas.counts.met
         self._outbox.perform(self._core.apply_peer(message, self._clock()))
         if self._core.foreign.replicas.counts.met > met:
+            log.info("another router is heard on %s", subject)
             self._ledger.greet()
 
     async def _hear(self, bus: Bus, subject: str) -> None:
@@ -154,7 +155,7 @@ class Replica:
                 raise BusUnavailableError("not connected yet")
             await self._publish(self._bus, self._subjects.reservations(frame.router_id), payload)
         except BusError:
-            self._metrics.frames_lost.inc()
+            self._metrics.frames_lost.inc(bool(frame.change_count))
         else:
             self._metrics.frames_sent.inc()
             self._metrics.bytes_sent.inc(len(payload))

@@ -20,7 +20,9 @@ class ReplicaMetrics(Collector):
             f"{_PREFIX}_frames_sent", "Frames that the bus took", registry=registry
         )
         self.frames_lost = Counter(
-            f"{_PREFIX}_frames_lost", "Frames that the bus did not take", registry=registry
+            f"{_PREFIX}_frames_lost",
+            "Frames with news that the bus did not take",
+            registry=registry,
         )
         self.bytes_sent = Counter(
             f"{_PREFIX}_bytes_sent", "Bytes of frames that the bus took", registry=registry

@@ -4,6 +4,7 @@ import numpy as np
 
 from router.protocol.values import Rank, Scope
 from router.scheduler.terms import (
+    CACHED_BLOCKS,
     COLUMNS,
     NEW_BLOCKS,
     OVERLAP_DEVICE,
@@ -15,6 +16,7 @@ from router.scheduler.terms import (
 )
 from router.sequence.rank_table import (
     BLOCK_SIZE,
+    CAPACITY_BLOCKS,
     DECODE_BLOCKS,
     DECODE_SIDE,
     FOREIGN_REQUESTS,
@@ -26,6 +28,8 @@ from router.sequence.rank_table import (
 
 COLUMN_OF = {
     "block_size": BLOCK_SIZE,
+    "cached": CACHED_BLOCKS,
+    "capacity": CAPACITY_BLOCKS,
     "prefill_tokens": PREFILL_TOKENS,
     "decode_blocks": DECODE_BLOCKS,
     "decode_side": DECODE_SIDE,

@@ -1,15 +1,26 @@
 """What travels between simulated workers and routers, each message after its lag."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from router.core import RouterCore
-from router.effects import Effect, FetchWorker, RequestCheckpoint, SendBeacon, TellReplica
+from router.effects import (
+    AdmitWaiting,
+    Effect,
+    FetchWorker,
+    RefuseWaiting,
+    RequestCheckpoint,
+    SendBeacon,
+    TellReplica,
+)
 from router.protocol.events import LogMessage
 from router.protocol.loads import Beacon, LoadReport
 from router.simulator.agenda import Agenda
 from router.simulator.peers import Peers
 from router.simulator.scenario import Scenario
 from router.simulator.simulated_worker import SimulatedWorker
+
+Attend: TypeAlias = Callable[[RouterCore, AdmitWaiting | RefuseWaiting], None]
 
 TICK_S = 0.2
 """How often routers look at what time alone brings about, and send beacons."""
@@ -18,7 +29,7 @@ TICK_S = 0.2
 class Bus:
     """Between all workers and all routers; what is sent at once is heard in the order sent."""
 
-    __slots__ = ("_agenda", "_cores", "_heard", "_peers", "_scenario", "_workers")
+    __slots__ = ("_agenda", "_attend", "_cores", "_heard", "_peers", "_scenario", "_workers")
 
     def __init__(
         self,
@@ -33,6 +44,11 @@ class Bus:
         self._workers = workers
         self._heard: dict[int, int] = {}
         self._peers = Peers(agenda, cores, scenario.sync_lag_s)
+        self._attend: Attend | None = None
+
+    def on_waiting(self, attend: Attend) -> None:
+        """Have somebody else look after what cores say of requests that wait."""
+        self._attend = attend
 
     def begin(self) -> None:
         """Everybody is known, empty, and has been heard once; from now on all report and tick."""
@@ -76,6 +92,8 @@ class Bus:
                 self._agenda.after(self._scenario.event_lag_s, self._hear, effect.beacon)
             elif isinstance(effect, TellReplica):
                 self._peers.send(core, effect)
+            elif isinstance(effect, AdmitWaiting | RefuseWaiting) and self._attend is not None:
+                self._attend(core, effect)
         self._peers.stir(core)
 
     def _hear(self, beacon: Beacon) -> None:

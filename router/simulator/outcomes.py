@@ -21,7 +21,9 @@ GAP_BIN_ENDS_S = _SHORTEST_GAP_S * np.exp(np.arange(1, GAP_BINS + 1) / _BINS_A_L
 
 
 class Outcome:
-    """What became of one request; times are NaN until they come."""
+    """What became of one request; times are NaN until they come. `placed_s`: when a router last
+    said where it should go; later than it was asked only where requests wait.
+    """
 
     __slots__ = (
         "arrival_s",
@@ -29,6 +31,7 @@ class Outcome:
         "cached_blocks",
         "finish_s",
         "first_token_s",
+        "placed_s",
         "request",
         "worker_id",
     )
@@ -39,6 +42,7 @@ class Outcome:
         self.worker_id = -1
         self.attempts = 0
         self.cached_blocks = 0
+        self.placed_s = nan
         self.first_token_s = nan
         self.finish_s = nan
 
@@ -74,6 +78,7 @@ class Outcomes(Struct, frozen=True, eq=False):
     ttft_s: FloatArray
     tpot_s: FloatArray
     e2e_s: FloatArray
+    wait_s: FloatArray
     isl_tokens: FloatArray
     cached_tokens: FloatArray
     attempts: FloatArray
@@ -97,6 +102,7 @@ def collected(
     gap_tokens = np.array([each.request.osl_tokens - 1 or nan for each in outcomes])
     return Outcomes(
         arrivals_s=arrivals_s,
+        wait_s=np.array([each.placed_s for each in outcomes]) - arrivals_s,
         ttft_s=first_s - arrivals_s,
         tpot_s=(finish_s - first_s) / gap_tokens,
         e2e_s=finish_s - arrivals_s,

@@ -23,7 +23,7 @@ from router.recording.commands import (
     UpsertRegistered,
     UpsertWorker,
 )
-from router.recording.decisions import Reserve, Select, SelectAndReserve
+from router.recording.decisions import Reserve, Select, SelectAndReserve, Submit
 from router.recording.format import Line
 from router.sequence.prompt import prepare
 from router.simulator.calibration import calibrated
@@ -83,7 +83,7 @@ class _Reader:
         elif isinstance(entry, ApplyLoad):
             life = entry.report.rank, entry.report.incarnation
             self._counters.setdefault(life, []).append(entry.report.counters)
-        elif isinstance(entry, Select | SelectAndReserve | Reserve):
+        elif isinstance(entry, Select | SelectAndReserve | Submit | Reserve):
             if entry.outcome.refused is None:
                 self._note_request(number, entry, line.at_s)
         elif isinstance(entry, PrefillComplete | OutputBlock | Free):
@@ -114,7 +114,7 @@ class _Reader:
         self._identity = announcement.identity
 
     def _note_request(
-        self, number: int, entry: Select | SelectAndReserve | Reserve, at_s: float
+        self, number: int, entry: Select | SelectAndReserve | Submit | Reserve, at_s: float
     ) -> None:
         request = entry.request
         if self._scope not in (None, request.scope):

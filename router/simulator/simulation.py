@@ -1,6 +1,6 @@
 """A trace in virtual time: simulated engines around real router cores.
 
-    requests ─▶ RouterCore.select_and_reserve ─▶ engine ─▶ prefill_complete … free ─▶ RouterCore
+    requests ─▶ RouterCore.submit ─▶ engine ─▶ prefill_complete … free ─▶ RouterCore
                      ▲  events, load reports, each after its lag │
                      └───────────────────────────────────────────┘
 

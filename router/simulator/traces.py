@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 
 class TraceRequest(Struct, frozen=True, gc=False):
-    """One request: `sequence_hashes` name the full blocks of its prompt."""
+    """One request: `sequence_hashes` name the full blocks of its prompt. `tenant`: who pays."""
 
     arrival_s: float
     isl_tokens: int
     osl_tokens: int
     sequence_hashes: list[int]
+    tenant: str | None = None
 
 
 class Trace(Struct, frozen=True):

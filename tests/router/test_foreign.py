@@ -4,7 +4,7 @@ import pytest
 
 from builders import announcement, rank
 from peers import Other, Sharing
-from router.effects import TellReplica
+from router.effects import ReplicaGone, TellReplica
 from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.replicas import Progress, SnapshotWanted
 from router.protocol.requests import ReserveRequest
@@ -143,14 +143,17 @@ def test_nothing_of_a_dead_router_is_left(sharing):
     book(sharing, 1, "a")
     book(sharing, 2, "b")
     sharing.exchange()
-    dead = sharing.worlds.pop(0)
+    dead, gone = sharing.worlds.pop(0), []
     for tenth in range(int(10 * SILENCE_S) + 2):
         sharing.now_s = tenth / 10
         sharing.exchange()
         for world in sharing.worlds:
             for worker_id in (1, 2):
                 world.hear(rank(worker_id), sharing.now_s)
-            sharing.carry(world.core.tick(sharing.now_s))
+            effects = world.core.tick(sharing.now_s)
+            gone += [each for each in effects if isinstance(each, ReplicaGone)]
+            sharing.carry(effects)
+    assert gone == [ReplicaGone(1, 1)] * 2
     assert agree(sharing)[rank(1)][1][1] == 1
     assert sharing.core(3).tracker.foreign_count == 1
     assert dead.core.tracker.foreign_count == 1

@@ -5,6 +5,7 @@ import asyncio
 from builders import rank
 from router.effects import (
     FetchWorker,
+    ReplicaGone,
     RequestCheckpoint,
     ReservationExpired,
     TellReplica,
@@ -50,12 +51,14 @@ async def test_counts_what_happened():
     out.perform(
         [
             WorkerGone(1, "silent", 3),
+            ReplicaGone(5, 4),
             ReservationExpired("x", rank(1)),
             RequestCheckpoint(rank(1), "digest differs"),
         ]
     )
     assert value(metrics, "workers_gone", reason="silent") == 1
     assert value(metrics, "reservations_dropped", reason="worker gone") == 3
+    assert value(metrics, "reservations_dropped", reason="router gone") == 4
     assert value(metrics, "reservations_dropped", reason="expired") == 1
     assert value(metrics, "checkpoints_requested", reason="digest differs") == 1
 

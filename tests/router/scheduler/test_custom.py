@@ -1,10 +1,13 @@
 """Policies of others: filter, score, pick; and what happens where they break their contract."""
 
+import re
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
+import router.scheduler
 from router.errors import ConfigError, NoEndpointsError, PolicyFailedError
 from router.scheduler.custom import CustomPolicy, checked_policy
 from router.scheduler.selector import Policy
@@ -137,3 +140,20 @@ def test_a_bad_policy_is_refused_at_start_with_words(made, reason):
         checked_policy("entry point fast", made)
     assert str(refused.value).startswith("entry point fast: ")
     assert reason in str(refused.value)
+
+
+def test_the_policy_in_the_readme_does_what_it_says():
+    text = (Path(router.scheduler.__file__).parent / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    names = {}
+    exec(code, names)
+    rows = [
+        candidate(prefill_tokens=100, cached=2, decode_blocks=89, capacity=100),
+        candidate(cached=9, decode_blocks=91, capacity=100),
+        candidate(prefill_tokens=10, decode_blocks=5, capacity=100),
+    ]
+    choice = choose(names["ShortestPrefill"](), *rows)
+    assert [rank.worker_id for rank in choice.table.ranks] == [1, 3]
+    assert choice.costs.tolist() == [100 + 160 - 32, 170]
+    assert choice.chosen.rank.worker_id == 3
+    assert choose(names["ShortestPrefill"](), rows[1]).chosen.rank.worker_id == 1

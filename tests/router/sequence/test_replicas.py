@@ -81,6 +81,17 @@ def test_frames_that_follow_a_snapshot_may_come_before_it(replicas, other):
     assert began(replicas.take(part, 0.0)) == ["a", "b"]
 
 
+def test_a_snapshot_from_before_what_we_know_is_passed_over(replicas, other):
+    replicas.take(other.books("a"), 0.0)
+    (old,) = other.snapshot()
+    replicas.take(other.frees("a"), 0.0)
+    other.books("b")
+    replicas.take(other.beats(), 0.0)
+    assert replicas.take(old, 0.0) == []
+    assert known(replicas) == []
+    assert began(replicas.take(other.snapshot()[0], 0.0)) == ["b"]
+
+
 def test_another_digest_is_noticed_and_healed(replicas, other):
     replicas.take(other.books("a"), 0.0)
     (mirror,) = replicas

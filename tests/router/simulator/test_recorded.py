@@ -30,7 +30,7 @@ def announced(recorded, worker_id, identity=IDENTITY):
 
 def asked(recorded, request_id, tokens, **fields):
     request = SelectRequest(token_ids=tokens, request_id=request_id, **fields)
-    recorded.core.select_and_reserve(request, prepare(request, ()), 1.0)
+    recorded.core.submit(request, prepare(request, ()), 1.0)
 
 
 def traffic(recorded):

@@ -1,0 +1,93 @@
+"""Rows of the comparison of one decision."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from decision_fleets import OurFleet, PeerFleet, Shape, Tokens, World
+from report import Section
+from report import report as report_sections
+from rows import Row, machine
+from timing import Bounded, CallTimes, Scale, alternate, call_times, median_us
+
+from router.scheduler.policies import builtin_policies
+
+SELECT_GOALS_US = {512: 25.0, 8_192: 40.0}
+CYCLE_GOALS_US = {512: 60.0, 8_192: 80.0}
+FLEET_GOAL_US = 300.0
+CALLS, FLEET_CALLS, QUICK_CALLS = 300, 100, 50
+ROUNDS = 5
+
+POLICIES = [policy.name for policy in builtin_policies()]
+
+
+def select_rows(scale: Scale) -> list[Row]:
+    rows = []
+    for tokens, goal_us in SELECT_GOALS_US.items():
+        world = World(Shape(16, 1, tokens))
+        rows += _select_rows(world, world, _calls(scale, CALLS), goal_us)
+    return rows
+
+
+def fleet_rows(scale: Scale) -> list[Row]:
+    ours, peer = World(Shape(256, 8, 512)), World(Shape(256, 1, 512))
+    return _select_rows(ours, peer, _calls(scale, FLEET_CALLS), FLEET_GOAL_US)
+
+
+def cycle_rows(scale: Scale) -> list[Row]:
+    rows: list[Row] = []
+    for tokens, goal_us in CYCLE_GOALS_US.items():
+        world, calls = World(Shape(16, 1, tokens)), _calls(scale, CALLS)
+        ours, peer = OurFleet(world), PeerFleet(world)
+        sides = [
+            *(_times(world, partial(ours.cycle, policy=policy), calls) for policy in POLICIES),
+            lambda _, w=world, p=peer, c=calls: p.cycle_times(w.new_prompts(c)),
+        ]
+        rows += _rows(world, alternate(sides, ROUNDS, warm_up=True), goal_us)
+    return rows
+
+
+def _select_rows(world: World, peer_world: World, calls: int, goal_us: float) -> list[Row]:
+    ours, peer = OurFleet(world), PeerFleet(peer_world)
+    sides = [
+        *(_times(world, partial(ours.select, policy=policy), calls) for policy in POLICIES),
+        lambda _: peer.select_times(peer_world.new_prompts(calls)),
+    ]
+    return _rows(world, alternate(sides, ROUNDS, warm_up=True), goal_us)
+
+
+def _times(
+    world: World, call: Callable[[Tokens], object], calls: int
+) -> Callable[[int], CallTimes]:
+    """A round: every prompt is new to all."""
+    return lambda _: call_times(call, world.new_prompts(calls))
+
+
+def _rows(world: World, results: Sequence[list[CallTimes]], goal_us: float) -> list[Row]:
+    *ours, peer = map(median_us, results)
+    tokens = world.shape.prompt_tokens
+    return [
+        Bounded(f"{tokens}, {policy}", time_us, peer, "µs", goal_us, lower=True)
+        for policy, time_us in zip(POLICIES, ours, strict=True)
+    ]
+
+
+def _calls(scale: Scale, calls: int) -> int:
+    return QUICK_CALLS if scale.quick else calls
+
+
+MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
+    "select": select_rows,
+    "cycle": cycle_rows,
+    "fleet": fleet_rows,
+}
+
+
+def report(sections: Mapping[str, str], *, quick: bool, as_rows: bool) -> int:
+    """Measure these sections (title by name) and print them; 0 if every cell meets its goal."""
+    scale = Scale(quick)
+    head = [f"{machine()}, pinned to one core, load {os.getloadavg()[0]:.1f} before"]
+    chosen = {
+        name: Section(title, partial(MEASURE[name], scale)) for name, title in sections.items()
+    }
+    return report_sections(chosen, "peer", head, as_rows)
