@@ -48,6 +48,7 @@ DECISION_SETTINGS = (
     "active_prefill_tokens_threshold_frac",
     "busy_hysteresis",
     "session_affinity_mode",
+    "lora_affinity_weight",
     "router_queue_threshold",
     "router_queue_policy",
     "router_policy_config",

@@ -422,6 +422,7 @@ class RouterCore:
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         footprint = placement.prompt.footprint(overlap_blocks)
         counted = self._tracking(request.router_config_override).counted(footprint)
+        self.gate.served(rank, request.lora_name, placement.worker.labels)
         return placement, self._book(request_id, request.scope, rank, footprint, counted, now_s)
 
     def submit(
@@ -491,6 +492,7 @@ class RouterCore:
         overlap_blocks = self._overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
         footprint = hashed.footprint(overlap_blocks)
         counted = self._settings.tracking.counted(footprint)
+        self.gate.served(rank, request.lora_name, worker.labels)
         return worker, self._book(request_id, request.scope, rank, footprint, counted, now_s)
 
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
@@ -753,6 +755,7 @@ class RouterCore:
         self.predictions.drop_rank(rank)
         dropped = sum(isinstance(each, str) for each in self.tracker.drop_rank(rank))
         self.predictor.drop(rank)
+        self.gate.forget(rank)
         self.ranks.drop(rank)
         return dropped
 

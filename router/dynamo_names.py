@@ -27,7 +27,19 @@ def _events_are_durable(value: str) -> Mapping[str, str]:
     return {}
 
 
+def _mode(value: str) -> Mapping[str, str]:
+    """Dynamo's `kv` is whatever policy is configured."""
+    mode = value.lower().replace("_", "-")
+    if mode == "kv":
+        return {}
+    if mode not in ("round-robin", "random", "least-loaded", "power-of-two"):
+        allowed = "kv, round-robin, random, least-loaded or power-of-two"
+        raise ConfigError(f"{PREFIX}MODE", repr(value), f"{allowed}; see policy")
+    return {"policy": mode}
+
+
 ALIASES = (
+    Alias("router_mode", f"{PREFIX}MODE", meaning=_mode),
     Alias("router_endpoint", f"{PREFIX}ENDPOINT", meaning=_worker_endpoint),
     Alias("router_block_size", f"{PREFIX}BLOCK_SIZE", "dynamo_block_size"),
     Alias("kv_cache_block_size", "DYN_KV_CACHE_BLOCK_SIZE", "dynamo_block_size"),
@@ -84,6 +96,8 @@ REFUSED = MappingProxyType(
         f"{PREFIX}PREFILL_LOAD_MODEL": "the policy predictive learns how long prefill takes",
         f"{PREFIX}APPROXIMATE_CACHE_POLICY": "guesses expire by approximate_ttl_s",
         f"{PREFIX}OVERLAP_REFRESH_AFTER_SECS": "whoever waited is always matched anew",
+        f"{PREFIX}LOAD_AWARE": "the policy least-loaded looks at load alone",
+        f"{PREFIX}WORKER_SELECTION_POLICY": "policies are named by policy and group_policies",
         f"{PREFIX}PREFILL_POLICY": "the policy is one for all roles of a routing group",
         f"{PREFIX}DECODE_POLICY": "the policy is one for all roles of a routing group",
     }

@@ -46,6 +46,10 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
         float,
         Meta(ge=0, le=1, description="a busy rank is free so far below its threshold; a fraction"),
     ] = 0.1
+    lora_affinity_weight: Annotated[
+        float,
+        Meta(ge=0, le=1e9, description="of the preference for ranks that have the adapter; 0: no"),
+    ] = 0.0
     session_affinity_ttl_s: Annotated[
         float,
         Meta(ge=0, le=31_536_000, description="a session keeps its rank until idle so long; 0: no"),
@@ -76,7 +80,7 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
             active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
         )
         is_hard = self.session_affinity_mode == "hard"
-        return GateSettings(thresholds, self.busy_hysteresis, is_hard)
+        return GateSettings(thresholds, self.busy_hysteresis, is_hard, self.lora_affinity_weight)
 
     @property
     def tracking(self) -> Tracking:

@@ -136,6 +136,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_transfer_enforcement: str | None = None
     kv_transfer_preferred_weight: float | None = None
     lora_names: list[str] | None = None
+    max_gpu_lora_count: int | None = None
 
 
 def no_engine(_: Rank) -> EngineView | None:

@@ -32,6 +32,7 @@ class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     They may require or prefer `taints`, and its place in each of the `topology_domains`.
     `kv_transfer_domain`: within it a prompt computed here must be decoded, or should be, where that
     is "preferred", with this weight (1). `lora_names`: the adapters it can serve; None: any.
+    `max_gpu_lora_count`: how many it keeps loaded; None: one.
     """
 
     taints: list[Taint] = []
@@ -40,6 +41,7 @@ class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_transfer_enforcement: Enforcement | None = None
     kv_transfer_preferred_weight: TransferWeight | None = None
     lora_names: list[Name] | None = None
+    max_gpu_lora_count: Annotated[int, Meta(ge=1)] | None = None
 
 
 class WorkerAnnouncement(Struct, frozen=True, kw_only=True):

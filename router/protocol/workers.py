@@ -22,7 +22,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
 
     Maps are by `dp_rank`. `kv_events_endpoint` and `replay_endpoint` are of a worker with one rank.
     `topic`: prefix of what the engine publishes under. `engine` "sglang" clears all tiers at once;
-    `report_mode` "full": it may store again what it has. The last six are its labels, which
+    `report_mode` "full": it may store again what it has. The last seven are its labels, which
     requests may ask for; `stable_routing_id` is kept and shown, and nothing depends on it.
     """
 
@@ -48,6 +48,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     kv_transfer_enforcement: Enforcement | None = None
     kv_transfer_preferred_weight: TransferWeight | None = None
     lora_names: list[Name] | None = None
+    max_gpu_lora_count: Annotated[int, Meta(ge=1)] | None = None
 
     @property
     def said(self) -> dict[str, Any]:

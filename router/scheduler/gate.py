@@ -9,6 +9,7 @@ from router.errors import KvRouterError, NoEndpointsError, RemovedRanks, Workers
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RoutingConstraints, SelectRequest
 from router.protocol.values import Rank, Scope
+from router.scheduler.adapters import LoadedAdapters
 from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
 from router.scheduler.candidates import Candidates
 from router.scheduler.filters import (
@@ -42,6 +43,7 @@ class GateSettings(Struct, frozen=True):
     thresholds: BusyThresholds = NO_THRESHOLDS
     hysteresis: float = 0.1
     is_affinity_hard: bool = True
+    lora_affinity_weight: float = 0.0
 
 
 class Passed(Struct, frozen=True, eq=False):
@@ -57,11 +59,12 @@ class Gate:
     It owns the column BUSY. A request without demands passes at once while no threshold is set.
     """
 
-    __slots__ = ("_by_model", "_pools", "_settings", "_table")
+    __slots__ = ("_adapters", "_by_model", "_pools", "_settings", "_table")
 
     def __init__(self, settings: GateSettings, table: RankTable) -> None:
         self._settings = settings
         self._table = table
+        self._adapters = LoadedAdapters()
         self._by_model: dict[str, BusyThresholds] = {}
         self._pools: dict[Scope, tuple[Candidates, Pool]] = {}
 
@@ -85,10 +88,10 @@ class Gate:
         found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
         if not found.mask.any():
             raise _refusal(request, pool, found)
-        return Passed(
-            candidates if found.mask.all() else candidates.only(found.mask),
-            _factors(pool, constraints, found.mask),
-        )
+        factors = self._factors(pool, request, constraints)
+        if found.mask.all():
+            return Passed(candidates, factors)
+        return Passed(candidates.only(found.mask), None if factors is None else factors[found.mask])
 
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Above what a rank of this model is busy."""
@@ -102,6 +105,27 @@ class Gate:
     def models(self) -> Iterable[str]:
         """Models with thresholds of their own."""
         return self._by_model
+
+    def served(self, rank: Rank, lora_name: str | None, labels: WorkerLabels) -> None:
+        """A rank is sent a request for this adapter."""
+        if lora_name is not None and self._settings.lora_affinity_weight:
+            self._adapters.note(rank, lora_name, labels.max_gpu_lora_count or 1)
+
+    def forget(self, rank: Rank) -> None:
+        """A rank is gone, and what it had loaded."""
+        self._adapters.drop(rank)
+
+    def _factors(
+        self, pool: Pool, request: SelectRequest, constraints: RoutingConstraints
+    ) -> FloatArray | None:
+        """What costs are multiplied by. A loaded adapter is preferred as a taint would be."""
+        preferred, weight = constraints.preferred_taints, self._settings.lora_affinity_weight
+        factors = pool.factors(preferred) if preferred else None
+        if request.lora_name is None or not weight:
+            return factors
+        loaded = self._adapters.having(pool.ranks, request.lora_name)
+        nearer = np.where(loaded, np.exp(-np.tanh(weight)), 1.0)
+        return nearer if factors is None else factors * nearer
 
     def _pool(self, scope: Scope, candidates: Candidates) -> Pool:
         known = self._pools.get(scope)
@@ -124,11 +148,6 @@ class Gate:
         busy = self.busy(candidates, thresholds)
         self._table.values[candidates.slots, BUSY] = busy
         return busy
-
-
-def _factors(pool: Pool, constraints: RoutingConstraints, mask: Mask) -> FloatArray | None:
-    preferred = constraints.preferred_taints
-    return pool.factors(preferred)[mask] if preferred else None
 
 
 def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> KvRouterError:

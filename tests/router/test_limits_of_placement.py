@@ -116,6 +116,23 @@ def test_a_prompt_is_decoded_near_whoever_computed_it():
         world.select(PROMPT, prefill_worker_id=99)
 
 
+def test_requests_for_an_adapter_gather_where_it_is_loaded_but_not_at_any_cost():
+    world = world_of({}, {"max_gpu_lora_count": 2}, gate=GateSettings(lora_affinity_weight=1.0))
+    world.book("x", PROMPT, lora_name="sql", pinned_worker=RankTarget(2))
+    asked = {"lora_name": "sql"}
+    other = list(range(500, 540))
+    world.book("y", other, lora_name="poetry", pinned_worker=RankTarget(2))
+    for request_id in "xy":
+        world.core.free(request_id, 0.0)
+    assert [world.select(other, **asked).rank for _ in range(4)] == [rank(2)] * 4
+    world.book("z", list(range(2000, 2400)), pinned_worker=RankTarget(2))
+    assert world.select(other, **asked).rank == rank(1)
+    world.core.free("z", 0.0)
+    world.core.remove_worker(2, "test")
+    world.worker(2)
+    assert len({world.select(other, **asked).rank for _ in range(20)}) == 2
+
+
 @pytest.mark.parametrize("is_hard", [True, False])
 def test_a_session_stays_unless_its_rank_is_gone(is_hard):
     world = world_of({}, {}, gate=GateSettings(is_affinity_hard=is_hard))

@@ -30,6 +30,7 @@ CONFIG_1_0_2 = {
     ),
 }
 CONFIG_1_6_1 = {
+    "DYN_ROUTER_MODE": ("least_loaded", {"policy": "least-loaded"}),
     "DYN_ROUTER_TRACK_PREFILL_TOKENS": ("false", {"router_track_prefill_tokens": False}),
     "DYN_ROUTER_PREDICTED_TTL_SECS": ("2", {"predicted_ttl_s": 2.0}),
     "DYN_ROUTER_MIN_INITIAL_WORKERS": ("3", {"min_initial_workers": 3}),
@@ -67,6 +68,7 @@ def test_every_alias_is_a_setting_and_every_key_a_flag_and_a_line_in_a_file(tmp_
         ("DYN_ROUTER_ENDPOINT", "ns.backend"),
         ("DYN_ROUTER_DURABLE_KV_EVENTS", "perhaps"),
         ("DYN_ROUTER_SPEED", "1"),
+        ("DYN_ROUTER_MODE", "direct"),
         *((name, "x") for name in REFUSED),
     ],
 )

@@ -55,6 +55,7 @@ SETTINGS = st.fixed_dictionaries(
         "router_track_output_blocks": st.booleans(),
         "active_prefill_tokens_threshold": st.sampled_from([None, 40]),
         "session_affinity_mode": st.sampled_from(["hard", "soft"]),
+        "lora_affinity_weight": st.sampled_from([0.0, 1.0]),
         "router_queue_threshold": st.sampled_from([None, 0.0, 0.01]),
         "router_queue_policy": st.sampled_from(["fcfs", "wspt"]),
         "router_policy_config": st.sampled_from(["", POLICY_FILE]),
