@@ -1,7 +1,7 @@
 """`kv-router simulate`: what would these policies have done with that trace?
 
 Exit status: 0; 1 if the report could not be written; 2 for a wrong command line, or a trace that
-cannot be read.
+cannot be read; 130 if it was interrupted.
 """
 
 import sys
@@ -22,6 +22,8 @@ from router.tools.simulation.progress import ProgressBar
 from router.tools.simulation.results import Result
 from router.tools.simulation.summary_table import summary_table
 
+INTERRUPTED = 130
+
 
 def simulate(arguments: Sequence[str]) -> int:
     """Simulate, print a table, return the exit status. Raises ConfigError."""
@@ -33,7 +35,11 @@ def simulate(arguments: Sequence[str]) -> int:
         return 2
     if not config.json:
         _say("\n".join(f"{name}: {text}" for name, text in plan.facts.items()))
-    results = [result for speed in plan.speeds for result in _compared(plan, speed, config)]
+    try:
+        results = [result for speed in plan.speeds for result in _compared(plan, speed, config)]
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return INTERRUPTED
     return _write_html(config, plan, results) if config.html else 0
 
 

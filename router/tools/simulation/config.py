@@ -22,7 +22,7 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     policies: Annotated[
         str, Meta(description="list; options are those of `kv-router serve` that decide")
-    ] = "dynamo-1.0"
+    ] = "predictive dynamo-1.0 round-robin"
     speeds: Annotated[
         str, Meta(description="list: how many times as fast as in the trace requests come")
     ] = "1"

@@ -37,7 +37,7 @@ def load_source(text: str, block_size: int, seed: int) -> Source:
         return Source(workload.trace(block_size, Random(seed)))
     try:
         with Path(text).open("rb") as file:
-            return _read(text, file, block_size)
+            return _read(Path(text).name, file, block_size)
     except OSError as error:
         allowed = f"a readable file, or a workload: {', '.join(WORKLOADS)}"
         raise ConfigError("trace", f"{text}: {error.strerror}", allowed) from error
