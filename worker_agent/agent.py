@@ -100,6 +100,7 @@ class WorkerAgent:
             data_parallel_size=c.data_parallel_size,
             role=c.role,
             incarnation=self._incarnation,
+            labels=c.labels(),
         )
 
     def _runner(self, model: Model, rank: Rank) -> RankRunner:

@@ -189,6 +189,7 @@ class BridgeAgent:
             role=c.role,
             incarnation=incarnation,
             agent_is_engine=False,
+            labels=c.labels(),
         )
 
     def _readiness(self) -> Readiness:

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from router.errors import ConfigError
 from router.process.settings import id_of_name
+from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.protocol.values import Endpoint, Rank, ranks_of
 
@@ -35,6 +37,23 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     role: Annotated[
         Literal["aggregated", "prefill", "decode"], Meta(description="part of the work it does")
     ] = "aggregated"
+    taints: Annotated[
+        str | list[str],
+        Meta(description="comma-separated or a list; requests may require or prefer them"),
+    ] = ""
+    topology_domains: Annotated[
+        str | dict[str, str],
+        Meta(description="where it is, as zone=a,rack=7 or a table; taints, too"),
+    ] = ""
+    kv_transfer_domain: Annotated[
+        str, Meta(description="of those, within which what it has computed must be decoded")
+    ] = ""
+    kv_transfer_enforcement: Annotated[
+        Enforcement, Meta(description="must be (required), or should be (preferred)")
+    ] = "required"
+    lora_names: Annotated[
+        str | list[str], Meta(description="adapters that it can serve, likewise; empty: any")
+    ] = ""
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 0
     endpoint: Annotated[
@@ -67,7 +86,39 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         """The worker id."""
         return id_of_name(self.name) if self.worker_id is None else self.worker_id
 
+    def labels(self) -> WorkerLabels:
+        """What requests may ask for in it. Raises ConfigError."""
+        domains, domain = _table("topology_domains", self.topology_domains), self.kv_transfer_domain
+        if domain and domain not in domains:
+            allowed = f"one of topology_domains: {', '.join(domains) or 'none is given'}"
+            raise ConfigError("kv_transfer_domain", repr(domain), allowed)
+        return WorkerLabels(
+            taints=_listed(self.taints),
+            topology_domains=domains,
+            kv_transfer_domain=domain or None,
+            kv_transfer_enforcement=self.kv_transfer_enforcement if domain else None,
+            lora_names=_listed(self.lora_names) or None,
+        )
+
     @property
     def ranks(self) -> tuple[Rank, ...]:
         """Its data-parallel ranks, in order."""
         return ranks_of(self.id, self.data_parallel_start_rank, self.data_parallel_size)
+
+
+def _listed(said: str | list[str]) -> list[str]:
+    parts = said.split(",") if isinstance(said, str) else said
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _table(key: str, said: str | dict[str, str]) -> dict[str, str]:
+    """`a=x,b=y` as a mapping. Raises ConfigError."""
+    if not isinstance(said, str):
+        return said
+    table: dict[str, str] = {}
+    for part in _listed(said):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value) or name in table:
+            raise ConfigError(key, repr(part), "domain=place, each domain once")
+        table[name] = value
+    return table

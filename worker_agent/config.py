@@ -67,6 +67,7 @@ def load_agent_config(
     config = _load(engine == REFERENCE, arguments, environment)
     if config.worker_id is not None and not 0 <= config.worker_id < 1 << 64:
         raise ConfigError("worker_id", str(config.worker_id), "0 to 2^64 - 1")
+    config.labels()
     return config
 
 

@@ -7,6 +7,7 @@ from router.config import RouterConfig
 from router.errors import ConfigError
 from router.local.config import UpConfig
 from router.process.settings import describe, id_of_name
+from router.protocol.catalogue import WorkerLabels
 from worker_agent.config import ReferenceConfig, load_agent_config
 
 
@@ -49,3 +50,39 @@ def test_every_field_is_described_and_takes_its_default(config_type):
 
 def test_the_endpoint_can_be_told():
     assert load_agent_config(["--endpoint", "http://w:1"], {}).endpoint == "http://w:1"
+
+
+def test_labels_are_lists_and_tables_or_their_short_forms(tmp_path):
+    flags = (
+        "--taints", "gpu=h100, spot", "--topology-domains", "zone=a,rack=7", "--lora-names", "sql",
+        "--kv-transfer-domain", "zone", "--kv-transfer-enforcement", "preferred",
+    )  # fmt: skip
+    expected = WorkerLabels(
+        taints=["gpu=h100", "spot"],
+        topology_domains={"zone": "a", "rack": "7"},
+        kv_transfer_domain="zone",
+        kv_transfer_enforcement="preferred",
+        lora_names=["sql"],
+    )
+    assert load_agent_config(flags, {}).labels() == expected
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        'taints = ["gpu=h100", "spot"]\nlora_names = ["sql"]\nkv_transfer_domain = "zone"\n'
+        'kv_transfer_enforcement = "preferred"\ntopology_domains = {zone = "a", rack = "7"}\n'
+    )
+    assert load_agent_config(("--config", str(file)), {}).labels() == expected
+    assert load_agent_config((), {}).labels() == WorkerLabels()
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (("--topology-domains", "zone"), "topology_domains"),
+        (("--topology-domains", "zone=a,zone=b"), "topology_domains"),
+        (("--topology-domains", "zone=a", "--kv-transfer-domain", "rack"), "kv_transfer_domain"),
+    ],
+)
+def test_labels_that_are_none_are_refused_at_start(flags, key):
+    with pytest.raises(ConfigError) as caught:
+        load_agent_config(flags, {})
+    assert caught.value.key == key
