@@ -51,7 +51,7 @@ QUEUE_S = 0  # until its engine begins with this prompt
 ROOM_S = 1  # until it has the blocks for it
 PREFILL_OWN_S = 2  # from then to the first token
 STREAM_S = 3  # from there to the last
-DELAY_S = 4  # by which requests that are there are late, summed
+DELAY_S = 4  # by which requests that are there are late, summed; by it and its followers
 FUTURE_S = 5  # by which requests that will come are late, summed
 PUSHED_S = 6  # it takes to compute again what is pushed out and wanted again
 COST_S = 7
@@ -97,6 +97,7 @@ def predict(
     isl_tokens: float,
     output_tokens: float,
     arrivals: float,
+    followers: float,
     now_s: float,
     delay_weight: float,
     parts: Array,
@@ -106,7 +107,7 @@ def predict(
     there = max(row[REQUESTS] + foreign, 0.0)
     decoding = max(row[DECODING_REQUESTS] + foreign, 0.0)
     kv_tokens = row[DECODING_KV_TOKENS]
-    if row[DECODING_REQUESTS] > 0:
+    if row[DECODING_REQUESTS] >= 1:
         kv_tokens *= decoding / row[DECODING_REQUESTS]
     step_s = row[BASE_S] + decoding * row[DECODE_S] + kv_tokens * row[KV_S]
     chunk_tokens = max(row[CHUNK_TOKENS] - decoding, 1.0)
@@ -129,7 +130,7 @@ def predict(
     parts[ROOM_S] = room_s(row, isl_tokens, output_tokens, step_s)
     parts[PREFILL_OWN_S] = compute_s + steps * step_s
     parts[STREAM_S] = output_tokens * (step_s + token_kv_s)
-    parts[DELAY_S] = there * (compute_s + output_tokens * token_kv_s)
+    parts[DELAY_S] = (1.0 + followers) * there * (compute_s + output_tokens * token_kv_s)
     parts[FUTURE_S] = arrivals * compute_s * (queue_s + parts[PREFILL_OWN_S] / 2)
     parts[PUSHED_S] = pushed_tokens(row, isl_tokens, output_tokens) * row[REUSE] * row[PREFILL_S]
     late_s = parts[STREAM_S] + parts[DELAY_S] + parts[PUSHED_S]
@@ -153,7 +154,7 @@ def pushed_tokens(row: Array, isl_tokens: float, output_tokens: float) -> float:
 def room_s(row: Array, isl_tokens: float, output_tokens: float, step_s: float) -> float:
     """Until enough requests have ended there: they end evenly over the time one of them streams."""
     booked = row[DECODE_BLOCKS]
-    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked <= 0:
+    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked < 1:
         return 0.0
     booked += row[REQUESTS] * output_tokens / row[BLOCK_SIZE]
     wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
@@ -183,8 +184,19 @@ def predictive(
     if math.isnan(output_tokens):
         output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
     arrivals = arrivals_per_free_s(values)
+    followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
     for i in range(len(values)):
         row = values[i]
         saved = saved_tokens(row, host_weight, disk_weight, remote_weight)
         new_tokens = 0.0 if row[DECODE_SIDE] else max(isl_tokens - saved, 1.0)
-        predict(row, new_tokens, isl_tokens, output_tokens, arrivals, now_s, delay_weight, parts[i])
+        predict(
+            row,
+            new_tokens,
+            isl_tokens,
+            output_tokens,
+            arrivals,
+            followers,
+            now_s,
+            delay_weight,
+            parts[i],
+        )

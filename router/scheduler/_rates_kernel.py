@@ -21,6 +21,15 @@ def relax(
             covariance[i, j] = prior + kept * kept * (covariance[i, j] - prior)
 
 
+@kernel("void(f8[::1], f8[:, ::1], f8, f8, f8[:, ::1])")
+def vary(mean: Vector, covariance: Matrix, common: float, each: float, varied: Matrix) -> None:
+    """Covariance of rates that differ from these by a common factor, and each by one of its own."""
+    for i in range(len(mean)):
+        for j in range(len(mean)):
+            factor = common * common + (each * each if i == j else 0.0)
+            varied[i, j] = covariance[i, j] + factor * mean[i] * mean[j]
+
+
 @kernel("f8(f8[:, ::1], f8[::1])")
 def spread(covariance: Matrix, work: Vector) -> float:
     """Variance of what is predicted for this work."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.loads import LoadCounters
-from router.scheduler._rates_kernel import learn, relax, spread
+from router.scheduler._rates_kernel import learn, relax, spread, vary
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 Matrix: TypeAlias = npt.NDArray[np.float64]
@@ -45,12 +45,17 @@ class Belief(Struct, frozen=True, eq=False):
 
     @classmethod
     def around(cls, mean: Vector, common: float, each: float) -> "Belief":
+        """Rates that differ from these; see `varied`."""
+        return cls(mean, np.zeros((len(mean), len(mean)))).varied(common, each)
+
+    def varied(self, common: float, each: float) -> "Belief":
         """Rates that differ from these by a factor common to all, and each by one of its own.
 
         Both are standard deviations, relative to the rates.
         """
-        ones = common**2 + each**2 * np.eye(len(mean))
-        return cls(mean, ones * np.outer(mean, mean))
+        varied = np.empty_like(self.covariance)
+        vary(self.mean, self.covariance, common, each, varied)
+        return Belief(self.mean, varied)
 
 
 class Noise(Struct, frozen=True):

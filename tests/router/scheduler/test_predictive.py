@@ -84,10 +84,10 @@ def test_the_worked_example():
     assert example[kernel.ROOM_S] == 0
     assert example[kernel.PREFILL_OWN_S] == pytest.approx(0.2596)
     assert example[kernel.STREAM_S] == pytest.approx(2.4001)
-    assert example[kernel.DELAY_S] == pytest.approx(2.4849)
+    assert example[kernel.DELAY_S] == pytest.approx(3.72735)
     assert example[kernel.FUTURE_S] == pytest.approx(0.092748)
     assert example[kernel.PUSHED_S] == pytest.approx(0.025)
-    assert example[kernel.COST_S] == pytest.approx(1.106548)
+    assert example[kernel.COST_S] == pytest.approx(1.230793)
 
 
 def test_a_prompt_that_began_long_ago_is_as_good_as_done():
@@ -109,7 +109,7 @@ def test_among_decoding_requests_alone_half_a_step_is_left_on_average():
 def test_what_others_sent_counts_like_what_we_booked():
     more = {ranks.FOREIGN_TOKENS: 1_000, ranks.FOREIGN_REQUESTS: 1}
     assert parts(more)[kernel.QUEUE_S] > parts()[kernel.QUEUE_S] + 0.1
-    assert parts(more)[kernel.DELAY_S] == pytest.approx(2.4849 * 10 / 9)
+    assert parts(more)[kernel.DELAY_S] == pytest.approx(3.72735 * 10 / 9)
 
 
 def test_untrusted_overlap_saves_less():
@@ -162,6 +162,11 @@ def test_answers_are_as_long_as_where_most_requests_go():
     busy, idle = row(), row({ranks.REQUESTS_PER_S: 0, ranks.OUTPUT_TOKENS: 9_999})
     both = predicted_parts(asked(busy, idle), SETTINGS)
     assert both[0, kernel.STREAM_S] == pytest.approx(parts()[kernel.STREAM_S])
+
+
+def test_where_prompts_are_used_again_a_delay_comes_back_with_each_follower():
+    assert parts({ranks.REUSE: 0})[kernel.DELAY_S] == pytest.approx(2.4849)
+    assert parts({ranks.REUSE: 3})[kernel.DELAY_S] == pytest.approx(4 * 2.4849)
 
 
 def test_a_new_rank_and_a_taint_multiply():

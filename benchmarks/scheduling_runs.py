@@ -1,0 +1,133 @@
+"""Replays for `scheduling.py`: what is replayed, by which policy, and how rates are learned."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core import CoreSettings, RouterCore
+from router.fleet import LivenessLimits
+from router.indexer.radix_tree import RadixTree
+from router.protocol.loads import LoadReport
+from router.scheduler.policies import Policies, builtin_policies
+from router.scheduler.predictor import Predictor
+from router.scheduler.settings import PolicySettings
+from router.sequence.rank_table import BASE_S, KV_S
+from router.simulator.engine_model import EngineModel, llama_70b
+from router.simulator.mooncake import read_mooncake
+from router.simulator.scenario import Scenario, SlowDown
+from router.simulator.simulation import simulate
+from router.simulator.summary import Summary, summarize
+from router.simulator.traces import Trace
+from router.simulator.workloads import WORKLOADS
+
+WORKERS = 16
+BLOCK_SIZE = 512
+_RATES = slice(BASE_S, KV_S + 1)
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """One replay. `source`: a trace's path, or a workload's name; `requests`: of a workload, or how
+    many of a trace. `settings`: of the policy. `slow_workers` take twice as long for everything;
+    `slowing`: worker 0 takes three times as long from this second on. `rates`: "rank", "shared" or
+    "scrambled".
+    """
+
+    source: str
+    policy: str
+    settings: tuple[tuple[str, float], ...] = ()
+    requests: int | None = None
+    arrival_speed: float = 1.0
+    seed: int = 0
+    slow_workers: int = 0
+    slowing: float | None = None
+    routers: int = 1
+    rates: str = "rank"
+
+    @property
+    def label(self) -> str:
+        """The policy with what it was told."""
+        told = ",".join(f"{name}={value:g}" for name, value in self.settings)
+        return f"{self.policy}:{told}" if told else self.policy
+
+
+class SharedRates(Predictor):
+    """Every rank is as fast as its model on average: what learning per rank is compared with."""
+
+    __slots__ = ()
+
+    def observe(self, report: LoadReport, now_s: float) -> None:
+        super().observe(report, now_s)
+        model_name, _ = self._ranks[report.rank]
+        self._table.row(report.rank)[_RATES] = self.model_seconds(model_name)
+
+
+class ScrambledRates(Predictor):
+    """Every rank is as fast as another one: the figures are right, their place is wrong."""
+
+    __slots__ = ()
+
+    def observe(self, report: LoadReport, now_s: float) -> None:
+        super().observe(report, now_s)
+        ranks = sorted(self._ranks)
+        other = ranks[(ranks.index(report.rank) + len(ranks) // 2) % len(ranks)]
+        self._table.row(report.rank)[_RATES] = self.rank_seconds(other)
+
+
+PREDICTORS = {"rank": Predictor, "shared": SharedRates, "scrambled": ScrambledRates}
+
+
+def run_all(cases: Iterable[Case], jobs: int) -> Mapping[Case, Summary]:
+    """Every case once, in processes of their own."""
+    wanted = list(dict.fromkeys(cases))
+    with ProcessPoolExecutor(jobs) as pool:
+        return dict(zip(wanted, pool.map(run, wanted), strict=True))
+
+
+def run(case: Case) -> Summary:
+    """Replay it."""
+    incidents = () if case.slowing is None else (SlowDown(case.slowing, 0, 3.0),)
+    scenario = Scenario(
+        models=(_slow(llama_70b()),) * case.slow_workers
+        + (llama_70b(),) * (WORKERS - case.slow_workers),
+        arrival_speed=case.arrival_speed,
+        event_lag_s=0.05,
+        report_lag_s=0.05,
+        routers=case.routers,
+        incidents=incidents,
+        seed=case.seed,
+    )
+    trace = _trace(case.source, case.requests, case.seed if case.source in WORKLOADS else 0)
+    return summarize(simulate(trace, scenario, lambda rng: _core(case, rng)))
+
+
+def _core(case: Case, rng: Random) -> RouterCore:
+    settings = CoreSettings(
+        router_id=rng.getrandbits(53),
+        policy=PolicySettings(**dict(case.settings)),
+        liveness=LivenessLimits(),
+        reservation_ttl_s=3_600.0,
+        max_reservations=1_000_000,
+    )
+    core = RouterCore(settings, RadixTree, rng, Policies(builtin_policies(), case.policy))
+    core.predictor = PREDICTORS[case.rates](core.ranks)
+    return core
+
+
+def _slow(model: EngineModel) -> EngineModel:
+    names = [name for name in model.__struct_fields__ if name.endswith("_s")]
+    return replace(model, **{name: 2 * getattr(model, name) for name in names})
+
+
+@cache
+def _trace(source: str, requests: int | None, seed: int) -> Trace:
+    if source in WORKLOADS:
+        made = WORKLOADS[source](requests=requests or 5_000)
+        return made.trace(BLOCK_SIZE, Random(seed))
+    with Path(source).open("rb") as lines:
+        trace = read_mooncake(source, lines)
+    return replace(trace, requests=trace.requests[:requests])
