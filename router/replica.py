@@ -1,6 +1,6 @@
 """The other routers, on the bus: what we booked goes out, and what they booked comes in.
 
-    every 5 ms     Ledger ─▶ kv.{ns}.sequences.{us} ─▶ the others
+    5 ms apart     Ledger ─▶ kv.{ns}.sequences.{us} ─▶ the others
     the others ─▶ kv.{ns}.sequences.* ─▶ RouterCore.apply_peer
     one of them ─▶ kv.{ns}.sequences.{us}.inbox ─▶ snapshots we asked for, and what callers told it
                                                    of our requests; or it wants a snapshot of ours
@@ -14,6 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 from router.core import RouterCore
 from router.errors import BusError, BusUnavailableError, WireError
@@ -28,14 +29,14 @@ from router.protocol.replicas import (
 from router.protocol.subjects import Subjects
 from router.publisher.bus import Bus, subscribe, translated
 from router.replica_metrics import ReplicaMetrics
-from router.sequence.ledger import Ledger
+from router.sequence.ledger import HEARTBEAT_S, Ledger
 from router.sequence.replicas import MAX_REPLICAS
 from router.status import ServiceStatus
 
 log = logging.getLogger(__name__)
 
 FRAME_S = 0.005
-"""So often the others are told what is new."""
+"""Time between two frames, at least."""
 
 GREETING_S = 0.1
 """Time for the others to answer a newcomer."""
@@ -52,7 +53,8 @@ class Replica:
     def __init__(
         self,
         core: RouterCore,
-        ledger: Ledger,
+        router_id: int,
+        incarnation: int,
         outbox: Outbox,
         status: ServiceStatus,
         metrics: ReplicaMetrics,
@@ -60,7 +62,8 @@ class Replica:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
-        self._ledger = ledger
+        self._has_news = asyncio.Event()
+        self._ledger = Ledger(router_id, incarnation, self._has_news.set)
         self._outbox = outbox
         self._status = status
         self._metrics = metrics
@@ -70,7 +73,7 @@ class Replica:
         self._askers: OrderedDict[int, None] = OrderedDict()
         self._is_asked = asyncio.Event()
         self._warned_s = float("-inf")
-        core.tracker.ledger = ledger
+        core.tracker.ledger = self._ledger
         status.replicas_caught_up = False
 
     async def run(self, bus: Bus) -> None:
@@ -85,11 +88,15 @@ class Replica:
     async def tell_forever(self) -> None:
         """Tell the others what is new, until cancelled."""
         while True:
-            await asyncio.sleep(FRAME_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._has_news.wait()
+            self._has_news.clear()
             while (frame := self._next_frame()) is not None:
                 await self._tell(frame)
                 if not self._ledger.is_behind:
                     break
+            await asyncio.sleep(FRAME_S)
 
     def take(self, subject: str, payload: bytes) -> None:
         """Take in what another router says, or drop and count it."""

@@ -34,7 +34,6 @@ from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
 from router.rpc import Rpc
 from router.scheduler.affinity import AffinityTable
-from router.sequence.ledger import Ledger
 from router.session_binder import SessionBinder
 from router.session_commands import SessionCommands
 from router.sessions import LocalSessions, Sessions
@@ -130,7 +129,8 @@ class RouterService:
         host = self._host
         return Replica(
             core,
-            Ledger(self._config.router_id, self._incarnation),
+            self._config.router_id,
+            self._incarnation,
             host.outbox,
             host.status,
             ReplicaMetrics(core, host.metrics.registry),

@@ -58,14 +58,18 @@ class _News:
 class Ledger:
     """What we have told the others, and what is to be told next.
 
+    `wake` is called when there is something to tell that cannot wait, and was not before.
     Invariant: whatever differs between what we told and how our requests stand is noted.
     """
 
     __slots__ = ("_grown", "_growth_due_s", "_heartbeat_due_s", "_incarnation",
-                 "_told", "_touched", "router_id", "sequence")  # fmt: skip
+                 "_told", "_touched", "_wake", "router_id", "sequence")  # fmt: skip
 
-    def __init__(self, router_id: int, incarnation: int) -> None:
+    def __init__(
+        self, router_id: int, incarnation: int, wake: Callable[[], None] = lambda: None
+    ) -> None:
         self.router_id = router_id
+        self._wake = wake
         self._incarnation = incarnation
         self._told = SharedReservations()
         self._touched: OrderedDict[str, None] = OrderedDict()
@@ -76,6 +80,8 @@ class Ledger:
 
     def touch(self, request_id: str) -> None:
         """Something happened to one of our requests that the others have to know."""
+        if not self._touched:
+            self._wake()
         self._touched[request_id] = None
 
     def touch_later(self, request_id: str) -> None:
@@ -84,6 +90,7 @@ class Ledger:
 
     def greet(self) -> None:
         """Let the next frame be due at once: somebody is here who has not heard us yet."""
+        self._wake()
         self._heartbeat_due_s = float("-inf")
 
     def take_frame(self, look: Look, now_s: float) -> Frame | None:

@@ -104,3 +104,17 @@ def test_a_snapshot_is_of_one_moment_though_its_parts_are_made_later():
     made.take_frame(booked.get, 0.0)
     (part,) = parts
     assert (part.sequence, part.part, part.parts, names(part.reservations)) == (1, 0, 1, ["a"])
+
+
+def test_wakes_who_tells_it_once_for_all_that_is_new():
+    woken = []
+    made = Ledger(1, 2, lambda: woken.append(True))
+    booked = {request_id: reservation(request_id) for request_id in "ab"}
+    for request_id in booked:
+        made.touch(request_id)
+    made.touch_later("a")
+    assert len(woken) == 1
+    made.take_frame(booked.get, 0.0)
+    made.touch("a")
+    made.greet()
+    assert len(woken) == 3
