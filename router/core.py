@@ -618,8 +618,9 @@ class RouterCore:
             return False
         except KvRouterError:
             return True
-        rows = self.ranks.values[candidates.slots]
-        busy = policy_class.are_busy(rows[:, PREFILL_TOKENS], rows[:, MAX_BATCHED_TOKENS])
+        values, slots = self.ranks.values, candidates.slots
+        prefill_tokens = values[:, PREFILL_TOKENS][slots]
+        busy = policy_class.are_busy(prefill_tokens, values[:, MAX_BATCHED_TOKENS][slots])
         return not busy.all()
 
     def _cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:

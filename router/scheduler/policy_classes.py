@@ -56,12 +56,12 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def are_busy(self, prefill_tokens: FloatArray, max_batched_tokens: FloatArray) -> Mask:
         """Which of these ranks are busy."""
-        busy = np.zeros(len(prefill_tokens), np.bool_)
-        if self.prefill_busy_threshold is not None:
-            busy |= prefill_tokens > self.prefill_busy_threshold
-        if self.prefill_busy_threshold_frac is not None:
-            busy |= prefill_tokens > self.prefill_busy_threshold_frac * max_batched_tokens
-        return busy
+        tokens, fraction = self.prefill_busy_threshold, self.prefill_busy_threshold_frac
+        if tokens is not None and fraction is not None:
+            return prefill_tokens > np.minimum(tokens, fraction * max_batched_tokens)
+        if fraction is not None:
+            return prefill_tokens > fraction * max_batched_tokens
+        return prefill_tokens > (np.inf if tokens is None else tokens)
 
     def order(
         self, now_s: float, priority_jump: float, uncached_tokens: int, expires_s: float
