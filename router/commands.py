@@ -74,8 +74,9 @@ class Commands:
 
     async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank and book it, or have the request wait."""
-        started_s, now_s = time.perf_counter(), time.monotonic()
+        started_s = time.perf_counter()
         prompt = await self._prepare(request)
+        now_s = time.monotonic()
         submitted, effects = self.core.submit(request, prompt, now_s)
         if isinstance(submitted, Placement):
             self._outbox.perform(effects)
@@ -83,6 +84,10 @@ class Commands:
         future = self._waiters.expect(submitted)
         self._outbox.perform(effects)
         return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
+
+    def drain(self) -> None:
+        """Refuse whoever waits, now and from now on: they have time to go elsewhere."""
+        self._waiters.close()
 
     async def decision(self, wait: Wait, gone: Gone | None = None) -> Decision:
         """Where a waiting request was placed, once it is."""

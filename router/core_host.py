@@ -60,7 +60,8 @@ Task: TypeAlias = Coroutine[Any, Any, None]
 class CoreHost:
     """One core and the adapters that every process has around it, for others to build on.
 
-    `kind` is what the process calls itself. `on_reconnect` is called when a lost bus is back.
+    `kind` is what the process calls itself. `on_reconnect` is called when a lost bus is back,
+    `on_drain` when the process is about to end.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class CoreHost:
         needs_workers: bool,
         initial_workers: int = 0,
         on_reconnect: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
         self._config = config
         self._on_reconnect = on_reconnect
+        self._on_drain = on_drain
         self.core = core
         self.subjects = Subjects(config.namespace)
         self.status = ServiceStatus(
@@ -155,6 +158,7 @@ class CoreHost:
     async def _drain(self) -> None:
         log.info("draining for %g s", self._config.drain_s)
         self.status.is_draining = True
+        self._on_drain()
         await asyncio.sleep(self._config.drain_s)
 
     async def _tick_forever(self) -> None:

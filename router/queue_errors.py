@@ -4,7 +4,8 @@ KvRouterError
 ├── QueueFullError               as much waits as may: the fleet is overloaded
 ├── TenantQueueFullError         as much of this tenant's waits as its share of the queue
 ├── QueueTimeoutError            nobody was free within the time that a request may wait
-└── WithdrawnError               it was freed while it waited
+├── WithdrawnError               it was freed while it waited
+└── DrainingError                the router is about to end
 """
 
 from router.errors import KvRouterError
@@ -82,3 +83,14 @@ class WithdrawnError(KvRouterError):
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id} was freed while it waited")
         self.request_id = request_id
+
+
+class DrainingError(KvRouterError):
+    """The router is about to end, and nobody can wait in it."""
+
+    code = "draining"
+    http_status = 503
+
+    def __init__(self) -> None:
+        super().__init__("this router is about to end (allowed: asking another one)")
+        self.retry_after_s = 1.0

@@ -72,6 +72,7 @@ class RouterService:
             needs_workers=True,
             initial_workers=config.min_initial_workers,
             on_reconnect=self._renew_soon,
+            on_drain=lambda: self._commands.drain(),
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._sessions = _sessions(config, self._host.metrics)

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from router.core import Placement, RouterCore
+from router.core import Admission, Placement, RouterCore
 from router.effects import Effect
 from router.errors import ClientGoneError, KvRouterError, ReservationNotFoundError
 from router.metrics import RouterMetrics
+from router.queue_errors import DrainingError
 
 Gone: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when whoever waits has hung up."""
@@ -32,11 +33,20 @@ class Waiters:
         self._perform = perform
         self._metrics = metrics
         self._futures: dict[int, asyncio.Future[Placement]] = {}
+        self._is_closed = False
 
     def expect(self, ticket: int) -> asyncio.Future[Placement]:
         """Somebody waits for this ticket from now on."""
         future = self._futures[ticket] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            self._send_away(ticket)
         return future
+
+    def close(self) -> None:
+        """Nobody waits here any more."""
+        self._is_closed = True
+        for ticket in tuple(self._futures):
+            self._send_away(ticket)
 
     def refuse(self, ticket: int, error: KvRouterError) -> None:
         """A request waits no more, and was not placed."""
@@ -51,8 +61,7 @@ class Waiters:
             admission = self._core.admit(now_s)
             if admission is None:
                 return
-            self._metrics.wait_seconds.labels(admission.policy_class).observe(admission.waited_s)
-            self._settle(admission.ticket, admission.outcome)
+            self._settle(admission)
             self._perform(admission.effects)
         asyncio.get_running_loop().call_soon(self.admit)
 
@@ -82,13 +91,18 @@ class Waiters:
             raise ClientGoneError
         return future.result()
 
-    def _settle(self, ticket: int, outcome: Placement | KvRouterError) -> None:
-        if isinstance(outcome, KvRouterError):
-            self.refuse(ticket, outcome)
+    def _settle(self, admission: Admission) -> None:
+        if isinstance(admission.outcome, KvRouterError):
+            self.refuse(admission.ticket, admission.outcome)
             return
-        future = self._futures.pop(ticket, None)
+        self._metrics.wait_seconds.labels(admission.policy_class).observe(admission.waited_s)
+        future = self._futures.pop(admission.ticket, None)
         if future is not None and not future.done():
-            future.set_result(outcome)
+            future.set_result(admission.outcome)
+
+    def _send_away(self, ticket: int) -> None:
+        self._core.withdraw(ticket)
+        self.refuse(ticket, DrainingError())
 
     def _take_back(self, request_id: str, ticket: int, future: asyncio.Future[Placement]) -> None:
         """Nobody waits for this request any more; it may have been placed this moment."""

@@ -120,6 +120,15 @@ async def test_who_hangs_up_waits_no_more(router):
     assert (await router.client.get("/health")).status_code == 200
 
 
+async def test_a_router_about_to_end_sends_everybody_away(router):
+    later = asyncio.create_task(router.post(BOOK, asked("second")))
+    await waiting(router)
+    router._stop.set()
+    answer = await later
+    assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+    assert answer.headers["retry-after"] == "1"
+
+
 async def test_metrics_say_who_waits(router):
     later = asyncio.create_task(router.post(BOOK, asked("second")))
     await waiting(router)
