@@ -37,6 +37,10 @@ NAMED_RANKS = 16
 """Of the ranks that a filter removed, an error names so many."""
 
 
+NARROWED_LIMIT = 64
+"""Selections of candidates that are remembered for a scope; beyond, all are forgotten."""
+
+
 class GateSettings(Struct, frozen=True):
     """What the gate needs to know of the configuration; see `PlacementConfig`."""
 
@@ -44,6 +48,27 @@ class GateSettings(Struct, frozen=True):
     hysteresis: float = 0.1
     is_affinity_hard: bool = True
     lora_affinity_weight: float = 0.0
+
+
+class _Known:
+    """Candidates of a scope, their pool, and those among them that were asked for of late."""
+
+    __slots__ = ("_narrowed", "candidates", "pool")
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self.pool = Pool(candidates.ranks, candidates.workers)
+        self._narrowed: dict[bytes, Candidates] = {}
+
+    def only(self, mask: Mask) -> Candidates:
+        """Those in the mask. O(ranks / 64) where they are known, else O(ranks)."""
+        key = np.packbits(mask).tobytes()
+        narrowed = self._narrowed.get(key)
+        if narrowed is None:
+            if len(self._narrowed) >= NARROWED_LIMIT:
+                self._narrowed.clear()
+            narrowed = self._narrowed[key] = self.candidates.only(mask)
+        return narrowed
 
 
 class Passed(Struct, frozen=True, eq=False):
@@ -59,14 +84,14 @@ class Gate:
     It owns the column BUSY. A request without demands passes at once while no threshold is set.
     """
 
-    __slots__ = ("_adapters", "_by_model", "_pools", "_settings", "_table")
+    __slots__ = ("_adapters", "_by_model", "_by_scope", "_settings", "_table")
 
     def __init__(self, settings: GateSettings, table: RankTable) -> None:
         self._settings = settings
         self._table = table
         self._adapters = LoadedAdapters()
         self._by_model: dict[str, BusyThresholds] = {}
-        self._pools: dict[Scope, tuple[Candidates, Pool]] = {}
+        self._by_scope: dict[Scope, _Known] = {}
 
     def pass_through(
         self, request: SelectRequest, candidates: Candidates, prefill: WorkerLabels | None
@@ -79,7 +104,8 @@ class Gate:
         thresholds = self.thresholds(request.model_name)
         if not (demands_something(request) or prefill is not None or thresholds.are_set):
             return Passed(candidates)
-        pool = self._pool(request.scope, candidates)
+        known = self._known(request.scope, candidates)
+        pool = known.pool
         constraints = request.routing_constraints or NO_CONSTRAINTS
         if prefill is not None:
             constraints = merged(constraints, transfer_constraints(prefill))
@@ -91,7 +117,7 @@ class Gate:
         factors = self._factors(pool, request, constraints)
         if found.mask.all():
             return Passed(candidates, factors)
-        return Passed(candidates.only(found.mask), None if factors is None else factors[found.mask])
+        return Passed(known.only(found.mask), None if factors is None else factors[found.mask])
 
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Above what a rank of this model is busy."""
@@ -127,11 +153,11 @@ class Gate:
         nearer = np.where(loaded, np.exp(-np.tanh(weight)), 1.0)
         return nearer if factors is None else factors * nearer
 
-    def _pool(self, scope: Scope, candidates: Candidates) -> Pool:
-        known = self._pools.get(scope)
-        if known is None or known[0] is not candidates:
-            known = self._pools[scope] = (candidates, Pool(candidates.ranks, candidates.workers))
-        return known[1]
+    def _known(self, scope: Scope, candidates: Candidates) -> _Known:
+        known = self._by_scope.get(scope)
+        if known is None or known.candidates is not candidates:
+            known = self._by_scope[scope] = _Known(candidates)
+        return known
 
     def busy(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
         """Who of these is busy now. Mutates nothing. O(candidates)."""

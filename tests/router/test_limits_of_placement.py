@@ -92,6 +92,16 @@ def test_filters_follow_what_workers_say_of_themselves():
     assert world.select(PROMPT, **wanted).rank == rank(1)
 
 
+def test_more_selections_than_are_remembered_are_right_all_the_same():
+    world = World()
+    for worker_id in range(1, 10):
+        world.worker(worker_id)
+    for bits in [*range(1, 100), *range(1, 100)]:
+        allowed = [worker_id for worker_id in range(1, 10) if bits >> worker_id - 1 & 1]
+        ranks = world.select([1], allowed_worker_ids=allowed).choice.table.ranks
+        assert [each.worker_id for each in ranks] == allowed
+
+
 def test_a_preference_is_worth_a_factor_and_no_more():
     world = world_of({}, {"taints": ["near"]})
     world.book("x", PROMPT, allowed_worker_ids=[2])
