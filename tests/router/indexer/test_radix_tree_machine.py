@@ -32,7 +32,7 @@ class ShardsMachine(IndexMachine):
         return [shard.index for shard in self.index._shards]
 
 
-TreeMachine.TestCase.settings = sequence_settings(30)
-ShardsMachine.TestCase.settings = sequence_settings(15)
+TreeMachine.TestCase.settings = sequence_settings(20)
+ShardsMachine.TestCase.settings = sequence_settings(10)
 TestTree = pytest.mark.timeout(TIMEOUT_S)(TreeMachine.TestCase)
 TestShards = pytest.mark.timeout(TIMEOUT_S)(ShardsMachine.TestCase)

@@ -191,7 +191,7 @@ class AgainstBruteForce(RuleBasedStateMachine):
             assert set(self.held.held(tier).tolist()) == self.model.sets[tier]
 
 
-AgainstBruteForce.TestCase.settings = settings(max_examples=200, deadline=None)
+AgainstBruteForce.TestCase.settings = settings(max_examples=100, deadline=None)
 TestAgainstBruteForce = AgainstBruteForce.TestCase
 
 
