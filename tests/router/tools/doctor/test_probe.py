@@ -6,8 +6,15 @@ import pytest
 
 from doctoring import examine, says, verdicts
 from openai_engine import OpenAiEngine
+from router.tools.doctor import prober
 from servers import free_port
 from zmq_engines import Engine, stored
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Whoever will never be answered need not wait for long."""
+    monkeypatch.setattr(prober, "EVENT_WAIT_S", 0.5)
 
 
 async def probe(engine, **settings):
@@ -29,6 +36,7 @@ async def test_a_healthy_engine_passes_every_probe():
     assert (seen.model, seen.engine) == ("m", "vllm")
 
 
+@pytest.mark.usefixtures("soon")
 async def test_silence_after_a_request_is_wrong():
     async with OpenAiEngine(is_silent=True).running() as engine:
         _, found = await probe(engine)
@@ -36,6 +44,7 @@ async def test_silence_after_a_request_is_wrong():
     says(found, "live events", "wrong", "although requests were served")
 
 
+@pytest.mark.usefixtures("soon")
 async def test_an_engine_that_reuses_nothing_is_wrong():
     async with OpenAiEngine(has_caching=False).running() as engine:
         _, found = await probe(engine)
@@ -55,18 +64,21 @@ async def test_a_salt_that_events_do_not_name_is_wrong():
     says(found, "salt", "wrong", "announced without it", "every other")
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_salt_that_the_engine_ignores_is_a_warning():
     async with OpenAiEngine(knows_salt="no").running() as engine:
         _, found = await probe(engine)
     says(found, "salt", "warning", "cache_salt is ignored")
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_chat_of_other_tokens_is_wrong():
     async with OpenAiEngine(chat_shift=1).running() as engine:
         _, found = await probe(engine)
     says(found, "chat template", "wrong", "not those of /tokenize")
 
 
+@pytest.mark.usefixtures("soon")
 async def test_events_of_another_engine_are_told_from_those_of_the_server():
     with Engine() as other:
         async with OpenAiEngine(is_silent=True).running() as engine:
