@@ -30,7 +30,7 @@ def conversations(count, seed):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 24, False), (128, 36, True)])
+@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 24, False), (128, 60, True)])
 async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
     """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""
     await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})
