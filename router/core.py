@@ -62,7 +62,7 @@ from router.protocol.replies import Trust, TrustState
 from router.protocol.requests import ConfigOverride, PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
 from router.queue_errors import WithdrawnError
-from router.scheduler.busy import BusyThresholds
+from router.scheduler.busy import BusyThresholds, step_tokens
 from router.scheduler.candidates import Candidates
 from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
 from router.scheduler.policies import (
@@ -620,7 +620,8 @@ class RouterCore:
             return True
         values, slots = self.ranks.values, candidates.slots
         prefill_tokens = values[:, PREFILL_TOKENS][slots]
-        busy = policy_class.are_busy(prefill_tokens, values[:, MAX_BATCHED_TOKENS][slots])
+        most_tokens = step_tokens(values[:, MAX_BATCHED_TOKENS][slots])
+        busy = policy_class.are_busy(prefill_tokens, most_tokens)
         return not busy.all()
 
     def _cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:

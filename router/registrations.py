@@ -175,9 +175,7 @@ def registered_worker(
     sources: dict[int, EngineSource],
     incarnation: int,
 ) -> RegisteredWorker:
-    """A registration that lacks nothing, as the core takes it. What nobody said of capacity is
-    filled in.
-    """
+    """A registration that lacks nothing, as the core takes it. Capacity that nobody said is 0."""
     return RegisteredWorker(
         worker_id=registration.worker_id,
         name=f"worker {registration.worker_id}",
@@ -185,8 +183,8 @@ def registered_worker(
         routing_group=registration.scope.routing_group,
         endpoint=registration.endpoint or "",
         identity=Identity(SCHEME, registration.block_size or 1, registration.is_eagle or False),
-        total_kv_blocks=registration.total_kv_blocks or 1,
-        max_num_batched_tokens=registration.max_num_batched_tokens or 1,
+        total_kv_blocks=registration.total_kv_blocks or 0,
+        max_num_batched_tokens=registration.max_num_batched_tokens or 0,
         data_parallel_start_rank=registration.data_parallel_start_rank or 0,
         data_parallel_size=len(registration.dp_ranks) or 1,
         incarnation=incarnation,

@@ -49,7 +49,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
 
     `agent_is_engine`: the agent runs the engine itself, so its silence is the engine's;
     otherwise it stands beside an engine that may well outlive it. `reports_load`: silence says
-    something at all.
+    something at all. `total_kv_blocks`, of each rank, and `max_num_batched_tokens`: 0 where nobody
+    knows.
     """
 
     worker_id: UInt
@@ -58,8 +59,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     routing_group: Name = "default"
     endpoint: Endpoint
     identity: Identity
-    total_kv_blocks: Annotated[int, Meta(ge=1)]
-    max_num_batched_tokens: Annotated[int, Meta(ge=1)]
+    total_kv_blocks: UInt
+    max_num_batched_tokens: UInt
     data_parallel_start_rank: DpRank = 0
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     role: Literal["aggregated", "prefill", "decode"] = "aggregated"

@@ -59,6 +59,18 @@ class Busyness(Struct, frozen=True, eq=False):
         return above
 
 
+def step_tokens(max_batched_tokens: FloatArray) -> FloatArray:
+    """What engines compute in one step, at most; a great deal where nobody knows (0), as Dynamo
+    has it.
+    """
+    return np.where(max_batched_tokens > 0, max_batched_tokens, 10_000_000.0)
+
+
+def capacity(capacity_blocks: FloatArray) -> FloatArray:
+    """Blocks of ranks; more than there are anywhere where nobody knows (0)."""
+    return np.where(capacity_blocks > 0, capacity_blocks, 1e18)
+
+
 def busy_ranks(
     now: Busyness, was_busy: Mask, thresholds: BusyThresholds, hysteresis: float
 ) -> Mask:

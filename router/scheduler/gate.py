@@ -10,7 +10,14 @@ from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RoutingConstraints, SelectRequest
 from router.protocol.values import Rank, Scope
 from router.scheduler.adapters import LoadedAdapters
-from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
+from router.scheduler.busy import (
+    NO_THRESHOLDS,
+    Busyness,
+    BusyThresholds,
+    busy_ranks,
+    capacity,
+    step_tokens,
+)
 from router.scheduler.candidates import Candidates
 from router.scheduler.filters import (
     NO_CONSTRAINTS,
@@ -164,9 +171,9 @@ class Gate:
         rows = self._table.values[candidates.slots]
         now = Busyness(
             np.maximum(rows[:, DECODE_BLOCKS], rows[:, USED_BLOCKS]),
-            rows[:, CAPACITY_BLOCKS],
+            capacity(rows[:, CAPACITY_BLOCKS]),
             rows[:, PREFILL_TOKENS],
-            rows[:, MAX_BATCHED_TOKENS],
+            step_tokens(rows[:, MAX_BATCHED_TOKENS]),
         )
         return busy_ranks(now, rows[:, BUSY] > 0, thresholds, self._settings.hysteresis)
 

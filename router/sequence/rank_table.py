@@ -14,7 +14,7 @@ from router.protocol.values import Rank
 # Of its worker, written by the core.
 BLOCK_SIZE = 0  # tokens
 EAGLE = 1  # 1: the engine drops one block of what it could reuse
-CAPACITY_BLOCKS = 2
+CAPACITY_BLOCKS = 2  # 0: not known, as the next
 MAX_BATCHED_TOKENS = 3
 HELD_BLOCKS = 4  # in the index, once a tier
 TRUST_WEIGHT = 5  # what a block of overlap counts for in predictions, 0 to 1

@@ -225,6 +225,18 @@ def test_blocks_in_use_are_booked_ones_or_reported_ones_while_the_engine_is_hear
     assert world.core.busy_ranks(Scope()) == [rank(1)]
 
 
+def test_where_nobody_knows_the_capacity_fractions_of_it_do_not_count():
+    """Dynamo takes 10,000,000 tokens a step, and no fraction of blocks."""
+    fractions = BusyThresholds(
+        active_decode_blocks_threshold=0.5, active_prefill_tokens_threshold_frac=1e-6
+    )
+    for known, busy in ((1, [rank(1)]), (0, [])):
+        world = World(gate=GateSettings(fractions))
+        world.worker(1, total_kv_blocks=known, max_num_batched_tokens=known)
+        world.book("x", [1, 2, 3])
+        assert world.core.busy_ranks(Scope()) == busy
+
+
 def test_thresholds_are_of_a_model():
     world = World()
     world.worker(1)
