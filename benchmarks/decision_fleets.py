@@ -16,7 +16,8 @@ from msgspec import Struct
 from peer import dynamo
 from timing import CallTimes
 
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
+from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement

@@ -9,7 +9,8 @@ from random import Random
 from typing import NamedTuple
 
 from router.config import RouterConfig
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
+from router.core_settings import CoreSettings
 from router.indexer.base import Indexer
 from router.indexer.event_log import Verdict
 from router.indexer.selection import make_indexer

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from router.core import Placement, RouterCore
+from router.core import RouterCore
 from router.errors import InvalidFieldError, ShadowOffError
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.placer import Placement
 from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest

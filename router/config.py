@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from router.core import CoreSettings
+from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode

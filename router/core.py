@@ -8,13 +8,15 @@ answer and the effects that the world owes them.
     requests ──▶ select, reserve, free, …            ──▶ scheduler over both, Tracker
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 import numpy as np
 from msgspec import Struct
 
 from router.beacons import Beacons
+from router.bookings import Bookings
+from router.core_settings import CoreSettings
 from router.effects import (
     AdmitWaiting,
     Effect,
@@ -26,27 +28,19 @@ from router.effects import (
     WorkerGone,
 )
 from router.errors import (
-    DuplicateReservationError,
     InvalidFieldError,
     KvRouterError,
-    MissingRequestIdError,
-    NoEndpointsError,
-    RemovedRanks,
-    ReservationNotFoundError,
-    TooManyReservationsError,
-    WorkerNotFoundError,
-    WorkersOverloadedError,
 )
-from router.fleet import Fleet, LivenessLimits, Worker
+from router.fleet import Fleet
 from router.foreign import ForeignReservations
-from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import NO_OVERLAP, HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
 from router.indexer.event_log import Verdict
 from router.indexer.predictions import Predictions
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
-from router.protocol.catalogue import Lifecycle, WorkerAnnouncement, WorkerLabels
+from router.placer import Placement, Placer
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
 from router.protocol.replicas import (
@@ -58,93 +52,29 @@ from router.protocol.replicas import (
     ReservationFreed,
     SnapshotPart,
 )
-from router.protocol.replies import Trust, TrustState
-from router.protocol.requests import ConfigOverride, PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.replies import Trust
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
 from router.queue_errors import WithdrawnError
-from router.scheduler.busy import BusyThresholds, step_tokens
-from router.scheduler.candidates import Candidates
-from router.scheduler.gate import Gate, GateSettings, Passed, removed_ranks
-from router.scheduler.policies import (
-    DEFAULT_POLICY,
-    NO_GROUPS,
-    Policies,
-    builtin_policies,
-)
-from router.scheduler.policy_classes import PolicyClass
+from router.scheduler.busy import BusyThresholds
+from router.scheduler.gate import Gate
 from router.scheduler.predictor import Predictor
-from router.scheduler.selector import Choice, Selector
-from router.scheduler.settings import PolicySettings, TrustWeights
-from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
-from router.scheduler.waiting_room import Queueing, WaitingRoom
-from router.scheduler.weighing import Weighing
-from router.sequence.footprint import Footprint
-from router.sequence.prompt import HashedPrompt, Prompt
+from router.scheduler.selector import Selector
+from router.scheduler.settings import TrustWeights
+from router.scheduler.terms import TermTable
+from router.scheduler.waiting_room import WaitingRoom
+from router.sequence.prompt import Prompt
 from router.sequence.rank_table import (
-    BLOCK_SIZE,
-    CAPACITY_BLOCKS,
-    DECODE_BLOCKS,
-    DECODE_SIDE,
-    EAGLE,
-    HELD_BLOCKS,
-    MAX_BATCHED_TOKENS,
-    PREFILL_TOKENS,
-    TRUST_WEIGHT,
-    USED_BLOCKS,
     RankTable,
 )
 from router.sequence.tracker import Tracker
-from router.sequence.tracking import Tracking
+from router.standing import Standing
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
 
 SETTLED_RANKS = 64
 """Restored ranks checked without a pause."""
-
-NOTED_RANKS = 256
-"""Ranks whose standing in the table is renewed by a tick: a millisecond."""
-
-
-class CoreSettings(Struct, frozen=True):
-    """What the core needs to know of the configuration."""
-
-    router_id: int
-    policy: PolicySettings
-    liveness: LivenessLimits
-    reservation_ttl_s: float
-    max_reservations: int
-    mode: IndexMode = IndexMode.EVENTS
-    prediction: ApproximateLimits | None = None
-    tracking: Tracking = Tracking()
-    gate: GateSettings = GateSettings()
-    default_policy: str = DEFAULT_POLICY
-    group_policies: Mapping[str, str] = NO_GROUPS
-    queueing: Queueing = Queueing()
-
-
-class Placement(Struct, frozen=True):
-    """A choice among candidates, with what it was made from."""
-
-    choice: Choice
-    worker: WorkerAnnouncement
-    prompt: HashedPrompt
-    overlaps: OverlapScores
-
-    @property
-    def rank(self) -> Rank:
-        """The chosen rank."""
-        return self.choice.table.ranks[self.choice.index]
-
-    @property
-    def overlap_blocks(self) -> int:
-        """Leading blocks of the prompt on its device."""
-        return int(self.choice.table.values[self.choice.index, OVERLAP_DEVICE])
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Tokens of the prompt that are left to compute."""
-        return self.prompt.prefill_tokens(self.overlap_blocks)
 
 
 class Admission(Struct, frozen=True, eq=False):
@@ -166,15 +96,13 @@ class RouterCore:
 
     __slots__ = (
         "_beacons",
-        "_candidates",
-        "_policies",
+        "_bookings",
+        "_placer",
         "_rng",
         "_settings",
-        "_to_note",
-        "_weighing",
+        "_standing",
         "fleet",
         "foreign",
-        "gate",
         "index",
         "predictions",
         "predictor",
@@ -194,20 +122,15 @@ class RouterCore:
         ConfigError where the settings name another one.
         """
         self._settings = settings
-        self._policies = Policies(
-            builtin_policies() if selectors is None else selectors,
-            settings.default_policy,
-            settings.group_policies,
-        )
         self._rng = rng
         self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
-        self.index = TrustedIndex(make_indexer, settings.mode)
+        self.index = self._new_index(make_indexer)
         self.predictions = Predictions(settings.prediction)
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
-        self.gate = Gate(settings.gate, self.ranks)
         self.predictor = Predictor(self.ranks)
+        self.waiting = WaitingRoom(settings.queueing)
         self.foreign = ForeignReservations(
             settings.router_id,
             self.fleet,
@@ -215,10 +138,17 @@ class RouterCore:
             self.predictions,
             settings.max_reservations,
         )
-        self._weighing = Weighing(self.ranks, self.tracker)
-        self.waiting = WaitingRoom(settings.queueing)
-        self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
-        self._to_note: list[Rank] = []
+        self._standing = Standing(self.ranks, self.fleet, self.index, self.trust_weights)
+        known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
+        self._placer = Placer(settings, *known, selectors, rng)
+        self._bookings = Bookings(
+            settings, self.tracker, self.foreign, self.predictions, self.waiting
+        )
+
+    @property
+    def gate(self) -> Gate:
+        """Filters, and who is busy; to read."""
+        return self._placer.gate
 
     @property
     def trust_weights(self) -> TrustWeights:
@@ -244,11 +174,11 @@ class RouterCore:
             if rank not in kept:
                 self._forget_rank(rank)
         for rank in announcement.ranks:
-            self._note_worker(rank, announcement)
+            self._standing.note_worker(rank, announcement)
             if rank not in kept:
                 self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
                 self.predictor.add(rank, announcement.scope.model_name, now_s)
-            self._note_standing(rank, now_s)
+            self._standing.note(rank, now_s)
             if rank not in kept:
                 self.foreign.book_rank(rank, now_s)
 
@@ -277,7 +207,7 @@ class RouterCore:
         verdict = self.index.apply(message, now_s)
         if verdict is Verdict.NEW_LIFE and life_before is not None:
             self.tracker.drop_rank(message.rank)
-        self._note_standing(message.rank, now_s, is_trusted=verdict is Verdict.APPLY)
+        self._standing.note(message.rank, now_s, is_trusted=verdict is Verdict.APPLY)
         return verdict
 
     def apply_slice(self) -> bool:
@@ -310,7 +240,7 @@ class RouterCore:
         if self.fleet.hear(report, now_s):
             self.index.compare(report, self._beacons.as_of_s(report), now_s)
             self.predictor.observe(report, now_s)
-            self._note_standing(report.rank, now_s)
+            self._standing.note(report.rank, now_s)
         return []
 
     def apply_peer(
@@ -319,8 +249,8 @@ class RouterCore:
         """Take in what another router says of its reservations, or was told of one of ours."""
         if not isinstance(message, ProgressTold):
             return [*self.foreign.apply(message, now_s), *self._woken()]
-        if message.request_id in self.tracker:  # passed on no further: that would never end
-            self._obey(message.request_id, message.told, now_s)
+        # Passed on no further: that would never end.
+        self._bookings.obey(message.request_id, message.told, now_s)
         return self._woken()
 
     def set_connected(self, connected: bool, now_s: float) -> None:
@@ -347,7 +277,7 @@ class RouterCore:
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
         effects += self._woken()
-        self._note_some(now_s)
+        self._standing.note_some(now_s)
         return effects
 
     def beacon(self, now_s: float) -> SendBeacon:
@@ -360,17 +290,17 @@ class RouterCore:
 
     def set_busy_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
         """From now on ranks of this model are busy above these."""
-        self.gate.set_thresholds(model_name, thresholds)
+        self._placer.gate.set_thresholds(model_name, thresholds)
 
     # ── What callers ask ─────────────────────────────────────────────────────────────────────────
 
     def may_choose(self, scope: Scope, rank: Rank) -> bool:
         """Whether a rank of this scope may be chosen, load aside."""
-        return rank in self._schedulable(scope)
+        return rank in self._placer.schedulable(scope)
 
     def busy_ranks(self, scope: Scope) -> list[Rank]:
         """The ranks of a scope that get nothing more for now. O(ranks)."""
-        candidates = self._schedulable(scope)
+        candidates = self._placer.schedulable(scope)
         busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
         return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
 
@@ -383,7 +313,7 @@ class RouterCore:
     ) -> dict[Identity, OverlapScores]:
         """The cached prefix of every rank of a scope, under each identity these workers use."""
         return {
-            identity: self._overlaps(scope, prompt.hashed(identity))
+            identity: self._placer.overlaps(scope, prompt.hashed(identity))
             for identity in dict.fromkeys(worker.identity for worker in workers)
         }
 
@@ -392,22 +322,11 @@ class RouterCore:
 
         Raises NoEndpointsError, WorkersOverloadedError.
         """
-        passed = self._eligible(request)
-        candidates, override = passed.candidates, request.router_config_override
-        tracking, expected_tokens = self._tracking(override), request.expected_output_tokens
-        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, tracking, now_s)
-        if passed.factors is not None:
-            table.column(TAINT_FACTOR)[:] = passed.factors
-        settings = self._policy(override)
-        choice = self._selector(request).choose(table, settings, self._rng)
-        worker = candidates.worker_of(choice.table.ranks[choice.index])
-        hashed = prompt.hashed(worker.identity)
-        return Placement(choice, worker, hashed, overlaps[worker.identity])
+        return self._placer.place(request, prompt, now_s)
 
     def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Terms of every rank of a scope that may be chosen; there may be none."""
-        candidates = self._schedulable(request.scope)
-        return self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)[0]
+        return self._placer.weigh(request, prompt, now_s)
 
     def select_and_reserve(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -417,13 +336,14 @@ class RouterCore:
         Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError,
         NoEndpointsError, WorkersOverloadedError; then nothing is booked.
         """
-        request_id = self._bookable_id(request.request_id)
+        request_id = self._bookings.bookable_id(request.request_id)
         placement = self.select(request, prompt, now_s)
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         footprint = placement.prompt.footprint(overlap_blocks)
-        counted = self._tracking(request.router_config_override).counted(footprint)
+        tracking = self._placer.tracking(request.router_config_override)
         self.gate.served(rank, request.lora_name, placement.worker.labels)
-        return placement, self._book(request_id, request.scope, rank, footprint, counted, now_s)
+        effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)
+        return placement, effects
 
     def submit(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -436,26 +356,26 @@ class RouterCore:
         queue = self.waiting.queue(request.scope)
         if queue is None:
             return self.select_and_reserve(request, prompt, now_s)
-        self._bookable_id(request.request_id)
+        self._bookings.bookable_id(request.request_id)
         index = queue.classes.certain(request.policy_class)
         cached_tokens: int | None = None
         if index is None:
-            cached_tokens = self._cached_tokens(request, prompt, now_s)
+            cached_tokens = self._placer.cached_tokens(request, prompt, now_s)
             uncached_tokens = prompt.isl_tokens - cached_tokens
             index = queue.classes.index(request.policy_class, uncached_tokens)
-        if not len(queue) and self._has_room(request, queue.classes.all[index]):
+        if not len(queue) and self._placer.has_room(request, queue.classes.all[index]):
             placement, effects = self.select_and_reserve(request, prompt, now_s)
             self.waiting.charge(request, index, placement.uncached_tokens, now_s)
             return placement, effects
         if cached_tokens is None:
-            cached_tokens = self._cached_tokens(request, prompt, now_s)
+            cached_tokens = self._placer.cached_tokens(request, prompt, now_s)
         workers = len(self.fleet.schedulable(request.scope))
         ticket, refused = self.waiting.wait(request, prompt, index, cached_tokens, workers, now_s)
         return ticket, [*(RefuseWaiting(*each) for each in refused), AdmitWaiting()]
 
     def admit(self, now_s: float) -> Admission | None:
         """Place somebody whose turn it is, if a rank has room; the caller goes on until None."""
-        taken = self.waiting.take(self._has_room, now_s)
+        taken = self.waiting.take(self._placer.has_room, now_s)
         if taken is None:
             return None
         waiting, pending = taken
@@ -485,15 +405,16 @@ class RouterCore:
 
         Raises WorkerNotFoundError, and what `select_and_reserve` raises.
         """
-        request_id = self._bookable_id(request.request_id)
+        request_id = self._bookings.bookable_id(request.request_id)
         rank = Rank(request.worker_id, request.dp_rank)
-        worker = self._find_worker(request.scope, rank)
+        worker = self._placer.find_worker(request.scope, rank)
         hashed = prompt.hashed(worker.identity)
-        overlap_blocks = self._overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
+        overlap_blocks = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
         footprint = hashed.footprint(overlap_blocks)
-        counted = self._settings.tracking.counted(footprint)
         self.gate.served(rank, request.lora_name, worker.labels)
-        return worker, self._book(request_id, request.scope, rank, footprint, counted, now_s)
+        tracking = self._settings.tracking
+        effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)
+        return worker, effects
 
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
         """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
@@ -520,16 +441,7 @@ class RouterCore:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far an announced rank's overlap can be believed."""
-        trust = self.index.trust(rank, now_s)
-        worker = self.fleet.get(rank.worker_id)
-        silent_s = None if worker is None else self.fleet.silence_s(worker, now_s)
-        if silent_s is not None:
-            reason = f"agent silent for {silent_s:.1f} s"
-            return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        if trust.state is TrustState.EXACT and self._is_cut_off(worker, rank):
-            reason = "event bus disconnected"
-            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
-        return trust
+        return self._standing.trust(rank, now_s)
 
     def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
         """Everything held, by scope, rank and tier; guesses only where there is nothing better."""
@@ -543,194 +455,15 @@ class RouterCore:
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _eligible(self, request: SelectRequest) -> Passed:
-        candidates = self._schedulable(request.scope)
-        if not len(candidates):
-            removed = self._unschedulable(request.scope)
-            raise _no_endpoints(request, "no schedulable workers", removed)
-        return self.gate.pass_through(request, candidates, self._prefill_labels(request))
+    def _tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
+        return [*self._bookings.tell(request_id, told, now_s), *self._woken()]
 
-    def _unschedulable(self, scope: Scope) -> list[RemovedRanks]:
-        """Why each worker of a scope may not be chosen."""
-        why: dict[str, list[Rank]] = {}
-        for worker in self.fleet:
-            if worker.announcement.scope == scope:
-                reason = f"not schedulable ({self.fleet.obstacle(worker)})"
-                why.setdefault(reason, []).extend(worker.announcement.ranks)
-        return [removed_ranks(reason, ranks) for reason, ranks in why.items()]
-
-    def _prefill_labels(self, request: SelectRequest) -> WorkerLabels | None:
-        """Of the worker that has computed a prompt. Raises WorkerNotFoundError."""
-        if request.prefill_worker_id is None:
-            return None
-        worker = self.fleet.get(request.prefill_worker_id)
-        if worker is None:
-            raise WorkerNotFoundError(request.prefill_worker_id, "named as prefill_worker_id")
-        return worker.announcement.labels
-
-    def _tracking(self, override: ConfigOverride | None) -> Tracking:
-        return self._settings.tracking.overridden(override)
-
-    def _schedulable(self, scope: Scope) -> Candidates:
-        """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
-        fleet_version, slots_version = self.fleet.version, self.ranks.version
-        known = self._candidates.get(scope)
-        if known is not None and known[:2] == (fleet_version, slots_version):
-            return known[2]
-        workers = self.fleet.schedulable(scope)
-        candidates = Candidates.of(workers, self.ranks)
-        if workers:
-            self._candidates[scope] = (fleet_version, slots_version, candidates)
-        else:
-            self._candidates.pop(scope, None)
-        return candidates
-
-    def _weigh(
-        self,
-        request: PromptRequest,
-        prompt: Prompt,
-        candidates: Candidates,
-        expected_output_tokens: int | None,
-        tracking: Tracking,
-        now_s: float,
-    ) -> tuple[TermTable, dict[Identity, OverlapScores]]:
-        overlaps = {
-            identity: self._overlaps(request.scope, prompt.hashed(identity))
-            for identity, _ in candidates.groups
-        }
-        table = self._weighing.weigh(
-            request, prompt, candidates, overlaps, expected_output_tokens, now_s
-        )
-        if not tracking.active_blocks:
-            table.column(DECODE_BLOCKS)[:] = np.nan
-        elif not tracking.kv_reuse:
-            table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
-        return table, overlaps
-
-    def _has_room(self, request: SelectRequest, policy_class: PolicyClass) -> bool:
-        """Whether not all that may serve a request are busy, by the standards of its class.
-
-        With nobody left to serve it ever, it has its turn, to be told so.
-        """
-        try:
-            candidates = self._eligible(request).candidates
-        except WorkersOverloadedError:
-            return False
-        except KvRouterError:
-            return True
-        values, slots = self.ranks.values, candidates.slots
-        prefill_tokens = values[:, PREFILL_TOKENS][slots]
-        most_tokens = step_tokens(values[:, MAX_BATCHED_TOKENS][slots])
-        busy = policy_class.are_busy(prefill_tokens, most_tokens)
-        return not busy.all()
-
-    def _cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
-        """Tokens of a prompt that are cached where most are, of all that may serve it."""
-        candidates = self._eligible(request).candidates
-        table, _ = self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)
-        cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
-        return min(prompt.isl_tokens, int(cached_tokens.max()))
+    def _new_index(self, make_indexer: Callable[[], Indexer]) -> TrustedIndex:
+        return TrustedIndex(make_indexer, self._settings.mode)
 
     def _woken(self) -> list[Effect]:
         """Some rank may have become free."""
         return [AdmitWaiting()] if len(self.waiting) else []
-
-    def _overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
-        known = self.index.find_matches(scope, prompt.sequence_hashes)
-        return self.predictions.added_to(known, scope, prompt.sequence_hashes)
-
-    def _selector(self, request: SelectRequest) -> Selector:
-        override = request.router_config_override
-        wanted = None if override is None else override.policy
-        return self._policies.find(request.routing_group, wanted)
-
-    def _policy(self, override: ConfigOverride | None) -> PolicySettings:
-        return self._settings.policy.overridden(override)
-
-    def _bookable_id(self, request_id: str | None) -> str:
-        if request_id is None:
-            raise MissingRequestIdError
-        if request_id in self.tracker or request_id in self.waiting:
-            raise DuplicateReservationError(request_id)
-        if len(self.tracker) >= self._settings.max_reservations:
-            raise TooManyReservationsError(self._settings.max_reservations)
-        return request_id
-
-    def _find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
-        worker = self.fleet.get(rank.worker_id)
-        if worker is not None and self.fleet.is_schedulable(worker):
-            announced = worker.announcement
-            if announced.scope == scope and rank in announced.ranks:
-                return announced
-        detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
-        raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
-
-    def _book(
-        self,
-        request_id: str,
-        scope: Scope,
-        rank: Rank,
-        footprint: Footprint,
-        counted: Footprint,
-        now_s: float,
-    ) -> list[Effect]:
-        """Book what counts of a request, and take it over from whoever else has booked it."""
-        self.tracker.book(request_id, rank, counted, now_s)
-        self.predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
-        return self.foreign.pass_on(request_id, ReservationFreed())
-
-    def _tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
-        """What a caller says of a request, to whoever has booked it; its end, to all of them."""
-        if request_id not in self.tracker:
-            effects = self.foreign.pass_on(request_id, told)
-            if not effects:
-                raise ReservationNotFoundError(request_id)
-            return effects
-        self._obey(request_id, told, now_s)
-        effects = self.foreign.pass_on(request_id, told) if told == ReservationFreed() else []
-        return [*effects, *self._woken()]
-
-    def _obey(self, request_id: str, told: CallerTold, now_s: float) -> None:
-        match told:
-            case PrefillCompleted():
-                self.tracker.prefill_complete(request_id, now_s)
-            case OutputBlockAdded(decay_fraction) if self._settings.tracking.counts_output:
-                self.tracker.add_output_blocks(request_id, 1, decay_fraction, now_s)
-            case OutputBlockAdded():
-                self.tracker.progress(request_id, now_s)
-            case ReservationFreed():
-                self.tracker.free(request_id, now_s)
-
-    def _note_worker(self, rank: Rank, announcement: WorkerAnnouncement) -> None:
-        self.ranks.add(rank)
-        row, identity = self.ranks.row(rank), announcement.identity
-        row[BLOCK_SIZE], row[EAGLE] = identity.block_size, identity.eagle
-        row[CAPACITY_BLOCKS] = announcement.total_kv_blocks
-        row[MAX_BATCHED_TOKENS] = announcement.max_num_batched_tokens
-        row[DECODE_SIDE] = announcement.role == "decode"
-
-    def _note_standing(self, rank: Rank, now_s: float, *, is_trusted: bool = False) -> None:
-        """Note what the index says of a rank; `is_trusted`: the trust in it did not change."""
-        if rank not in self.ranks:
-            return
-        row = self.ranks.row(rank)
-        row[HELD_BLOCKS] = self.index.held_blocks(rank)
-        row[USED_BLOCKS] = self.fleet.used_blocks(rank, now_s)
-        if not is_trusted:
-            row[TRUST_WEIGHT] = self.trust_weights.weight(self.trust(rank, now_s).state)
-
-    def _note_some(self, now_s: float) -> None:
-        """Renew the standing of some ranks: trust also changes with time."""
-        if not self._to_note:
-            self._to_note = list(self.ranks)
-        for _ in range(min(NOTED_RANKS, len(self._to_note))):
-            self._note_standing(self._to_note.pop(), now_s)
-
-    def _is_cut_off(self, worker: Worker | None, rank: Rank) -> bool:
-        """Its events come over the bus, which cannot be heard."""
-        if self.fleet.is_connected or worker is None:
-            return False
-        return worker.announcement.source(rank) is None
 
     def _kept_ranks(self, before: WorkerAnnouncement, after: WorkerAnnouncement) -> set[Rank]:
         """Ranks whose index and reservations survive a change of announcement.
@@ -757,12 +490,6 @@ class RouterCore:
         self.predictions.drop_rank(rank)
         dropped = sum(isinstance(each, str) for each in self.tracker.drop_rank(rank))
         self.predictor.drop(rank)
-        self.gate.forget(rank)
+        self._placer.gate.forget(rank)
         self.ranks.drop(rank)
         return dropped
-
-
-def _no_endpoints(
-    request: PromptRequest, reason: str, removed: list[RemovedRanks]
-) -> NoEndpointsError:
-    return NoEndpointsError(request.model_name, request.routing_group, reason, removed)

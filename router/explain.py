@@ -1,7 +1,8 @@
 """A decision, and every term it was made from, in the shape that callers read."""
 
-from router.core import Placement, RouterCore
+from router.core import RouterCore
 from router.indexer.base import NO_OVERLAP
+from router.placer import Placement
 from router.protocol.replies import Candidate, Decision, OverlapTokens
 from router.protocol.requests import SelectRequest
 from router.scheduler.terms import Terms

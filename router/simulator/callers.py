@@ -5,9 +5,10 @@ it.
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from router.core import Placement, RouterCore
+from router.core import RouterCore
 from router.effects import AdmitWaiting, Effect, RefuseWaiting
 from router.errors import NoEndpointsError, ReservationNotFoundError
+from router.placer import Placement
 from router.protocol.requests import SelectRequest
 from router.queue_errors import QueueFullError, TenantQueueFullError
 from router.sequence.prompt import Prompt

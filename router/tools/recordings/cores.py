@@ -8,7 +8,8 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from router.config import DECISION_SETTINGS, RouterConfig
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
+from router.core_settings import CoreSettings
 from router.errors import RecordingError
 from router.indexer.base import Indexer
 from router.indexer.selection import make_indexer

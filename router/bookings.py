@@ -1,0 +1,98 @@
+"""Reservations from their booking to their end: ours, and what callers say of others'."""
+
+from router.core_settings import CoreSettings
+from router.effects import Effect
+from router.errors import (
+    DuplicateReservationError,
+    MissingRequestIdError,
+    ReservationNotFoundError,
+    TooManyReservationsError,
+)
+from router.foreign import ForeignReservations
+from router.indexer.predictions import Predictions
+from router.protocol.replicas import (
+    CallerTold,
+    OutputBlockAdded,
+    PrefillCompleted,
+    ReservationFreed,
+)
+from router.protocol.values import Rank, Scope
+from router.scheduler.waiting_room import WaitingRoom
+from router.sequence.footprint import Footprint
+from router.sequence.tracker import Tracker
+from router.sequence.tracking import Tracking
+
+
+class Bookings:
+    """Changes `tracker` and `foreign` together; an id is booked, or waits, in one place only."""
+
+    __slots__ = ("_foreign", "_predictions", "_settings", "_tracker", "_waiting")
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        tracker: Tracker,
+        foreign: ForeignReservations,
+        predictions: Predictions,
+        waiting: WaitingRoom,
+    ) -> None:
+        self._settings = settings
+        self._tracker = tracker
+        self._foreign = foreign
+        self._predictions = predictions
+        self._waiting = waiting
+
+    def bookable_id(self, request_id: str | None) -> str:
+        """The id, if it can be booked.
+
+        Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError.
+        """
+        if request_id is None:
+            raise MissingRequestIdError
+        if request_id in self._tracker or request_id in self._waiting:
+            raise DuplicateReservationError(request_id)
+        if len(self._tracker) >= self._settings.max_reservations:
+            raise TooManyReservationsError(self._settings.max_reservations)
+        return request_id
+
+    def book(
+        self,
+        request_id: str,
+        scope: Scope,
+        rank: Rank,
+        footprint: Footprint,
+        tracking: Tracking,
+        now_s: float,
+    ) -> list[Effect]:
+        """Book what counts of a request, and take it over from whoever else has booked it."""
+        self._tracker.book(request_id, rank, tracking.counted(footprint), now_s)
+        self._predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
+        return self._foreign.pass_on(request_id, ReservationFreed())
+
+    def tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
+        """What a caller says of a request, to whoever has booked it; its end, to all of them.
+
+        Raises ReservationNotFoundError.
+        """
+        if request_id in self._tracker:
+            self.obey(request_id, told, now_s)
+            is_over = told == ReservationFreed()
+            return self._foreign.pass_on(request_id, told) if is_over else []
+        effects = self._foreign.pass_on(request_id, told)
+        if not effects:
+            raise ReservationNotFoundError(request_id)
+        return effects
+
+    def obey(self, request_id: str, told: CallerTold, now_s: float) -> None:
+        """Do what is said of a reservation of ours; of others it is passed over."""
+        if request_id not in self._tracker:
+            return
+        match told:
+            case PrefillCompleted():
+                self._tracker.prefill_complete(request_id, now_s)
+            case OutputBlockAdded(decay_fraction) if self._settings.tracking.counts_output:
+                self._tracker.add_output_blocks(request_id, 1, decay_fraction, now_s)
+            case OutputBlockAdded():
+                self._tracker.progress(request_id, now_s)
+            case ReservationFreed():
+                self._tracker.free(request_id, now_s)

@@ -1,0 +1,252 @@
+"""From a request to a rank.
+
+fleet ─▶ schedulable candidates ─gate─▶ eligible ─weighing─▶ TermTable ─policy─▶ Placement
+         laid out once for each change        index, bookings, rates of each
+"""
+
+from collections.abc import Iterable
+from random import Random
+
+import numpy as np
+from msgspec import Struct
+
+from router.core_settings import CoreSettings
+from router.errors import (
+    KvRouterError,
+    NoEndpointsError,
+    RemovedRanks,
+    WorkerNotFoundError,
+    WorkersOverloadedError,
+)
+from router.fleet import Fleet
+from router.indexer.base import NO_OVERLAP, OverlapScores
+from router.indexer.predictions import Predictions
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
+from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
+from router.protocol.values import Identity, Rank, Scope
+from router.scheduler.busy import step_tokens
+from router.scheduler.candidates import Candidates
+from router.scheduler.gate import Gate, Passed, removed_ranks
+from router.scheduler.policies import Policies, builtin_policies
+from router.scheduler.policy_classes import PolicyClass
+from router.scheduler.selector import Choice, Selector
+from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
+from router.scheduler.weighing import Weighing
+from router.sequence.prompt import HashedPrompt, Prompt
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    MAX_BATCHED_TOKENS,
+    PREFILL_TOKENS,
+    RankTable,
+)
+from router.sequence.tracker import Tracker
+from router.sequence.tracking import Tracking
+
+
+class Placement(Struct, frozen=True):
+    """A choice among candidates, with what it was made from."""
+
+    choice: Choice
+    worker: WorkerAnnouncement
+    prompt: HashedPrompt
+    overlaps: OverlapScores
+
+    @property
+    def rank(self) -> Rank:
+        """The chosen rank."""
+        return self.choice.table.ranks[self.choice.index]
+
+    @property
+    def overlap_blocks(self) -> int:
+        """Leading blocks of the prompt on its device."""
+        return self.overlaps.get(self.rank, NO_OVERLAP).device
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens of the prompt that are left to compute."""
+        return self.prompt.prefill_tokens(self.overlap_blocks)
+
+
+class Placer:
+    """Reads what a core knows; owns `gate`, and the policies with what they remember."""
+
+    __slots__ = (
+        "_candidates",
+        "_fleet",
+        "_index",
+        "_policies",
+        "_predictions",
+        "_ranks",
+        "_rng",
+        "_settings",
+        "_weighing",
+        "gate",
+    )
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        fleet: Fleet,
+        index: TrustedIndex,
+        predictions: Predictions,
+        ranks: RankTable,
+        tracker: Tracker,
+        selectors: Iterable[Selector] | None,
+        rng: Random,
+    ) -> None:
+        """`selectors`: who may be asked to choose; None: those that come with the router. Raises
+        ConfigError where the settings name another one.
+        """
+        self._settings = settings
+        self._fleet = fleet
+        self._index = index
+        self._predictions = predictions
+        self._ranks = ranks
+        self._rng = rng
+        self._policies = Policies(
+            builtin_policies() if selectors is None else selectors,
+            settings.default_policy,
+            settings.group_policies,
+        )
+        self._weighing = Weighing(ranks, tracker)
+        self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
+        self.gate = Gate(settings.gate, ranks)
+
+    def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
+        """Choose a rank; what policies and the gate remember is all that changes.
+
+        Raises NoEndpointsError, WorkersOverloadedError.
+        """
+        passed = self.eligible(request)
+        candidates, override = passed.candidates, request.router_config_override
+        tracking, expected_tokens = self.tracking(override), request.expected_output_tokens
+        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, tracking, now_s)
+        if passed.factors is not None:
+            table.column(TAINT_FACTOR)[:] = passed.factors
+        settings = self._settings.policy.overridden(override)
+        choice = self._selector(request).choose(table, settings, self._rng)
+        worker = candidates.worker_of(choice.table.ranks[choice.index])
+        hashed = prompt.hashed(worker.identity)
+        return Placement(choice, worker, hashed, overlaps[worker.identity])
+
+    def schedulable(self, scope: Scope) -> Candidates:
+        """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
+        fleet_version, slots_version = self._fleet.version, self._ranks.version
+        known = self._candidates.get(scope)
+        if known is not None and known[:2] == (fleet_version, slots_version):
+            return known[2]
+        workers = self._fleet.schedulable(scope)
+        candidates = Candidates.of(workers, self._ranks)
+        if workers:
+            self._candidates[scope] = (fleet_version, slots_version, candidates)
+        else:
+            self._candidates.pop(scope, None)
+        return candidates
+
+    def eligible(self, request: SelectRequest) -> Passed:
+        """Who may serve a request. Raises NoEndpointsError, WorkersOverloadedError."""
+        candidates = self.schedulable(request.scope)
+        if not len(candidates):
+            raise NoEndpointsError(
+                request.model_name,
+                request.routing_group,
+                "no schedulable workers",
+                self._unschedulable(request.scope),
+            )
+        return self.gate.pass_through(request, candidates, self._prefill_labels(request))
+
+    def has_room(self, request: SelectRequest, policy_class: PolicyClass) -> bool:
+        """Whether not all that may serve a request are busy, by the standards of its class.
+
+        With nobody left to serve it ever, it has its turn, to be told so.
+        """
+        try:
+            candidates = self.eligible(request).candidates
+        except WorkersOverloadedError:
+            return False
+        except KvRouterError:
+            return True
+        values, slots = self._ranks.values, candidates.slots
+        prefill_tokens = values[:, PREFILL_TOKENS][slots]
+        most_tokens = step_tokens(values[:, MAX_BATCHED_TOKENS][slots])
+        busy = policy_class.are_busy(prefill_tokens, most_tokens)
+        return not busy.all()
+
+    def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
+        """Tokens of a prompt that are cached where most are, of all that may serve it.
+
+        Raises NoEndpointsError, WorkersOverloadedError.
+        """
+        candidates = self.eligible(request).candidates
+        table, _ = self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)
+        cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
+        return min(prompt.isl_tokens, int(cached_tokens.max()))
+
+    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+        """Terms of every rank of a scope that may be chosen; there may be none."""
+        candidates = self.schedulable(request.scope)
+        return self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)[0]
+
+    def overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        """The cached prefix of every rank of a scope, guesses included."""
+        known = self._index.find_matches(scope, prompt.sequence_hashes)
+        return self._predictions.added_to(known, scope, prompt.sequence_hashes)
+
+    def find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
+        """The worker of a rank that may be chosen. Raises WorkerNotFoundError."""
+        for worker in self._fleet.schedulable(scope):
+            if rank in worker.ranks:
+                return worker
+        detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
+        raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
+
+    def tracking(self, override: ConfigOverride | None) -> Tracking:
+        """What of a booking is counted."""
+        return self._settings.tracking.overridden(override)
+
+    def _weigh(
+        self,
+        request: PromptRequest,
+        prompt: Prompt,
+        candidates: Candidates,
+        expected_output_tokens: int | None,
+        tracking: Tracking,
+        now_s: float,
+    ) -> tuple[TermTable, dict[Identity, OverlapScores]]:
+        overlaps = {
+            identity: self.overlaps(request.scope, prompt.hashed(identity))
+            for identity, _ in candidates.groups
+        }
+        table = self._weighing.weigh(
+            request, prompt, candidates, overlaps, expected_output_tokens, now_s
+        )
+        if not tracking.active_blocks:
+            table.column(DECODE_BLOCKS)[:] = np.nan
+        elif not tracking.kv_reuse:
+            table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
+        return table, overlaps
+
+    def _selector(self, request: SelectRequest) -> Selector:
+        override = request.router_config_override
+        wanted = None if override is None else override.policy
+        return self._policies.find(request.routing_group, wanted)
+
+    def _unschedulable(self, scope: Scope) -> list[RemovedRanks]:
+        """Why each worker of a scope may not be chosen."""
+        why: dict[str, list[Rank]] = {}
+        for worker in self._fleet:
+            if worker.announcement.scope == scope:
+                reason = f"not schedulable ({self._fleet.obstacle(worker)})"
+                why.setdefault(reason, []).extend(worker.announcement.ranks)
+        return [removed_ranks(reason, ranks) for reason, ranks in why.items()]
+
+    def _prefill_labels(self, request: SelectRequest) -> WorkerLabels | None:
+        """Of the worker that has computed a prompt. Raises WorkerNotFoundError."""
+        if request.prefill_worker_id is None:
+            return None
+        worker = self._fleet.get(request.prefill_worker_id)
+        if worker is None:
+            raise WorkerNotFoundError(request.prefill_worker_id, "named as prefill_worker_id")
+        return worker.announcement.labels
