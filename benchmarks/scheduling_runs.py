@@ -9,7 +9,8 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core import CoreSettings, RouterCore
+from router.core import RouterCore
+from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.loads import LoadReport
