@@ -157,14 +157,14 @@ class _Reader:
         return busy_s / steps if steps > 0 and busy_s > 0 else llama_8b().base_s
 
     def _models(self) -> list[EngineModel]:
-        """Constants are those of the whole fleet, sizes each worker's own."""
-        lives = list(self._counters.values())
+        """Constants are those of the whole fleet, sizes each worker's own, or else a preset's."""
+        lives, preset = list(self._counters.values()), llama_8b()
         return [
             calibrated(
                 lives,
-                llama_8b(),
-                worker.max_num_batched_tokens,
-                worker.total_kv_blocks * worker.identity.block_size,
+                preset,
+                worker.max_num_batched_tokens or preset.chunk_tokens,
+                worker.total_kv_blocks * worker.identity.block_size or preset.capacity_tokens,
             )
             for worker in self._workers.values()
             for _ in worker.ranks

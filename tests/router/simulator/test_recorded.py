@@ -20,9 +20,9 @@ from router.tools.recordings.cores import recorded_core
 from simulator_worlds import make_core, scenario, small_trace
 
 
-def announced(recorded, worker_id, identity=IDENTITY):
+def announced(recorded, worker_id, identity=IDENTITY, **fields):
     recorded.core.upsert_worker(
-        announcement(worker_id, identity=identity, agent_is_engine=False), 0.0
+        announcement(worker_id, identity=identity, agent_is_engine=False, **fields), 0.0
     )
     for message in EventJournal(Rank(worker_id, 0), 1, identity).take():
         recorded.core.apply(message, 0.0)
@@ -57,6 +57,18 @@ def test_what_was_asked_of_which_fleet():
     assert second.sequence_hashes[0] == first.sequence_hashes[0]
     assert found.trace.block_size == 4
     assert [model.capacity_tokens for model in found.models] == [4000, 4000]
+
+
+def test_sizes_that_nobody_said_are_a_presets():
+    recorded = Recorded()
+    announced(recorded, 1, total_kv_blocks=0, max_num_batched_tokens=0)
+    asked(recorded, "a", [1, 2, 3, 4])
+    (model,) = traffic(recorded).models
+    preset = llama_8b()
+    assert (model.capacity_tokens, model.chunk_tokens) == (
+        preset.capacity_tokens,
+        preset.chunk_tokens,
+    )
 
 
 def test_an_answers_length_is_its_time_by_the_time_of_a_step():
