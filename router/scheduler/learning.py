@@ -29,7 +29,9 @@ _ANYTHING = Belief.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
 _MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0)
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
-_LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
+LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
+"""Of how far ranks of a model differ: a relative standard deviation."""
+
 _SPREAD_GAIN = 0.01
 _EACH = 0.4
 """Of the factor by which a rank differs from its model, so much is different for each rate."""
@@ -73,7 +75,7 @@ class ModelLearning:
     def note_slowness(self, slowness: float) -> None:
         """How far its ranks differ: a running mean of squared logarithms."""
         square = min(math.log(slowness) ** 2, _MOST_SPREAD**2)
-        self._spread = max(self._spread + _SPREAD_GAIN * (square - self._spread), _LEAST_SPREAD**2)
+        self._spread = max(self._spread + _SPREAD_GAIN * (square - self._spread), LEAST_SPREAD**2)
 
     def learn(self, work: Vector, busy_s: float, now_s: float) -> None:
         """One of its ranks was busy with this work for so long."""

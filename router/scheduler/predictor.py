@@ -15,7 +15,7 @@ import numpy as np
 from router.protocol.loads import LoadReport
 from router.protocol.values import Rank
 from router.scheduler.counted import is_sane
-from router.scheduler.learning import SLOW_START_S, ModelLearning, RankLearning
+from router.scheduler.learning import LEAST_SPREAD, SLOW_START_S, ModelLearning, RankLearning
 from router.scheduler.rates import NOMINAL_S, Vector
 from router.scheduler.traffic import Traffic
 from router.sequence.rank_table import (
@@ -134,7 +134,7 @@ class Predictor:
         slots = [self._table.slot(rank) for rank in ranks]
         values, learning = self._table.values, model.learning
         values[slots, _RATES] = learning.rates.seconds
-        values[slots, RELATIVE_ERROR] = learning.error
+        values[slots, RELATIVE_ERROR] = LEAST_SPREAD  # nothing tells them apart
         announced = values[slots, MAX_BATCHED_TOKENS]
         values[slots, CHUNK_TOKENS] = np.where(announced > 0, announced, _DEFAULT_CHUNK_TOKENS)
 
