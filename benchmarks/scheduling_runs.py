@@ -14,7 +14,6 @@ from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.loads import LoadReport
-from router.scheduler.policies import Policies, builtin_policies
 from router.scheduler.predictor import Predictor
 from router.scheduler.settings import PolicySettings
 from router.sequence.rank_table import BASE_S, KV_S
@@ -113,8 +112,9 @@ def _core(case: Case, rng: Random) -> RouterCore:
         liveness=LivenessLimits(),
         reservation_ttl_s=3_600.0,
         max_reservations=1_000_000,
+        default_policy=case.policy,
     )
-    core = RouterCore(settings, RadixTree, rng, Policies(builtin_policies(), case.policy))
+    core = RouterCore(settings, RadixTree, rng)
     core.predictor = PREDICTORS[case.rates](core.ranks)
     return core
 
