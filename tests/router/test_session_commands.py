@@ -19,6 +19,7 @@ async def started(stack, **fields):
     router = await stack.enter_async_context(DirectRouter(**settings).running())
     for worker_id in (1, 2, 3):
         body = {"worker_id": worker_id, "endpoint": "http://w", "block_size": 4}
+        body["max_num_batched_tokens"] = 1000
         assert (await router.post("/workers", body)).json()["lifecycle"] == "schedulable"
     return router
 
