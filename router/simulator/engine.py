@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.simulator.block_cache import BlockCache
+from router.simulator.engine_counters import EngineCounters
 from router.simulator.engine_model import Chunk, StepModel
 from router.simulator.engine_runs import Run
 from router.simulator.traces import TraceRequest
@@ -61,23 +62,15 @@ class Engine:
     __slots__ = (
         "_admitted",
         "_block_size",
-        "_busy_s",
-        "_cached_tokens",
         "_chunks",
-        "_contexts",
-        "_decode_requests",
+        "_counters",
         "_decoding",
-        "_finished",
         "_kv_tokens",
         "_milestones",
         "_model",
         "_order",
-        "_prefill_tokens",
         "_prefilling",
-        "_received",
-        "_resident_kv_tokens",
         "_run",
-        "_steps",
         "_tells_growth",
         "_waiting",
         "cache",
@@ -98,9 +91,7 @@ class Engine:
         self._prefilling: deque[Work] = deque()
         self._milestones: list[tuple[int, int, Work]] = []
         self._order = self._decoding = self._admitted = self._kv_tokens = 0
-        self._steps = self._prefill_tokens = self._decode_requests = self._resident_kv_tokens = 0
-        self._received = self._finished = self._cached_tokens = 0
-        self._busy_s = self._contexts = 0.0
+        self._counters = EngineCounters()
 
     def fits(self, request: TraceRequest) -> bool:
         """Whether the request can be served at all."""
@@ -108,7 +99,7 @@ class Engine:
 
     def submit(self, work: Work, now_s: float) -> None:
         """A request that `fits` arrives; it takes part from the next step on."""
-        self._received += 1
+        self._counters.received += 1
         self._waiting.append(work)
         self.interrupt(now_s)
 
@@ -132,14 +123,10 @@ class Engine:
         """End the run that is due, and begin the next one."""
         run, now_s = self._run, self.due_s
         assert run is not None
-        duration_s = run.duration_s(run.steps)
         decoded_tokens = run.requests * run.steps
-        self._steps += run.steps
-        self._busy_s += duration_s
-        self._decode_requests += decoded_tokens
-        self._resident_kv_tokens += run.resident_kv_tokens(run.steps)
+        self._counters.add_run(run)
         self._kv_tokens += decoded_tokens
-        progress = Progress([], [], [], decoded_tokens, duration_s / run.steps)
+        progress = Progress([], [], [], decoded_tokens, run.duration_s(run.steps) / run.steps)
         self._pass_milestones(progress)
         self._end_chunks(progress)
         self._begin(now_s)
@@ -153,15 +140,12 @@ class Engine:
         """Counters as of the last step that is over."""
         run = self._run
         steps = 0 if run is None or self._chunks else run.steps_done(now_s)
-        if run is None or not steps:
-            return self._counters(0, 0.0, 0, 0)
-        return self._counters(
-            steps, run.duration_s(steps), run.requests * steps, run.resident_kv_tokens(steps)
-        )
+        return self._counters.told(run, steps)
 
     def busy_s(self, now_s: float) -> float:
         """How long it has worked, up to this moment."""
-        return self._busy_s + (0.0 if self._run is None else max(now_s - self._run.start_s, 0.0))
+        under_way_s = 0.0 if self._run is None else max(now_s - self._run.start_s, 0.0)
+        return self._counters.busy_s + under_way_s
 
     @property
     def gauges(self) -> LoadGauges:
@@ -186,7 +170,7 @@ class Engine:
             return
         step_s = self._model.step_s(self._plan_chunks(), requests, self._kv_tokens)
         growth_s = self._model.growth_s(requests)
-        steps = 1 if self._chunks else self._milestones[0][0] - self._steps
+        steps = 1 if self._chunks else self._milestones[0][0] - self._counters.steps
         slow = self.slowness
         run = Run(now_s, steps, step_s * slow, growth_s * slow, requests, self._kv_tokens)
         self._run, self.due_s = run, run.end_s
@@ -202,7 +186,7 @@ class Engine:
                 return
             work.cached_blocks = cached_blocks
             work.computed_tokens = cached_blocks * self._block_size
-            self._cached_tokens += work.computed_tokens
+            self._counters.cached_tokens += work.computed_tokens
             self._admitted += 1
             self._prefilling.append(self._waiting.popleft())
 
@@ -221,8 +205,7 @@ class Engine:
 
     def _end_chunks(self, progress: Progress) -> None:
         for work, tokens in self._chunks:
-            self._prefill_tokens += tokens
-            self._contexts += tokens * (work.computed_tokens + tokens / 2)
+            self._counters.add_chunk(tokens, work.computed_tokens)
             work.computed_tokens += tokens
             if work.computed_tokens == work.request.isl_tokens:
                 self._prefilling.popleft()
@@ -234,7 +217,7 @@ class Engine:
     def _begin_decoding(self, work: Work, progress: Progress) -> None:
         """The prefill's last step has brought the first token."""
         request = work.request
-        work.finish_step = self._steps + request.osl_tokens - 1
+        work.finish_step = self._counters.steps + request.osl_tokens - 1
         if request.osl_tokens == 1:
             self._finish(work, progress)
             return
@@ -249,11 +232,11 @@ class Engine:
         """
         step = work.finish_step
         if self._tells_growth:
-            step = min(step, self._steps + (-tokens % self._block_size) + 1)
+            step = min(step, self._counters.steps + (-tokens % self._block_size) + 1)
         heappush(self._milestones, (step, order, work))
 
     def _pass_milestones(self, progress: Progress) -> None:
-        milestones, now = self._milestones, self._steps
+        milestones, now = self._milestones, self._counters.steps
         while milestones and milestones[0][0] == now:
             _, order, work = heappop(milestones)
             request = work.request
@@ -269,7 +252,7 @@ class Engine:
 
     def _finish(self, work: Work, progress: Progress) -> None:
         request = work.request
-        self._finished += 1
+        self._counters.finished += 1
         self._admitted -= 1
         named = len(request.sequence_hashes)
         self.cache.release(request.sequence_hashes, self._blocks(request) - named)
@@ -282,18 +265,3 @@ class Engine:
         """Cached leading blocks; at least one token is computed."""
         limit_blocks = (request.isl_tokens - 1) // self._block_size
         return self.cache.matching(request.sequence_hashes, limit_blocks)
-
-    def _counters(
-        self, steps: int, busy_s: float, decode_requests: int, resident_kv_tokens: int
-    ) -> LoadCounters:
-        return LoadCounters(
-            self._steps + steps,
-            self._busy_s + busy_s,
-            self._prefill_tokens,
-            self._contexts,
-            self._decode_requests + decode_requests,
-            self._resident_kv_tokens + resident_kv_tokens,
-            self._received,
-            self._finished,
-            self._cached_tokens,
-        )
