@@ -19,7 +19,7 @@ from router.errors import (
     WorkersOverloadedError,
 )
 from router.fleet import Fleet
-from router.indexer.base import NO_OVERLAP, OverlapScores
+from router.indexer.base import OverlapScores
 from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
@@ -61,7 +61,7 @@ class Placement(Struct, frozen=True):
     @property
     def overlap_blocks(self) -> int:
         """Leading blocks of the prompt on its device."""
-        return self.overlaps.get(self.rank, NO_OVERLAP).device
+        return int(self.choice.table.values[self.choice.index, OVERLAP_DEVICE])
 
     @property
     def uncached_tokens(self) -> int:
@@ -196,9 +196,11 @@ class Placer:
 
     def find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
         """The worker of a rank that may be chosen. Raises WorkerNotFoundError."""
-        for worker in self._fleet.schedulable(scope):
-            if rank in worker.ranks:
-                return worker
+        worker = self._fleet.get(rank.worker_id)
+        if worker is not None and self._fleet.is_schedulable(worker):
+            announced = worker.announcement
+            if announced.scope == scope and rank in announced.ranks:
+                return announced
         detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
         raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
 
