@@ -122,13 +122,13 @@ def test_a_limit_ends_it_there(capsys, path, life):
 
 
 def test_gaps_are_kept_and_decisions_told_as_they_are_made(capsys, path, life):
-    entries = [each for each in life.entries if hasattr(each, "outcome")]
+    entries = [each for each in life.entries if hasattr(each, "request")]
     lines = [encode_line(Line(2.0 * i, each)) for i, each in enumerate(entries[:3])]
     path.write_bytes(encode_header(life.header) + b"".join(lines))
     start_s = time.monotonic()
     _, printed, _ = replay(capsys, path, "--speed", "10")
     assert time.monotonic() - start_s >= 0.4
-    assert re.search(r"line 3, \+2\.000 s, \w+ r\d+", printed)
+    assert re.search(r"line 3, \+2\.000 s, \w+ [rs]\d+", printed)
     assert "refused (no_endpoints)" in printed
 
 
