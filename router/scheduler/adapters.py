@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from router.protocol.values import Rank
-from router.scheduler.filters import Mask
+from router.scheduler.busy import Mask
 
 
 class LoadedAdapters:

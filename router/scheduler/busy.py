@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from router.scheduler.terms import FloatArray
+
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 

@@ -8,18 +8,15 @@ A request without demands passes no filter, and costs nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
 from router.protocol.values import Rank
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from router.scheduler.busy import Mask
+from router.scheduler.terms import FloatArray
 
 TOPOLOGY = "dynamo.topology"
 

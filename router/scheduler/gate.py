@@ -14,6 +14,7 @@ from router.scheduler.busy import (
     NO_THRESHOLDS,
     Busyness,
     BusyThresholds,
+    Mask,
     busy_ranks,
     capacity,
     step_tokens,
@@ -22,14 +23,13 @@ from router.scheduler.candidates import Candidates
 from router.scheduler.filters import (
     NO_CONSTRAINTS,
     Eligible,
-    FloatArray,
-    Mask,
     Pool,
     demands_something,
     eligible,
     merged,
     transfer_constraints,
 )
+from router.scheduler.terms import FloatArray
 from router.sequence.rank_table import (
     BUSY,
     CAPACITY_BLOCKS,

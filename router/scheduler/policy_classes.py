@@ -11,17 +11,16 @@ from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
+from router.scheduler.busy import Mask
+from router.scheduler.terms import FloatArray
 
 QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
 Identifier: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 NotNegative: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
