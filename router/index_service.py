@@ -6,7 +6,7 @@ from random import Random
 
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
-from router.index_api import IndexApi
+from router.http.index_api import IndexApi
 from router.index_config import IndexerConfig
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from random import Random
 
-from router.api import Api
 from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
 from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, ConfigError, TwinError
+from router.http.api import Api
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy

@@ -168,7 +168,7 @@ class Edge:
     async def kill(self):
         """End this life without a word; whoever cut its link before makes it a sudden death."""
         self._task.cancel()
-        await asyncio.wait([self._task], timeout=10)
+        await asyncio.wait([self._task], timeout=60)
         assert self.is_dead
         for here in self.ranks.values():
             here.life.ended_s = time.monotonic()

@@ -26,7 +26,7 @@ class PlaneRouter:
     def __init__(self, directory, name, nats_url, **options):
         port = free_port()
         self.name = name
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=15)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         options = {"nats-url": nats_url, "http-port": port, "name": name, **options}
         self.process = Process(
             directory, name, "router", "serve", namespace="test", **{"drain-s": 0}, **options

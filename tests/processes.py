@@ -47,7 +47,7 @@ class Process:
 
     def stop(self):
         self.popen.terminate()
-        return self.popen.wait(timeout=20)
+        return self.popen.wait(timeout=60)
 
 
 class Fleet:

@@ -82,7 +82,7 @@ class RunningService:
 
     def __init__(self, service, port):
         self.service = service
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
 

@@ -8,28 +8,41 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
 
 
-PORTS_A_PROCESS = 2_000
+PORTS_A_PROCESS = 4_000
+RANKS_A_PORT = 8  # an engine's ranks listen on the ports that follow its own
+
+
+def _ports() -> Iterator[int]:
+    """In turn: one given away and not yet bound is not given away again."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + process % 5 * PORTS_A_PROCESS
+    turn = random.randrange(PORTS_A_PROCESS)
+    while True:
+        yield first + turn % PORTS_A_PROCESS
+        turn += RANKS_A_PORT
+
+
+_PORTS = _ports()
 
 
 def free_port() -> int:
     """A port that nobody listens on, nor is about to: every process of tests has a range of its
     own, below those that the system gives to connections.
     """
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 10_000 + process % 10 * PORTS_A_PROCESS
-    while True:
-        port = first + random.randrange(PORTS_A_PROCESS)
+    for port in _PORTS:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+    raise AssertionError("ports never end")
 
 
-def wait_for_port(port: int, timeout_s: float = 10.0) -> None:
+def wait_for_port(port: int, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -78,7 +91,7 @@ class NatsServer:
             self._process = None
 
 
-async def eventually(condition, timeout_s: float = 10.0, poll_s: float = 0.02):
+async def eventually(condition, timeout_s: float = 60.0, poll_s: float = 0.02):
     """What an (async or plain) condition returns, once it is true."""
     async with asyncio.timeout(timeout_s):
         while True:

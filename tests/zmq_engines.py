@@ -80,7 +80,7 @@ class Engine:
         is_bound = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(is_bound,), daemon=True)
         self._thread.start()
-        assert is_bound.wait(5)
+        assert is_bound.wait(60)
         return self
 
     def stop(self):

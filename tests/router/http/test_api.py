@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from builders import rank
-from router.openapi import ROUTES
+from router.http.openapi import ROUTES
 from router.protocol.values import Tier
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from running import RunningRouter

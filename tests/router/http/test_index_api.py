@@ -16,11 +16,11 @@ from indexing import (
     publishing,
     sequence_hashes,
 )
-from router.index_openapi import INDEX_ROUTES
+from router.http.index_openapi import INDEX_ROUTES
 from router.protocol.values import Tier
 from servers import equals
 
-VECTORS = Path(__file__).parents[1] / "vectors" / "standalone_indexer_examples.json"
+VECTORS = Path(__file__).parents[2] / "vectors" / "standalone_indexer_examples.json"
 TOTAL = 'kv_router_requests_total{code="%s",interface="http",route="%s"}'
 
 

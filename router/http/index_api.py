@@ -9,9 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from router import index_views
 from router.core_host import CoreHost
 from router.errors import InvalidFieldError
+from router.http.index_openapi import INDEX_ROUTES
+from router.http.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
 from router.index_config import IndexerConfig
 from router.index_errors import SaltedHashesError
-from router.index_openapi import INDEX_ROUTES
 from router.instances import check_instance, is_bus, only_rank, with_rank, without_rank
 from router.lookups import Lookups
 from router.peers import Peers
@@ -22,7 +23,6 @@ from router.protocol.registrations import (
     UnregisterRequest,
     is_http_url,
 )
-from router.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ from router.busy_commands import BusyCommands
 from router.commands import REQUEST_ID_HEADER, Commands, asked_with, request_id_of
 from router.config import RouterConfig
 from router.errors import InvalidFieldError
+from router.http.openapi import ROUTES
+from router.http.web import OK, Web, dump_answer, hung_up, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
-from router.openapi import ROUTES
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.requests import (
@@ -27,7 +28,6 @@ from router.protocol.requests import (
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
-from router.web import OK, Web, dump_answer, hung_up, json_answer, json_bytes, ready_answer
 from router.worker_commands import WorkerCommands
 
 

@@ -8,7 +8,7 @@ import pytest
 from direct import DirectEngine, DirectRouter, direct_router
 from servers import equals
 
-VECTORS = Path(__file__).parents[1] / "vectors" / "selection_service_workers.json"
+VECTORS = Path(__file__).parents[2] / "vectors" / "selection_service_workers.json"
 
 
 @pytest.fixture

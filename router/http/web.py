@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
+from router.http.openapi import Ready, Route, document, extra
 from router.metrics import RouterMetrics
-from router.openapi import Ready, Route, document, extra
 from router.process.bodies import decode_body, read_body
 from router.protocol.values import Rank
 from router.service_config import ServiceConfig

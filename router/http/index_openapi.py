@@ -1,6 +1,6 @@
 """The routes of the index alone, as Dynamo's indexer has them, and `/ready`."""
 
-from router.openapi import BODY, Ok, Ready, Route
+from router.http.openapi import BODY, Ok, Ready, Route
 from router.protocol.dumps import Dump
 from router.protocol.lookups import HashQueryRequest, QueryReply, QueryRequest
 from router.protocol.registrations import (
