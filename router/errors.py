@@ -18,6 +18,7 @@ values, not exceptions.
     ├── IndexDisabledError           the configuration says to keep no index
     ├── ShadowOffError               the configuration says to decide, not to compare
     ├── …                            what the index alone refuses: see `index_errors`
+    ├── …                            of blocks and their tokens: see `block_errors`
     ├── …                            of registered workers: see `registration_errors`
     ├── …                            of requests that would wait: see `queue_errors`
     ├── ConfigError                  a setting, at start

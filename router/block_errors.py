@@ -1,0 +1,58 @@
+"""What is refused of blocks, tokens and layouts; part of the tree in `errors`.
+
+KvRouterError
+└── TokenBlockError                  a block of tokens, or a sequence of them
+    ├── TokenBlockFullError          no token more goes in
+    ├── TokenBlockIncompleteError    only a full block gets a name
+    ├── TokenBlockEmptyError         there is no token to take
+    └── InsufficientTokensError      there are fewer tokens than are to be taken
+"""
+
+from router.errors import KvRouterError
+
+
+class TokenBlockError(KvRouterError):
+    """A block of tokens cannot do what was asked of it; it is left as it was."""
+
+    code = "token_block"
+
+
+class TokenBlockFullError(TokenBlockError):
+    """No token more goes into this block."""
+
+    code = "token_block_full"
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(f"token: the block is full (allowed: {block_size} tokens)")
+        self.block_size = block_size
+
+
+class TokenBlockIncompleteError(TokenBlockError):
+    """Only a full block can be committed."""
+
+    code = "token_block_incomplete"
+
+    def __init__(self, tokens: int, block_size: int) -> None:
+        super().__init__(f"block: it has {tokens} tokens (allowed: {block_size})")
+        self.tokens = tokens
+        self.block_size = block_size
+
+
+class TokenBlockEmptyError(TokenBlockError):
+    """There is no token to take from this block."""
+
+    code = "token_block_empty"
+
+    def __init__(self) -> None:
+        super().__init__("block: it is empty (allowed: at least one token)")
+
+
+class InsufficientTokensError(TokenBlockError):
+    """Fewer tokens are there than are to be taken."""
+
+    code = "insufficient_tokens"
+
+    def __init__(self, wanted: int, tokens: int) -> None:
+        super().__init__(f"tokens: {wanted} are to be taken (allowed: at most {tokens})")
+        self.wanted = wanted
+        self.tokens = tokens
