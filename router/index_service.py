@@ -6,6 +6,7 @@ from random import Random
 
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
+from router.http.front import Front
 from router.http.index_api import IndexApi
 from router.index_config import IndexerConfig
 from router.index_rpc import IndexRpc
@@ -27,11 +28,12 @@ class IndexService:
         self._rpc = IndexRpc(core, lookups, self._host.metrics, self._host.subjects)
         self._recovery = Recovery(core, config)
         peers = Peers(config.peer_urls, config.max_peers)
-        self._api = IndexApi(config, self._host, lookups, peers)
+        api = IndexApi(config, self._host, lookups, peers)
+        self._front = Front(api.app(), config, self._host.metrics)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
-        await self._host.run(stop, self._api.app(), self._live, self._background)
+        await self._host.run(stop, self._front, self._live, self._background)
 
     def _live(self, bus: Bus, _: str) -> Iterable[Task]:
         yield self._rpc.run(bus)

@@ -14,6 +14,8 @@ from router.core_host import CoreHost, Task
 from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, ConfigError, TwinError
 from router.http.api import Api
+from router.http.front import Front
+from router.http.hot import HotRoutes
 from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
@@ -109,8 +111,9 @@ class RouterService:
             lambda: list(host.registry.routers()),
             self._settings,
         )
+        front = Front(api.app(), self._config, host.metrics, HotRoutes(self._commands))
         try:
-            await self._host.run(stop, api.app(), self._live, self._background)
+            await self._host.run(stop, front, self._live, self._background)
         finally:
             if self._sessions is not None:
                 await self._sessions.close()

@@ -1,30 +1,26 @@
-"""HTTP: handlers read bytes, call a command, and encode what it answers."""
+"""HTTP: handlers read bytes, call a command, and encode what it answers. What every request goes
+through is in `hot.py`.
+"""
 
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import views
 from router.block_views import block_holders
 from router.busy_commands import BusyCommands
-from router.commands import REQUEST_ID_HEADER, Commands, asked_with, request_id_of
+from router.commands import Commands
 from router.config import RouterConfig
 from router.errors import InvalidFieldError
+from router.http.answers import OK
 from router.http.openapi import ROUTES
-from router.http.web import OK, Web, dump_answer, hung_up, json_answer, json_bytes, ready_answer
+from router.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
-from router.protocol.requests import (
-    BusyThresholdRequest,
-    OutputBlockRequest,
-    PromptRequest,
-    ReserveRequest,
-    SelectRequest,
-)
+from router.protocol.requests import BusyThresholdRequest, PromptRequest
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
@@ -58,42 +54,6 @@ class Api:
     def app(self) -> FastAPI:
         """The application, with every route of `router/openapi.py`."""
         return self._web.app(self)
-
-    async def select(self, request: Request) -> Response:
-        """Choose a rank."""
-        body = asked_with(await self._web.body(request, SelectRequest), request.headers)
-        return json_answer(await self._commands.select(body))
-
-    async def select_and_reserve(self, request: Request) -> Response:
-        """Choose a rank and book it."""
-        # Nothing here keeps the body, whose tokens may be many in a long queue.
-        return json_answer(
-            await self._commands.select_and_reserve(
-                asked_with(await self._web.body(request, SelectRequest), request.headers),
-                lambda: hung_up(request),
-            )
-        )
-
-    async def reserve(self, request: Request) -> Response:
-        """Book a rank the caller chose."""
-        body = _with_id(await self._web.body(request, ReserveRequest), request)
-        return json_answer(await self._commands.reserve(body), 201)
-
-    async def prefill_complete(self, request: Request) -> Response:
-        """A booked prompt is computed."""
-        self._commands.prefill_complete(request.path_params["request_id"])
-        return json_bytes(OK)
-
-    async def output_block(self, request: Request) -> Response:
-        """A booked request grew by a block."""
-        body = await self._web.body(request, OutputBlockRequest)
-        self._commands.output_block(request.path_params["request_id"], body.decay_fraction)
-        return json_bytes(OK)
-
-    async def free(self, request: Request) -> Response:
-        """A booked request ended."""
-        self._commands.free(request.path_params["request_id"])
-        return json_bytes(OK)
 
     async def workers(self, _: Request) -> Response:
         """Every worker."""
@@ -162,7 +122,7 @@ class Api:
 
     async def health(self, _: Request) -> Response:
         """The process lives."""
-        return json_bytes(OK)
+        return json_bytes(OK.body)
 
     async def ready(self, _: Request) -> Response:
         """The process can be relied on."""
@@ -183,9 +143,3 @@ def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:
             problem = repr(named[name]) if name in named else "missing beside the other"
             raise InvalidFieldError(name, problem, "worker_id and dp_rank, or neither")
     return Rank(int(named["worker_id"]), int(named["dp_rank"]))
-
-
-def _with_id(body: ReserveRequest, request: Request) -> ReserveRequest:
-    """A booking whose id may be in the header."""
-    request_id = request_id_of(body.request_id, request.headers.get(REQUEST_ID_HEADER))
-    return msgspec.structs.replace(body, request_id=request_id)

@@ -9,8 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from router import index_views
 from router.core_host import CoreHost
 from router.errors import InvalidFieldError
+from router.http.answers import OK
 from router.http.index_openapi import INDEX_ROUTES
-from router.http.web import OK, Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
 from router.index_config import IndexerConfig
 from router.index_errors import SaltedHashesError
 from router.instances import check_instance, is_bus, only_rank, with_rank, without_rank
@@ -63,7 +64,7 @@ class IndexApi:
         if not is_bus(body.endpoint):
             await self._host.registrar.check(only_rank(body))
         await self._host.registrar.put(with_rank(self._host.core, body))
-        return json_bytes(OK, 201)
+        return json_bytes(OK.body, 201)
 
     async def unregister(self, request: Request) -> Response:
         """Forget a registered rank, or an instance."""
@@ -73,7 +74,7 @@ class IndexApi:
             await self._host.registrar.remove(body.instance_id)
         else:
             await self._host.registrar.put(left)
-        return json_bytes(OK)
+        return json_bytes(OK.body)
 
     async def workers(self, _: Request) -> Response:
         """Every instance."""
@@ -96,12 +97,12 @@ class IndexApi:
             allowed = "http://host:port, or https://…"
             raise InvalidFieldError("url", f"{body.url!r} is no URL", allowed, status=422)
         self._peers.add(body.url)
-        return json_bytes(OK, 201)
+        return json_bytes(OK.body, 201)
 
     async def deregister_peer(self, request: Request) -> Response:
         """Forget another indexer."""
         self._peers.remove((await self._body(request, PeerRequest)).url)
-        return json_bytes(OK)
+        return json_bytes(OK.body)
 
     async def health(self, _: Request) -> Response:
         """The process lives."""

@@ -54,7 +54,10 @@ class Ready(Struct):
 
 
 class Route(Struct, frozen=True):
-    """One route: the name of its handler, the body it reads, what it answers and refuses."""
+    """One route: the name of its handler, the body it reads, what it answers and refuses.
+
+    `is_hot`: the front answers it, not the application (`router/http/hot.py`).
+    """
 
     method: str
     path: str
@@ -64,6 +67,7 @@ class Route(Struct, frozen=True):
     body: Any = None
     status: int = 200
     refusals: tuple[int, ...] = ()
+    is_hot: bool = False
 
 
 BODY = (400, 408, 413, 415, 422)
@@ -78,6 +82,7 @@ ROUTES = (
         Decision,
         SelectRequest,
         refusals=(*BODY, 503),
+        is_hot=True,
     ),
     Route(
         "POST",
@@ -87,6 +92,7 @@ ROUTES = (
         Decision,
         SelectRequest,
         refusals=(*_BOOKING, 429, 529),
+        is_hot=True,
     ),
     Route(
         "POST",
@@ -97,6 +103,7 @@ ROUTES = (
         ReserveRequest,
         status=201,
         refusals=(*_BOOKING, 404),
+        is_hot=True,
     ),
     Route(
         "POST",
@@ -105,6 +112,7 @@ ROUTES = (
         "A booked prompt is computed",
         Ok,
         refusals=(404,),
+        is_hot=True,
     ),
     Route(
         "POST",
@@ -114,6 +122,7 @@ ROUTES = (
         Ok,
         OutputBlockRequest,
         refusals=(*BODY, 404),
+        is_hot=True,
     ),
     Route(
         "DELETE",
@@ -122,6 +131,7 @@ ROUTES = (
         "A booked request ended",
         Ok,
         refusals=(404,),
+        is_hot=True,
     ),
     Route("GET", "/workers", "workers", "Every worker", list[WorkerView]),
     Route("GET", "/workers/{worker_id:int}", "worker", "One worker", WorkerView, refusals=(404,)),

@@ -4,7 +4,6 @@ Bodies are JSON and checked by msgspec; FastAPI routes, documents and serves. Ev
 same shape, `{"error": …, "code": …}` and the error's own fields.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
+from router.http.answers import refusal
 from router.http.openapi import Ready, Route, document, extra
 from router.metrics import RouterMetrics
 from router.process.bodies import decode_body, read_body
@@ -26,8 +26,6 @@ from router.views import block_sizes, dump_pieces
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
-
-OK = b'{"status":"ok"}'
 
 
 class Web:
@@ -50,9 +48,10 @@ class Web:
         """The application; a route's handler is the method of that name."""
         app = FastAPI(title=self._title, version="0.1.0", redoc_url=None)
         for route in self._routes:
+            handler = _elsewhere if route.is_hot else getattr(handlers, route.handler)
             app.add_api_route(
                 route.path,
-                self._answering(route.path, getattr(handlers, route.handler)),
+                self._answering(route.path, handler),
                 methods=[route.method],
                 name=route.handler,
                 summary=route.summary,
@@ -80,9 +79,9 @@ class Web:
                 response = await handler(request)
             except KvRouterError as error:
                 self._metrics.refusals.labels("http", error.code).inc()
-                response = json_answer(error.body(), error.http_status)
-                if error.retry_after_s is not None:
-                    response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+                refused = refusal(error)
+                response = json_bytes(refused.body, refused.status)
+                response.raw_headers.extend(refused.headers)
             self._metrics.requests.labels("http", path, str(response.status_code)).inc()
             return response
 
@@ -96,10 +95,11 @@ class Web:
         return json_answer({"error": code.replace("_", " "), "code": code}, status)
 
 
-async def hung_up(request: Request) -> None:
-    """Return when the caller of a request, whose body is read, has hung up."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _elsewhere(_: Request) -> Response:
+    """Stands for a route that the front answers: it is documented here, and has other methods
+    refused.
+    """
+    raise HTTPException(404)
 
 
 def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:

@@ -1,0 +1,35 @@
+"""What goes back to a caller, and the one shape of every refusal: `{"error": …, "code": …}` and the
+error's own fields.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from router.errors import KvRouterError
+
+
+class Answer(Struct, frozen=True):
+    """A JSON body, its status, and headers beside those that tell its type and length."""
+
+    body: bytes
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+OK = Answer(b'{"status":"ok"}')
+
+
+def answer(value: Any, status: int = 200) -> Answer:
+    """A value, as JSON."""
+    return Answer(msgspec.json.encode(value), status)
+
+
+def refusal(error: KvRouterError) -> Answer:
+    """An error, as callers see it."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_after_s is not None:
+        headers = ((b"retry-after", b"%d" % math.ceil(error.retry_after_s)),)
+    return Answer(msgspec.json.encode(error.body()), error.http_status, headers)

@@ -1,0 +1,60 @@
+"""The root application of a process: what every HTTP request goes through, in this order.
+
+    request ─▶ admission ─▶ hot route? ─yes─▶ body, within limits ─▶ its handler ─▶ answer
+                                      └─no──▶ the FastAPI application
+
+Whatever is refused on the way is answered here, in the shape of `router/http/answers.py`.
+"""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.errors import KvRouterError
+from router.http.answers import Answer, refusal
+from router.http.exchange import read_exchange, send_answer
+from router.http.hot import HotRoute, HotRoutes
+from router.metrics import RouterMetrics
+from router.service_config import ServiceConfig
+
+
+class Front:
+    """`app` answers what is none of the hot routes; None: there are none."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServiceConfig,
+        metrics: RouterMetrics,
+        hot: HotRoutes | None = None,
+    ) -> None:
+        self._app = app
+        self._hot = hot
+        self._config = config
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        route = None if self._hot is None else self._hot.find(scope["method"], scope["path"])
+        try:
+            self._admit(scope)
+            if route is None:
+                await self._app(scope, receive, send)
+                return
+            exchange = await read_exchange(scope, receive, route.request_id, self._config)
+            answer = await route.handler(exchange)
+        except KvRouterError as error:
+            self._metrics.refusals.labels("http", error.code).inc()
+            answer = refusal(error)
+        self._count(route, answer)
+        await send_answer(answer, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Who asks, and under which id: what every request has before anybody reads it. May raise
+        any KvRouterError; what later stages need is put into `scope["state"]`.
+        """
+
+    def _count(self, route: HotRoute | None, answer: Answer) -> None:
+        path = "" if route is None else route.path
+        self._metrics.requests.labels("http", path, str(answer.status)).inc()
