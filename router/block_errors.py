@@ -1,11 +1,14 @@
 """What is refused of blocks, tokens and layouts; part of the tree in `errors`.
 
 KvRouterError
-└── TokenBlockError                  a block of tokens, or a sequence of them
-    ├── TokenBlockFullError          no token more goes in
-    ├── TokenBlockIncompleteError    only a full block gets a name
-    ├── TokenBlockEmptyError         there is no token to take
-    └── InsufficientTokensError      there are fewer tokens than are to be taken
+├── TokenBlockError                  a block of tokens, or a sequence of them
+│   ├── TokenBlockFullError          no token more goes in
+│   ├── TokenBlockIncompleteError    only a full block gets a name
+│   ├── TokenBlockEmptyError         there is no token to take
+│   └── InsufficientTokensError      there are fewer tokens than are to be taken
+└── LayoutError                      where a block's bytes lie
+    ├── BlockIndexError              no such block, layer or outer dimension
+    └── RegionError                  memory that a layout can not be laid on
 """
 
 from router.errors import KvRouterError
@@ -56,3 +59,34 @@ class InsufficientTokensError(TokenBlockError):
         super().__init__(f"tokens: {wanted} are to be taken (allowed: at most {tokens})")
         self.wanted = wanted
         self.tokens = tokens
+
+
+class LayoutError(KvRouterError):
+    """A description of where a block's bytes lie does not fit itself, or the memory it is laid on.
+
+    `rule` names what was broken, in Dynamo's words where it has some.
+    """
+
+    code = "layout"
+
+    def __init__(self, field: str, reason: str, allowed: str, *, rule: str) -> None:
+        super().__init__(f"{field}: {reason} (allowed: {allowed})")
+        self.field = field
+        self.rule = rule
+
+
+class BlockIndexError(LayoutError):
+    """There is no such block, layer or outer dimension."""
+
+    code = "block_index"
+
+    def __init__(self, field: str, index: int, count: int) -> None:
+        super().__init__(field, f"{index}", f"0 to {count - 1}", rule=f"{field}_out_of_range")
+        self.index = index
+        self.count = count
+
+
+class RegionError(LayoutError):
+    """The memory given to a layout is not what it needs."""
+
+    code = "layout_region"
