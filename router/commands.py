@@ -20,6 +20,7 @@ from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.sequence.prompt import Prompt
+from router.sequence.stages import SCHEDULING, Stages
 from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
 from router.waiters import Gone, Waiters
@@ -55,10 +56,10 @@ class Commands:
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank; books nothing."""
-        started_s = time.perf_counter()
-        prompt = await self._prepare(request)
+        stages = Stages(time.perf_counter)
+        prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
-        return self._decided("select", request, placement, started_s)
+        return self._decided("select", request, placement, stages)
 
     async def select_and_reserve(
         self, request: SelectRequest, gone: Gone | None = None
@@ -75,13 +76,13 @@ class Commands:
 
     async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank and book it, or have the request wait."""
-        started_s = time.perf_counter()
-        prompt = await self._prepare(request)
+        stages = Stages(time.perf_counter)
+        prompt = await self._prepare(request, stages)
         now_s = time.monotonic()
         submitted, effects = self.core.submit(request, prompt, now_s)
         if isinstance(submitted, Placement):
             self._outbox.perform(effects)
-            return self._decided("select_and_reserve", request, submitted, started_s)
+            return self._decided("select_and_reserve", request, submitted, stages)
         future = self._waiters.expect(submitted)
         self._outbox.perform(effects)
         return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
@@ -94,7 +95,7 @@ class Commands:
         """Where a waiting request was placed, once it is."""
         request_id = wait.request.request_id or ""
         placement = await self._waiters.placement(request_id, wait.ticket, wait.future, gone)
-        decision = self._explained("select_and_reserve", wait.request, placement)
+        decision = self._decided("select_and_reserve", wait.request, placement, None)
         return structs.replace(decision, waited_s=round(time.monotonic() - wait.since_s, 6))
 
     async def reserve(self, request: ReserveRequest) -> ReservationReply:
@@ -137,22 +138,19 @@ class Commands:
         """How our choices would have differed. Raises ShadowOffError: here they are followed."""
         raise ShadowOffError
 
-    async def _prepare(self, request: PromptRequest) -> Prompt:
-        return await prepared(request, self.core.identities(request.scope))
+    async def _prepare(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
+        return await prepared(request, self.core.identities(request.scope), stages)
 
     def _decided(
-        self, command: str, request: SelectRequest, placement: Placement, started_s: float
+        self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
-        decision = self._explained(command, request, placement)
-        self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
-        return decision
-
-    def _explained(self, command: str, request: SelectRequest, placement: Placement) -> Decision:
+        """`stages`: None for a request that had waited."""
+        if stages is not None:
+            stages.end(SCHEDULING)
         decision = explain(self.core, request, placement, time.monotonic())
         cached_tokens = decision.predicted_cached_blocks * decision.block_size
-        self._metrics.decisions.labels(command).inc()
-        self._metrics.prompt_tokens.inc(decision.isl_tokens)
-        self._metrics.predicted_cached_tokens.inc(cached_tokens)
+        role, isl_tokens = placement.worker.role, decision.isl_tokens
+        self._metrics.decisions.note(command, role, isl_tokens, cached_tokens, stages)
         return decision
 
 

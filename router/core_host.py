@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from router.core import RouterCore
 from router.data_dir import DataDir
 from router.engines import Engines
-from router.metrics import RegistrationCollector, RouterMetrics, StateCollector
+from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.process.serving import HttpServer, endpoint_of, listening, serve_until
@@ -41,6 +41,7 @@ from router.registrations import Registrations
 from router.registry import Registry
 from router.service_config import ServiceConfig
 from router.snapshots import Snapshots, SnapshotSettings
+from router.state_metrics import RegistrationCollector, StateCollector
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
 
@@ -218,4 +219,4 @@ class CoreHost:
         if connected:
             self._on_reconnect()
         else:
-            self.metrics.bus_losses.inc()
+            self.metrics.bus.losses.inc()

@@ -182,7 +182,7 @@ class Engines:
                 await self._ranks[rank].follower.run(context)
             except Exception:
                 log.exception("rank %s: its follower failed, and begins anew", rank)
-                self._metrics.follower_failures.inc()
+                self._metrics.events.follower_failures.inc()
             await asyncio.sleep(RENEW_S)
             self._renew(rank)
 
@@ -197,7 +197,9 @@ class Engines:
 
     def _apply(self, message: LogMessage, now_s: float) -> None:
         verdict = self._core.apply(message, now_s)
-        self._metrics.log_messages.labels("unannounced" if verdict is None else verdict.value).inc()
+        self._metrics.events.log_messages.labels(
+            "unannounced" if verdict is None else verdict.value
+        ).inc()
         self._has_slices.set()
 
     async def _apply_slices_forever(self) -> None:

@@ -89,7 +89,7 @@ class Outbox:
                 await self._carry_out(effect, bus, fetch_worker)
             except BusError as error:
                 log.debug("%s failed: %s", effect, error)
-                self._metrics.outbox_failures.labels(type(effect).__name__).inc()
+                self._metrics.bus.outbox_failures.labels(type(effect).__name__).inc()
 
     async def _carry_out(
         self, effect: Effect, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]
@@ -122,26 +122,26 @@ class Outbox:
                 self._refuse(ticket, error)
             case RequestCheckpoint(rank, reason):
                 log.info("asking %s for a checkpoint: %s", rank, reason)
-                self._metrics.checkpoints_requested.labels(reason).inc()
+                self._metrics.events.checkpoints_requested.labels(reason).inc()
             case WorkerGone(worker_id, reason, dropped):
                 level = logging.INFO if reason in _ORDERED else logging.WARNING
                 log.log(
                     level, "worker %d is gone: %s (%d reservations)", worker_id, reason, dropped
                 )
-                self._metrics.workers_gone.labels(reason).inc()
-                self._metrics.reservations_dropped.labels("worker gone").inc(dropped)
+                self._metrics.events.workers_gone.labels(reason).inc()
+                self._metrics.events.reservations_dropped.labels("worker gone").inc(dropped)
             case ReplicaGone(router_id, dropped):
                 log.warning("router %d is gone: silent (%d reservations)", router_id, dropped)
-                self._metrics.reservations_dropped.labels("router gone").inc(dropped)
+                self._metrics.events.reservations_dropped.labels("router gone").inc(dropped)
             case ReservationExpired(request_id, rank):
                 log.info("reservation %s on %s expired", request_id, rank)
-                self._metrics.reservations_dropped.labels("expired").inc()
+                self._metrics.events.reservations_dropped.labels("expired").inc()
 
     def _enqueue(self, effect: Effect) -> None:
         try:
             self._queue.put_nowait(effect)
         except asyncio.QueueFull:
-            self._metrics.outbox_overflows.inc()
+            self._metrics.bus.outbox_overflows.inc()
 
 
 def _nobody_waits(*_: object) -> None:

@@ -4,7 +4,7 @@ fleet ─▶ schedulable candidates ─gate─▶ eligible ─weighing─▶ Ter
          laid out once for each change        index, bookings, rates of each
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 
 import numpy as np
@@ -41,6 +41,7 @@ from router.sequence.rank_table import (
     PREFILL_TOKENS,
     RankTable,
 )
+from router.sequence.stages import FIND, SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
 
@@ -121,8 +122,11 @@ class Placer:
         """
         passed = self.eligible(request)
         candidates, override = passed.candidates, request.router_config_override
+        prompt.end(SCHEDULING)
+        overlaps = self._find(request.scope, prompt, candidates)
+        prompt.end(FIND)
         tracking, expected_tokens = self.tracking(override), request.expected_output_tokens
-        table, overlaps = self._weigh(request, prompt, candidates, expected_tokens, tracking, now_s)
+        table = self._weigh(request, prompt, candidates, overlaps, expected_tokens, tracking, now_s)
         if passed.factors is not None:
             table.column(TAINT_FACTOR)[:] = passed.factors
         settings = self._settings.policy.overridden(override)
@@ -180,14 +184,13 @@ class Placer:
         Raises NoEndpointsError, WorkersOverloadedError.
         """
         candidates = self.eligible(request).candidates
-        table, _ = self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)
+        table = self._weighed(request, prompt, candidates, now_s)
         cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
         return min(prompt.isl_tokens, int(cached_tokens.max()))
 
     def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Terms of every rank of a scope that may be chosen; there may be none."""
-        candidates = self.schedulable(request.scope)
-        return self._weigh(request, prompt, candidates, None, self._settings.tracking, now_s)[0]
+        return self._weighed(request, prompt, self.schedulable(request.scope), now_s)
 
     def overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
         """The cached prefix of every rank of a scope, guesses included."""
@@ -208,19 +211,30 @@ class Placer:
         """What of a booking is counted."""
         return self._settings.tracking.overridden(override)
 
+    def _find(
+        self, scope: Scope, prompt: Prompt, candidates: Candidates
+    ) -> dict[Identity, OverlapScores]:
+        return {
+            identity: self.overlaps(scope, prompt.hashed(identity))
+            for identity, _ in candidates.groups
+        }
+
+    def _weighed(
+        self, request: PromptRequest, prompt: Prompt, candidates: Candidates, now_s: float
+    ) -> TermTable:
+        overlaps, tracking = self._find(request.scope, prompt, candidates), self._settings.tracking
+        return self._weigh(request, prompt, candidates, overlaps, None, tracking, now_s)
+
     def _weigh(
         self,
         request: PromptRequest,
         prompt: Prompt,
         candidates: Candidates,
+        overlaps: Mapping[Identity, OverlapScores],
         expected_output_tokens: int | None,
         tracking: Tracking,
         now_s: float,
-    ) -> tuple[TermTable, dict[Identity, OverlapScores]]:
-        overlaps = {
-            identity: self.overlaps(request.scope, prompt.hashed(identity))
-            for identity, _ in candidates.groups
-        }
+    ) -> TermTable:
         table = self._weighing.weigh(
             request, prompt, candidates, overlaps, expected_output_tokens, now_s
         )
@@ -228,7 +242,7 @@ class Placer:
             table.column(DECODE_BLOCKS)[:] = np.nan
         elif not tracking.kv_reuse:
             table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
-        return table, overlaps
+        return table
 
     def _selector(self, request: SelectRequest) -> Selector:
         override = request.router_config_override

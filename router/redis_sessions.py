@@ -97,7 +97,7 @@ class RedisSessions:
                 return await command(*arguments)
         except (RedisError, OSError, TimeoutError) as error:
             self._asks_again_s = time.monotonic() + PAUSE_S
-            self._metrics.session_store_failures.labels(operation).inc()
+            self._metrics.sessions.store_failures.labels(operation).inc()
             reason = str(error) or type(error).__name__
             log.warning("Redis: %s; for %g s sessions are this router's own", reason, PAUSE_S)
             return _NO_ANSWER

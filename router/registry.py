@@ -58,7 +58,7 @@ class Registry:
         source = NatsStream(bus, stream, lambda: self._ensure(bus))
         reader = StreamReader(source, latest_only=True)
         async for item in reader.read():
-            self._metrics.stream_reopens.labels("workers").inc(reader.take_reopened())
+            self._metrics.bus.stream_reopens.labels("workers").inc(reader.take_reopened())
             match item:
                 case Message():
                     self._take(item)
@@ -106,9 +106,9 @@ class Registry:
             self._note(kind, int(entry_id), None if is_gone else message.payload)
         except WireError as error:
             log.warning("registry entry %s is unreadable and ignored: %s", key, error)
-            self._metrics.announcements.labels("unreadable").inc()
+            self._metrics.events.announcements.labels("unreadable").inc()
         else:
-            self._metrics.announcements.labels("withdrawn" if is_gone else "read").inc()
+            self._metrics.events.announcements.labels("withdrawn" if is_gone else "read").inc()
 
     def _note(self, kind: str, entry_id: int, value: bytes | None) -> None:
         if kind == "worker":

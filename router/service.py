@@ -20,7 +20,7 @@ from router.index_rpc import IndexRpc
 from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
 from router.lookups import Lookups
-from router.metrics import RouterMetrics, SessionCollector
+from router.metrics import RouterMetrics
 from router.process.effective import effective
 from router.process.settings import NO_OTHERS
 from router.protocol.catalogue import (
@@ -42,6 +42,7 @@ from router.sessions import LocalSessions, Sessions
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
+from router.state_metrics import SessionCollector
 from router.worker_commands import WorkerCommands
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ class SessionCommands(Commands):
         if instead is None:
             return submitted
         self.free(request.request_id)
-        self._metrics.sessions_moved.inc()
+        self._metrics.sessions.moved.inc()
         return await super().submit(instead)
 
     async def decision(self, wait: Wait, gone: Gone | None = None) -> Decision:

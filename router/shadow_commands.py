@@ -16,6 +16,7 @@ from router.placer import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt
+from router.sequence.stages import Stages
 from router.shadow import Shadow, ShadowReport, reserved_at
 
 
@@ -34,19 +35,19 @@ class ShadowCommands(Commands):
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank, and compare."""
-        started_s = time.perf_counter()
-        prompt = await self._prepare(request)
+        stages = Stages(time.perf_counter)
+        prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
-        return self._decided("select", request, placement, started_s)
+        return self._decided("select", request, placement, stages)
 
     async def submit(self, request: SelectRequest) -> Decision:
         """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
-        started_s = time.perf_counter()
-        prompt = await self._prepare(request)
+        stages = Stages(time.perf_counter)
+        prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
-        decision = self._decided("select_and_reserve", request, placement, started_s)
+        decision = self._decided("select_and_reserve", request, placement, stages)
         if request.incumbent is not None:
             self._book(request, request.incumbent, prompt)
         return decision

@@ -119,7 +119,7 @@ class Snapshots:
                 log.info("another router has written a snapshot")
             except (BusError, SnapshotError, TimeoutError) as error:
                 log.warning("no snapshot is written: %s", error or "it took too long")
-                self._metrics.snapshot_failures.inc()
+                self._metrics.snapshots.failures.inc()
                 delay_s = RETRY_S
                 continue
             self._latest = reached
@@ -135,8 +135,8 @@ class Snapshots:
             payload = await self._encoded(position)
         with self._timed("write"):
             await self._object(bus).write(payload)
-        self._metrics.snapshots_written.inc()
-        self._metrics.snapshot_bytes.inc(len(payload))
+        self._metrics.snapshots.written.inc()
+        self._metrics.snapshots.bytes.inc(len(payload))
         log.info("wrote a snapshot of %d bytes, as of %s", len(payload), position)
 
     async def _encoded(self, position: StreamPosition) -> memoryview:
@@ -165,10 +165,10 @@ class Snapshots:
             if not self._core.resume(each, time.monotonic()):
                 continue
             ranks += 1
-            self._metrics.snapshot_restored_blocks.inc(each.block_count)
+            self._metrics.snapshots.restored_blocks.inc(each.block_count)
             while self._core.apply_slice():
                 await asyncio.sleep(0)
-        self._metrics.snapshots_restored.inc()
+        self._metrics.snapshots.restored.inc()
         log.info("restored %d of %d ranks as of %s", ranks, len(snapshot.ranks), snapshot.position)
 
     def _object(self, bus: Bus) -> ObjectBucket:
@@ -182,10 +182,10 @@ class Snapshots:
 
     def _unusable(self, reason: str, detail: str) -> None:
         log.warning("starting without a snapshot (%s): %s", reason, detail)
-        self._metrics.snapshots_unusable.labels(reason).inc()
+        self._metrics.snapshots.unusable.labels(reason).inc()
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:
         start_s = time.monotonic()
         yield
-        self._metrics.snapshot_seconds.labels(step).observe(time.monotonic() - start_s)
+        self._metrics.snapshots.seconds.labels(step).observe(time.monotonic() - start_s)

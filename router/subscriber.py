@@ -57,10 +57,10 @@ class Subscriber:
         reader = self._reader(source)
         async for item in reader.read():
             if reopened := reader.take_reopened():
-                self._metrics.stream_reopens.labels("events").inc(reopened)
+                self._metrics.bus.stream_reopens.labels("events").inc(reopened)
             match item:
                 case Message(subject, payload):
-                    self._metrics.log_messages.labels(self._apply(subject, payload)).inc()
+                    self._metrics.events.log_messages.labels(self._apply(subject, payload)).inc()
                     while self._core.apply_slice():
                         await asyncio.sleep(0)
                 case CaughtUp():
@@ -80,7 +80,7 @@ class Subscriber:
 
     def take_load(self, subject: str, payload: bytes) -> None:
         """Give a load report to the core, or drop and count it."""
-        self._metrics.load_reports.labels(self._apply_load(subject, payload)).inc()
+        self._metrics.events.load_reports.labels(self._apply_load(subject, payload)).inc()
 
     def _reader(self, source: StreamSource) -> StreamReader:
         """Until it has caught up once, the process is not ready, and nobody asks."""

@@ -96,7 +96,7 @@ class Waiters:
         if isinstance(admission.outcome, KvRouterError):
             self.refuse(admission.ticket, admission.outcome)
             return
-        self._metrics.wait_seconds.labels(admission.policy_class).observe(admission.waited_s)
+        self._metrics.waiting.seconds.labels(admission.policy_class).observe(admission.waited_s)
         future = self._futures.pop(admission.ticket, None)
         if future is not None and not future.done():
             future.set_result(admission.outcome)
@@ -107,7 +107,7 @@ class Waiters:
 
     def _take_back(self, request_id: str, ticket: int, future: asyncio.Future[Placement]) -> None:
         """Nobody waits for this request any more; it may have been placed this moment."""
-        self._metrics.withdrawn.inc()
+        self._metrics.waiting.withdrawn.inc()
         self._futures.pop(ticket, None)
         if self._core.withdraw(ticket) or not future.done() or future.exception() is not None:
             return

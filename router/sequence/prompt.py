@@ -10,6 +10,7 @@ from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import U32_MAX, U64_MAX, HashArray, Identity
 from router.sequence.footprint import Footprint
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
+from router.sequence.stages import BLOCK_HASHING, SEQUENCE_HASHING, Stages
 
 MAX_PROMPT_TOKENS = 4_000_000
 """More than any model reads; every token beyond would only hold up other requests."""
@@ -53,12 +54,22 @@ class HashedPrompt(Struct, frozen=True):
 class Prompt:
     """Tokens of a request, and their hashes for every identity asked about so far.
 
-    Where only the hashes are known, they are those of every identity asked about.
+    Where only the hashes are known, they are those of every identity asked about. `stages`: where
+    the decision about it is timed, if it is.
     """
 
-    __slots__ = ("_by_identity", "_isl_tokens", "_known_hashes", "_mm_infos", "_seed", "_tokens")
+    __slots__ = (
+        "_by_identity",
+        "_isl_tokens",
+        "_known_hashes",
+        "_mm_infos",
+        "_seed",
+        "_tokens",
+        "stages",
+    )
 
-    def __init__(self, request: PromptRequest) -> None:
+    def __init__(self, request: PromptRequest, stages: Stages | None = None) -> None:
+        self.stages = stages
         self._tokens = token_array(() if request.token_ids is None else request.token_ids)
         self._isl_tokens = len(self._tokens)
         self._known_hashes: Sequence[int] | None = None
@@ -85,19 +96,27 @@ class Prompt:
         if self._known_hashes is not None:
             known = np.array(self._known_hashes, np.uint64)
             return HashedPrompt(known, self.isl_tokens, identity.block_size)
-        hashes = chain(
-            local_block_hashes(
-                self._tokens,
-                identity.block_size,
-                seed=self._seed,
-                block_mm_infos=self._mm_infos,
-                eagle=identity.eagle,
-            )
+        local_hashes = local_block_hashes(
+            self._tokens,
+            identity.block_size,
+            seed=self._seed,
+            block_mm_infos=self._mm_infos,
+            eagle=identity.eagle,
         )
+        self.end(BLOCK_HASHING)
+        hashes = chain(local_hashes)
+        self.end(SEQUENCE_HASHING)
         return HashedPrompt(hashes, self.isl_tokens, identity.block_size)
 
+    def end(self, stage: int) -> None:
+        """A stage of the decision about it ended."""
+        if self.stages is not None:
+            self.stages.end(stage)
 
-def prepare(request: PromptRequest, identities: Iterable[Identity]) -> Prompt:
+
+def prepare(
+    request: PromptRequest, identities: Iterable[Identity], stages: Stages | None = None
+) -> Prompt:
     """Hash a prompt under these identities; pure, so it may run on another thread. O(tokens).
 
     Raises InvalidFieldError where there are no tokens, or too many, or hashes that are none.
@@ -109,7 +128,7 @@ def prepare(request: PromptRequest, identities: Iterable[Identity]) -> Prompt:
     else:
         allowed = f"a list of integers, 0 to {U32_MAX}; or sequence_hashes and isl_tokens"
         raise InvalidFieldError(request.tokens_field, "missing", allowed)
-    prompt = Prompt(request)
+    prompt = Prompt(request, stages)
     for identity in identities:
         prompt.hashed(identity)
     return prompt
