@@ -1,0 +1,158 @@
+"""Who goes first: every policy against its definition, step by step."""
+
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import InvalidFieldError
+from worker_agent.blocks.eviction.base import Unused
+from worker_agent.blocks.eviction.by_priority import PriorityEviction
+from worker_agent.blocks.eviction.lineage import LineageEviction
+from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
+from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
+
+BLOCKS = 12
+
+
+def identity(number):
+    """What a block holds."""
+    return blake2b(number.to_bytes(8, "little"), digest_size=16).digest()
+
+
+class Model:
+    """What there is, and the definition of who goes first."""
+
+    def __init__(self, first):
+        self.unused, self.asks, self._first = {}, {}, first
+
+    def pop(self):
+        return self._first(self)
+
+
+def lru(model):
+    return min(model.unused, key=lambda block: model.unused[block].returned_tick)
+
+
+def by_priority(model):
+    unused = model.unused
+    return min(unused, key=lambda block: (unused[block].priority, unused[block].returned_tick))
+
+
+def lineage(model):
+    parents = {each.parent_identity for each in model.unused.values()}
+    leaves = {b: each for b, each in model.unused.items() if each.identity not in parents}
+    return min(leaves, key=lambda block: leaves[block].returned_tick)
+
+
+POLICIES = {
+    "lru": (LruEviction, lru),
+    "priority": (PriorityEviction, by_priority),
+    "lineage": (LineageEviction, lineage),
+}
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["turn", "turn", "pop"]), st.integers(0, BLOCKS - 1)), max_size=60
+)
+parents = st.lists(st.integers(0, BLOCKS - 1), min_size=BLOCKS, max_size=BLOCKS)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(steps=steps, parents=parents, priorities=st.lists(st.integers(0, 2), min_size=BLOCKS))
+def test_agrees_with_its_definition(name, steps, parents, priorities):
+    make, first = POLICIES[name]
+    policy, model = make(), Model(first)
+    for tick, (step, block) in enumerate(steps):
+        if step == "pop" and model.unused:
+            expected = model.pop()
+            del model.unused[expected]
+            assert policy.pop() == expected
+        elif step == "turn" and block in model.unused:
+            policy.remove(block)
+            del model.unused[block]
+        elif step == "turn":
+            # Parents come before their children, as prefixes do; 0 is a first block.
+            parent = identity(parents[block] % block) if block else None
+            unused = Unused(identity(block), parent, priorities[block % len(priorities)], tick)
+            policy.add(block, unused)
+            model.unused[block] = unused
+        assert len(policy) == len(model.unused)
+        policy.check_invariants()
+
+
+def test_a_prompt_is_given_up_from_its_end():
+    policy = LineageEviction()
+    chain = [identity(number) for number in range(5)]
+    for block in range(5):  # the first was returned first: to LRU it would be the one to go
+        policy.add(block, Unused(chain[block], chain[block - 1] if block else None, 0, block))
+    assert [policy.pop() for _ in range(5)] == [4, 3, 2, 1, 0]
+
+
+def test_a_parent_that_became_a_leaf_keeps_its_time():
+    policy = LineageEviction()
+    policy.add(0, Unused(identity(0), None, 0, 1))
+    policy.add(1, Unused(identity(1), identity(0), 0, 2))
+    policy.add(2, Unused(identity(2), None, 0, 3))
+    policy.add(3, Unused(identity(3), None, 0, 4))
+    assert [policy.pop() for _ in range(4)] == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("make", [LruEviction, PriorityEviction, LineageEviction])
+def test_of_nothing_nothing_goes(make):
+    with pytest.raises(KeyError):
+        make().pop()
+    with pytest.raises(KeyError):
+        make().remove(0)
+
+
+def test_what_is_asked_for_often_goes_last():
+    policy = MultiLruEviction(64)
+    for number, asks in enumerate((15, 9, 4, 0, 1)):
+        for _ in range(asks):
+            policy.note_use(identity(number))
+    for block in range(5):
+        policy.add(block, Unused(identity(block), None, 0, block))
+        policy.check_invariants()
+    policy.remove(4)
+    policy.check_invariants()
+    assert [policy.pop() for _ in range(4)] == [3, 2, 1, 0]
+    with pytest.raises(KeyError):
+        policy.pop()
+    with pytest.raises(KeyError):
+        policy.remove(4)
+
+
+@pytest.mark.parametrize("thresholds", [(3, 3, 15), (0, 8, 15), (3, 8, 16), (8, 3, 15)])
+def test_thresholds_rise(thresholds):
+    with pytest.raises(InvalidFieldError, match="three rising counts"):
+        MultiLruEviction(8, thresholds)
+
+
+@given(st.lists(st.integers(0, 200), max_size=300))
+def test_counts_are_never_too_low(asks):
+    sketch = TinyLfu(256)
+    for number in asks:
+        sketch.note(identity(number))
+    for number in set(asks):
+        assert sketch.count(identity(number)) >= min(asks.count(number), 15)
+
+
+def test_counts_are_seldom_too_high():
+    sketch = TinyLfu(1024)
+    for number in range(1000):
+        sketch.note(identity(number))
+    wrong = sum(sketch.count(identity(number)) > 0 for number in range(1000, 3000))
+    assert wrong < 400  # a row is 62 % full: all four counters are for one name in seven
+
+
+def test_what_was_long_ago_is_forgotten():
+    sketch = TinyLfu(16)
+    for _ in range(12):
+        sketch.note(identity(1))
+    assert sketch.count(identity(1)) == 12
+    for _ in range(148):
+        sketch.note(identity(2))
+    assert sketch.count(identity(1)) == 6
+    assert sketch.count(identity(2)) == 7

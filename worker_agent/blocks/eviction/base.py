@@ -1,0 +1,40 @@
+"""In which order unused blocks are given up."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Unused(Struct, frozen=True):
+    """A named block that nobody uses."""
+
+    identity: bytes
+    """What it holds, 16 bytes."""
+    parent_identity: bytes | None
+    """What the block before it in its prompt holds; None for a first block."""
+    priority: int
+    """Lower goes first."""
+    returned_tick: int
+    """When it was last in use: a count that grows."""
+
+
+class Eviction(Protocol):
+    """The unused blocks of a pool, in an order of its own. Each is in it once."""
+
+    def __len__(self) -> int:
+        """Unused blocks."""
+
+    def add(self, block: int, unused: Unused) -> None:
+        """A block is in use no longer."""
+
+    def remove(self, block: int) -> None:
+        """A block is in use again, or its name was taken away. Raises KeyError."""
+
+    def pop(self) -> int:
+        """Take out the block to give up first. Raises KeyError when there is none."""
+
+    def note_use(self, identity: bytes) -> None:
+        """Somebody asked for what a block holds, or computed it."""
+
+    def check_invariants(self) -> None:
+        """Assert what must hold. O(blocks)."""

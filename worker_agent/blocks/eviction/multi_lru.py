@@ -1,0 +1,64 @@
+"""Blocks seldom asked for go first, however recently; of equals, the one returned first.
+
+Four levels by how often somebody asked; a block finds its level when it is returned. Source:
+`MultiLru` of Dynamo's second block manager.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import pairwise
+
+from router.errors import InvalidFieldError
+from worker_agent.blocks.eviction.base import Unused
+from worker_agent.blocks.eviction.tiny_lfu import MAX_COUNT, TinyLfu
+
+DEFAULT_THRESHOLDS = (3, 8, 15)
+
+
+class MultiLruEviction:
+    """Every operation O(1)."""
+
+    __slots__ = ("_frequency", "_level_of", "_levels", "_thresholds")
+
+    def __init__(
+        self, capacity: int, thresholds: tuple[int, int, int] = DEFAULT_THRESHOLDS
+    ) -> None:
+        """`thresholds`: asks from which a block is on levels 1 to 3. Raises InvalidFieldError."""
+        rising = (0, *thresholds, MAX_COUNT + 1)
+        if any(low >= high for low, high in pairwise(rising)):
+            allowed = f"three rising counts, 1 to {MAX_COUNT}"
+            raise InvalidFieldError("thresholds", str(list(thresholds)), allowed)
+        self._thresholds = thresholds
+        self._frequency = TinyLfu(capacity)
+        self._levels: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(4)]
+        self._level_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._level_of)
+
+    def add(self, block: int, unused: Unused) -> None:
+        """Last of its level."""
+        level = bisect_right(self._thresholds, self._frequency.count(unused.identity))
+        self._levels[level][block] = None
+        self._level_of[block] = level
+
+    def remove(self, block: int) -> None:
+        """In use again. Raises KeyError."""
+        del self._levels[self._level_of.pop(block)][block]
+
+    def pop(self) -> int:
+        """The first of the coldest level. Raises KeyError when there is none."""
+        level = next((level for level in self._levels if level), self._levels[0])
+        block, _ = level.popitem(last=False)
+        del self._level_of[block]
+        return block
+
+    def note_use(self, identity: bytes) -> None:
+        """It counts when the block is returned next."""
+        self._frequency.note(identity)
+
+    def check_invariants(self) -> None:
+        """Assert that both views hold the same."""
+        for number, level in enumerate(self._levels):
+            assert all(self._level_of[block] == number for block in level)
+        assert sum(map(len, self._levels)) == len(self._level_of)
