@@ -18,7 +18,7 @@ from router.outbox import Outbox
 from router.placer import Placement
 from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
 from router.sequence.prompt import Prompt
 from router.sequence.stages import SCHEDULING, Stages
 from router.shadow import ShadowReport
@@ -112,8 +112,13 @@ class Commands:
             endpoint=worker.endpoint,
         )
 
-    def prefill_complete(self, request_id: str) -> None:
-        """A booked prompt is computed."""
+    def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
+        """A booked prompt is computed. `usage`: what its engine says of it, which is held against
+        what we had expected.
+        """
+        if usage is not None:
+            expected_tokens = self.core.predicted_cached_tokens(request_id)
+            self._metrics.usage.note(checked_usage(usage), expected_tokens)
         self._outbox.perform(self.core.prefill_complete(request_id, time.monotonic()))
 
     def output_block(self, request_id: str, decay_fraction: float | None) -> None:
@@ -152,6 +157,14 @@ class Commands:
         role, isl_tokens = placement.worker.role, decision.isl_tokens
         self._metrics.decisions.note(command, role, isl_tokens, cached_tokens, stages)
         return decision
+
+
+def checked_usage(usage: Usage) -> Usage:
+    """A usage that can be true. Raises InvalidFieldError."""
+    if usage.cached > usage.prompt_tokens:
+        allowed = f"at most prompt_tokens, {usage.prompt_tokens}"
+        raise InvalidFieldError("usage.cached_tokens", str(usage.cached), allowed)
+    return usage
 
 
 def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:

@@ -64,9 +64,7 @@ from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
 from router.scheduler.waiting_room import WaitingRoom
 from router.sequence.prompt import Prompt
-from router.sequence.rank_table import (
-    RankTable,
-)
+from router.sequence.rank_table import EAGLE, RankTable
 from router.sequence.tracker import Tracker
 from router.standing import Standing
 
@@ -438,6 +436,16 @@ class RouterCore:
             self.waiting.withdraw(ticket)
             return [RefuseWaiting(ticket, WithdrawnError(request_id))]
         return self._tell(request_id, ReservationFreed(), now_s)
+
+    def predicted_cached_tokens(self, request_id: str) -> int | None:
+        """What we expect to be cached of a booked prompt; None once it is complete, or where nobody
+        knows.
+        """
+        found = self.tracker.prefilling(request_id)
+        if found is None or not self._settings.tracking.prefill_tokens:
+            return None
+        rank, booked = found
+        return booked.reusable_tokens(eagle=bool(self.ranks.row(rank)[EAGLE]))
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far an announced rank's overlap can be believed."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from router.decision_metrics import DecisionMetrics
+from router.protocol.requests import Usage
 
 _WAIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SNAPSHOT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -22,6 +23,7 @@ class RouterMetrics:
         self.requests = make.counter("requests", "Requests answered", "interface", "route", "code")
         self.refusals = make.counter("refusals", "Requests refused", "interface", "code")
         self.decisions = DecisionMetrics(self.registry)
+        self.usage = UsageMetrics(make)
         self.waiting = WaitingMetrics(make)
         self.sessions = SessionMetrics(make)
         self.events = EventMetrics(make)
@@ -47,6 +49,33 @@ class Maker:
         """A histogram of times, by one label."""
         registry = self._registry
         return Histogram(f"kv_router_{name}", text, (label,), buckets=buckets_s, registry=registry)
+
+
+class UsageMetrics:
+    """What engines said of prompts, against what was expected of them; weighted by tokens."""
+
+    def __init__(self, make: Maker) -> None:
+        self.prompt_tokens = make.counter(
+            "usage_prompt_tokens", "Prompt tokens of requests whose usage was reported"
+        )
+        self.cached_tokens = make.counter(
+            "usage_cached_tokens", "Of those, tokens that their engines had cached"
+        )
+        self.predicted_tokens = make.counter(
+            "usage_predicted_cached_tokens", "Of those, tokens that we had predicted to be cached"
+        )
+        self.mispredicted_tokens = make.counter(
+            "usage_mispredicted_tokens", "Tokens by which the two differ, request by request"
+        )
+
+    def note(self, usage: Usage, predicted_tokens: int | None) -> None:
+        """A usage was reported. `predicted_tokens`: None where we had expected nothing."""
+        if predicted_tokens is None:
+            return
+        self.prompt_tokens.inc(usage.prompt_tokens)
+        self.cached_tokens.inc(usage.cached)
+        self.predicted_tokens.inc(predicted_tokens)
+        self.mispredicted_tokens.inc(abs(predicted_tokens - usage.cached))
 
 
 class WaitingMetrics:

@@ -16,7 +16,12 @@ from router.commands import (
 from router.http.answers import OK, Answer, answer
 from router.http.exchange import Exchange
 from router.process.bodies import decode_body
-from router.protocol.requests import OutputBlockRequest, ReserveRequest, SelectRequest
+from router.protocol.requests import (
+    OutputBlockRequest,
+    PrefillCompleteRequest,
+    ReserveRequest,
+    SelectRequest,
+)
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[Answer]]
 T = TypeVar("T")
@@ -39,6 +44,9 @@ class HotRoutes:
         self._commands = commands
         self._decode_select = msgspec.json.Decoder(SelectRequest).decode
         self._decode_reserve = msgspec.json.Decoder(ReserveRequest).decode
+        done: msgspec.json.Decoder[PrefillCompleteRequest | None]
+        done = msgspec.json.Decoder(PrefillCompleteRequest | None)
+        self._decode_prefill_complete = done.decode
         self._decode_output_block = msgspec.json.Decoder(OutputBlockRequest).decode
         self._whole: dict[tuple[str, str], HotRoute] = {
             ("POST", route.path): route
@@ -85,7 +93,11 @@ class HotRoutes:
         return answer(await self._commands.reserve(request), 201)
 
     async def _prefill_complete(self, exchange: Exchange) -> Answer:
-        self._commands.prefill_complete(exchange.request_id)
+        usage = None
+        if exchange.body and exchange.media_type == "application/json":
+            body = await _json_body(exchange, self._decode_prefill_complete)
+            usage = None if body is None else body.usage
+        self._commands.prefill_complete(exchange.request_id, usage)
         return OK
 
     async def _output_block(self, exchange: Exchange) -> Answer:

@@ -149,6 +149,35 @@ class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
     ) = UNSET
 
 
+class CachedTokens(Struct, frozen=True):
+    """Where OpenAI's usage says how much of a prompt was cached."""
+
+    cached_tokens: UInt = 0
+
+
+class Usage(Struct, frozen=True):
+    """What an engine says of a prompt: how long it was, and how much of it was cached; in its own
+    words or in OpenAI's (`prompt_tokens_details`).
+    """
+
+    prompt_tokens: UInt
+    cached_tokens: UInt | None = None
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were not computed."""
+        if self.cached_tokens is not None:
+            return self.cached_tokens
+        return 0 if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+class PrefillCompleteRequest(Struct, frozen=True):
+    """A booked prompt is computed; `usage`: what its engine said of it."""
+
+    usage: Usage | None = None
+
+
 class OutputBlockRequest(Struct, frozen=True):
     """The request grew by a block; `decay_fraction` (0 to 1) weighs blocks that only it holds."""
 

@@ -5,6 +5,15 @@ from msgspec import Struct
 from router.protocol.values import HashArray
 
 
+def reusable_blocks(isl_tokens: int, block_size: int, overlap_blocks: int, *, eagle: bool) -> int:
+    """Blocks that an engine will reuse: it computes at least one token, with EAGLE one block more.
+
+    Source: vLLM `max_cache_hit_length = num_tokens − 1`, `drop_eagle_block`.
+    """
+    reusable = min(overlap_blocks, max(isl_tokens - 1, 0) // block_size)
+    return max(reusable - eagle, 0)
+
+
 class Footprint(Struct, frozen=True, eq=False):
     """A prompt as a booking counts it.
 
@@ -22,6 +31,13 @@ class Footprint(Struct, frozen=True, eq=False):
     def prefill_tokens(self) -> int:
         """Tokens left to compute."""
         return max(self.isl_tokens - self.cached_tokens, 0)
+
+    def reusable_tokens(self, *, eagle: bool = False) -> int:
+        """What of the cached tokens its engine will reuse."""
+        overlap_blocks = self.cached_tokens // self.block_size
+        return self.block_size * reusable_blocks(
+            self.isl_tokens, self.block_size, overlap_blocks, eagle=eagle
+        )
 
     @property
     def prefill_contexts(self) -> float:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from router.errors import InvalidFieldError
 from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import U32_MAX, U64_MAX, HashArray, Identity
-from router.sequence.footprint import Footprint
+from router.sequence.footprint import Footprint, reusable_blocks
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from router.sequence.stages import BLOCK_HASHING, SEQUENCE_HASHING, Stages
 
@@ -43,12 +43,8 @@ class HashedPrompt(Struct, frozen=True):
         return max(self.isl_tokens - overlap_blocks * self.block_size, 0)
 
     def cached_blocks(self, overlap_blocks: int, *, eagle: bool = False) -> int:
-        """Blocks the engine will reuse: it computes at least one token, with EAGLE one block more.
-
-        Source: vLLM `max_cache_hit_length = num_tokens − 1`, `drop_eagle_block`.
-        """
-        reusable = min(overlap_blocks, max(self.isl_tokens - 1, 0) // self.block_size)
-        return max(reusable - eagle, 0)
+        """Blocks the engine will reuse of so many."""
+        return reusable_blocks(self.isl_tokens, self.block_size, overlap_blocks, eagle=eagle)
 
 
 class Prompt:

@@ -128,6 +128,16 @@ class Tracker:
             self.ledger.touch_later(request_id)
         return rank
 
+    def prefilling(self, request_id: str) -> tuple[Rank, Footprint] | None:
+        """Where one of our requests is booked whose prompt is not complete, and what as."""
+        reservation = self._by_id.get(request_id)
+        if reservation is None:
+            return None
+        active = self._by_rank[reservation.rank]
+        if active.progress(request_id).is_prefill_complete:
+            return None
+        return reservation.rank, active.footprint(request_id)
+
     def progress(self, request_id: BookingId, now_s: float) -> Rank:
         """It lives, whatever it does. Raises ReservationNotFoundError."""
         rank = self._rank(request_id)

@@ -89,6 +89,25 @@ async def test_the_life_of_a_reservation(fleet):
     assert (await fleet.client.delete("/reservations/r1")).status_code == 404
 
 
+async def test_what_engines_had_cached_is_held_against_what_was_predicted(fleet):
+    for name, cached_tokens in (("a", 16), ("b", 30)):
+        await fleet.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": name})
+        usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        for _ in range(2):  # the second time it is known
+            done = await fleet.post(f"/reservations/{name}/prefill_complete", {"usage": usage})
+            assert done.status_code == 200
+    names = ("prompt", "cached", "predicted_cached", "mispredicted")
+    counted = [await fleet.metric(f"kv_router_usage_{name}_tokens_total") for name in names]
+    assert counted == [80, 46, 40, 4 + 10]
+
+
+async def test_more_cached_than_there_was_is_refused(fleet):
+    await fleet.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "r"})
+    usage = {"prompt_tokens": 40, "cached_tokens": 41}
+    answer = await fleet.post("/reservations/r/prefill_complete", {"usage": usage})
+    assert (answer.status_code, answer.json()["field"]) == (400, "usage.cached_tokens")
+
+
 async def test_a_caller_may_choose_the_rank(fleet):
     body = {"token_ids": PROMPT, "request_id": "r1", "worker_id": 3}
     answer = await fleet.post("/reservations", body)
