@@ -11,7 +11,8 @@ from router.index_service import IndexService
 from router.loading import load_router
 from router.local.config import load_up_config
 from router.local.up import up
-from router.process.serving import log_to_stderr, run_until_signal
+from router.process.logs import log_to_stderr
+from router.process.serving import run_until_signal
 from router.service import RouterService
 from router.tools.doctor.command import doctor
 from router.tools.inspection.command import inspect
@@ -59,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(arguments: Sequence[str]) -> int:
     loaded = load_router(RouterConfig, arguments, os.environ)
     config = loaded.shown()
-    log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     run_until_signal(RouterService(config, sources=loaded.sources).run)
     return 0
 
 
 def _indexer(arguments: Sequence[str]) -> int:
     config = load_indexer_config(arguments, os.environ)
-    log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     run_until_signal(IndexService(config).run)
     return 0
 

@@ -2,15 +2,14 @@
 
 import socket
 from secrets import randbits
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
 from router.indexer.selection import IndexSettings
+from router.process.logs import LogFormat, LogLevel
 from router.protocol.subjects import NAMESPACE_PATTERN
-
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
@@ -76,6 +75,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=5, description="replicas of stream and buckets, where created here")
     ] = 1
     log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
+    log_format: Annotated[
+        LogFormat, Meta(description="json, text, or auto: text on a terminal")
+    ] = "auto"
 
     @property
     def index(self) -> IndexSettings:

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from router.errors import ConfigError, TwinError
-from router.process.serving import log_to_stderr, run_until_signal
+from router.process.logs import log_to_stderr
+from router.process.serving import run_until_signal
 from worker_agent.bridge_config import BridgeConfig
 from worker_agent.config import ReferenceConfig, load_agent_config
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> None:
     config = load_agent_config(arguments, os.environ)
-    log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     run_until_signal(_agent(config))
 
 

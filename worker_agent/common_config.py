@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
+from router.process.logs import LogFormat, LogLevel
 from router.process.settings import id_of_name
 from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
@@ -76,10 +77,10 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     num_replicas: Annotated[
         int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
     ] = 1
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="debug, info, warning or error"),
-    ] = "info"
+    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
+    log_format: Annotated[
+        LogFormat, Meta(description="json, text, or auto: text on a terminal")
+    ] = "auto"
 
     @property
     def id(self) -> int:

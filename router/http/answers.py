@@ -2,6 +2,7 @@
 error's own fields.
 """
 
+import logging
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import KvRouterError
+
+log = logging.getLogger(__name__)
 
 
 class Answer(Struct, frozen=True):
@@ -19,6 +22,8 @@ class Answer(Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+INTERNAL = 500
+
 OK = Answer(b'{"status":"ok"}')
 
 
@@ -28,7 +33,9 @@ def answer(value: Any, status: int = 200) -> Answer:
 
 
 def refusal(error: KvRouterError) -> Answer:
-    """An error, as callers see it."""
+    """An error, as callers see it. What is nobody's fault but ours is logged where all can see."""
+    is_ours = error.http_status == INTERNAL
+    log.log(logging.ERROR if is_ours else logging.DEBUG, "refused (%s): %s", error.code, error)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", b"%d" % math.ceil(error.retry_after_s)),)

@@ -1,7 +1,7 @@
 """The root application of a process: what every HTTP request goes through, in this order.
 
-    request ─▶ admission ─▶ hot route? ─yes─▶ body, within limits ─▶ its handler ─▶ answer
-                                      └─no──▶ the FastAPI application
+    request ─▶ ids ─▶ admission ─▶ hot route? ─yes─▶ body, within limits ─▶ its handler ─▶ answer
+                                            └─no──▶ the FastAPI application
 
 Whatever is refused on the way is answered here, in the shape of `router/http/answers.py`.
 """
@@ -12,7 +12,9 @@ from router.errors import KvRouterError
 from router.http.answers import Answer, refusal
 from router.http.exchange import read_exchange, send_answer
 from router.http.hot import HotRoute, HotRoutes
+from router.http.ids import answering, ids_of
 from router.metrics import RouterMetrics
+from router.process.request_ids import ANSWERED
 from router.service_config import ServiceConfig
 
 
@@ -36,6 +38,9 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        ids = ids_of(scope["headers"])
+        ANSWERED.set(ids)
+        send = answering(ids, send)
         route = None if self._hot is None else self._hot.find(scope["method"], scope["path"])
         try:
             self._admit(scope)

@@ -1,10 +1,11 @@
 """Configuration of `kv-router up`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from router.process.logs import LogLevel
 from router.process.settings import UP_PREFIX, load
 
 
@@ -22,9 +23,7 @@ class UpConfig(Struct, frozen=True, kw_only=True):
     num_blocks: Annotated[int, Meta(ge=256, description="blocks in the pool of each rank")] = 2048
     demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
     stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="of this process")
-    ] = "warning"
+    log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"
 
 
 def load_up_config(arguments: Sequence[str], environment: Mapping[str, str]) -> UpConfig:

@@ -3,7 +3,6 @@ shown.
 """
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-_USER_INFO = re.compile(r"://[^/@\s]*@")
+from router.process.masking import masked
 
 
 class SettingView(Struct, frozen=True):
@@ -45,7 +44,7 @@ def print_and_exit(config: Struct, sources: Mapping[str, str]) -> None:
 def _shown(value: Any) -> Any:
     if isinstance(value, list):
         return [_shown(each) for each in value]
-    return _USER_INFO.sub("://***@", value) if isinstance(value, str) else value
+    return masked(value) if isinstance(value, str) else value
 
 
 def _line(name: str, value: Any) -> str:

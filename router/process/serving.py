@@ -1,11 +1,9 @@
-"""Running a process: its signals, its log, its HTTP server inside its one TaskGroup."""
+"""Running a process: its signals, its HTTP server inside its one TaskGroup."""
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
@@ -30,17 +28,6 @@ def run_until_signal(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
-
-
-def log_to_stderr(level: str) -> None:
-    """Log lines with time, level and module."""
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for name in ("nats", "uvicorn", "httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from msgspec import Meta
 from router.config import RouterConfig
 from router.errors import ConfigError
 from router.loading import load_router
-from router.process.serving import log_to_stderr, run_until_signal
+from router.process.logs import log_to_stderr
+from router.process.serving import run_until_signal
 from router.recorder import Recorder, RecorderCollector, RecordingLimits
 from router.recording.format import Header
 from router.service import RouterService
@@ -48,7 +49,7 @@ def load_record_config(arguments: Sequence[str], environment: Mapping[str, str])
 def record(arguments: Sequence[str]) -> int:
     """Serve and record until a signal or a limit; 1 if the file could not be written."""
     config = load_record_config(arguments, os.environ)
-    log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     recording = Recording(config)
     run_until_signal(recording.run)
     sys.stderr.write(f"kv-router record: {recording.outcome}\n")
