@@ -15,7 +15,7 @@ from router.errors import InvalidFieldError, ShadowOffError
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
-from router.placer import Placement
+from router.placement import Placement
 from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage

@@ -39,7 +39,8 @@ from router.indexer.event_log import Verdict
 from router.indexer.predictions import Predictions
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
-from router.placer import Placement, Placer
+from router.placement import Explained, Placement
+from router.placer import Placer
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -321,6 +322,10 @@ class RouterCore:
         Raises NoEndpointsError, WorkersOverloadedError.
         """
         return self._placer.place(request, prompt, now_s)
+
+    def explain(self, request: SelectRequest, placement: Placement) -> Explained:
+        """Why a request was placed there. O(candidates)."""
+        return self._placer.explain(request, placement)
 
     def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Terms of every rank of a scope that may be chosen; there may be none."""

@@ -1,17 +1,54 @@
 """A decision, and every term it was made from, in the shape that callers read."""
 
+from math import isnan
+
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
+
 from router.core import RouterCore
 from router.indexer.base import NO_OVERLAP
-from router.placer import Placement
-from router.protocol.replies import Candidate, Decision, OverlapTokens
+from router.placement import Explained, Placement
+from router.protocol.replies import (
+    Candidate,
+    Decision,
+    ExplainedCandidate,
+    Explanation,
+    LearnedRates,
+    OverlapTokens,
+    PredictedSeconds,
+)
 from router.protocol.requests import SelectRequest
-from router.scheduler.terms import Terms
+from router.scheduler._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
+from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE, FloatArray, Terms
+from router.sequence.rank_table import (
+    BASE_S,
+    FOREIGN_REQUESTS,
+    KV_S,
+    RELATIVE_ERROR,
+    REQUESTS,
+    TRUST_WEIGHT,
+)
 
 
 def explain(
     core: RouterCore, request: SelectRequest, placement: Placement, now_s: float
 ) -> Decision:
-    """A placement as callers see it; with every candidate's terms where they ask for them."""
+    """A placement as callers see it; with all that it was made from where they ask for it."""
+    decision = _decision(core, request, placement, now_s)
+    if not request.explain:
+        return decision
+    why = core.explain(request, placement)
+    settings = to_builtins(placement.settings)
+    return replace(
+        decision,
+        candidates=_candidates(core, placement, why, now_s),
+        explanation=Explanation(settings, why.removed),
+    )
+
+
+def _decision(
+    core: RouterCore, request: SelectRequest, placement: Placement, now_s: float
+) -> Decision:
     chosen, prompt, worker = placement.choice.chosen, placement.prompt, placement.worker
     return Decision(
         request_id=request.request_id,
@@ -29,7 +66,6 @@ def explain(
         potential_decode_blocks=chosen.potential_decode_blocks,
         policy=placement.choice.policy,
         trust=core.trust(chosen.rank, now_s),
-        candidates=_candidates(core, placement, now_s) if request.explain else None,
     )
 
 
@@ -50,9 +86,52 @@ def _overlap_tokens(placement: Placement) -> OverlapTokens:
     )
 
 
-def _candidates(core: RouterCore, placement: Placement, now_s: float) -> list[Candidate]:
+def _candidates(
+    core: RouterCore, placement: Placement, why: Explained, now_s: float
+) -> list[ExplainedCandidate]:
     table, costs = placement.choice.table, placement.choice.costs.tolist()
-    return [candidate(core, table.terms(i), cost, now_s) for i, cost in enumerate(costs)]
+    chances = [None if isnan(each) else each for each in why.reasons.chances.tolist()]
+    return [
+        _explained(
+            candidate(core, table.terms(i), cost, now_s),
+            table.values[i],
+            why.reasons.of(i),
+            chances[i],
+            why.predicted_s[i].tolist(),
+        )
+        for i, cost in enumerate(costs)
+    ]
+
+
+def _explained(
+    plain: Candidate,
+    row: FloatArray,
+    parts: dict[str, float],
+    chance: float | None,
+    predicted_s: list[float],
+) -> ExplainedCandidate:
+    device, host, disk, remote = row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1].tolist()
+    return ExplainedCandidate(
+        **asdict(plain),
+        parts=parts,
+        chance=chance,
+        device_blocks=int(device),
+        host_pinned_blocks=int(host),
+        disk_blocks=int(disk),
+        remote_blocks=int(remote),
+        trust_weight=float(row[TRUST_WEIGHT]),
+        active_requests=int(row[REQUESTS] + row[FOREIGN_REQUESTS]),
+        predicted=_predicted(row, predicted_s),
+    )
+
+
+def _predicted(row: FloatArray, predicted_s: list[float]) -> PredictedSeconds:
+    return PredictedSeconds(
+        **dict(zip(PREDICTED, predicted_s, strict=False)),
+        time_to_first_token_s=sum(predicted_s[QUEUE_S : PREFILL_OWN_S + 1]),
+        relative_error=float(row[RELATIVE_ERROR]),
+        rates=LearnedRates(*row[BASE_S : KV_S + 1].tolist()),
+    )
 
 
 def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:

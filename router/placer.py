@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from random import Random
 
 import numpy as np
-from msgspec import Struct
 
 from router.core_settings import CoreSettings
 from router.errors import (
@@ -22,15 +21,17 @@ from router.fleet import Fleet
 from router.indexer.base import OverlapScores
 from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
+from router.placement import Explained, Placement
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
 from router.scheduler.busy import step_tokens
 from router.scheduler.candidates import Candidates
-from router.scheduler.gate import Gate, Passed, removed_ranks
+from router.scheduler.gate import NAMED_RANKS, Gate, Passed, removed_ranks
 from router.scheduler.policies import Policies, builtin_policies
 from router.scheduler.policy_classes import PolicyClass
-from router.scheduler.selector import Choice, Selector
+from router.scheduler.predictive import predicted_parts
+from router.scheduler.selector import Selector
 from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
 from router.scheduler.weighing import Weighing
 from router.sequence.prompt import HashedPrompt, Prompt
@@ -44,30 +45,6 @@ from router.sequence.rank_table import (
 from router.sequence.stages import FIND, SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
-
-
-class Placement(Struct, frozen=True):
-    """A choice among candidates, with what it was made from."""
-
-    choice: Choice
-    worker: WorkerAnnouncement
-    prompt: HashedPrompt
-    overlaps: OverlapScores
-
-    @property
-    def rank(self) -> Rank:
-        """The chosen rank."""
-        return self.choice.table.ranks[self.choice.index]
-
-    @property
-    def overlap_blocks(self) -> int:
-        """Leading blocks of the prompt on its device."""
-        return int(self.choice.table.values[self.choice.index, OVERLAP_DEVICE])
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Tokens of the prompt that are left to compute."""
-        return self.prompt.prefill_tokens(self.overlap_blocks)
 
 
 class Placer:
@@ -133,7 +110,18 @@ class Placer:
         choice = self._selector(request).choose(table, settings, self._rng)
         worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed = prompt.hashed(worker.identity)
-        return Placement(choice, worker, hashed, overlaps[worker.identity])
+        return Placement(choice, worker, hashed, overlaps[worker.identity], passed, settings)
+
+    def explain(self, request: SelectRequest, placement: Placement) -> Explained:
+        """Why a request was placed there, by all that was known then. O(candidates)."""
+        table, settings = placement.choice.table, placement.settings
+        removed = [*self._unschedulable(request.scope, named=None), *placement.passed.removed]
+        left_out = set(placement.passed.candidates.ranks).difference(table.ranks)
+        if left_out:
+            policy = f"policy {placement.choice.policy}"
+            removed.append(removed_ranks(policy, sorted(left_out), len(left_out)))
+        reasons = self._selector(request).explain(placement.choice, settings)
+        return Explained(reasons, predicted_parts(table, settings), removed)
 
     def schedulable(self, scope: Scope) -> Candidates:
         """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
@@ -249,14 +237,19 @@ class Placer:
         wanted = None if override is None else override.policy
         return self._policies.find(request.routing_group, wanted)
 
-    def _unschedulable(self, scope: Scope) -> list[RemovedRanks]:
-        """Why each worker of a scope may not be chosen."""
+    def _unschedulable(self, scope: Scope, named: int | None = NAMED_RANKS) -> list[RemovedRanks]:
+        """Why each worker of a scope may not be chosen; `named`: so many ranks, None: all."""
         why: dict[str, list[Rank]] = {}
         for worker in self._fleet:
             if worker.announcement.scope == scope:
+                if self._fleet.is_schedulable(worker):
+                    continue
                 reason = f"not schedulable ({self._fleet.obstacle(worker)})"
                 why.setdefault(reason, []).extend(worker.announcement.ranks)
-        return [removed_ranks(reason, ranks) for reason, ranks in why.items()]
+        return [
+            removed_ranks(reason, ranks, len(ranks) if named is None else named)
+            for reason, ranks in why.items()
+        ]
 
     def _prefill_labels(self, request: SelectRequest) -> WorkerLabels | None:
         """Of the worker that has computed a prompt. Raises WorkerNotFoundError."""

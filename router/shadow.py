@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from router.core import RouterCore
 from router.explain import candidate
-from router.placer import Placement
+from router.placement import Placement
 from router.protocol.replies import Candidate
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope

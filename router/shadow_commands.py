@@ -12,7 +12,7 @@ from router.errors import (
 )
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
-from router.placer import Placement
+from router.placement import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt

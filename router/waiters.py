@@ -14,7 +14,7 @@ from router.core import Admission, RouterCore
 from router.effects import Effect
 from router.errors import ClientGoneError, KvRouterError, ReservationNotFoundError
 from router.metrics import RouterMetrics
-from router.placer import Placement
+from router.placement import Placement
 from router.queue_errors import DrainingError
 
 Gone: TypeAlias = Callable[[], Awaitable[None]]

@@ -3,9 +3,11 @@ engine will really reuse, since it always computes at least one prompt token.
 """
 
 import enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
+
+from router.errors import RemovedRanks
 
 
 class TrustState(enum.StrEnum):
@@ -59,6 +61,64 @@ class Candidate(Struct, frozen=True):
     trust: Trust
 
 
+class LearnedRates(Struct, frozen=True):
+    """Seconds that a step of an engine takes, and what each kind of work adds to it."""
+
+    step_s: float
+    prompt_token_s: float
+    prompt_token_context_s: float
+    decode_request_s: float
+    kv_token_s: float
+
+
+class PredictedSeconds(Struct, frozen=True):
+    """What a placement is predicted to take, whatever the policy goes by; see `predictive`.
+
+    Time to the first token: until the engine begins (`queue_s`), has room (`room_s`) and has
+    computed the prompt (`prefill_s`). Then `stream_s` to the last token. To others: `delay_s` of
+    those there, `future_s` of those to come, `pushed_s` to compute again what leaves the cache.
+    `relative_error`: one standard error, as a fraction.
+    """
+
+    time_to_first_token_s: float
+    queue_s: float
+    room_s: float
+    prefill_s: float
+    stream_s: float
+    delay_s: float
+    future_s: float
+    pushed_s: float
+    relative_error: float
+    rates: LearnedRates
+
+
+class ExplainedCandidate(Candidate, frozen=True):
+    """One rank's terms in a decision that was to be explained.
+
+    `parts` sum to `cost`; `chance` is how likely the rank was to be chosen by these costs, null
+    where the policy does not say. Blocks are of the prompt's leading ones, cumulative over tiers.
+    """
+
+    parts: dict[str, float]
+    chance: float | None
+    device_blocks: int
+    host_pinned_blocks: int
+    disk_blocks: int
+    remote_blocks: int
+    trust_weight: float
+    active_requests: int
+    predicted: PredictedSeconds
+
+
+class Explanation(Struct, frozen=True):
+    """By what a decision was made: the policy's settings, the request's own among them, and who
+    was no candidate.
+    """
+
+    settings: dict[str, Any]
+    removed: list[RemovedRanks]
+
+
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rank for a prompt, and why. `waited_s`: in the queue, where it had to."""
 
@@ -78,7 +138,8 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: str
     trust: Trust
     waited_s: float = 0.0
-    candidates: list[Candidate] | None = None
+    candidates: list[ExplainedCandidate] | None = None
+    explanation: Explanation | None = None
 
 
 class ReservationReply(Struct, frozen=True):

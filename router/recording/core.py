@@ -16,7 +16,7 @@ from router.indexer.base import Indexer, IndexMode, OverlapScores
 from router.indexer.event_log import Verdict
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
-from router.placer import Placement
+from router.placement import Placement
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport

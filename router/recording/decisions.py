@@ -9,7 +9,7 @@ from xxhash import xxh3_64_hexdigest
 
 from router.core import Admission, RouterCore
 from router.errors import KvRouterError
-from router.placer import Placement
+from router.placement import Placement
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank
 from router.recording.commands import Entry

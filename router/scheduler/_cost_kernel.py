@@ -1,6 +1,7 @@
 """The arithmetic of cost policies, a candidate a row of a `TermTable`. Lower is better.
 
-Every cost is multiplied by the candidate's TAINT_FACTOR. Where a value is not known it is NaN.
+Every cost is multiplied by the candidate's TAINT_FACTOR. Where a value is not known it is NaN. Each
+kernel also writes what each cost is the sum of, where a row of `parts` is there for it.
 """
 
 import math
@@ -42,8 +43,16 @@ def requests(row: Array) -> float:
     return row[REQUESTS] + row[FOREIGN_REQUESTS]
 
 
-@kernel("void(float64[:, ::1], int64, float64, float64[::1])")
-def dynamo_1_0(values: Array, isl_tokens: int, weight: float, costs: Array) -> None:
+@device
+def write(parts: Array, i: int, one: float, two: float, three: float, cost: float) -> None:
+    """A candidate's parts; the last is what its preference adds to the others."""
+    if i < len(parts):
+        parts[i, 0], parts[i, 1], parts[i, 2] = one, two, three
+        parts[i, 3] = cost - (one + two + three)
+
+
+@kernel("void(float64[:, ::1], int64, float64, float64[::1], float64[:, ::1])")
+def dynamo_1_0(values: Array, isl_tokens: int, weight: float, costs: Array, parts: Array) -> None:
     """weight · potential prefill tokens / block size + potential decode blocks, in blocks.
 
     Decode blocks that are not known are as many as prefill blocks, rounded down. Source: Dynamo
@@ -57,6 +66,7 @@ def dynamo_1_0(values: Array, isl_tokens: int, weight: float, costs: Array) -> N
         if math.isnan(decode_blocks):
             decode_blocks = math.floor(prefill_blocks)
         costs[i] = (weight * prefill_blocks + decode_blocks) * row[TAINT_FACTOR]
+        write(parts, i, weight * prefill_blocks, decode_blocks, 0.0, costs[i])
 
 
 @device
@@ -81,7 +91,7 @@ def tier_credit(
 
 @kernel(
     "void(float64[:, ::1], int64, int64, float64, float64, float64, float64, float64, float64,"
-    " float64, float64[::1])"
+    " float64, float64[::1], float64[:, ::1])"
 )
 def dynamo_1_6(
     values: Array,
@@ -95,6 +105,7 @@ def dynamo_1_6(
     remote_weight: float,
     request_weight: float,
     costs: Array,
+    parts: Array,
 ) -> None:
     """scale · max(raw prefill − credit, 0) + decode + weight · requests, in blocks.
 
@@ -116,33 +127,37 @@ def dynamo_1_6(
         if math.isnan(decode_blocks):
             decode_blocks = 0.0
         if row[DECODE_SIDE] and not tracks_prefill and credit > 0:
-            blocks = max(decode_blocks - saved, 0.0)
+            prefill_blocks, decode_blocks = 0.0, max(decode_blocks - saved, 0.0)
         else:
-            blocks = prefill_load_scale * max(raw_blocks - saved, 0.0) + decode_blocks
-        costs[i] = (blocks + request_weight * row[REQUESTS]) * row[TAINT_FACTOR]
+            prefill_blocks = prefill_load_scale * max(raw_blocks - saved, 0.0)
+        request_blocks = request_weight * row[REQUESTS]
+        costs[i] = (prefill_blocks + decode_blocks + request_blocks) * row[TAINT_FACTOR]
+        write(parts, i, prefill_blocks, decode_blocks, request_blocks, costs[i])
 
 
-@kernel("void(float64[:, ::1], float64[::1])")
-def active_requests(values: Array, costs: Array) -> None:
+@kernel("void(float64[:, ::1], float64[::1], float64[:, ::1])")
+def active_requests(values: Array, costs: Array, parts: Array) -> None:
     """How many requests are there, whoever sent them."""
     for i in range(len(costs)):
         costs[i] = requests(values[i]) * values[i, TAINT_FACTOR]
+        write(parts, i, values[i, REQUESTS], values[i, FOREIGN_REQUESTS], 0.0, costs[i])
 
 
-@kernel("void(float64[:, ::1], int64, float64[::1])")
-def lmetric(values: Array, isl_tokens: int, costs: Array) -> None:
+@kernel("void(float64[:, ::1], int64, float64[::1], float64[:, ::1])")
+def lmetric(values: Array, isl_tokens: int, costs: Array, parts: Array) -> None:
     """Prefill tokens to compute · requests, both with this one among them, in token·requests.
 
     Source: arXiv 2603.15202.
     """
     for i in range(len(costs)):
         row = values[i]
-        queued_tokens = row[PREFILL_TOKENS] + row[FOREIGN_TOKENS]
-        prefill_tokens = queued_tokens + uncached_tokens(row, isl_tokens)
-        costs[i] = prefill_tokens * (requests(row) + 1.0) * row[TAINT_FACTOR]
+        queued_tokens, batch = row[PREFILL_TOKENS] + row[FOREIGN_TOKENS], requests(row) + 1.0
+        own_tokens = uncached_tokens(row, isl_tokens)
+        costs[i] = (queued_tokens + own_tokens) * batch * row[TAINT_FACTOR]
+        write(parts, i, queued_tokens * batch, own_tokens * batch, 0.0, costs[i])
 
 
-@kernel("int64(float64[:, ::1], int64, float64, float64, float64, float64[::1])")
+@kernel("int64(float64[:, ::1], int64, float64, float64, float64, float64[::1], float64[:, ::1])")
 def cache_aware(
     values: Array,
     isl_tokens: int,
@@ -150,6 +165,7 @@ def cache_aware(
     balance_rel: float,
     cache_threshold: float,
     costs: Array,
+    parts: Array,
 ) -> int:
     """The fraction of the prompt to compute, and 1, where load is even and somebody's match good.
 
@@ -166,6 +182,8 @@ def cache_aware(
     is_uneven = highest - lowest > balance_abs and highest > balance_rel * lowest
     follows_cache = best_tokens / max(isl_tokens, 1) > cache_threshold and not is_uneven
     for i in range(len(costs)):
-        cost = costs[i] if follows_cache else requests(values[i])
-        costs[i] = cost * values[i, TAINT_FACTOR]
+        uncached = costs[i] if follows_cache else 0.0
+        there = 0.0 if follows_cache else requests(values[i])
+        costs[i] = (uncached + there) * values[i, TAINT_FACTOR]
+        write(parts, i, uncached, there, 0.0, costs[i])
     return 1 if follows_cache else 0

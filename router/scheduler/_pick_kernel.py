@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from router.compiled import kernel
+from router.compiled import device, kernel
 
 Array = npt.NDArray[np.float64]
 
@@ -40,11 +40,11 @@ def keys_of_equals(costs: Array, first: int, keys: Array, kept: Array) -> None:
         kept[i] = keys[i] if costs[i] == costs[first] else math.inf
 
 
-@kernel("int64(float64[::1], float64, float64)")
-def drawn(costs: Array, temperature: float, sample: float) -> int:
-    """Where `sample` (0 to 1) falls on the sum of exp(−cost / ((max − min) · temperature)).
+@device
+def sums(costs: Array, temperature: float) -> Array:
+    """Running sums of exp(−cost / ((max − min) · temperature)); equal parts if all are equal.
 
-    Costs that are all equal have equal parts of it. Source: Dynamo's `softmax_sample`.
+    Source: Dynamo's `softmax_sample`.
     """
     low, high = math.inf, -math.inf
     for cost in costs:
@@ -55,7 +55,23 @@ def drawn(costs: Array, temperature: float, sample: float) -> int:
     for i in range(len(costs)):
         total += math.exp(-(costs[i] - low) / spread / temperature)
         parts[i] = total
+    return parts
+
+
+@kernel("int64(float64[::1], float64, float64)")
+def drawn(costs: Array, temperature: float, sample: float) -> int:
+    """Where `sample` (0 to 1) falls on the sums."""
+    parts = sums(costs, temperature)
     for i in range(len(costs)):
-        if sample * total < parts[i]:
+        if sample * parts[-1] < parts[i]:
             return i
     return len(costs) - 1
+
+
+@kernel("void(float64[::1], float64, float64[::1])")
+def softmax(costs: Array, temperature: float, chances: Array) -> None:
+    """How likely each is to be drawn."""
+    parts = sums(costs, temperature)
+    for i in range(len(costs)):
+        before = parts[i - 1] if i else 0.0
+        chances[i] = (parts[i] - before) / parts[-1]

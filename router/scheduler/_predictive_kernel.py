@@ -57,6 +57,7 @@ PUSHED_S = 6  # it takes to compute again what is pushed out and wanted again
 COST_S = 7
 
 PARTS = 8
+PREDICTED = ("queue_s", "room_s", "prefill_s", "stream_s", "delay_s", "future_s", "pushed_s")
 
 
 @device

@@ -5,11 +5,14 @@ from random import Random
 import numpy as np
 
 from router.scheduler._cost_kernel import active_requests, cache_aware, lmetric
-from router.scheduler.pick import pick
-from router.scheduler.selector import Choice, Policy
+from router.scheduler.pick import chances, pick
+from router.scheduler.selector import Choice, Names, Policy, Reasons
 from router.scheduler.settings import PolicySettings
-from router.scheduler.terms import FloatArray, TermTable
+from router.scheduler.terms import NO_PARTS, FloatArray, TermTable
 from router.sequence.rank_table import HELD_BLOCKS
+
+_CACHE_PARTS = ("uncached_fraction", "requests", "unused", "preference")
+_LMETRIC_PARTS = ("queued_token_requests", "own_token_requests", "unused", "preference")
 
 
 class CacheAware:
@@ -32,7 +35,20 @@ class CacheAware:
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
         """See the class; costs are fractions of the prompt to compute, or requests."""
-        costs = np.empty(len(table))
+        costs, keys = self._score(table, NO_PARTS)
+        return Choice(pick(costs, settings.router_temperature, rng, *keys), table, costs, self.name)
+
+    def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
+        """See `Reasons`: fractions of the prompt, or requests."""
+        parts = np.empty((len(choice.table), len(_CACHE_PARTS)))
+        costs, keys = self._score(choice.table, parts)
+        return Reasons(_CACHE_PARTS, parts, chances(costs, settings.router_temperature, *keys))
+
+    def _score(
+        self, table: TermTable, parts: FloatArray
+    ) -> tuple[FloatArray, tuple[FloatArray, ...]]:
+        """Costs, and what breaks ties."""
+        costs, held_blocks = np.empty(len(table)), table.column(HELD_BLOCKS)
         follows_cache = cache_aware(
             table.values,
             table.isl_tokens,
@@ -40,14 +56,13 @@ class CacheAware:
             self._balance_rel,
             self._cache_threshold,
             costs,
+            parts,
         )
-        tie_breakers = [table.column(HELD_BLOCKS)]
-        if follows_cache:
-            load = np.empty(len(table))
-            active_requests(table.values, load)
-            tie_breakers.insert(0, load)
-        index = pick(costs, settings.router_temperature, rng, *tie_breakers)
-        return Choice(index, table, costs, self.name)
+        if not follows_cache:
+            return costs, (held_blocks,)
+        load = np.empty(len(table))
+        active_requests(table.values, load, NO_PARTS)
+        return costs, (load, held_blocks)
 
 
 class LMetric(Policy):
@@ -58,6 +73,15 @@ class LMetric(Policy):
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:  # noqa: ARG002
         """See `_cost_kernel.lmetric`."""
+        return self._score(table, NO_PARTS)
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:  # noqa: ARG002
+        """In tokens · requests: tokens booked there, and those of this prompt."""
+        parts = np.empty((len(choice.table), len(_LMETRIC_PARTS)))
+        self._score(choice.table, parts)
+        return _LMETRIC_PARTS, parts
+
+    def _score(self, table: TermTable, parts: FloatArray) -> FloatArray:
         costs = np.empty(len(table))
-        lmetric(table.values, table.isl_tokens, costs)
+        lmetric(table.values, table.isl_tokens, costs, parts)
         return costs

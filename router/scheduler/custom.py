@@ -9,10 +9,11 @@ from random import Random
 from typing import NoReturn, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from router.errors import ConfigError, KvRouterError, PolicyFailedError
 from router.protocol.values import Rank, Scope
-from router.scheduler.selector import BoolArray, Choice, Policy, kept
+from router.scheduler.selector import BoolArray, Choice, Policy, Reasons, kept
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import COLUMNS, TAINT_FACTOR, FloatArray, TermTable
 from router.sequence.rank_table import BLOCK_SIZE
@@ -43,6 +44,19 @@ class CustomPolicy:
         if type(index) is not int or not 0 <= index < len(table):
             self._fail("pick", f"returned {index!r}, not an int from 0 to {len(table) - 1}")
         return Choice(index, table, costs, self.name)
+
+    def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
+        """As far as the policy says; one that picks in its own way need not say by what chances,
+        which are then NaN.
+        """
+        reasons = self._step("explain", lambda: self._policy.explain(choice, settings))
+        count = len(choice.table)
+        if reasons.parts.shape != (count, len(reasons.names)) or reasons.chances.shape != (count,):
+            self._fail("explain", f"returned parts of shape {reasons.parts.shape}")
+        own = type(self._policy)
+        if own.pick is not Policy.pick and own.chances is Policy.chances:
+            return replace(reasons, chances=np.full(count, np.nan))
+        return reasons
 
     def _step(self, step: str, call: Callable[[], T]) -> T:
         try:

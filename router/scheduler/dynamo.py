@@ -1,15 +1,14 @@
 """The cost policies of NVIDIA's Dynamo."""
 
-from random import Random
-
 import numpy as np
 
 from router.scheduler._cost_kernel import dynamo_1_0, dynamo_1_6
-from router.scheduler.pick import pick
-from router.scheduler.selector import Policy
+from router.scheduler.selector import Choice, Names, Policy
 from router.scheduler.settings import PolicySettings
-from router.scheduler.terms import FloatArray, TermTable
+from router.scheduler.terms import NO_PARTS, FloatArray, TermTable
 from router.sequence.rank_table import HELD_BLOCKS
+
+_PARTS = ("prefill_blocks", "decode_blocks", "active_request_blocks", "preference")
 
 
 class Dynamo10(Policy):
@@ -20,15 +19,22 @@ class Dynamo10(Policy):
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
         """See `_cost_kernel.dynamo_1_0`."""
-        costs = np.empty(len(table))
-        dynamo_1_0(table.values, table.isl_tokens, settings.prefill_load_scale, costs)
-        return costs
+        return self._score(table, settings, NO_PARTS)
 
-    def pick(
-        self, costs: FloatArray, table: TermTable, settings: PolicySettings, rng: Random
-    ) -> int:
-        """The cheapest, of those the smallest cache, or by temperature."""
-        return pick(costs, settings.router_temperature, rng, table.column(HELD_BLOCKS))
+    def tie_breakers(self, table: TermTable) -> tuple[FloatArray, ...]:
+        """The smallest cache."""
+        return (table.column(HELD_BLOCKS),)
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:
+        """In blocks."""
+        parts = np.empty((len(choice.table), len(_PARTS)))
+        self._score(choice.table, settings, parts)
+        return _PARTS, parts
+
+    def _score(self, table: TermTable, settings: PolicySettings, parts: FloatArray) -> FloatArray:
+        costs = np.empty(len(table))
+        dynamo_1_0(table.values, table.isl_tokens, settings.prefill_load_scale, costs, parts)
+        return costs
 
 
 class Dynamo16(Policy):
@@ -39,6 +45,15 @@ class Dynamo16(Policy):
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
         """See `_cost_kernel.dynamo_1_6`."""
+        return self._score(table, settings, NO_PARTS)
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:
+        """In blocks."""
+        parts = np.empty((len(choice.table), len(_PARTS)))
+        self._score(choice.table, settings, parts)
+        return _PARTS, parts
+
+    def _score(self, table: TermTable, settings: PolicySettings, parts: FloatArray) -> FloatArray:
         costs = np.empty(len(table))
         dynamo_1_6(
             table.values,
@@ -52,5 +67,6 @@ class Dynamo16(Policy):
             settings.shared_cache_multiplier,
             settings.decode_active_request_weight,
             costs,
+            parts,
         )
         return costs

@@ -137,6 +137,7 @@ def eligible(
             struck.append((name, out))
             mask &= kept
     if bound is not None and not is_hard and (mask & bound).any():
+        struck.append(("session_affinity", mask & ~bound))
         mask &= bound
     return Eligible(mask, tuple(struck))
 

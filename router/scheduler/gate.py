@@ -79,10 +79,23 @@ class _Known:
 
 
 class Passed(Struct, frozen=True, eq=False):
-    """Who may serve a request; what their costs are multiplied by, None for nothing."""
+    """Who may serve a request; what their costs are multiplied by, None for nothing.
+
+    `pool`, `found`: what they were filtered from, and how; None where nothing was.
+    """
 
     candidates: Candidates
     factors: FloatArray | None = None
+    pool: Pool | None = None
+    found: Eligible | None = None
+
+    @property
+    def removed(self) -> list[RemovedRanks]:
+        """Whom each filter removed, every rank named. O(ranks)."""
+        if self.pool is None or self.found is None:
+            return []
+        removed = self.pool.removed(self.found)
+        return [removed_ranks(step.filter, step.ranks, len(step.ranks)) for step in removed]
 
 
 class Gate:
@@ -124,7 +137,8 @@ class Gate:
         factors = self._factors(pool, request, constraints)
         if found.mask.all():
             return Passed(candidates, factors)
-        return Passed(known.only(found.mask), None if factors is None else factors[found.mask])
+        factors = None if factors is None else factors[found.mask]
+        return Passed(known.only(found.mask), factors, pool, found)
 
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Above what a rank of this model is busy."""
@@ -193,6 +207,6 @@ def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> KvRouterErr
     return NoEndpointsError(request.model_name, request.routing_group, reason, removed)
 
 
-def removed_ranks(reason: str, ranks: Sequence[Rank]) -> RemovedRanks:
-    """Ranks that were removed for this reason, as errors name them."""
-    return RemovedRanks(reason, len(ranks), [str(rank) for rank in ranks[:NAMED_RANKS]])
+def removed_ranks(reason: str, ranks: Sequence[Rank], named: int = NAMED_RANKS) -> RemovedRanks:
+    """Ranks that were removed for this reason; so many of them are named."""
+    return RemovedRanks(reason, len(ranks), [str(rank) for rank in ranks[:named]])

@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 
-from router.scheduler._pick_kernel import cheapest, drawn, keys_of_equals, nth_equal
+from router.scheduler._pick_kernel import cheapest, drawn, keys_of_equals, nth_equal, softmax
 from router.scheduler.terms import FloatArray
 
 
@@ -25,3 +25,16 @@ def pick(costs: FloatArray, temperature: float, rng: Random, *tie_breakers: Floa
         keys_of_equals(costs, first, np.ascontiguousarray(tie_breakers[0]), kept)
         return pick(kept, 0.0, rng, *tie_breakers[1:])
     return nth_equal(costs, first, rng.randrange(ties))
+
+
+def chances(costs: FloatArray, temperature: float, *tie_breakers: FloatArray) -> FloatArray:
+    """How likely `pick` is to choose each candidate, by the same rules."""
+    if temperature > 0:
+        drawn_from = np.empty(len(costs))
+        softmax(np.ascontiguousarray(costs), temperature, drawn_from)
+        return drawn_from
+    best = costs == costs.min()
+    for keys in tie_breakers:
+        best &= keys == keys[best].min()
+    likely: FloatArray = best / best.sum()
+    return likely

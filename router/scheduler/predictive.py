@@ -4,13 +4,22 @@ import math
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 
-from router.scheduler._predictive_kernel import COST_S, PARTS, predictive
+from router.scheduler._predictive_kernel import (
+    COST_S,
+    DELAY_S,
+    PARTS,
+    PREDICTED,
+    PUSHED_S,
+    STREAM_S,
+    predictive,
+)
 from router.scheduler.pick import pick
-from router.scheduler.selector import Policy
+from router.scheduler.selector import Choice, Names, Policy
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, TermTable
-from router.sequence.rank_table import RELATIVE_ERROR
+from router.sequence.rank_table import RELATIVE_ERROR, SLOW_START
 
 
 class Predictive(Policy):
@@ -33,10 +42,37 @@ class Predictive(Policy):
         """Any of the best, as far as they can be told apart; by temperature, if one is set."""
         if settings.router_temperature > 0:
             return pick(costs, settings.router_temperature, rng)
-        best = int(costs.argmin())
-        error = table.values[best, RELATIVE_ERROR]
-        equals = np.flatnonzero(costs <= costs[best] * (1.0 + error))
-        return int(equals[rng.randrange(len(equals))]) if len(equals) > 1 else best
+        equals = _equals(costs, table)
+        return int(equals[rng.randrange(len(equals))]) if len(equals) > 1 else int(equals[0])
+
+    def chances(self, costs: FloatArray, table: TermTable, settings: PolicySettings) -> FloatArray:
+        """See `pick`."""
+        if settings.router_temperature > 0:
+            return super().chances(costs, table, settings)
+        likely, equals = np.zeros(len(costs)), _equals(costs, table)
+        likely[equals] = 1 / len(equals)
+        return likely
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:
+        """In seconds, each by what it counts for."""
+        table = choice.table
+        seconds = predicted_parts(table, settings)
+        weights = np.ones(COST_S)
+        weights[[STREAM_S, DELAY_S, PUSHED_S]] = settings.delay_weight
+        own = seconds[:, :COST_S] * weights
+        slow = own.sum(axis=1) * table.column(SLOW_START)
+        preference = seconds[:, COST_S] - own.sum(axis=1) - slow
+        return _PARTS, np.column_stack([own, slow, preference])
+
+
+_PARTS = (*PREDICTED, "slow_start_s", "preference")
+
+
+def _equals(costs: FloatArray, table: TermTable) -> npt.NDArray[np.int64]:
+    """Those that cannot be told from the best."""
+    best = costs.argmin()
+    error = table.values[best, RELATIVE_ERROR]
+    return np.flatnonzero(costs <= costs[best] * (1.0 + error))
 
 
 def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:

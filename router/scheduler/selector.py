@@ -9,11 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.errors import NoEndpointsError
-from router.scheduler.pick import pick
+from router.scheduler.pick import chances, pick
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, Terms, TermTable
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Names: TypeAlias = tuple[str, ...]
 
 
 class Choice(Struct, frozen=True, eq=False):
@@ -30,6 +31,26 @@ class Choice(Struct, frozen=True, eq=False):
         return self.table.terms(self.index)
 
 
+class Reasons(Struct, frozen=True, eq=False):
+    """Why a choice came out as it did: of each candidate, what its cost is the sum of, and how
+    likely it was to be chosen by these costs.
+
+    `parts`: a row a candidate, a column a name.
+    """
+
+    names: tuple[str, ...]
+    parts: FloatArray
+    chances: FloatArray
+
+    def of(self, index: int) -> dict[str, float]:
+        """A candidate's parts; those that are 0 for everybody say nothing."""
+        row = self.parts[index].tolist()
+        said = [bool(self.parts[:, i].any()) for i in range(len(self.names))]
+        if not any(said):
+            return {self.names[0]: row[0]}
+        return {name: row[i] for i, name in enumerate(self.names) if said[i]}
+
+
 class Selector(Protocol):
     """Whoever a core may ask to choose."""
 
@@ -43,6 +64,9 @@ class Selector(Protocol):
         Nothing but the selector's own state and `rng` may decide beside the arguments: decisions
         are recorded, and have to come out the same again. Raises NoEndpointsError.
         """
+
+    def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
+        """Why it chose so, by the settings it was told."""
 
 
 class Policy:
@@ -63,14 +87,22 @@ class Policy:
         raise NotImplementedError
 
     def pick(
-        self,
-        costs: FloatArray,
-        table: TermTable,  # noqa: ARG002
-        settings: PolicySettings,
-        rng: Random,
+        self, costs: FloatArray, table: TermTable, settings: PolicySettings, rng: Random
     ) -> int:
         """The index of the chosen candidate: the cheapest, or by the settings' temperature."""
-        return pick(costs, settings.router_temperature, rng)
+        return pick(costs, settings.router_temperature, rng, *self.tie_breakers(table))
+
+    def tie_breakers(self, table: TermTable) -> tuple[FloatArray, ...]:  # noqa: ARG002
+        """By what the lowest is chosen among equal costs, and then among equals in this."""
+        return ()
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:  # noqa: ARG002
+        """What each cost is the sum of: names, and a column for each."""
+        return ("cost",), choice.costs.reshape(-1, 1)
+
+    def chances(self, costs: FloatArray, table: TermTable, settings: PolicySettings) -> FloatArray:
+        """How likely `pick` is to take each candidate."""
+        return chances(costs, settings.router_temperature, *self.tie_breakers(table))
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
         """The three steps. Raises NoEndpointsError where the filter leaves nobody."""
@@ -79,6 +111,11 @@ class Policy:
             table = kept(table, mask, self.name)
         costs = self.score(table, settings)
         return Choice(self.pick(costs, table, settings, rng), table, costs, self.name)
+
+    def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
+        """See `Reasons`."""
+        names, parts = self.parts(choice, settings)
+        return Reasons(names, parts, self.chances(choice.costs, choice.table, settings))
 
 
 def kept(table: TermTable, mask: BoolArray, policy: str) -> TermTable:

@@ -7,10 +7,10 @@ import numpy as np
 
 from router.protocol.values import Rank, Scope
 from router.scheduler._cost_kernel import active_requests
-from router.scheduler.pick import pick
-from router.scheduler.selector import Policy
+from router.scheduler.pick import chances, pick
+from router.scheduler.selector import Choice, Names, Policy
 from router.scheduler.settings import PolicySettings
-from router.scheduler.terms import FloatArray, TermTable
+from router.scheduler.terms import NO_PARTS, FloatArray, TermTable
 
 MAX_SCOPES = 4_096
 """Rotations kept; beyond, the one begun first is begun anew."""
@@ -61,9 +61,13 @@ class LeastLoaded(Policy):
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:  # noqa: ARG002
         """Requests there."""
-        costs = np.empty(len(table))
-        active_requests(table.values, costs)
-        return costs
+        return _requests(table, NO_PARTS)
+
+    def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:  # noqa: ARG002
+        """In requests: those booked here, and those of others."""
+        parts = np.empty((len(choice.table), len(_PARTS)))
+        _requests(choice.table, parts)
+        return _PARTS, parts
 
 
 class PowerOfTwo(LeastLoaded):
@@ -86,3 +90,28 @@ class PowerOfTwo(LeastLoaded):
         second = rng.randrange(len(costs) - 1)
         drawn = np.array([first, second + (second >= first)])
         return int(drawn[pick(costs[drawn], settings.router_temperature, rng)])
+
+    def chances(
+        self,
+        costs: FloatArray,
+        table: TermTable,  # noqa: ARG002
+        settings: PolicySettings,
+    ) -> FloatArray:
+        """Each meets each other as often as any, and wins as two costs are drawn from."""
+        if len(costs) == 1:
+            return np.ones(1)
+        of_two = chances(np.array([0.0, 1.0]), settings.router_temperature)
+        dearer = (costs[:, None] < costs).sum(axis=1)
+        cheaper = (costs[:, None] > costs).sum(axis=1)
+        equal = len(costs) - 1 - dearer - cheaper
+        wins = of_two[0] * dearer + of_two[1] * cheaper + 0.5 * equal
+        return np.asarray(wins / wins.sum())
+
+
+_PARTS = ("requests", "foreign_requests", "unused", "preference")
+
+
+def _requests(table: TermTable, parts: FloatArray) -> FloatArray:
+    costs = np.empty(len(table))
+    active_requests(table.values, costs, parts)
+    return costs

@@ -33,6 +33,10 @@ TAINT_FACTOR = RANK_COLUMNS + 6  # of preferred taints: a cost is multiplied by 
 COLUMNS = RANK_COLUMNS + 7
 
 
+NO_PARTS: FloatArray = np.empty((0, 4))
+"""For kernels that nobody asks what costs are the sum of."""
+
+
 class Terms(Struct, frozen=True):
     """One candidate's terms, by name, for explanations.
 

@@ -1,16 +1,21 @@
 """What callers read of the state."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from builders import World, announcement, rank
 from router import views
+from router.errors import RemovedRanks
 from router.explain import explain
 from router.indexer.dumps import IndexDump
 from router.protocol.dumps import decode_dump
 from router.protocol.replies import PotentialLoad, TrustState
-from router.protocol.requests import PromptRequest, SelectRequest
+from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
 from router.protocol.values import Tier
+from router.scheduler.custom import checked_policy
+from router.scheduler.policies import builtin_policies
+from router.scheduler.selector import Policy
 from router.sequence.hashing import chain
 from router.sequence.prompt import prepare
 
@@ -66,6 +71,71 @@ def test_candidates_are_shown_on_request_only(world):
     assert [(c.worker_id, c.dp_rank) for c in candidates] == [(1, 0), (2, 0), (2, 1)]
     assert [c.cost for c in candidates] == [20.0, 20.0, 10.0]
     assert candidates[2].held_blocks == 10
+
+
+@pytest.mark.parametrize("policy", [policy.name for policy in builtin_policies()])
+def test_an_explanation_adds_up_whatever_the_policy(world, policy):
+    override = ConfigOverride(policy=policy)
+    decision = decide(world, explain=True, router_config_override=override)
+    assert decision.policy == policy
+    for each in decision.candidates:
+        assert sum(each.parts.values()) == pytest.approx(each.cost)
+    assert sum(each.chance for each in decision.candidates) == pytest.approx(1)
+
+
+def test_an_explanation_has_every_term_of_every_candidate(world):
+    world.core.select_and_reserve(
+        request := SelectRequest(token_ids=PROMPT, request_id="there", allowed_worker_ids=[1]),
+        prepare(request, ()),
+        0.0,
+    )
+    one, _, best = decide(world, explain=True).candidates
+    assert one.parts == {"prefill_blocks": 20.0, "decode_blocks": 10.0}
+    assert (one.active_requests, one.potential_decode_blocks) == (1, 10)
+    assert (best.device_blocks, best.host_pinned_blocks, best.disk_blocks) == (10, 10, 10)
+    assert (best.chance, best.trust_weight) == (1.0, 1.0)
+    first = one.predicted
+    parts = first.queue_s + first.room_s + first.prefill_s
+    assert first.time_to_first_token_s == pytest.approx(parts)
+    assert first.queue_s > best.predicted.queue_s == 0.0
+    assert first.delay_s > best.predicted.delay_s == 0.0
+    assert first.relative_error > 0
+    assert all(rate > 0 for rate in msgspec.structs.astuple(first.rates))
+
+
+def test_an_explanation_says_who_was_no_candidate_and_why(world):
+    world.worker(3)
+    world.core.order_worker(3, "cordoned")
+    override = ConfigOverride(overlap_score_weight=0, router_temperature=0.5)
+    decision = decide(
+        world, explain=True, allowed_worker_ids=[2, 3], router_config_override=override
+    )
+    assert [(c.worker_id, c.dp_rank) for c in decision.candidates] == [(2, 0), (2, 1)]
+    assert decision.explanation.removed == [
+        RemovedRanks("not schedulable (cordoned)", 1, ["3.0"]),
+        RemovedRanks("allowed_worker_ids", 1, ["1.0"]),
+    ]
+    said = decision.explanation.settings
+    assert (said["prefill_load_scale"], said["overlap_score_credit"]) == (0.0, 0.0)
+    assert (said["router_temperature"], said["delay_weight"]) == (0.5, 0.1)
+
+
+def test_whoever_a_policy_filters_out_is_named_with_it():
+    class NotTheFirst(Policy):
+        name = "not-the-first"
+
+        def filter(self, table, settings):
+            return np.arange(len(table)) > 0
+
+        def score(self, table, settings):
+            return np.zeros(len(table))
+
+    world = World(selectors=[checked_policy("here", NotTheFirst()), *builtin_policies()])
+    for worker_id in (1, 2):
+        world.worker(worker_id)
+    override = ConfigOverride(policy="not-the-first")
+    decision = decide(world, explain=True, router_config_override=override)
+    assert decision.explanation.removed == [RemovedRanks("policy not-the-first", 1, ["1.0"])]
 
 
 def test_a_reply_leaves_out_what_it_does_not_have(world):
