@@ -6,9 +6,11 @@ KvRouterError
 │   ├── TokenBlockIncompleteError    only a full block gets a name
 │   ├── TokenBlockEmptyError         there is no token to take
 │   └── InsufficientTokensError      there are fewer tokens than are to be taken
-└── LayoutError                      where a block's bytes lie
-    ├── BlockIndexError              no such block, layer or outer dimension
-    └── RegionError                  memory that a layout can not be laid on
+├── LayoutError                      where a block's bytes lie
+│   ├── BlockIndexError              no such block, layer or outer dimension
+│   └── RegionError                  memory that a layout can not be laid on
+├── BlockStateError                  a block is not in a state for that
+└── PoolInUseError                   blocks are in use that everything was to be taken from
 """
 
 from router.errors import KvRouterError
@@ -90,3 +92,29 @@ class RegionError(LayoutError):
     """The memory given to a layout is not what it needs."""
 
     code = "layout_region"
+
+
+class BlockStateError(KvRouterError):
+    """A block is not in a state in which this can be done to it; nothing was done."""
+
+    code = "block_state"
+
+    def __init__(self, block: int, state: str, allowed: str) -> None:
+        super().__init__(f"block: {block} is {state} (allowed: {allowed})")
+        self.block = block
+        self.state = state
+        self.allowed = allowed
+
+
+class PoolInUseError(KvRouterError):
+    """Blocks are in use that everything was to be taken from; nothing was done."""
+
+    code = "pool_in_use"
+
+    def __init__(self, total_blocks: int, available_blocks: int) -> None:
+        super().__init__(
+            f"pool: total blocks: {total_blocks}, available blocks: {available_blocks} "
+            "(allowed: a pool nobody uses)"
+        )
+        self.total_blocks = total_blocks
+        self.available_blocks = available_blocks

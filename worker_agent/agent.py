@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from secrets import randbits
+from secrets import randbits, token_bytes
 
 import torch
 
@@ -24,6 +24,7 @@ from router.publisher.beacons import HeardBeacons
 from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.journal import EventJournal
 from router.publisher.local_index import LocalIndex
+from worker_agent.blocks.names import Naming
 from worker_agent.config import ReferenceConfig
 from worker_agent.engine.model import Model, ModelConfig
 from worker_agent.engine.reference import EngineConfig, ReferenceEngine
@@ -34,6 +35,9 @@ from worker_agent.server import EngineServer
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4096
+
+SECRET_BYTES = 32
+"""No cache outlives its process, so that nobody else need know the secret."""
 
 
 class WorkerAgent:
@@ -46,6 +50,7 @@ class WorkerAgent:
         self._beacons = HeardBeacons()
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
+        self._naming = Naming(token_bytes(SECRET_BYTES), config.model_name)
         self._runners = [self._runner(model, rank) for rank in config.ranks]
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -118,7 +123,7 @@ class WorkerAgent:
         return RankRunner(
             rank,
             self._incarnation,
-            ReferenceEngine(model, engine_config),
+            ReferenceEngine(model, engine_config, self._naming),
             events,
             LocalIndex(journal),
             self._subjects.load(rank),

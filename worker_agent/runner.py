@@ -17,7 +17,7 @@ from router.publisher.beacons import HeardBeacons
 from router.publisher.events import KvEventPublisher
 from router.publisher.loads import LoadPublisher
 from router.publisher.local_index import LocalIndex
-from worker_agent.blocks.pool import BlockRemoved, BlockStored, Change
+from worker_agent.blocks.changes import BlockRemoved, BlockStored, Change
 from worker_agent.engine.batching import GenerationRequest
 from worker_agent.engine.reference import Generated, ReferenceEngine, StepInput, StepOutput
 
@@ -134,10 +134,11 @@ class RankRunner:
 
     def _publish(self, change: Change) -> None:
         match change:
-            case BlockStored(sequence_hash, parent):
-                self.events.stored(Tier.DEVICE, [sequence_hash], parent)
-            case BlockRemoved(sequence_hash):
-                self.events.removed(Tier.DEVICE, [sequence_hash])
+            case BlockStored(name):
+                parent = name.parent_sequence_hash
+                self.events.stored(Tier.DEVICE, [name.sequence_hash], parent)
+            case BlockRemoved(name):
+                self.events.removed(Tier.DEVICE, [name.sequence_hash])
             case _:
                 self.events.cleared()
 

@@ -9,17 +9,11 @@ they are full and computed, decode's too.
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec import Struct
 
-from router.sequence.hashing import (
-    chain,
-    chain_hash,
-    hash_seed,
-    local_block_hash,
-    local_block_hashes,
-    token_array,
-)
+from router.sequence.block_families import request_families
+from router.sequence.tokens import TokenBlock, TokenBlockSequence
+from worker_agent.blocks.names import BlockName, Naming
 from worker_agent.blocks.pool import BlockPool
 
 
@@ -35,30 +29,47 @@ class GenerationRequest(Struct, frozen=True):
 
 
 class Running:
-    """A request in the making. Tokens [0, computed) have their keys and values in `blocks`."""
+    """A request in the making. Tokens [0, computed) have their keys and values in `blocks`, the
+    first `registered` of which are named in the pool; `names` are those of all full blocks.
+    """
 
     __slots__ = (
+        "_naming",
+        "_root",
+        "_sequence",
         "blocks",
         "cached_tokens",
         "computed",
-        "hash_seed",
-        "named",
-        "prompt_hashes",
+        "names",
+        "registered",
         "request",
         "tokens",
     )
 
-    def __init__(self, request: GenerationRequest, block_size: int) -> None:
+    def __init__(self, request: GenerationRequest, block_size: int, naming: Naming) -> None:
         self.request = request
         self.tokens = list(request.prompt)
-        self.hash_seed = hash_seed(cache_salt=request.cache_salt)
-        prompt = token_array(request.prompt)
-        local_hashes = local_block_hashes(prompt, block_size, seed=self.hash_seed)
-        self.prompt_hashes: list[int] = chain(local_hashes).tolist()
+        families = request_families(cache_salt=request.cache_salt)
+        self._sequence = TokenBlockSequence(self.tokens, block_size, families)
+        self._naming = naming
+        self._root = naming.root(None, request.cache_salt)
+        self.names: list[BlockName] = []
+        self._name(self._sequence.blocks)
         self.blocks: list[int] = []
-        self.named: list[int] = []
+        self.registered = 0
         self.computed = 0
         self.cached_tokens = 0
+
+    def append(self, token: int) -> None:
+        """It generated a token."""
+        self.tokens.append(token)
+        filled = self._sequence.append(token)
+        if filled is not None:
+            self._name(self._sequence.blocks[filled:])
+
+    def _name(self, blocks: Sequence[TokenBlock]) -> None:
+        parent = self.names[-1] if self.names else None
+        self.names += self._naming.named(blocks, self._root, parent)
 
     @property
     def is_decoding(self) -> bool:
@@ -97,14 +108,20 @@ class Chunk(Struct, frozen=True):
 class Batcher:
     """Requests of one rank, waiting and running.
 
-    Invariants: a running request's blocks suffice for all it may become; its first `len(named)`
+    Invariants: a running request's blocks suffice for all it may become; its first `registered`
     blocks are named, and are full and computed.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, max_batched_tokens: int, max_running: int
+        self,
+        pool: BlockPool,
+        naming: Naming,
+        block_size: int,
+        max_batched_tokens: int,
+        max_running: int,
     ) -> None:
         self._pool = pool
+        self._naming = naming
         self._block_size = block_size
         self._max_batched_tokens = max_batched_tokens
         self._max_running = max_running
@@ -126,7 +143,7 @@ class Batcher:
 
     def add(self, request: GenerationRequest) -> None:
         """Let a request wait for admission."""
-        self.waiting.append(Running(request, self._block_size))
+        self.waiting.append(Running(request, self._block_size, self._naming))
 
     def abort(self, request_id: str) -> bool:
         """Drop a request, wherever it is; False if it is nowhere."""
@@ -167,7 +184,7 @@ class Batcher:
         running.computed = chunk.stop
         self._name_full_blocks(running)
         if sampled is not None:
-            running.tokens.append(sampled)
+            running.append(sampled)
         if running.is_finished:
             self._retire(running)
 
@@ -181,27 +198,19 @@ class Batcher:
             self._pool.release(matched)
             return False
         waiting.blocks = matched + fresh
-        waiting.named = waiting.prompt_hashes[: len(matched)]
+        waiting.registered = len(matched)
         waiting.computed = waiting.cached_tokens = len(matched) * self._block_size
         return True
 
-    def _reusable(self, waiting: Running) -> list[int]:
-        """Names of the prompt's blocks, short of its last token."""
-        return waiting.prompt_hashes[: (len(waiting.request.prompt) - 1) // self._block_size]
+    def _reusable(self, waiting: Running) -> list[bytes]:
+        """What the prompt's blocks hold, short of its last token."""
+        reusable_blocks = (len(waiting.request.prompt) - 1) // self._block_size
+        return [name.identity for name in waiting.names[:reusable_blocks]]
 
     def _name_full_blocks(self, running: Running) -> None:
-        for index in range(len(running.named), running.computed // self._block_size):
-            parent = running.named[-1] if running.named else None
-            name = self._name(running, index, parent)
-            running.blocks[index] = self._pool.register(running.blocks[index], name, parent)
-            running.named.append(name)
-
-    def _name(self, running: Running, index: int, parent: int | None) -> int:
-        if index < len(running.prompt_hashes):
-            return running.prompt_hashes[index]
-        start = index * self._block_size
-        tokens = np.array(running.tokens[start : start + self._block_size], dtype="<u4")
-        return chain_hash(parent, local_block_hash(tokens, running.hash_seed))
+        new = slice(running.registered, running.computed // self._block_size)
+        running.blocks[new] = self._pool.register(running.blocks[new], running.names[new])
+        running.registered = new.stop
 
     def _retire(self, running: Running) -> None:
         self.running.remove(running)

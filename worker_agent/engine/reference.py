@@ -13,7 +13,10 @@ from msgspec import Struct
 from torch import Tensor
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
-from worker_agent.blocks.pool import BlockPool, Change
+from worker_agent.blocks.changes import Change
+from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.names import Naming
+from worker_agent.blocks.pool import BlockPool
 from worker_agent.engine.batching import Batcher, Chunk, GenerationRequest, Running
 from worker_agent.engine.model import Model, PagedContext, TileInput
 from worker_agent.engine.tiles import TILE, Segment, Tile, pack
@@ -58,12 +61,13 @@ class StepOutput(Struct, frozen=True):
 class ReferenceEngine:
     """One rank: a block pool, its keys and values in one tensor, and the requests on it."""
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, naming: Naming) -> None:
         self._model = model
         self._config = config
-        self._pool = BlockPool(config.num_blocks)
+        self._pool = BlockPool(config.num_blocks, LruEviction())
         self._batcher = Batcher(
             self._pool,
+            naming,
             config.block_size,
             config.max_num_batched_tokens,
             config.max_running_requests,

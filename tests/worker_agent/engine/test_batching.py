@@ -4,15 +4,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.sequence.hashing import chain, local_block_hashes, token_array
-from worker_agent.blocks.pool import BlockPool, BlockStored
+from worker_agent.blocks.changes import BlockStored
+from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.names import Naming
+from worker_agent.blocks.pool import BlockPool
 from worker_agent.engine.batching import Batcher, GenerationRequest
 
 BLOCK = 4
 
 
 def batcher(num_blocks=32, max_batched_tokens=8, max_running=4):
-    pool = BlockPool(num_blocks)
-    return Batcher(pool, BLOCK, max_batched_tokens, max_running), pool
+    pool, naming = BlockPool(num_blocks, LruEviction()), Naming(bytes(16), "model")
+    return Batcher(pool, naming, BLOCK, max_batched_tokens, max_running), pool
 
 
 def request(request_id, tokens, max_tokens=2, **fields):
@@ -76,7 +79,7 @@ def test_blocks_are_named_when_full_and_computed_decode_too():
     batch, pool = batcher()
     batch.add(request("a", 6, max_tokens=4))
     run(batch)
-    names = [change.sequence_hash for change in pool.take_changes()]
+    names = [change.name.sequence_hash for change in pool.take_changes()]
     tokens = [*range(6), 99, 99, 99, 99]
     assert names == chain(local_block_hashes(token_array(tokens), BLOCK)).tolist()
 
@@ -85,8 +88,9 @@ def test_parents_are_told():
     batch, pool = batcher()
     batch.add(request("a", 12))
     run(batch)
-    changes = pool.take_changes()
-    assert [change.parent for change in changes] == [None, *[c.sequence_hash for c in changes[:-1]]]
+    names = [change.name for change in pool.take_changes()]
+    parents = [None, *[name.sequence_hash for name in names[:-1]]]
+    assert [name.parent_sequence_hash for name in names] == parents
 
 
 def test_salts_do_not_share():
@@ -156,6 +160,6 @@ def test_everybody_ends_and_everything_comes_back(requests, num_blocks, max_batc
         assert step(batch)
         pool.check_invariants()
         for running in batch.running:
-            assert len(running.named) == running.computed // BLOCK
+            assert running.registered == running.computed // BLOCK
             assert len(running.blocks) * BLOCK >= len(running.tokens) - 1
     assert pool.used_blocks == 0

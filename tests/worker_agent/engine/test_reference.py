@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_agent.blocks.pool import BlockStored, CacheCleared
+from worker_agent.blocks.changes import BlockStored, CacheCleared
+from worker_agent.blocks.names import Naming
 from worker_agent.engine.batching import GenerationRequest
 from worker_agent.engine.model import Model, ModelConfig
 from worker_agent.engine.reference import EngineConfig, ReferenceEngine, StepInput
@@ -23,9 +24,8 @@ def _one_thread():
 
 
 def engine(model=MODEL, num_blocks=128, block_size=16, max_batched_tokens=64, max_running=8):
-    return ReferenceEngine(
-        model, EngineConfig(num_blocks, block_size, max_batched_tokens, max_running)
-    )
+    config = EngineConfig(num_blocks, block_size, max_batched_tokens, max_running)
+    return ReferenceEngine(model, config, Naming(bytes(16), "model"))
 
 
 def request(request_id, prompt, max_tokens=8, **fields):
@@ -65,7 +65,7 @@ def test_a_warm_cache_says_the_same_as_a_cold_one():
 
 def named_blocks(rank):
     """The bits under every name in a rank's cache."""
-    return {name: rank._cache[block] for name, block in rank._pool._by_hash.items()}
+    return {name: rank._cache[block] for name, block in rank._pool._by_identity.items()}
 
 
 def test_keys_and_values_are_the_same_to_the_bit_however_they_came_about():

@@ -1,17 +1,17 @@
 """In which order unused blocks are given up."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import Struct
 
+from worker_agent.blocks.names import BlockName
 
-class Unused(Struct, frozen=True):
+
+class Unused(Struct, frozen=True, gc=False):
     """A named block that nobody uses."""
 
-    identity: bytes
-    """What it holds, 16 bytes."""
-    parent_identity: bytes | None
-    """What the block before it in its prompt holds; None for a first block."""
+    name: BlockName
     priority: int
     """Lower goes first."""
     returned_tick: int
@@ -33,8 +33,8 @@ class Eviction(Protocol):
     def pop(self) -> int:
         """Take out the block to give up first. Raises KeyError when there is none."""
 
-    def note_use(self, identity: bytes) -> None:
-        """Somebody asked for what a block holds, or computed it."""
+    def note_uses(self, identities: Iterable[bytes]) -> None:
+        """Somebody asked for what blocks hold, or computed it."""
 
     def check_invariants(self) -> None:
         """Assert what must hold. O(blocks)."""

@@ -3,6 +3,8 @@
 Source: the inactive pool of Dynamo's first block manager (`priority_set`).
 """
 
+from collections.abc import Iterable
+
 from sortedcontainers import SortedList
 
 from worker_agent.blocks.eviction.base import Unused
@@ -22,7 +24,7 @@ class PriorityEviction:
 
     def add(self, block: int, unused: Unused) -> None:
         """By priority, then time, then what it holds."""
-        key = (unused.priority, unused.returned_tick, unused.identity, block)
+        key = (unused.priority, unused.returned_tick, unused.name.identity, block)
         self._keys[block] = key
         self._order.add(key)
 
@@ -38,7 +40,7 @@ class PriorityEviction:
         del self._keys[block]
         return block
 
-    def note_use(self, identity: bytes) -> None:
+    def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:

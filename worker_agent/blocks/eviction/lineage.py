@@ -8,6 +8,8 @@ Source: `Lineage` of Dynamo's second block manager.
          └─── e                            once e is gone, too, at the time it was returned itself
 """
 
+from collections.abc import Iterable
+
 from sortedcontainers import SortedList
 
 from worker_agent.blocks.eviction.base import Unused
@@ -34,10 +36,10 @@ class LineageEviction:
     def add(self, block: int, unused: Unused) -> None:
         """A leaf, unless something unused comes after it; its parent is none any more."""
         self._unused[block] = unused
-        self._block_of[unused.identity] = block
-        if unused.identity not in self._children:
+        self._block_of[unused.name.identity] = block
+        if unused.name.identity not in self._children:
             self._leaves.add(_key(block, unused))
-        parent = unused.parent_identity
+        parent = unused.name.parent_identity
         if parent is None:
             return
         if parent not in self._children and parent in self._block_of:
@@ -47,10 +49,10 @@ class LineageEviction:
     def remove(self, block: int) -> None:
         """In use again. Raises KeyError."""
         unused = self._unused.pop(block)
-        del self._block_of[unused.identity]
-        if unused.identity not in self._children:
+        del self._block_of[unused.name.identity]
+        if unused.name.identity not in self._children:
             self._leaves.remove(_key(block, unused))
-        parent = unused.parent_identity
+        parent = unused.name.parent_identity
         if parent is None:
             return
         self._children[parent] -= 1
@@ -67,19 +69,19 @@ class LineageEviction:
         self.remove(block)
         return block
 
-    def note_use(self, identity: bytes) -> None:
+    def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring."""
-        parents = [each.parent_identity for each in self._unused.values()]
+        parents = [each.name.parent_identity for each in self._unused.values()]
         children = {each: parents.count(each) for each in set(parents) if each is not None}
         assert self._children == children
-        assert self._block_of == {each.identity: block for block, each in self._unused.items()}
+        assert self._block_of == {each.name.identity: block for block, each in self._unused.items()}
         leaves = [
             _key(block, each)
             for block, each in self._unused.items()
-            if each.identity not in children
+            if each.name.identity not in children
         ]
         assert list(self._leaves) == sorted(leaves)
 
@@ -89,4 +91,4 @@ class LineageEviction:
 
 
 def _key(block: int, unused: Unused) -> tuple[int, bytes, int]:
-    return unused.returned_tick, unused.identity, block
+    return unused.returned_tick, unused.name.identity, block

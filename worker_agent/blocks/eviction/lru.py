@@ -1,6 +1,7 @@
 """The block that was returned first goes first."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from worker_agent.blocks.eviction.base import Unused
 
@@ -29,7 +30,7 @@ class LruEviction:
         """The first. Raises KeyError when there is none."""
         return self._blocks.popitem(last=False)[0]
 
-    def note_use(self, identity: bytes) -> None:
+    def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:

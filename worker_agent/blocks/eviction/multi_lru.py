@@ -6,6 +6,7 @@ Four levels by how often somebody asked; a block finds its level when it is retu
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import pairwise
 
 from router.errors import InvalidFieldError
@@ -38,7 +39,7 @@ class MultiLruEviction:
 
     def add(self, block: int, unused: Unused) -> None:
         """Last of its level."""
-        level = bisect_right(self._thresholds, self._frequency.count(unused.identity))
+        level = bisect_right(self._thresholds, self._frequency.count(unused.name.identity))
         self._levels[level][block] = None
         self._level_of[block] = level
 
@@ -53,9 +54,10 @@ class MultiLruEviction:
         del self._level_of[block]
         return block
 
-    def note_use(self, identity: bytes) -> None:
+    def note_uses(self, identities: Iterable[bytes]) -> None:
         """It counts when the block is returned next."""
-        self._frequency.note(identity)
+        for identity in identities:
+            self._frequency.note(identity)
 
     def check_invariants(self) -> None:
         """Assert that both views hold the same."""

@@ -13,6 +13,7 @@ from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
+from worker_agent.blocks.names import BlockName
 
 BLOCKS = 12
 
@@ -42,8 +43,8 @@ def by_priority(model):
 
 
 def lineage(model):
-    parents = {each.parent_identity for each in model.unused.values()}
-    leaves = {b: each for b, each in model.unused.items() if each.identity not in parents}
+    parents = {each.name.parent_identity for each in model.unused.values()}
+    leaves = {b: each for b, each in model.unused.items() if each.name.identity not in parents}
     return min(leaves, key=lambda block: leaves[block].returned_tick)
 
 
@@ -75,7 +76,9 @@ def test_agrees_with_its_definition(name, steps, parents, priorities):
         elif step == "turn":
             # Parents come before their children, as prefixes do; 0 is a first block.
             parent = identity(parents[block] % block) if block else None
-            unused = Unused(identity(block), parent, priorities[block % len(priorities)], tick)
+            unused = Unused(
+                BlockName(identity(block), 0, parent), priorities[block % len(priorities)], tick
+            )
             policy.add(block, unused)
             model.unused[block] = unused
         assert len(policy) == len(model.unused)
@@ -86,16 +89,18 @@ def test_a_prompt_is_given_up_from_its_end():
     policy = LineageEviction()
     chain = [identity(number) for number in range(5)]
     for block in range(5):  # the first was returned first: to LRU it would be the one to go
-        policy.add(block, Unused(chain[block], chain[block - 1] if block else None, 0, block))
+        policy.add(
+            block, Unused(BlockName(chain[block], 0, chain[block - 1] if block else None), 0, block)
+        )
     assert [policy.pop() for _ in range(5)] == [4, 3, 2, 1, 0]
 
 
 def test_a_parent_that_became_a_leaf_keeps_its_time():
     policy = LineageEviction()
-    policy.add(0, Unused(identity(0), None, 0, 1))
-    policy.add(1, Unused(identity(1), identity(0), 0, 2))
-    policy.add(2, Unused(identity(2), None, 0, 3))
-    policy.add(3, Unused(identity(3), None, 0, 4))
+    policy.add(0, Unused(BlockName(identity(0), 0, None), 0, 1))
+    policy.add(1, Unused(BlockName(identity(1), 0, identity(0)), 0, 2))
+    policy.add(2, Unused(BlockName(identity(2), 0, None), 0, 3))
+    policy.add(3, Unused(BlockName(identity(3), 0, None), 0, 4))
     assert [policy.pop() for _ in range(4)] == [1, 0, 2, 3]
 
 
@@ -111,9 +116,9 @@ def test_what_is_asked_for_often_goes_last():
     policy = MultiLruEviction(64)
     for number, asks in enumerate((15, 9, 4, 0, 1)):
         for _ in range(asks):
-            policy.note_use(identity(number))
+            policy.note_uses([identity(number)])
     for block in range(5):
-        policy.add(block, Unused(identity(block), None, 0, block))
+        policy.add(block, Unused(BlockName(identity(block), 0, None), 0, block))
         policy.check_invariants()
     policy.remove(4)
     policy.check_invariants()
