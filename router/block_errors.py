@@ -10,6 +10,8 @@ KvRouterError
 │   ├── BlockIndexError              no such block, layer or outer dimension
 │   └── RegionError                  memory that a layout can not be laid on
 ├── BlockStateError                  a block is not in a state for that
+├── ReleasedBlocksError              the handle's blocks are no longer its own
+├── NotEnoughBlocksError             fewer blocks can be had than are wanted
 └── PoolInUseError                   blocks are in use that everything was to be taken from
 """
 
@@ -118,3 +120,23 @@ class PoolInUseError(KvRouterError):
         )
         self.total_blocks = total_blocks
         self.available_blocks = available_blocks
+
+
+class ReleasedBlocksError(KvRouterError):
+    """These blocks were released, or handed on; another may use them now."""
+
+    code = "released_blocks"
+
+    def __init__(self) -> None:
+        super().__init__("blocks: released already (allowed: a handle that is not)")
+
+
+class NotEnoughBlocksError(KvRouterError):
+    """Fewer blocks can be had than are wanted; none was allocated."""
+
+    code = "not_enough_blocks"
+
+    def __init__(self, requested: int, available: int) -> None:
+        super().__init__(f"blocks: {requested} requested (allowed: at most {available} now)")
+        self.requested = requested
+        self.available = available

@@ -166,6 +166,17 @@ class BlockPool:
         self._use_known(known)
         return self.scan(identities)
 
+    def use_again(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Another user of blocks that are in use, named or nameless. Raises BlockStateError for
+        one that is neither, using none.
+        """
+        for block in blocks:
+            if self._states[block] not in {_SHARED, _NAMELESS}:
+                raise BlockStateError(block, _STATES[self._states[block]], "shared or nameless")
+        for block in blocks:
+            self._users[block] += 1
+        return blocks
+
     def allocate(self, count: int) -> list[int] | None:
         """Use so many private blocks, evicting what is needed; None, and nothing done, if not."""
         if count > self.available_blocks:
