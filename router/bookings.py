@@ -49,7 +49,8 @@ class Bookings:
         """
         if request_id is None:
             raise MissingRequestIdError
-        if request_id in self._tracker or request_id in self._waiting:
+        self._tracker.check_new(request_id)
+        if request_id in self._waiting:
             raise DuplicateReservationError(request_id)
         if len(self._tracker) >= self._settings.max_reservations:
             raise TooManyReservationsError(self._settings.max_reservations)

@@ -43,6 +43,7 @@ DECISION_SETTINGS = (
     "router_track_output_blocks",
     "router_track_prefill_tokens",
     "router_assume_kv_reuse",
+    "router_prefill_load_model",
     "active_decode_blocks_threshold",
     "active_prefill_tokens_threshold",
     "active_prefill_tokens_threshold_frac",
@@ -153,6 +154,7 @@ class RouterConfig(QueueConfig, frozen=True, kw_only=True):
             default_policy=self.policy,
             group_policies=self.policies_by_group,
             queueing=self.queueing,
+            models_prefill=self.router_prefill_load_model == "ais",
         )
 
     @property

@@ -47,6 +47,12 @@ RULES = (
         "without tracking nobody knows the tokens to compute",
     ),
     Rule(
+        "router_prefill_load_model",
+        "router_track_prefill_tokens",
+        lambda c: c.router_prefill_load_model == "ais" and not c.router_track_prefill_tokens,
+        "without tracking there is no prompt to be computed",
+    ),
+    Rule(
         "overlap_score_weight",
         "prefill_load_scale",
         lambda c: c.prefill_load_scale not in (None, c.overlap_score_weight),

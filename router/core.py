@@ -342,7 +342,8 @@ class RouterCore:
         request_id = self._bookings.bookable_id(request.request_id)
         placement = self.select(request, prompt, now_s)
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
-        footprint = placement.prompt.footprint(overlap_blocks)
+        expected_tokens = request.expected_output_tokens
+        footprint = placement.prompt.footprint(overlap_blocks, expected_tokens)
         tracking = self._placer.tracking(request.router_config_override)
         self.gate.served(rank, request.lora_name, placement.worker.labels)
         effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)
@@ -413,7 +414,7 @@ class RouterCore:
         worker = self._placer.find_worker(request.scope, rank)
         hashed = prompt.hashed(worker.identity)
         overlap_blocks = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
-        footprint = hashed.footprint(overlap_blocks)
+        footprint = hashed.footprint(overlap_blocks, request.expected_output_tokens)
         self.gate.served(rank, request.lora_name, worker.labels)
         tracking = self._settings.tracking
         effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)

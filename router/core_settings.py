@@ -29,3 +29,4 @@ class CoreSettings(Struct, frozen=True):
     default_policy: str = DEFAULT_POLICY
     group_policies: Mapping[str, str] = NO_GROUPS
     queueing: Queueing = Queueing()
+    models_prefill: bool = False

@@ -149,14 +149,18 @@ class ClientGoneError(KvRouterError):
 
 
 class DuplicateReservationError(KvRouterError):
-    """The id is already booked."""
+    """The id is already booked; where, unless it waits."""
 
     code = "duplicate_reservation"
     http_status = 409
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(
+        self, request_id: str, worker_id: int | None = None, dp_rank: int | None = None
+    ) -> None:
         super().__init__(f"reservation {request_id} is already reserved")
         self.request_id = request_id
+        self.worker_id = worker_id
+        self.dp_rank = dp_rank
 
 
 class ReservationNotFoundError(KvRouterError):

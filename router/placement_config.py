@@ -12,6 +12,7 @@ from router.scheduler.gate import GateSettings
 from router.sequence.tracking import Tracking
 from router.service_config import ServiceConfig
 
+PrefillLoadModel: TypeAlias = Literal["none", "ais"]
 AffinityMode: TypeAlias = Literal["hard", "soft"]
 
 
@@ -30,6 +31,10 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     router_assume_kv_reuse: Annotated[
         bool, Meta(description="false: requests with the same prefix are booked a copy each")
     ] = True
+    router_prefill_load_model: Annotated[
+        PrefillLoadModel,
+        Meta(description="ais: policies see booked prompts as far as they should be computed"),
+    ] = "none"
     active_decode_blocks_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(description="a rank with more of its blocks in use gets nothing more; none: no limit"),

@@ -31,6 +31,7 @@ from router.scheduler.gate import NAMED_RANKS, Gate, Passed, removed_ranks
 from router.scheduler.policies import Policies, builtin_policies
 from router.scheduler.policy_classes import PolicyClass
 from router.scheduler.predictive import predicted_parts
+from router.scheduler.prefill_load import model_progress
 from router.scheduler.selector import Selector
 from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
 from router.scheduler.weighing import Weighing
@@ -59,6 +60,7 @@ class Placer:
         "_ranks",
         "_rng",
         "_settings",
+        "_tracker",
         "_weighing",
         "gate",
     )
@@ -88,6 +90,7 @@ class Placer:
             settings.default_policy,
             settings.group_policies,
         )
+        self._tracker = tracker
         self._weighing = Weighing(ranks, tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self.gate = Gate(settings.gate, ranks)
@@ -230,6 +233,8 @@ class Placer:
             table.column(DECODE_BLOCKS)[:] = np.nan
         elif not tracking.kv_reuse:
             table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
+        if self._settings.models_prefill:
+            model_progress(table, self._tracker.active)
         return table
 
     def _selector(self, request: SelectRequest) -> Selector:

@@ -10,6 +10,7 @@ Prompts are computed in the order in which they were booked: the oldest that is 
 head, and since when it is the head tells how far it may have come.
 """
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -32,6 +33,19 @@ class _Request(Struct):
     kv_tokens: int
     own_discount_micro: int = 0
     decay_fraction: float | None = None
+
+    @property
+    def output_blocks(self) -> int:
+        """By which it grew."""
+        return self.own_blocks - self.footprint.own_blocks
+
+    @property
+    def expected_fraction(self) -> float | None:
+        """max(0, 1 − generated / expected), in tokens; None where nobody said what is expected."""
+        expected_tokens = self.footprint.expected_output_tokens
+        if not expected_tokens:
+            return None
+        return max(0.0, 1 - self.output_blocks * self.footprint.block_size / expected_tokens)
 
 
 class ActiveSequences:
@@ -97,6 +111,26 @@ class ActiveSequences:
         blocks = (self._shared_blocks + self._own_blocks) * MICRO - self._discount_micro
         return (blocks + MICRO // 2) // MICRO
 
+    def prefill_left(
+        self, elapsed_s: float, seconds: Callable[[Footprint], float]
+    ) -> tuple[float, float, float, float]:
+        """Tokens and attention work that should be left of the prompts being computed, and of the
+        one that should be now, since when the head is the head; `seconds`: what a prompt takes.
+        """
+        tokens, contexts = float(self.active_prefill_tokens), self.active_prefill_contexts
+        for prompt in self._prefills.values():
+            took_s = seconds(prompt)
+            if elapsed_s < took_s:
+                done = elapsed_s / took_s
+                head_tokens, head_contexts = prompt.prefill_tokens, prompt.prefill_contexts
+                tokens -= done * head_tokens
+                contexts -= done * head_contexts
+                return tokens, contexts, (1 - done) * head_tokens, (1 - done) * head_contexts
+            elapsed_s -= took_s
+            tokens -= prompt.prefill_tokens
+            contexts -= prompt.prefill_contexts
+        return 0.0, 0.0, 0.0, 0.0
+
     def new_blocks(self, footprint: Footprint) -> int:
         """How many blocks a request would add. O(nodes on its way)."""
         hashes = footprint.sequence_hashes
@@ -127,9 +161,13 @@ class ActiveSequences:
     def add_output_blocks(
         self, request_id: BookingId, blocks: int, decay_fraction: float | None = None
     ) -> None:
-        """It grew; `decay_fraction` is the new weight of every block that only it holds."""
+        """It grew; `decay_fraction` is the new weight of every block that only it holds. If none is
+        said, it is the part still to come of the expected output, if one is expected.
+        """
         request = self._requests[request_id]
         request.own_blocks += blocks
+        if decay_fraction is None:
+            decay_fraction = request.expected_fraction
         self._own_blocks += blocks
         request.kv_tokens += blocks * request.footprint.block_size
         if request_id not in self._prefills:
@@ -145,8 +183,8 @@ class ActiveSequences:
     def progress(self, request_id: BookingId) -> Progress:
         """How far a request has come."""
         request = self._requests[request_id]
-        output_blocks = request.own_blocks - request.footprint.own_blocks
-        return Progress(request_id not in self._prefills, output_blocks, request.decay_fraction)
+        is_complete = request_id not in self._prefills
+        return Progress(is_complete, request.output_blocks, request.decay_fraction)
 
     def free(self, request_id: BookingId, now_s: float) -> None:
         """It ended, whether or not its prefill was marked complete. O(nodes on its way)."""

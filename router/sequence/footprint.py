@@ -18,7 +18,8 @@ class Footprint(Struct, frozen=True, eq=False):
     """A prompt as a booking counts it.
 
     `sequence_hashes` are blocks that requests can share, `own_blocks` such as nobody can: an
-    incomplete last block, say. `cached_tokens` need not be computed.
+    incomplete last block, say. `cached_tokens` need not be computed. `expected_output_tokens`: how
+    long the answer will be, where its caller says so.
     """
 
     sequence_hashes: HashArray
@@ -26,6 +27,7 @@ class Footprint(Struct, frozen=True, eq=False):
     isl_tokens: int
     cached_tokens: int
     block_size: int
+    expected_output_tokens: int | None = None
 
     @property
     def prefill_tokens(self) -> int:

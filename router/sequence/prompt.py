@@ -28,7 +28,9 @@ class HashedPrompt(Struct, frozen=True):
         """1 where the prompt ends in an incomplete block, which nobody can share."""
         return int(self.isl_tokens > len(self.sequence_hashes) * self.block_size)
 
-    def footprint(self, overlap_blocks: int) -> Footprint:
+    def footprint(
+        self, overlap_blocks: int, expected_output_tokens: int | None = None
+    ) -> Footprint:
         """What it weighs on a rank that has so many of its blocks cached."""
         return Footprint(
             self.sequence_hashes,
@@ -36,6 +38,7 @@ class HashedPrompt(Struct, frozen=True):
             self.isl_tokens,
             overlap_blocks * self.block_size,
             self.block_size,
+            expected_output_tokens,
         )
 
     def prefill_tokens(self, overlap_blocks: int) -> int:

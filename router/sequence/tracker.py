@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.replicas import SharedReservation
@@ -54,6 +55,12 @@ class Tracker:
     def __contains__(self, request_id: BookingId) -> bool:
         return request_id in (self._by_id if isinstance(request_id, str) else self._foreign)
 
+    def check_new(self, request_id: str) -> None:
+        """Raises DuplicateReservationError for an id of ours that is booked."""
+        reservation = self._by_id.get(request_id)
+        if reservation is not None:
+            raise DuplicateReservationError(request_id, *astuple(reservation.rank))
+
     @property
     def foreign_count(self) -> int:
         """Reservations of other routers."""
@@ -93,7 +100,7 @@ class Tracker:
         O(nodes on its way).
         """
         if request_id in self:
-            raise DuplicateReservationError(_name(request_id))
+            raise DuplicateReservationError(_name(request_id), *astuple(self._rank(request_id)))
         active = self._by_rank.get(rank)
         if active is None:
             slot = self._table.slot(rank)

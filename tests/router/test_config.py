@@ -11,7 +11,11 @@ from router.loading import load_router_config
 from router.scheduler.policies import DEFAULT_POLICY
 from router.scheduler.settings import PolicySettings
 
-OTHERS = {"group_policies": "chat=random", "prefill_load_scale": 2.0}
+OTHERS = {
+    "group_policies": "chat=random",
+    "prefill_load_scale": 2.0,
+    "router_prefill_load_model": "ais",
+}
 """Where adding one makes no valid value, or the default by another name."""
 
 

@@ -157,7 +157,7 @@ def test_salt_keeps_tenants_apart(world):
 
 def test_the_life_of_a_reservation(world):
     world.cache(rank(2), PROMPT[:20])
-    placement, effects = world.book("x", PROMPT, expected_output_tokens=64)
+    placement, effects = world.book("x", PROMPT)
     assert effects == []
     active = world.core.tracker.active(placement.rank)
     assert (active.active_prefill_tokens, active.active_blocks) == (20, 10)
@@ -172,6 +172,19 @@ def test_the_life_of_a_reservation(world):
 def test_a_booking_needs_an_id(world):
     with pytest.raises(MissingRequestIdError):
         world.book(None, PROMPT)
+
+
+def test_blocks_decay_as_the_expected_output_comes(world):
+    """Asked for at the selection, or at a booking that its caller chose."""
+    world.book("x", PROMPT, expected_output_tokens=16)
+    request = ReserveRequest(
+        token_ids=PROMPT[::-1], worker_id=1, request_id="y", expected_output_tokens=16
+    )
+    world.core.reserve(request, prepare(request, ()), 0.0)
+    for request_id in ("x", "y"):
+        for _ in range(2):
+            world.core.output_block(request_id, None, 1.0)
+        assert world.core.tracker.shared(request_id).progress.decay_fraction == 0.5
 
 
 def test_an_id_is_booked_once(world):

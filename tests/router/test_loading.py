@@ -32,6 +32,7 @@ CONFIG_1_0_2 = {
 CONFIG_1_6_1 = {
     "DYN_ROUTER_MODE": ("least_loaded", {"policy": "least-loaded"}),
     "DYN_ROUTER_TRACK_PREFILL_TOKENS": ("false", {"router_track_prefill_tokens": False}),
+    "DYN_ROUTER_PREFILL_LOAD_MODEL": ("ais", {"router_prefill_load_model": "ais"}),
     "DYN_ROUTER_PREDICTED_TTL_SECS": ("2", {"predicted_ttl_s": 2.0}),
     "DYN_ROUTER_MIN_INITIAL_WORKERS": ("3", {"min_initial_workers": 3}),
     "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": ("600", {"session_affinity_ttl_s": 600.0}),
@@ -93,6 +94,9 @@ CONTRADICTIONS = {
     ),
     ("active_prefill_tokens_threshold_frac", "router_track_prefill_tokens"): (
         "--active-prefill-tokens-threshold-frac", "9", "--no-router-track-prefill-tokens",
+    ),
+    ("router_prefill_load_model", "router_track_prefill_tokens"): (
+        "--router-prefill-load-model", "ais", "--no-router-track-prefill-tokens",
     ),
     ("overlap_score_weight", "prefill_load_scale"): (
         "--overlap-score-weight", "2", "--prefill-load-scale", "3",

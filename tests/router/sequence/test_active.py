@@ -10,11 +10,13 @@ from router.sequence.footprint import Footprint
 from router.sequence.prompt_trie import PromptTrie
 
 
-def footprint(path, own_blocks=0, prefill_tokens=0, cached_tokens=0):
+def footprint(path, own_blocks=0, prefill_tokens=0, cached_tokens=0, expected_tokens=None):
     """A prompt whose blocks are named by the paths that lead to them."""
     hashes = [hash(tuple(path[: i + 1])) & (2**64 - 1) for i in range(len(path))]
     isl_tokens = prefill_tokens + cached_tokens
-    return Footprint(np.array(hashes, np.uint64), own_blocks, isl_tokens, cached_tokens, 16)
+    return Footprint(
+        np.array(hashes, np.uint64), own_blocks, isl_tokens, cached_tokens, 16, expected_tokens
+    )
 
 
 def idle():
@@ -134,6 +136,31 @@ def test_a_later_output_block_without_decay_weighs_in_full():
     active.add_output_blocks("a", 1, 0.0)
     active.add_output_blocks("a", 1)
     assert active.active_blocks == 1
+
+
+def test_decay_is_what_is_still_to_come_of_the_expected_output():
+    """max(0, 1 − generated / expected): after 2 of 4 blocks a half, beyond all of them nothing."""
+    active = idle()
+    active.add("a", footprint([1, 2, 3, 4], expected_tokens=64), 0.0)
+    weights = []
+    for _ in range(5):
+        active.add_output_blocks("a", 1)
+        weights.append(active.progress("a").decay_fraction)
+    assert weights == [0.75, 0.5, 0.25, 0.0, 0.0]
+    assert active.active_blocks == 0
+
+
+def test_a_fraction_that_is_told_counts_before_the_expected_one():
+    active = idle()
+    active.add("a", footprint([1, 2, 3, 4], expected_tokens=64), 0.0)
+    active.add_output_blocks("a", 1, 1.0)
+    assert active.active_blocks == 5
+
+
+def test_without_an_expected_output_nothing_decays_by_itself():
+    active = busy(("a", [1, 2, 3, 4], 0, 0))
+    active.add_output_blocks("a", 1)
+    assert (active.active_blocks, active.progress("a").decay_fraction) == (5, None)
 
 
 IDS = st.sampled_from("abcd")

@@ -1,0 +1,121 @@
+"""Booked prompts, as far as they should be computed by now."""
+
+import numpy as np
+import pytest
+
+from builders import World, rank
+from router.protocol.requests import ConfigOverride, SelectRequest
+from router.sequence.prompt import prepare
+from router.sequence.rank_table import (
+    BASE_S,
+    HEAD_SINCE_S,
+    HEAD_TOKENS,
+    PREFILL_CONTEXTS,
+    PREFILL_S,
+    PREFILL_TOKENS,
+)
+
+RATES = [0.0, 0.001, 0.0, 0.0, 0.0]
+"""A millisecond a prompt token, and nothing else."""
+
+
+def world_of(**fields):
+    world = World(**{"models_prefill": True, **fields})
+    world.worker(1)
+    world.core.ranks.row(rank(1))[BASE_S : BASE_S + 5] = RATES
+    return world
+
+
+def book(world, request_id, tokens, now_s, first=0):
+    prompt = list(range(first, first + tokens))
+    request = SelectRequest(token_ids=prompt, request_id=request_id)
+    world.core.select_and_reserve(request, prepare(request, ()), now_s)
+
+
+def weighed(world, now_s):
+    """The row of the only candidate."""
+    request = SelectRequest(token_ids=[1])
+    return world.core.select(request, prepare(request, ()), now_s).choice.table.values[0]
+
+
+def left(world, now_s):
+    return pytest.approx(weighed(world, now_s)[PREFILL_TOKENS])
+
+
+def test_the_oldest_prompt_is_computed_at_its_rate():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    assert [weighed(world, now_s)[PREFILL_TOKENS] for now_s in (10.0, 10.25, 10.999)] == [
+        1000.0,
+        750.0,
+        pytest.approx(1.0),
+    ]
+
+
+def test_what_is_left_of_the_time_goes_to_the_next_one():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    book(world, "b", 400, 10.1, first=5000)
+    assert left(world, 11.1) == 300.0
+    assert weighed(world, 11.1)[HEAD_TOKENS] == pytest.approx(300.0)
+
+
+def test_when_all_should_be_computed_nothing_is_left():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    row = weighed(world, 99.0)
+    assert row[[PREFILL_TOKENS, PREFILL_CONTEXTS, HEAD_TOKENS]].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_time_counts_from_when_a_prompt_became_the_oldest():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    book(world, "b", 400, 10.0, first=5000)
+    world.core.prefill_complete("a", 20.0)
+    assert left(world, 20.1) == 300.0
+
+
+def test_a_prompt_takes_a_step_at_least():
+    world = world_of()
+    row = world.core.ranks.row(rank(1))
+    row[BASE_S], row[PREFILL_S] = 1.0, 0.0
+    book(world, "a", 100, 10.0)
+    assert left(world, 10.5) == 50.0
+
+
+def test_time_that_seems_to_go_back_computes_nothing():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    assert left(world, 9.0) == 1000.0
+
+
+def test_what_is_booked_stays_booked():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    before = world.core.ranks.row(rank(1)).copy()
+    weighed(world, 10.5)
+    assert np.array_equal(world.core.ranks.row(rank(1)), before)
+    world.core.tracker.check_invariants()
+
+
+def test_without_the_model_a_prompt_counts_whole_until_it_is_told_to_be_complete():
+    world = world_of(models_prefill=False)
+    book(world, "a", 1000, 10.0)
+    assert left(world, 99.0) == 1000.0
+    world.core.prefill_complete("a", 99.0)
+    assert left(world, 99.0) == 0.0
+
+
+def test_a_policy_that_models_it_anyway_counts_nothing_twice():
+    """`predictive` takes off what the oldest has had; of what the model leaves, nothing."""
+    costs = []
+    for models_prefill in (True, False):
+        world = world_of(models_prefill=models_prefill)
+        book(world, "a", 1000, 10.0)
+        request = SelectRequest(
+            token_ids=[1], router_config_override=ConfigOverride(policy="predictive")
+        )
+        choice = world.core.select(request, prepare(request, ()), 10.4).choice
+        costs.append(choice.costs[0])
+        assert choice.table.values[0, HEAD_SINCE_S] == (10.4 if models_prefill else 10.0)
+    assert costs[0] == pytest.approx(costs[1])
