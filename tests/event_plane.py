@@ -142,10 +142,10 @@ class EventPlane:
     def held(self):
         return {key: held for edge in self.edges.values() for key, held in edge.held.items()}
 
-    async def until_right(self, timeout_s=20.0):
+    async def until_right(self):
         """Every rank is exact, and as its agent holds it: no ghost, nothing lost, on any router."""
         try:
-            await eventually(self.is_right, timeout_s=timeout_s, poll_s=0.05)
+            await eventually(self.is_right, poll_s=0.05)
         except TimeoutError:
             raise AssertionError([await self._differences(r) for r in self.routers]) from None
         if self.wrong:

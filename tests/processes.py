@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import httpx
 
+from forking import template
 from servers import eventually, free_port
 
 SMALL_MODEL = {
@@ -17,18 +18,23 @@ SMALL_MODEL = {
 
 
 class Process:
-    """`python -m module …`, with its output in a file."""
+    """`python -m module …`, with its output in a file; forked, unless it shall import all anew."""
 
-    def __init__(self, directory, label, module, command, **options):
+    def __init__(self, directory, label, module, command, *, is_forked=True, **options):
         self.log = directory / f"{label}.log"
-        flags = [f"--{key}={value}" for key, value in options.items()]
-        self._command = [sys.executable, "-m", module, command, *flags]
+        self._module = module
+        self._arguments = [command, *(f"--{key}={value}" for key, value in options.items())]
+        self._is_forked = is_forked
         self.popen = None
         self.start()
 
     def start(self):
+        if self._is_forked:
+            self.popen = template(self._module).fork(self._arguments, self.log)
+            return
+        command = [sys.executable, "-m", self._module, *self._arguments]
         with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.popen = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self):
         self.popen.send_signal(signal.SIGKILL)
@@ -103,7 +109,7 @@ class Fleet:
                 return False
             return answer.status_code == 200 and answer.json()["schedulable_workers"] == workers
 
-        await eventually(ready, timeout_s=60)
+        await eventually(ready)
 
     @property
     def url(self):
@@ -173,8 +179,8 @@ class Fleet:
         except httpx.HTTPError:
             return False
 
-    async def until_drained(self, timeout_s=10):
-        await eventually(self.is_drained, timeout_s=timeout_s, poll_s=0.005)
+    async def until_drained(self):
+        await eventually(self.is_drained)
 
     async def all_exact(self):
         workers = await self.get("/workers")

@@ -25,7 +25,7 @@ class Scenario:
         for worker_id in (1, 2):
             await plane.edge(worker_id, dp_size=rng.randint(1, 2))
         if rng.random() < 0.8:
-            await plane.until_right(timeout_s=60)
+            await plane.until_right()
         changing = plane.spawn(plane.change_for(self._duration_s, rng.choice([0.005, 0.02, 0.1])))
         troubles = [asyncio.create_task(self._trouble(changing)) for _ in range(FAULTS_AT_ONCE)]
         await asyncio.gather(changing, *troubles)

@@ -42,7 +42,7 @@ def free_port() -> int:
     raise AssertionError("ports never end")
 
 
-def wait_for_port(port: int, timeout_s: float = 60.0) -> None:
+def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -91,7 +91,7 @@ class NatsServer:
             self._process = None
 
 
-async def eventually(condition, timeout_s: float = 60.0, poll_s: float = 0.02):
+async def eventually(condition, timeout_s: float = 120.0, poll_s: float = 0.02):
     """What an (async or plain) condition returns, once it is true."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -19,7 +19,7 @@ from router.protocol.values import Rank
 MAX_TOKENS = 4
 PARALLEL_CONVERSATIONS = 4
 TYPING_S = 0.1
-_QUIET_S = 10.0
+_QUIET_S = 60.0
 _POLL_S = 0.05
 
 

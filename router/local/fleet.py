@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.errors import ConfigError
 from router.local.supervisor import Child
 
-READY_S = 60.0
+READY_S = 300.0
 _POLL_S = 0.1
 _LOCALHOST = "127.0.0.1"
 

@@ -42,5 +42,5 @@ async def busy(plane):
     await plane.router()
     await plane.edge(1, dp_size=2)
     await plane.edge(2)
-    await plane.until_right(timeout_s=60)
+    await plane.until_right()
     return plane

@@ -79,10 +79,10 @@ async def test_a_killed_agent_goes_on_where_it_stopped(tmp_path, nats_server, en
     try:
         async with RunningRouter(nats_server.url).running() as router:
             # An engine is followed from its first batch on, or what came before is doubted.
-            await eventually(lambda: is_right(router, set()), timeout_s=60)
+            await eventually(lambda: is_right(router, set()))
             publish(engine, 0, STATE_BATCHES + 200)
             expected = {block(n) for n in range(STATE_BATCHES + 200)}
-            await eventually(lambda: is_right(router, expected), timeout_s=30)
+            await eventually(lambda: is_right(router, expected))
             bridge.process.kill()
             await eventually(lambda: _trusts(router, "blind"))
             engine.publish(removed([10_000]))
@@ -90,13 +90,13 @@ async def test_a_killed_agent_goes_on_where_it_stopped(tmp_path, nats_server, en
             expected |= {block(n) for n in range(STATE_BATCHES + 300)}
             expected.discard(block(0))
             bridge.process.start()
-            await eventually(lambda: is_right(router, expected), timeout_s=60)
+            await eventually(lambda: is_right(router, expected))
             assert bridge.process.stop() == 0
             await eventually(lambda: equals(router.view(7), None))
             publish(engine, STATE_BATCHES + 300, STATE_BATCHES + 310)
             expected |= {block(n) for n in range(STATE_BATCHES + 300, STATE_BATCHES + 310)}
             bridge.process.start()
-            await eventually(lambda: is_right(router, expected), timeout_s=60)
+            await eventually(lambda: is_right(router, expected))
     finally:
         bridge.process.end()
 

@@ -79,7 +79,7 @@ class DirectFleet:
             engine.start()
         options = {"http-port": self.port, "drain-s": 0, "data-dir": directory / "kept"}
         self.router = Process(directory, "router", "router", "serve", **options)
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     async def close(self):
         await self.client.aclose()
@@ -138,11 +138,11 @@ class DirectFleet:
 async def fleet(tmp_path):
     fleet = DirectFleet(tmp_path)
     try:
-        await eventually(fleet.is_up, timeout_s=60)
+        await eventually(fleet.is_up)
         for engine in fleet.engines:
             await fleet.register(engine)
         fleet.work(20)
-        await eventually(fleet.is_right, timeout_s=30)
+        await eventually(fleet.is_right)
         yield fleet
     finally:
         await fleet.close()
@@ -150,18 +150,18 @@ async def fleet(tmp_path):
 
 async def test_engines_restart_idle_and_busy(fleet):
     fleet.engines[0].restart(0)
-    await eventually(fleet.is_right, timeout_s=30)
+    await eventually(fleet.is_right)
     fleet.engines[1].restart(1)
     fleet.work(10)
-    await eventually(fleet.is_right, timeout_s=30)
+    await eventually(fleet.is_right)
 
 
 async def test_a_killed_router_has_workers_and_idle_engines_back(fleet):
     fleet.router.kill()
     fleet.router.start()
-    await eventually(fleet.is_right, timeout_s=60)
+    await eventually(fleet.is_right)
     fleet.work(5)
-    await eventually(fleet.is_right, timeout_s=30)
+    await eventually(fleet.is_right)
 
 
 async def test_what_happens_while_the_router_is_dead_is_learned(fleet):
@@ -171,7 +171,7 @@ async def test_what_happens_while_the_router_is_dead_is_learned(fleet):
     fleet.engines[1].restart(0)
     fleet.engines[1].work(0)
     fleet.router.start()
-    await eventually(fleet.is_right, timeout_s=60)
+    await eventually(fleet.is_right)
 
 
 async def test_it_goes_on_from_its_state_where_replay_begins_later(fleet):
@@ -179,11 +179,11 @@ async def test_it_goes_on_from_its_state_where_replay_begins_later(fleet):
     engine = fleet.engines[0]
     for _ in range(2200):
         engine.work(0)
-    await eventually(fleet.is_right, timeout_s=60)
+    await eventually(fleet.is_right)
     assert fleet.router.stop() == 0
     fleet.router.start()
     engine.work(0)
-    await eventually(fleet.is_right, timeout_s=60)
+    await eventually(fleet.is_right)
     (rank, _) = (await fleet.workers())[1]["ranks"]
     assert rank["engine"]["problem"] is None
 
@@ -221,6 +221,6 @@ async def test_a_worker_removed_under_traffic_is_gone(fleet):
             await asyncio.sleep(0.5)
             is_gone.set()
             stop.set()
-        await eventually(fleet.is_right, timeout_s=30)
+        await eventually(fleet.is_right)
     finally:
         gone.stop()

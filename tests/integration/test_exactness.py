@@ -29,7 +29,6 @@ def conversations(count, seed):
         turns = [t for t in turns if t]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 24, False), (128, 60, True)])
 async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
     """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""

@@ -26,7 +26,7 @@ async def test_it_knows_what_a_worker_computed_and_stops_in_order(fleet, tmp_pat
                 return False
             return answer.json().get("scores")
 
-        assert await eventually(scores, timeout_s=20) == {"1": {"0": len(PROMPT) // 16 * 16}}
+        assert await eventually(scores) == {"1": {"0": len(PROMPT) // 16 * 16}}
         workers = (await fleet.client.get(f"{url}/workers")).json()
         assert [(w["instance_id"], w["status"]) for w in workers] == [(1, "active")]
         assert indexer.stop() == 0

@@ -18,7 +18,7 @@ async def test_whatever_happens_the_index_is_right_again(plane, seed):
     try:
         async with asyncio.timeout(90):
             await scenario.run()
-            await plane.until_right(timeout_s=45)
+            await plane.until_right()
     except Exception:
         sys.stderr.write(f"seed {seed}: {scenario.told}\n")
         raise

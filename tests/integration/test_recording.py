@@ -54,7 +54,7 @@ async def test_decisions_of_a_router_under_traffic_are_decided_again(fleet, reco
     await place_some(fleet, 60)
     await fleet.client.post(f"{fleet.url}/potential_loads", json={"token_ids": SHARED})
     fleet.workers[1].kill()
-    await eventually(lambda: equals(fleet.worker_ids(), [2]), timeout_s=20)
+    await eventually(lambda: equals(fleet.worker_ids(), [2]))
     await place_some(fleet, 10)
     metrics = (await fleet.client.get(f"{fleet.url}/metrics")).text
     assert re.search(r"^kv_router_recorded_total [1-9]", metrics, re.MULTILINE)
@@ -94,7 +94,7 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
             journal.stored(Tier.DEVICE, hashes[:blocks], None)
             await worker.deliver()
         written = "kv_router_snapshots_written_total"
-        await eventually(lambda: router.metric(written), timeout_s=30)
+        await eventually(lambda: router.metric(written))
         config = RecordConfig(
             nats_url=nats_server.url, namespace="test", name="beside", http_port=port,
             drain_s=0.0, output=str(recording), snapshot_threshold=3, seconds=6.0,
@@ -103,7 +103,7 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
             await eventually(recorded.is_ready)
             placed = await recorded.post("/select", {"token_ids": prompt[:8000]})
             assert placed.json()["overlap_blocks"] == 2000
-            await eventually(lambda: not_(recorded.is_up()), timeout_s=20)
+            await eventually(lambda: not_(recorded.is_up()))
         assert await router.is_ready()
     kinds = recording.read_bytes().count
     assert kinds(b'"kind":"resume"') == 1

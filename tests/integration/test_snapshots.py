@@ -23,7 +23,7 @@ class RouterProcess:
     def __init__(self, directory, nats_url, name):
         port = free_port()
         self.router_id = id_of_name(f"{name}:{port}")
-        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self.process = Process(
             directory, name, "router", "serve",
             **{"nats-url": nats_url, "http-port": port, "name": name, "namespace": "test",
@@ -90,19 +90,19 @@ async def test_a_router_killed_in_the_middle_of_a_snapshot(bus, routers, worker)
     for _ in range(3):
         await chunks.next_msg(timeout=60)
     first.process.kill()
-    await eventually(lambda: second.holds(BLOCKS + 3), timeout_s=30)
+    await eventually(lambda: second.holds(BLOCKS + 3))
     left = await chunk_count(bus)
     assert 0 < left < BLOCKS * 8 / CHUNK_BYTES
     first.process.start()
-    await eventually(lambda: first.holds(BLOCKS + 3), timeout_s=30)
+    await eventually(lambda: first.holds(BLOCKS + 3))
     assert await first.metric("kv_router_snapshots_restored_total") == 0
-    await eventually(lambda: first.metric("kv_router_snapshots_written_total"), timeout_s=30)
+    await eventually(lambda: first.metric("kv_router_snapshots_written_total"))
     assert await chunk_count(bus) == -(-(BLOCKS + 3) * 8 // CHUNK_BYTES)
     worker.journals[rank(1)].stored(Tier.DEVICE, [BLOCKS + 4], BLOCKS + 3)
     await worker.deliver()
     for router in (first, second):
         router.process.kill()
         router.process.start()
-        await eventually(lambda router=router: router.holds(BLOCKS + 4), timeout_s=30)
+        await eventually(lambda router=router: router.holds(BLOCKS + 4))
         assert await router.metric("kv_router_snapshots_restored_total") == 1
         assert await router.metric("kv_router_snapshot_restored_blocks_total") == BLOCKS + 3

@@ -37,7 +37,7 @@ def ask(keeper, bus):
 
 async def asked(bus, question):
     payload = question if isinstance(question, bytes) else msgspec.json.encode(question)
-    answer = await bus.client.request(SUBJECT, payload, timeout=5)
+    answer = await bus.client.request(SUBJECT, payload, timeout=60)
     return json.loads(answer.data)
 
 
@@ -151,6 +151,6 @@ async def test_one_of_several_answers(ask, keeper, nats_server, bus, eventually)
         for _ in range(20):
             await bus.client.publish(SUBJECT, b'"DumpTree"', reply=inbox)
         for _ in range(20):
-            await answers.next_msg(timeout=5)
+            await answers.next_msg(timeout=60)
         with pytest.raises(TimeoutError):
             await answers.next_msg(timeout=0.2)

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 from router.protocol.replicas import Frame, encode_replica_message
-from router.sequence.replicas import SILENCE_S
 from running import SUBJECTS, RunningRouter
 from servers import eventually
 
@@ -62,11 +61,11 @@ async def count(router, name):
     return await router.metric(f"kv_router_replica_{name}")
 
 
-async def until_loaded(router, expected, timeout_s=10.0):
+async def until_loaded(router, expected):
     async def is_loaded():
         return await load(router) == expected
 
-    await eventually(is_loaded, timeout_s)
+    await eventually(is_loaded)
 
 
 async def test_what_is_told_at_one_router_counts_at_the_other(routers):
@@ -133,7 +132,7 @@ async def test_what_a_dead_router_booked_is_forgotten(routers):
         await until_loaded(second, (40, 10))
     await book(first, "b")
     await until_loaded(second, (80, 10))
-    await until_loaded(second, (40, 10), SILENCE_S + 5)
+    await until_loaded(second, (40, 10))
     assert await count(second, "gone_total") == 1
     assert await count(second, "known") == 1
 
@@ -147,7 +146,7 @@ async def test_a_lost_bus_costs_nothing_that_counts(routers, nats_server):
     await book(first, "b", [*PROMPT[:20], 99])
     await first.client.delete("/reservations/a")
     nats_server.start()
-    await until_loaded(second, (21, 6), 20.0)
+    await until_loaded(second, (21, 6))
     ids = {each.request_id for m in second.service._host.core.foreign.replicas
            for each in m.reservations}  # fmt: skip
     assert ids == {"b"}

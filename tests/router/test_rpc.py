@@ -17,7 +17,7 @@ async def ask(router, nats_server, eventually):
 
         async def ask(body, **headers):
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-            answer = await bus.client.request(SUBJECT, payload, timeout=5, headers=headers or None)
+            answer = await bus.client.request(SUBJECT, payload, timeout=60, headers=headers or None)
             return json.loads(answer.data)
 
         yield ask

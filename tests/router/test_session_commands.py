@@ -7,10 +7,13 @@ import pytest
 from redis.asyncio import Redis
 
 from direct import DirectRouter
+from servers import equals, eventually
 
 HOUR_S = 3600.0
 SESSION = "conversation 1"
 OTHER = list(range(1000, 1400))
+WAITING = "kv_router_waiting_requests"
+WAITING += '{model_name="default",policy_class="default",routing_group="default"}'
 
 
 async def started(stack, **fields):
@@ -66,7 +69,7 @@ async def test_a_request_that_waited_binds_its_session(stack):
         load = {"request_id": f"x{worker_id}", "worker_id": worker_id, "token_ids": OTHER}
         await router.post("/reservations", load)
     waiting = asyncio.create_task(placed(router, "a"))
-    await asyncio.sleep(0.1)
+    await eventually(lambda: equals(router.metric(WAITING), 1.0))
     assert not waiting.done()
     await router.client.delete("/reservations/x2")
     assert await waiting == 2
@@ -106,7 +109,7 @@ async def test_while_its_worker_is_busy_a_session_is_refused_or_goes_elsewhere(s
 
 async def test_routers_that_share_sessions_agree(stack, redis_port):
     url = f"redis://127.0.0.1:{redis_port}"
-    shared = {"redis_url": url, "redis_timeout_s": 5.0}
+    shared = {"redis_url": url, "redis_timeout_s": 10.0}
     routers = [await started(stack, name=name, **shared) for name in "ab"]
     for i in range(8):
         name = f"session {i}"
@@ -124,16 +127,17 @@ async def test_whoever_loses_the_race_undoes_its_booking(stack, redis_port):
     url = f"redis://127.0.0.1:{redis_port}"
     routers = []
     for name, home in (("a", 1), ("b", 3)):
-        router = await started(stack, name=name, redis_url=url, redis_timeout_s=5.0)
+        router = await started(stack, name=name, redis_url=url, redis_timeout_s=10.0)
         for other in {1, 2, 3} - {home}:
             load = {"request_id": f"{other}", "worker_id": other, "token_ids": OTHER}
             assert (await router.post("/reservations", load)).status_code == 201
         routers.append(router)
     client = await stack.enter_async_context(Redis.from_url(url))
-    await client.execute_command("CLIENT", "PAUSE", 500, "WRITE")
+    await client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
     asked = [asyncio.create_task(placed(each, "x")) for each in routers]
-    await asyncio.sleep(0.3)
-    assert [await booked(each) for each in routers] == [[1, 1, 1], [1, 1, 1]]
+    for each in routers:
+        await eventually(lambda each=each: equals(booked(each), [1, 1, 1]))
+    await client.execute_command("CLIENT", "UNPAUSE")
     homes = await asyncio.gather(*asked)
     assert homes in ([1, 1], [3, 3])
     won, lost = [1, 1, 1], [0, 1, 2] if homes[0] == 3 else [2, 1, 0]

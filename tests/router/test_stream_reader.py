@@ -81,7 +81,7 @@ async def test_a_message_is_read_when_it_comes(bus, read, eventually):
     reading = read()
     await eventually(lambda: reading.items)
     await publish(bus, 0)
-    await eventually(lambda: reading.payloads == [0], timeout_s=0.3)
+    await eventually(lambda: reading.payloads == [0])
 
 
 async def test_more_than_one_pull_of_messages(bus, read, eventually):

@@ -32,7 +32,7 @@ class RunningAgent:
         defaults = {"namespace": "test", "worker_id": 7, "name": "w7", **small, **fields}
         config = ReferenceConfig(nats_url=nats_url, http_port=self.port, **defaults)
         self.agent = WorkerAgent(config)
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
         self.stop = asyncio.Event()
         self.task = None
 
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_frees_its_blocks(agent):
         line = 'vllm:num_requests_running{dp_rank="%s",model_name="default"} 0.0'
         return all(line % rank in text for rank in (0, 1))
 
-    await eventually(is_idle, timeout_s=2)
+    await eventually(is_idle)
 
 
 async def test_refuses_in_openais_words(agent):
@@ -158,7 +158,7 @@ async def test_announces_itself_and_what_it_holds(agent, bus):
 async def test_reports_load_and_what_it_published(agent, bus):
     subscription = await bus.client.subscribe(SUBJECTS.load(RANK))
     await agent.complete("x" * 100, headers={"x-data-parallel-rank": "0"})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async for message in subscription.messages:
             report = decode_load_report(message.data)
             if report.state.counts[0] == 6 and not report.gauges.running_requests:
@@ -186,7 +186,7 @@ async def test_answers_questions_about_its_events_and_its_load(agent, bus):
 
     async def asked(start=None):
         question = encode_range_request(RangeRequest(start))
-        answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=5)
+        answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=60)
         return decode_range_answer(answer.data)
 
     events, dump = await asked(1), await asked()
@@ -195,7 +195,7 @@ async def test_answers_questions_about_its_events_and_its_load(agent, bus):
     assert (dump.rank, dump.state.counts) == (RANK, (6, 0, 0, 0))
     assert sorted(unpack_hashes(dump.blocks[0].sequence_hashes).tolist()) == sorted(stored)
     assert (await asked(dump.event_id + 1)).newest_available == dump.event_id
-    answer = await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=5)
+    answer = await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=60)
     assert decode_load_report(answer.data).counters.prefill_tokens == 100
     metrics = (await agent.client.get("/metrics")).text
     line = 'kv_agent_queries_answered_total{dp_rank="%s",model_name="default"} %s'
@@ -218,7 +218,7 @@ async def test_forgets_its_cache_when_told(agent):
 async def test_a_twin_is_refused(agent, nats_server, bus):
     twin = RunningAgent(nats_server.url)
     with pytest.raises(ExceptionGroup) as caught:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await twin.agent.run(twin.stop)
     assert caught.group_contains(TwinError)
     await twin.client.aclose()

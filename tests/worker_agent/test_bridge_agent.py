@@ -114,9 +114,9 @@ async def announced(bus):
 async def heard(bus, condition):
     """The first load report that is as wanted."""
     subscription = await bus.client.subscribe(SUBJECTS.load(RANK))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
-            report = decode_load_report((await subscription.next_msg(timeout=10)).data)
+            report = decode_load_report((await subscription.next_msg(timeout=60)).data)
             if condition(report):
                 await subscription.unsubscribe()
                 return report
@@ -193,7 +193,7 @@ async def test_without_metrics_the_sizes_are_set(nats_server, engine, bus):
 async def test_a_size_that_is_not_the_engines_ends_it(nats_server, engine, metrics):
     bridge = RunningBridge(nats_server.url, engine, metrics, block_size=16)
     with pytest.raises(ExceptionGroup) as caught:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await bridge.service.run(asyncio.Event())
     assert caught.group_contains(ConfigError, match="16 was set, and the engine says 4")
     await bridge.client.aclose()
@@ -228,7 +228,7 @@ async def test_a_model_that_was_named_must_not_become_another(nats_server, engin
     await eventually(bridge.is_up)
     await eventually(bridge.is_ready)
     metrics.text = vllm_metrics(model_name="other")
-    await asyncio.wait([running], timeout=10)
+    await asyncio.wait([running], timeout=60)
     words = "alias was set when the engine served tiny; now it is other"
     assert running.exception().split(lambda e: isinstance(e, ConfigError) and words in str(e))[0]
     await bridge.client.aclose()
@@ -365,7 +365,7 @@ async def test_answers_questions_and_writes_checkpoints(nats_server, engine, met
 
         async def asked(start=None):
             question = encode_range_request(RangeRequest(start))
-            answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=5)
+            answer = await bus.client.request(SUBJECTS.events_wanted(RANK), question, timeout=60)
             return decode_range_answer(answer.data)
 
         async def is_told():
@@ -386,7 +386,7 @@ async def test_a_twin_is_refused(nats_server, engine, metrics):
     async with ready(RunningBridge(nats_server.url, engine, metrics)) as bridge:
         twin = RunningBridge(nats_server.url, engine, metrics)
         with pytest.raises(ExceptionGroup) as caught:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await twin.service.run(asyncio.Event())
         assert caught.group_contains(TwinError)
         await twin.client.aclose()

@@ -22,15 +22,20 @@ def hashes(tokens, **seed):
 
 
 @pytest.fixture
-async def fleet(router):
+async def fleet(router, eventually):
     """Three workers; the second holds the prompt's first 20 tokens, the third, salted, all."""
     workers = [await router.worker(i) for i in (1, 2, 3)]
     workers[1].journals[rank(2)].stored(Tier.DEVICE, hashes(PROMPT[:20]), None)
     workers[2].journals[rank(3)].stored(Tier.DEVICE, hashes(PROMPT, cache_salt="t"), None)
     for worker in workers:
         await worker.deliver()
-    await asyncio.sleep(0.1)
+    await eventually(lambda: equals(held_blocks(router), [0, 5, 10]))
     return router
+
+
+async def held_blocks(router):
+    workers = (await router.client.get("/workers")).json()
+    return [rank["held_blocks"] for worker in workers for rank in worker["ranks"]]
 
 
 async def select(router, **fields):
@@ -406,7 +411,7 @@ async def test_a_caller_that_says_nothing_is_not_waited_for(nats_server):
 
         async def silent():
             yield b"{"
-            await asyncio.sleep(1)
+            await asyncio.sleep(60)
 
         headers = {"content-type": "application/json"}
         answer = await router.client.post("/select", content=silent(), headers=headers)

@@ -52,7 +52,7 @@ class Asked:
 
     async def is_listening(self, bus):
         try:
-            return await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=1)
+            return await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=60)
         except NoRespondersError:
             return None
 
@@ -69,9 +69,9 @@ async def ask(bus, request, subject=SUBJECT):
     inbox = bus.client.new_inbox()
     subscription = await bus.client.subscribe(inbox)
     await bus.client.publish(subject, payload, reply=inbox)
-    answers = [decode_range_answer((await subscription.next_msg(timeout=5)).data)]
+    answers = [decode_range_answer((await subscription.next_msg(timeout=60)).data)]
     while isinstance(answers[0], Checkpoint) and len(answers) < answers[0].parts:
-        answers.append(decode_range_answer((await subscription.next_msg(timeout=5)).data))
+        answers.append(decode_range_answer((await subscription.next_msg(timeout=60)).data))
     await subscription.unsubscribe()
     return answers
 
@@ -140,7 +140,7 @@ async def test_who_wants_no_answer_gets_none(rank, bus):
 
 
 async def test_reports_the_load_when_asked(rank, bus):
-    answer = await bus.client.request(SUBJECTS.load_wanted(RANK), b"", timeout=5)
+    answer = await bus.client.request(SUBJECTS.load_wanted(RANK), b"", timeout=60)
     assert decode_load_report(answer.data) == report(7, 1, report_id=3)
 
 
@@ -150,7 +150,7 @@ async def test_goes_on_after_an_answer_that_the_bus_did_not_take(
     monkeypatch.setattr("router.publisher.answers.REQUEST_TIMEOUT_S", 0.1)
     subscription = await bus.client.subscribe("question")
     await bus.client.publish("question", b"", reply="nowhere")
-    question = await subscription.next_msg(timeout=5)
+    question = await subscription.next_msg(timeout=60)
     nats_server.kill()
     assert not await rank.answers._send(bus, question, b"answer")
     assert rank.answers.undelivered == 1

@@ -156,7 +156,7 @@ async def test_a_dead_engine_is_not_exact_for_long(engine, eventually):
     async with Bridged(engine).running() as bridged:
         await eventually(lambda: bridged.is_exactly(blocks(1, 20)))
         engine.kill()
-        await eventually(lambda: bridged.router.trust == "lagging", timeout_s=3)
+        await eventually(lambda: bridged.router.trust == "lagging")
         engine.start()
         await eventually(lambda: bridged.is_exactly(set()))
 

@@ -162,7 +162,7 @@ async def test_a_new_run_takes_the_log_over_again(transport):
     elsewhere = FaultyTransport()
     task = asyncio.create_task(ours.run(elsewhere, nobody_else))
     ours.stored(Tier.DEVICE, [1], None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not elsewhere.log:
             await asyncio.sleep(0.001)
     task.cancel()
