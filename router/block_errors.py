@@ -12,7 +12,9 @@ KvRouterError
 ├── BlockStateError                  a block is not in a state for that
 ├── ReleasedBlocksError              the handle's blocks are no longer its own
 ├── NotEnoughBlocksError             fewer blocks can be had than are wanted
-└── PoolInUseError                   blocks are in use that everything was to be taken from
+├── PoolInUseError                   blocks are in use that everything was to be taken from
+└── StorageError                     memory, a file or a store for blocks can not be had
+    └── RegistrationError            a name that relies on a storage, twice or never
 """
 
 from router.errors import KvRouterError
@@ -140,3 +142,19 @@ class NotEnoughBlocksError(KvRouterError):
         super().__init__(f"blocks: {requested} requested (allowed: at most {available} now)")
         self.requested = requested
         self.available = available
+
+
+class StorageError(KvRouterError):
+    """Memory, a file or a store for blocks cannot be had, or not this part of it."""
+
+    code = "storage"
+
+    def __init__(self, field: str, reason: str, allowed: str) -> None:
+        super().__init__(f"{field}: {reason} (allowed: {allowed})")
+        self.field = field
+
+
+class RegistrationError(StorageError):
+    """A name cannot be registered with a storage, or taken away from it."""
+
+    code = "storage_registration"

@@ -1,0 +1,136 @@
+"""Blocks in a file: what is written is read, and what cannot be is told block by block."""
+
+import errno
+import os
+import resource
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.block_errors import StorageError
+from worker_agent.storage import disk
+from worker_agent.storage.disk import DiskStorage, Reserved, aligned_buffer
+
+BLOCK_BYTES = 5000
+STRIDE = 8192
+
+
+@pytest.fixture
+def storage(tmp_path):
+    of = DiskStorage(tmp_path / "blocks", 8, BLOCK_BYTES)
+    yield of
+    of.close()
+
+
+def numbered(numbers):
+    """A stride full of each number."""
+    buffer = aligned_buffer(max(len(numbers), 1) * STRIDE)
+    for place, number in enumerate(numbers):
+        buffer[place * STRIDE : (place + 1) * STRIDE] = bytes([number]) * STRIDE
+    return buffer
+
+
+def read(storage, blocks):
+    buffer = aligned_buffer(max(len(blocks), 1) * STRIDE)
+    assert storage.read(blocks, buffer) == [None] * len(blocks)
+    strides = [buffer[i * STRIDE : (i + 1) * STRIDE] for i in range(len(blocks))]
+    assert all(len(set(stride)) == 1 for stride in strides)
+    return [stride[0] for stride in strides]
+
+
+places = st.lists(st.integers(0, 7), unique=True, max_size=8)
+
+
+@settings(max_examples=30)
+@given(writes=st.lists(places, max_size=4), wanted=st.lists(st.integers(0, 7), max_size=10))
+def test_what_is_written_is_read(tmp_path_factory, writes, wanted):
+    of = DiskStorage(tmp_path_factory.mktemp("disk") / "blocks", 8, BLOCK_BYTES)
+    model = dict.fromkeys(range(8), 0)
+    for turn, blocks in enumerate(writes, 1):
+        numbers = [turn * 16 + block for block in blocks]
+        assert of.write(blocks, numbered(numbers)) == [None] * len(blocks)
+        model.update(zip(blocks, numbers, strict=True))
+    assert read(of, wanted) == [model[block] for block in wanted]
+    of.close()
+
+
+def test_it_is_found_again(tmp_path):
+    path = tmp_path / "blocks"
+    first = DiskStorage(path, 8, BLOCK_BYTES)
+    first.write([3], numbered([77]))
+    with pytest.raises(StorageError, match="no other process has"):
+        DiskStorage(path, 8, BLOCK_BYTES)
+    first.close()
+    second = DiskStorage(path, 8, BLOCK_BYTES)
+    assert read(second, [3]) == [77]
+    second.close()
+    second.remove()
+    assert not path.exists()
+
+
+def test_adjacent_blocks_are_one_call(storage, monkeypatch):
+    calls, preadv = [], os.preadv
+    monkeypatch.setattr(disk.os, "preadv", lambda *a: calls.append(a[2]) or preadv(*a))
+    read(storage, [4, 5, 6, 2, 3, 0])
+    assert calls == [4 * STRIDE, 2 * STRIDE, 0]
+
+
+def test_room_is_reserved(storage):
+    assert storage.abilities.reserved is Reserved.ALLOCATED
+    assert os.stat(storage.path).st_blocks * 512 >= 8 * STRIDE
+
+
+def test_a_lost_end_is_told_of_the_blocks_it_was(storage):
+    storage.write([4, 5, 6], numbered([1, 2, 3]))
+    os.truncate(storage.path, 6 * STRIDE)
+    buffer = aligned_buffer(4 * STRIDE)
+    errors = storage.read([4, 5, 6, 7], buffer)
+    assert [error and error.errno for error in errors] == [None, None, errno.EIO, errno.EIO]
+    assert (buffer[0], buffer[STRIDE]) == (1, 2)
+
+
+def test_a_full_disk_is_told_of_the_blocks_it_was(storage):
+    os.truncate(storage.path, 0)  # what a sparse file is
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * STRIDE, limit[1]))
+    try:
+        errors = storage.write([0, 1, 2, 3], numbered([1, 2, 3, 4]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [error and error.errno for error in errors] == [None, None, errno.EFBIG, errno.EFBIG]
+    assert read(storage, [0, 1]) == [1, 2]
+
+
+def test_odd_blocks_and_buffers_are_refused(storage):
+    for block in (-1, 8):
+        with pytest.raises(StorageError, match=rf"block: {block} \(allowed: 0 to 7\)"):
+            storage.read([0, block], aligned_buffer(2 * STRIDE))
+    with pytest.raises(StorageError, match=r"buffer: 8192 bytes \(allowed: at least 16384\)"):
+        storage.write([0, 1], aligned_buffer(STRIDE))
+
+
+def test_there_is_no_room(tmp_path):
+    with pytest.raises(StorageError, match=r"File too large|No space left"):
+        DiskStorage(tmp_path / "blocks", 2**40, 2**20)
+    with pytest.raises(StorageError, match="No such file"):
+        DiskStorage(tmp_path / "nowhere" / "blocks", 1, 1)
+
+
+@pytest.mark.parametrize(("zero_fill", "reserved"), [(True, "zeroed"), (False, "sparse")])
+def test_what_the_file_system_lacks_is_done_without(tmp_path, monkeypatch, zero_fill, reserved):
+    def lacks(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(disk.os, "posix_fallocate", lacks)
+    monkeypatch.setattr(disk.os, "O_DIRECT", 1 << 30)
+    of = DiskStorage(tmp_path / "blocks", 8, BLOCK_BYTES, zero_fill=zero_fill)
+    assert of.abilities.reserved == reserved
+    assert os.stat(of.path).st_size == 8 * STRIDE
+    assert (os.stat(of.path).st_blocks > 0) == zero_fill
+    of.write([7], numbered([5]))
+    assert read(of, [7]) == [5]
+    of.close()

@@ -1,0 +1,105 @@
+"""Which slot of a tier holds what, in a file that a killed process leaves behind.
+
+One record a slot. A slot is struck out before its bytes change, and written down only after they
+have: whatever is read back was once whole. Whether it still is, its checksum says.
+
+    begin(slot) ─▶ bytes are written ─▶ commit(slot, name, checksum)
+                          killed here: struck out
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from worker_agent.blocks.names import BlockName
+from worker_agent.storage.mapped_file import MappedFile
+
+_HEADER = struct.Struct("<8sQQ")
+_MAGIC = b"kvblock1"
+_RECORD = np.dtype(
+    [
+        ("has", "<u8"),
+        ("identity", "V16"),
+        ("parent_identity", "V16"),
+        ("sequence_hash", "<u8"),
+        ("parent_sequence_hash", "<u8"),
+        ("checksum", "<u8"),
+        ("seal", "<u8"),
+    ]
+)
+_NAMED, _HAS_PARENT = 1, 2
+
+
+class Entry(Struct, frozen=True):
+    """What a slot held when it was written."""
+
+    slot: int
+    name: BlockName
+    checksum: int
+
+
+class SlotJournal:
+    """Records of `num_slots` slots. `fingerprint` stands for everything that their bytes depend on
+    beside the name; a journal with another one is begun anew.
+    """
+
+    __slots__ = ("_file", "_records")
+
+    def __init__(self, path: Path, num_slots: int, fingerprint: int) -> None:
+        """Raises StorageError when the file cannot be had."""
+        size_bytes = _HEADER.size + num_slots * _RECORD.itemsize
+        self._file = MappedFile(path, size_bytes)
+        header = _HEADER.pack(_MAGIC, num_slots, fingerprint)
+        if self._file.buffer[: _HEADER.size] != header:
+            self._file.buffer[:] = header + bytes(size_bytes - _HEADER.size)
+        self._records = np.frombuffer(self._file.buffer, dtype=_RECORD, offset=_HEADER.size)
+
+    def entries(self) -> list[Entry]:
+        """Everything written down whole, by slot. O(slots)."""
+        slots = np.flatnonzero(self._records["has"] & np.uint64(_NAMED)).tolist()
+        return [entry for slot in slots if (entry := self._read(slot)) is not None]
+
+    def begin(self, slot: int) -> None:
+        """The bytes of a slot are about to change."""
+        self._records[slot] = np.zeros((), _RECORD)
+
+    def commit(self, slot: int, name: BlockName, checksum: int) -> None:
+        """The bytes of a slot are written, and this is what they are."""
+        has = _NAMED if name.parent_identity is None else _NAMED | _HAS_PARENT
+        record = np.array(
+            (
+                has,
+                name.identity,
+                name.parent_identity or bytes(16),
+                name.sequence_hash,
+                name.parent_sequence_hash or 0,
+                checksum,
+                0,
+            ),
+            _RECORD,
+        )
+        record["seal"] = _seal(slot, record.tobytes())
+        self._records[slot] = record
+
+    def close(self) -> None:
+        """Let the file go; it stays."""
+        del self._records
+        self._file.close()
+
+    def _read(self, slot: int) -> Entry | None:
+        record = self._records[slot]
+        has, identity, parent_identity, sequence_hash, parent_hash, checksum, seal = record.item()
+        if seal != _seal(slot, record.tobytes()):
+            return None
+        if not has & _HAS_PARENT:
+            return Entry(slot, BlockName(identity, sequence_hash), checksum)
+        name = BlockName(identity, sequence_hash, parent_identity, parent_hash)
+        return Entry(slot, name, checksum)
+
+
+def _seal(slot: int, record: bytes) -> int:
+    """Of a record in its place, but for the seal itself."""
+    return xxh3_64_intdigest(record[: -_RECORD["seal"].itemsize], slot)
