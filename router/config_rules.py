@@ -1,23 +1,12 @@
 """Settings that contradict each other, refused at start with both named."""
 
-from collections.abc import Callable, Mapping
-
-from msgspec import Struct
+from collections.abc import Mapping
 
 from router.config import RouterConfig
-from router.errors import ConfigError
+from router.contradictions import Rule, check_rules
+from router.security.config import check_security
 
-
-class Rule(Struct, frozen=True):
-    """`key` may not be what it is while `other` is what it is: see `why`."""
-
-    key: str
-    other: str
-    is_broken: Callable[[RouterConfig], bool]
-    why: str
-
-
-RULES = (
+RULES: tuple[Rule[RouterConfig], ...] = (
     Rule(
         "router_track_output_blocks",
         "router_track_active_blocks",
@@ -128,14 +117,7 @@ RULES = (
 """In no order; a new pair is a new line here."""
 
 
-def check_rules(config: RouterConfig, sources: Mapping[str, str]) -> None:
-    """Refuse contradictions among what somebody set. Raises ConfigError.
-
-    A default contradicts nobody: it gives way.
-    """
-    for rule in RULES:
-        if rule.key in sources and rule.is_broken(config):
-            value, other = getattr(config, rule.key), getattr(config, rule.other)
-            where = f" ({sources[rule.other]})" if rule.other in sources else " by default"
-            reason = f"{value!r} ({sources[rule.key]}) while {rule.other} is {other!r}{where}"
-            raise ConfigError(rule.key, f"{reason}: {rule.why}", "one of the two, changed")
+def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Refuse contradictions among what somebody set. Raises ConfigError."""
+    check_rules(RULES, config, sources)
+    check_security(config, sources)

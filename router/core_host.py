@@ -39,6 +39,9 @@ from router.publisher.bus import (
 from router.registrar import MakeWorker, Registrar
 from router.registrations import Registrations
 from router.registry import Registry
+from router.security.edge import Edge
+from router.security.metrics import EdgeCollector
+from router.security.nats_access import nats_access
 from router.service_config import ServiceConfig
 from router.snapshots import Snapshots, SnapshotSettings
 from router.state_metrics import RegistrationCollector, StateCollector
@@ -86,7 +89,10 @@ class CoreHost:
         self.status = ServiceStatus(
             config.nats_url, needs_workers=needs_workers, initial_workers=initial_workers
         )
+        self.edge = Edge(config)
+        self._access = nats_access(config)
         self.metrics = RouterMetrics()
+        EdgeCollector(self.edge, self.metrics.registry)
         StateCollector(core, self.status, self.metrics)
         self._data_dir = DataDir(Path(config.data_dir)) if config.data_dir else None
         self.engines = Engines(
@@ -137,10 +143,10 @@ class CoreHost:
             listening(self._config.host, self._config.http_port) as listener,
         ):
             self._restore()
-            endpoint = endpoint_of(listener)
+            endpoint = endpoint_of(listener, has_tls=self.edge.tls is not None)
             log.info("%s %s listens on %s", self._kind, self._config.name, endpoint)
-            server = HttpServer(app, self._config.max_connections)
-            tasks = [self._tick_forever(), self.engines.run(), *background()]
+            server = HttpServer(app, self._config.http_limits, self.edge.tls, self._refused)
+            tasks = [self._tick_forever(), self.engines.run(), self.edge.run(), *background()]
             if self.status.has_bus:
                 tasks.append(self._follow_bus(live, endpoint))
             else:
@@ -149,6 +155,9 @@ class CoreHost:
                 self.core.set_connected(True, time.monotonic())
             await serve_until(stop, server, listener, tasks, self._drain)
         log.info("%s stopped", self._kind)
+
+    def _refused(self, code: str) -> None:
+        self.metrics.refusals.labels("http", code).inc()
 
     def _restore(self) -> None:
         restored = self.registrar.restore()
@@ -183,7 +192,8 @@ class CoreHost:
                     group.create_task(task)
 
         name = f"{self._kind} {self._config.name}"
-        await live_on_bus(self._config.nats_url, name, self._connected, live_here)
+        url = self._config.nats_url
+        await live_on_bus(url, name, self._connected, live_here, self._access)
 
     def _feed(self, bus: Bus) -> Iterable[Task]:
         yield until_closed(bus)

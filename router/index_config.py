@@ -11,6 +11,7 @@ from router.fleet import LivenessLimits
 from router.process.settings import INDEXER_PREFIX, load_with_sources
 from router.protocol.registrations import is_http_url
 from router.scheduler.settings import PolicySettings
+from router.security.config import check_security
 from router.service_config import ServiceConfig
 
 
@@ -58,6 +59,7 @@ def load_indexer_config(arguments: Sequence[str], environment: Mapping[str, str]
     """The configuration of an index alone. Raises ConfigError."""
     loaded = load_with_sources(IndexerConfig, arguments, environment, INDEXER_PREFIX)
     config = loaded.config
+    check_security(config, loaded.sources)
     for url in config.peer_urls:
         if not is_http_url(url):
             raise ConfigError("peers", f"{url!r}", "http://host:port, or https://…")

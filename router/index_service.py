@@ -29,7 +29,7 @@ class IndexService:
         self._recovery = Recovery(core, config)
         peers = Peers(config.peer_urls, config.max_peers)
         api = IndexApi(config, self._host, lookups, peers)
-        self._front = Front(api.app(), config, self._host.metrics)
+        self._front = Front(api.app(), config, self._host.metrics, self._host.edge.guard)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from router.config import RouterConfig
-from router.config_rules import check_rules
+from router.config_rules import check_router
 from router.dynamo_names import ALIASES, check_variables
 from router.process.settings import ROUTER_PREFIX, Loaded, load_with_sources
 from router.queue_config import policy_file_text
@@ -23,7 +23,7 @@ def load_router(
     """
     check_variables(environment)
     loaded = load_with_sources(config_type, arguments, environment, ROUTER_PREFIX, aliases=ALIASES)
-    check_rules(loaded.config, loaded.sources)
+    check_router(loaded.config, loaded.sources)
     return structs.replace(loaded, config=_completed(loaded.config))
 
 

@@ -112,7 +112,8 @@ class RouterService:
             lambda: list(host.registry.routers()),
             self._settings,
         )
-        front = Front(api.app(), self._config, host.metrics, HotRoutes(self._commands))
+        hot = HotRoutes(self._commands)
+        front = Front(api.app(), self._config, host.metrics, host.edge.guard, hot)
         try:
             await self._host.run(stop, front, self._live, self._background)
         finally:

@@ -4,15 +4,17 @@ import socket
 from secrets import randbits
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
 from router.indexer.selection import IndexSettings
+from router.process.connections import HttpLimits
 from router.process.logs import LogFormat, LogLevel
 from router.protocol.subjects import NAMESPACE_PATTERN
+from router.security.config import SecurityConfig
 
 
-class ServiceConfig(Struct, frozen=True, kw_only=True):
+class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
     """What every process with a core can be told. Seconds and bytes as the names end."""
 
     name: Annotated[
@@ -34,7 +36,6 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     allow_public_engines: Annotated[
         bool, Meta(description="also read engines' sockets at public addresses")
     ] = False
-    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
     worker_silence_s: Annotated[
         float, Meta(ge=1.5, description="an agent that is its engine, silent for so long, is gone")
@@ -46,7 +47,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="time to receive a body; beyond, 408")
     ] = 30.0
     max_connections: Annotated[
-        int, Meta(ge=1, description="concurrent HTTP connections and requests; beyond, 503")
+        int, Meta(ge=1, description="HTTP connections; beyond, 503 and closed")
     ] = 4096
     drain_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
@@ -78,6 +79,17 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         LogFormat, Meta(description="json, text, or auto: text on a terminal")
     ] = "auto"
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """Of connections, and of what comes before a body."""
+        return HttpLimits(
+            self.max_connections,
+            self.header_limit_bytes,
+            self.max_headers,
+            self.header_timeout_s,
+            self.keep_alive_s,
+        )
 
     @property
     def index(self) -> IndexSettings:

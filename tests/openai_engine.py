@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from router.process.connections import HttpLimits
 from router.process.serving import HttpServer, listening
 from servers import free_port
 from zmq_engines import Engine, stored
@@ -60,7 +61,7 @@ class OpenAiEngine:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
         with self.engine, listening("127.0.0.1", self.port) as listener:
-            server = HttpServer(Starlette(routes=routes), 100)
+            server = HttpServer(Starlette(routes=routes), HttpLimits(max_connections=100))
             serving = asyncio.create_task(server.serve([listener]))
             try:
                 yield self

@@ -24,6 +24,8 @@ from router.publisher.beacons import HeardBeacons
 from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.journal import EventJournal
 from router.publisher.local_index import LocalIndex
+from router.security.edge import Edge
+from router.security.guarded import Guarded
 from worker_agent.blocks.names import Naming
 from worker_agent.config import ReferenceConfig
 from worker_agent.engine.model import Model, ModelConfig
@@ -57,18 +59,20 @@ class WorkerAgent:
         """Serve until `stop` is set; then withdraw, drain, close. Raises ConfigError, and TwinError
         in a group.
         """
+        edge, limits = Edge(self._config), self._config.http_limits(MAX_CONNECTIONS)
         with (
             listening(self._config.host, self._config.http_port) as listener,
             ThreadPoolExecutor(1, "engine") as executor,
         ):
-            endpoint = self._config.endpoint or endpoint_of(listener)
+            endpoint = self._config.endpoint or endpoint_of(listener, has_tls=edge.tls is not None)
             announcement = self._announcement(endpoint)
             presence = Presence(self._config, announcement, self._runners, self._beacons)
             server_of = EngineServer(self._config, self._runners, lambda: presence.is_announced)
-            server = HttpServer(server_of.app(), MAX_CONNECTIONS)
+            server = HttpServer(Guarded(server_of.app(), edge.guard), limits, edge.tls)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve([listener]))
                 running = [group.create_task(r.run(executor)) for r in self._runners]
+                running.append(group.create_task(edge.run()))
                 on_bus = group.create_task(presence.run())
                 log.info(
                     "worker %d (%s) listens on %s", self._config.id, self._config.name, endpoint

@@ -29,6 +29,8 @@ from router.publisher.pull_follower import PullFollower
 from router.publisher.trtllm_pull import TrtllmPull
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
+from router.security.edge import Edge
+from router.security.guarded import Guarded
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.bridge_metrics import BridgeCollector
 from worker_agent.bridge_server import BridgeServer, Readiness
@@ -69,19 +71,21 @@ class BridgeAgent:
         """
         config = self._config
         self._make_state_dir()
+        edge, limits = Edge(config), config.http_limits(MAX_CONNECTIONS)
         collector = BridgeCollector(lambda: self._facts.model_name, lambda: self._ranks, self._poll)
         server_of = BridgeServer(
             config.id, lambda: self._ranks, self._readiness, collector.registry
         )
-        server = HttpServer(server_of.app(), MAX_CONNECTIONS)
+        server = HttpServer(Guarded(server_of.app(), edge.guard), limits, edge.tls)
         with listening(config.host, config.http_port) as listener:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve([listener]))
                 beside = group.create_task(self._stand_beside())
+                watching = group.create_task(edge.run())
                 log.info(
                     "worker %d (%s) stands beside %s at %s; probes on %s",
                     *(config.id, config.name, config.engine, config.endpoint),
-                    endpoint_of(listener),
+                    endpoint_of(listener, has_tls=edge.tls is not None),
                 )
                 await stop.wait()
                 self._is_stopping = True
@@ -89,6 +93,7 @@ class BridgeAgent:
                 await asyncio.wait([beside])
                 server.should_exit = True
                 await serving
+                watching.cancel()
         log.info("worker stopped")
 
     async def _stand_beside(self) -> None:

@@ -3,17 +3,19 @@
 import socket
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from router.errors import ConfigError
+from router.process.connections import HttpLimits
 from router.process.logs import LogFormat, LogLevel
 from router.process.settings import id_of_name
 from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.protocol.values import Endpoint, Rank, ranks_of
+from router.security.config import SecurityConfig
 
 
-class AgentConfig(Struct, frozen=True, kw_only=True):
+class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
     """Who an agent is, and how it talks to the fleet."""
 
     engine: Annotated[
@@ -55,7 +57,6 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     lora_names: Annotated[
         str | list[str], Meta(description="adapters that it can serve, likewise; empty: any")
     ] = ""
-    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 0
     endpoint: Annotated[
         Endpoint | None, Meta(description="engine's URL for callers; by default, the agent's own")
@@ -99,6 +100,16 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             kv_transfer_domain=domain or None,
             kv_transfer_enforcement=self.kv_transfer_enforcement if domain else None,
             lora_names=_listed(self.lora_names) or None,
+        )
+
+    def http_limits(self, max_connections: int) -> HttpLimits:
+        """Of connections, and of what comes before a body."""
+        return HttpLimits(
+            max_connections,
+            self.header_limit_bytes,
+            self.max_headers,
+            self.header_timeout_s,
+            self.keep_alive_s,
         )
 
     @property

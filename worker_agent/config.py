@@ -4,17 +4,20 @@ An agent runs an engine of its own (`ReferenceConfig`), or stands beside one (`B
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
-from router.process.settings import AGENT_PREFIX, first_look, load
+from router.process.settings import AGENT_PREFIX, first_look, load_with_sources
 from router.protocol.values import SCHEME, Identity
 from router.publisher.metrics_dialects import EngineKind
+from router.security.config import check_security
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.common_config import AgentConfig
+
+T = TypeVar("T", bound=AgentConfig)
 
 REFERENCE = "reference"
 _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
@@ -76,13 +79,24 @@ def _load(
 ) -> ReferenceConfig | BridgeConfig:
     if is_reference:
         elsewhere = _only_in(BridgeConfig, ReferenceConfig, "beside an engine: --engine vllm, …")
-        config = load(ReferenceConfig, arguments, environment, AGENT_PREFIX, elsewhere)
+        config = _loaded(ReferenceConfig, arguments, environment, elsewhere)
         _check_reference(config)
         return config
     elsewhere = _only_in(ReferenceConfig, BridgeConfig, "with --engine reference")
-    bridge = load(BridgeConfig, arguments, environment, AGENT_PREFIX, elsewhere)
+    bridge = _loaded(BridgeConfig, arguments, environment, elsewhere)
     rank_addresses(bridge)
     return bridge
+
+
+def _loaded(
+    config_type: type[T],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    elsewhere: Mapping[str, str],
+) -> T:
+    loaded = load_with_sources(config_type, arguments, environment, AGENT_PREFIX, elsewhere)
+    check_security(loaded.config, loaded.sources)
+    return loaded.shown()
 
 
 def _only_in(config_type: type[Struct], other: type[Struct], where: str) -> Mapping[str, str]:

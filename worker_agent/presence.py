@@ -21,6 +21,7 @@ from router.publisher.bus import Bus, StreamLimits, live_on_bus, until_closed
 from router.publisher.events import KvEventPublisher
 from router.publisher.loads import LoadPublisher
 from router.publisher.transport import NatsTransport
+from router.security.nats_access import nats_access
 from worker_agent.common_config import AgentConfig
 from worker_agent.control import (
     answer_checkpoint_requests,
@@ -74,6 +75,7 @@ class Presence:
         self._announcement = announcement
         self._ranks = ranks
         self._beacons = beacons
+        self._access = nats_access(config)
         self._announcer: Announcer | None = None
         self.is_announced = False
 
@@ -82,7 +84,8 @@ class Presence:
         group.
         """
         config = self._config
-        await live_on_bus(config.nats_url, f"worker {config.name}", self._connected, self._live)
+        name = f"worker {config.name}"
+        await live_on_bus(config.nats_url, name, self._connected, self._live, self._access)
 
     async def _live(self, bus: Bus) -> None:
         config = self._config

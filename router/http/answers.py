@@ -3,13 +3,13 @@ error's own fields.
 """
 
 import logging
-import math
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from router.errors import KvRouterError
+from router.security.guarded import refusal_headers
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,4 @@ def refusal(error: KvRouterError) -> Answer:
     """An error, as callers see it. What is nobody's fault but ours is logged where all can see."""
     is_ours = error.http_status == INTERNAL
     log.log(logging.ERROR if is_ours else logging.DEBUG, "refused (%s): %s", error.code, error)
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if error.retry_after_s is not None:
-        headers = ((b"retry-after", b"%d" % math.ceil(error.retry_after_s)),)
-    return Answer(msgspec.json.encode(error.body()), error.http_status, headers)
+    return Answer(msgspec.json.encode(error.body()), error.http_status, refusal_headers(error))

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from router.errors import BodyTooLargeError, ClientGoneError, UnsupportedMediaTypeError
 from router.http.answers import Answer
 from router.process.bodies import read_body
+from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.waiters import Gone
 
@@ -22,6 +23,7 @@ class Exchange(Struct, frozen=True):
     request_id: str
     body: bytes
     gone: Gone
+    caller: Caller = ANYBODY
 
     def header(self, name: bytes) -> str | None:
         """A header, by its name in lower case; of several the first."""
@@ -40,7 +42,7 @@ class Exchange(Struct, frozen=True):
 
 
 async def read_exchange(
-    scope: Scope, receive: Receive, request_id: str, config: ServiceConfig
+    scope: Scope, receive: Receive, request_id: str, config: ServiceConfig, caller: Caller
 ) -> Exchange:
     """A request with its body. Raises BodyTooLargeError (at once), BodyTimeoutError,
     ClientGoneError.
@@ -56,7 +58,7 @@ async def read_exchange(
     if length.isdigit() and int(length) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
     body = await read_body(_chunks(receive), limit_bytes, config.body_timeout_s)
-    return Exchange(headers, scope["query_string"], request_id, body, gone)
+    return Exchange(headers, scope["query_string"], request_id, body, gone, caller)
 
 
 async def send_answer(answer: Answer, send: Send) -> None:

@@ -15,6 +15,10 @@ from router.http.hot import HotRoute, HotRoutes
 from router.http.ids import answering, ids_of
 from router.metrics import RouterMetrics
 from router.process.request_ids import ANSWERED
+from router.security.caller import Caller
+from router.security.errors import TooManyRequestsError
+from router.security.guard import Guard
+from router.security.guarded import admit
 from router.service_config import ServiceConfig
 
 
@@ -26,12 +30,15 @@ class Front:
         app: ASGIApp,
         config: ServiceConfig,
         metrics: RouterMetrics,
+        guard: Guard,
         hot: HotRoutes | None = None,
     ) -> None:
         self._app = app
         self._hot = hot
         self._config = config
         self._metrics = metrics
+        self._guard = guard
+        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -40,14 +47,21 @@ class Front:
             return
         ids = ids_of(scope["headers"])
         ANSWERED.set(ids)
-        send = answering(ids, send)
+        self._in_flight += 1
+        try:
+            await self._answer(scope, receive, answering(ids, send))
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None if self._hot is None else self._hot.find(scope["method"], scope["path"])
         try:
-            self._admit(scope)
+            caller = self._admit(scope)
             if route is None:
+                scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
                 return
-            exchange = await read_exchange(scope, receive, route.request_id, self._config)
+            exchange = await read_exchange(scope, receive, route.request_id, self._config, caller)
             answer = await route.handler(exchange)
         except KvRouterError as error:
             self._metrics.refusals.labels("http", error.code).inc()
@@ -55,10 +69,15 @@ class Front:
         self._count(route, answer)
         await send_answer(answer, send)
 
-    def _admit(self, scope: Scope) -> None:
-        """Who asks, and under which id: what every request has before anybody reads it. May raise
-        any KvRouterError; what later stages need is put into `scope["state"]`.
-        """
+    def _admit(self, scope: Scope) -> Caller:
+        """Who asks: what every request has before anybody reads it. May raise any KvRouterError."""
+        if self._in_flight > self._config.max_requests and not self._is_open(scope):
+            raise TooManyRequestsError(self._config.max_requests)
+        return admit(self._guard, scope)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Probes are answered however much there is to do."""
+        return self._guard.is_open(scope["method"], scope["path"])
 
     def _count(self, route: HotRoute | None, answer: Answer) -> None:
         path = "" if route is None else route.path

@@ -1,6 +1,4 @@
-"""The configuration in effect: every setting, and where it comes from. Passwords in URLs are not
-shown.
-"""
+"""The configuration in effect: every setting, and where it comes from. Secrets are not shown."""
 
 import json
 import sys
@@ -10,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.process.masking import masked
+from router.masking import HIDDEN, is_secret, masked
 
 
 class SettingView(Struct, frozen=True):
@@ -26,7 +24,8 @@ def effective(config: Struct, sources: Mapping[str, str]) -> dict[str, SettingVi
     for field in msgspec.structs.fields(type(config)):
         value = getattr(config, field.name)
         unknown = "default" if value == field.default else "set"
-        views[field.name] = SettingView(_shown(value), sources.get(field.name, unknown))
+        shown = HIDDEN if value and is_secret(type(config), field.name) else _shown(value)
+        views[field.name] = SettingView(shown, sources.get(field.name, unknown))
     return views
 
 

@@ -11,13 +11,13 @@ from typing import Literal, TextIO, TypeAlias
 
 import msgspec
 
-from router.process.masking import masked
+from router.masking import masked
 from router.process.request_ids import ANSWERED
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["auto", "json", "text"]
 
-_TALKATIVE = ("nats", "uvicorn", "httpx", "httpcore")
+_TALKATIVE = ("nats", "httpx", "httpcore")
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
@@ -28,6 +28,8 @@ def log_to_stderr(level: LogLevel, log_format: LogFormat = "auto") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It warns of malformed requests, which callers send as often as they like: those are counted.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def _formatter(log_format: LogFormat, stream: TextIO) -> logging.Formatter:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from router.errors import ConfigError
+from router.process.connections import HttpConfig, HttpLimits, LimitedProtocol
 
 SHUTDOWN_S = 5
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
@@ -42,26 +44,40 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def endpoint_of(listener: socket.socket) -> str:
+def endpoint_of(listener: socket.socket, *, has_tls: bool = False) -> str:
     """URL of a listening socket; the machine's name where it listens on every address."""
     host, port = listener.getsockname()[:2]
-    return f"http://{socket.gethostname() if host in ANY_ADDRESS else host}:{port}"
+    name = socket.gethostname() if host in ANY_ADDRESS else host
+    return f"http{'s' * has_tls}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, leaving signals alone. `serve` it on a socket, then set `should_exit`."""
+    """uvicorn within limits, leaving signals alone. `serve` it on a socket, then set `should_exit`.
 
-    def __init__(self, app: ASGIApp, max_connections: int) -> None:
+    `refused` is told the codes of refusals that the application does not see.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        tls: ssl.SSLContext | None = None,
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
         super().__init__(
-            uvicorn.Config(
+            HttpConfig(
                 app,
-                http="httptools",
+                http=LimitedProtocol,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=max_connections,
+                ws="none",
+                timeout_keep_alive=limits.keep_alive_s,
                 timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+                limits=limits,
+                refused=refused,
             )
         )
 

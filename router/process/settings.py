@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
 from router.errors import ConfigError
+from router.masking import HIDDEN, is_secret, masked
 from router.process.aliases import Alias, Given, by_key, by_variable
 from router.process.effective import print_and_exit
 
@@ -111,7 +112,9 @@ def _agreed(
         value = checked(config_type, {each.setting: each.value}, source, elsewhere)[each.setting]
         first, before = settings.setdefault(each.setting, (each, value))
         if value != before:
-            reason = f"{value!r} while {first.name} is {before!r} ({source})"
+            reason = masked(f"{value!r} while {first.name} is {before!r} ({source})")
+            if is_secret(config_type, each.setting):
+                reason = f"differs from {first.name} ({source})"
             raise ConfigError(each.name, reason, "one of the two, or both the same")
     yield from settings.values()
 
@@ -221,7 +224,8 @@ def checked(
         try:
             converted[name] = msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(name, f"{value!r} ({source})", str(error)) from error
+            said = HIDDEN if is_secret(config_type, name) else masked(repr(value))
+            raise ConfigError(name, f"{said} ({source})", str(error)) from error
     return converted
 
 

@@ -16,10 +16,13 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 from router.errors import (
     BusError,
     BusUnavailableError,
+    ConfigError,
     LogConflictError,
     LogFullError,
 )
+from router.masking import masked
 from router.protocol.subjects import Subjects
+from router.security.nats_access import OPEN_ACCESS, NatsAccess
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +75,14 @@ class Bus:
 
 
 @asynccontextmanager
-async def connection(url: str, name: str, on_change: Callable[[bool], None]) -> AsyncIterator[Bus]:
+async def connection(
+    url: str, name: str, on_change: Callable[[bool], None], access: NatsAccess = OPEN_ACCESS
+) -> AsyncIterator[Bus]:
     """A connection that outlives restarts of the server; waits, and says so, until there is one.
 
     `on_change` is told of each loss (False) and return (True). Leaving flushes what was published.
     """
-    bus = await _connect(url, name, on_change)
+    bus = await _connect(url, name, on_change, access)
     on_change(True)
     try:
         yield bus
@@ -92,13 +97,14 @@ async def live_on_bus(
     name: str,
     on_change: Callable[[bool], None],
     live: Callable[[Bus], Awaitable[None]],
+    access: NatsAccess = OPEN_ACCESS,
 ) -> None:
     """Live on a connection, and on the next one when it is given up, until cancelled.
 
     A life that ends in a BusError is begun again; any other error is ours to die of.
     """
     while True:
-        async with connection(url, name, on_change) as bus:
+        async with connection(url, name, on_change, access) as bus:
             try:
                 await live(bus)
             except* BusError as group:
@@ -223,29 +229,37 @@ async def _unless_it_exists(name: str, create: Callable[[], Awaitable[object]]) 
                 raise
 
 
-async def _connect(url: str, name: str, on_change: Callable[[bool], None]) -> Bus:
+async def _connect(
+    url: str, name: str, on_change: Callable[[bool], None], access: NatsAccess
+) -> Bus:
+    shown = masked(url)
     while True:
         bus = Bus(Client(), asyncio.Event())
         try:
             with heeding_cancellation():
-                await _connect_once(bus, url, name, on_change)
-        except (OSError, NatsError, TimeoutError) as error:
-            log.warning("no NATS at %s yet (%s); trying again", url, error or type(error).__name__)
+                await _connect_once(bus, url, name, on_change, access)
+        except (OSError, NatsError, TimeoutError, ConfigError) as error:
+            reason = masked(str(error)) or type(error).__name__
+            log.warning("no NATS at %s yet (%s); trying again", shown, reason)
             await asyncio.sleep(RETRY_S)
         else:
-            log.info("connected to NATS at %s", url)
+            log.info("connected to NATS at %s", shown)
             return bus
 
 
-async def _connect_once(bus: Bus, url: str, name: str, on_change: Callable[[bool], None]) -> None:
+async def _connect_once(
+    bus: Bus, url: str, name: str, on_change: Callable[[bool], None], access: NatsAccess
+) -> None:
+    shown = masked(url)
+
     async def disconnected() -> None:
         bus.note_loss()
         if not bus.client.is_closed:
-            log.warning("lost the connection to NATS at %s; reconnecting", url)
+            log.warning("lost the connection to NATS at %s; reconnecting", shown)
             on_change(False)
 
     async def reconnected() -> None:
-        log.warning("connected to NATS at %s again", url)
+        log.warning("connected to NATS at %s again", shown)
         on_change(True)
 
     async def closed() -> None:
@@ -266,6 +280,7 @@ async def _connect_once(bus: Bus, url: str, name: str, on_change: Callable[[bool
         disconnected_cb=disconnected,
         reconnected_cb=reconnected,
         closed_cb=closed,
+        **access.options(url),
     )
     bus.client.options.update(max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S)
 

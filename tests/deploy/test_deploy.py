@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from router.errors import ConfigError
 from router.loading import load_router_config
 from worker_agent.config import load_agent_config
 
@@ -77,13 +78,34 @@ def test_every_image_target_exists():
 
 @pytest.mark.parametrize(("stage", "port"), [("worker-agent", 8000), ("bridge", 8001)])
 def test_the_images_settings_are_known(stage, port):
-    settings = dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", STAGES[stage]))
+    settings = settings_of(stage) | {"KV_ROUTER_AGENT_INSECURE_PUBLIC_BIND": "true"}
     assert load_agent_config([], settings).http_port == port
     assert f"EXPOSE {port}\n" in STAGES[stage]
 
 
 def test_the_routers_image_is_known():
-    assert load_router_config([], dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", STAGES["router"])))
+    settings = settings_of("router") | {"KV_ROUTER_INSECURE_PUBLIC_BIND": "true"}
+    assert load_router_config([], settings)
+
+
+@pytest.mark.parametrize("stage", ["router", "worker-agent", "bridge"])
+def test_an_image_alone_does_not_serve_everybody(stage):
+    load = load_router_config if stage == "router" else load_agent_config
+    with pytest.raises(ConfigError, match="insecure_public_bind"):
+        load([], settings_of(stage))
+
+
+def test_every_service_chooses_whom_it_serves():
+    for services in (SERVICES, VLLM_SERVICES):
+        for service in services.values():
+            stage = service.get("build", {}).get("target")
+            load = load_router_config if stage == "router" else load_agent_config
+            if stage is not None:
+                assert load([], settings_of(stage) | service["environment"])
+
+
+def settings_of(stage):
+    return dict(re.findall(r"(KV_ROUTER_\w+)=(\S+)", STAGES[stage]))
 
 
 def test_images_do_not_run_as_root():

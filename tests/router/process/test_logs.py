@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from router.masking import masked
 from router.process.logs import JsonLines, TextLines
-from router.process.masking import masked
 from router.process.request_ids import ANSWERED, RequestIds
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

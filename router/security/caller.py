@@ -1,0 +1,81 @@
+"""Who asks, and what of a shared fleet is theirs."""
+
+from typing import Literal, TypeAlias, TypeVar
+
+from msgspec import Struct, structs
+
+from router.errors import InvalidFieldError
+from router.protocol.requests import PromptRequest
+from router.security.errors import ForbiddenError
+
+TokenScope: TypeAlias = Literal["route", "admin", "metrics"]
+"""What a token is good for: deciding and booking; looking at and changing everything; metrics."""
+
+ANY = "*"
+MAX_ID_CHARACTERS = 256
+
+R = TypeVar("R", bound=PromptRequest)
+
+
+class Caller(Struct, frozen=True):
+    """Who asks. Bound to a `tenant`, it sees nothing of others: see `bound` and `own_id`."""
+
+    name: str
+    scopes: frozenset[TokenScope]
+    tenant: str | None = None
+    routing_groups: frozenset[str] = frozenset((ANY,))
+    cache_salts: frozenset[str] = frozenset((ANY,))
+
+    def may(self, scope: TokenScope | None) -> bool:
+        """Whether it has this scope; None: nobody needs one."""
+        return scope is None or scope in self.scopes
+
+    def bound(self, request: R) -> R:
+        """The request, if it stays within what is this caller's. Raises ForbiddenError.
+
+        Where a caller may use certain salts only, hashes it computed itself are refused: nobody can
+        tell under whose salt.
+        """
+        if self.tenant is None:
+            return request
+        _check("routing_group", request.routing_group, self.routing_groups)
+        if ANY not in self.cache_salts:
+            _check("cache_salt", request.cache_salt or "", self.cache_salts)
+            _refuse_hashes(request)
+        return request
+
+    def own_id(self, field: str, given: str) -> str:
+        """A request's or session's id, as no other tenant can say it. Raises InvalidFieldError."""
+        if self.tenant is None:
+            return given
+        own = f"{self.tenant}/{given}"
+        if len(own) > MAX_ID_CHARACTERS:
+            most = MAX_ID_CHARACTERS - len(self.tenant) - 1
+            raise InvalidFieldError(field, f"{len(given)} characters", f"1 to {most}")
+        return own
+
+    def given_id(self, own: str) -> str:
+        """An id as this caller gave it."""
+        return own if self.tenant is None else own.removeprefix(f"{self.tenant}/")
+
+
+ANYBODY = Caller("anybody", frozenset(("route", "admin", "metrics")))
+"""Who asks where nobody has to say who he is."""
+
+
+def _check(field: str, value: str, allowed: frozenset[str]) -> None:
+    if ANY not in allowed and value not in allowed:
+        reason = f"{value!r} is not this token's" if value else "missing; this token needs one"
+        raise ForbiddenError(field, reason, ", ".join(sorted(allowed)))
+
+
+def _refuse_hashes(request: PromptRequest) -> None:
+    for field in ("sequence_hashes", "block_hashes"):
+        if getattr(request, field, None) is not None:
+            reason = "given by a token that is bound to cache_salts"
+            raise ForbiddenError(field, reason, f"{request.tokens_field}")
+
+
+def renamed(request: R, **ids: str | None) -> R:
+    """A request under other ids, where it has any."""
+    return structs.replace(request, **{k: v for k, v in ids.items() if v is not None})

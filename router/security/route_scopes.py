@@ -1,0 +1,109 @@
+"""Which route needs which scope of a token: the one table, of every process.
+
+A test holds it against the routes that there are. What is not in it needs `admin`: a route that
+nobody thought of is closed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from router.security.caller import TokenScope
+
+OPEN: tuple[str, ...] = (
+    "GET /health",
+    "GET /ready",
+    "GET /docs",
+    "GET /docs/oauth2-redirect",
+    "GET /openapi.json",
+)
+"""Probes, and what anybody can read in the source."""
+
+METRICS = ("GET /metrics",)
+
+ROUTE = (
+    "POST /select",
+    "POST /select_and_reserve",
+    "POST /reservations",
+    "POST /reservations/{request_id}/prefill_complete",
+    "POST /reservations/{request_id}/output_block",
+    "DELETE /reservations/{request_id}",
+    "POST /potential_loads",
+    "POST /overlap_scores",
+    # of the index alone
+    "POST /query",
+    "POST /query_by_hash",
+    # of an agent that is its engine
+    "GET /v1/models",
+    "POST /v1/completions",
+)
+
+ADMIN = (
+    "GET /workers",
+    "GET /workers/{worker_id:int}",
+    "POST /workers",
+    "PATCH /workers/{worker_id:int}",
+    "DELETE /workers/{worker_id:int}",
+    "GET /routers",
+    "GET /config",
+    "GET /busy_threshold",
+    "POST /busy_threshold",
+    "GET /loads",
+    "GET /shadow",
+    "GET /dump",
+    "GET /blocks/{sequence_hash:int}",
+    # of the index alone
+    "POST /register",
+    "POST /unregister",
+    "GET /peers",
+    "POST /register_peer",
+    "POST /deregister_peer",
+    # of an agent that is its engine
+    "POST /reset_prefix_cache",
+)
+"""What shows or changes the state of everybody, whoever's it is."""
+
+ROUTE_SCOPES: Mapping[str, TokenScope | None] = MappingProxyType(
+    dict.fromkeys(OPEN)
+    | dict.fromkeys(METRICS, "metrics")
+    | dict.fromkeys(ROUTE, "route")
+    | dict.fromkeys(ADMIN, "admin")
+)
+"""By method and path, as the route is declared; None: none."""
+
+_PARAMETERS = {"int": "[0-9]+", "path": ".+", "": "[^/]+"}
+_PARAMETER = re.compile(r"\\\{\w+(?::(\w+))?\\\}")
+
+
+class _Pattern(Struct, frozen=True):
+    matches: re.Pattern[str]
+    scope: TokenScope | None
+
+
+class RouteScopes:
+    """The table, to ask. A path without parameters is found at once."""
+
+    __slots__ = ("_patterns", "_plain")
+
+    def __init__(self, table: Mapping[str, TokenScope | None] = ROUTE_SCOPES) -> None:
+        self._plain = {key: value for key, value in table.items() if "{" not in key}
+        self._patterns = tuple(_patterns(table.items()))
+
+    def needed(self, method: str, path: str) -> TokenScope | None:
+        """What a request needs. HEAD is answered as GET is, where it is."""
+        key = f"{'GET' if method == 'HEAD' else method} {path}"
+        if key in self._plain:
+            return self._plain[key]
+        for pattern in self._patterns:
+            if pattern.matches.fullmatch(key):
+                return pattern.scope
+        return "admin"
+
+
+def _patterns(routes: Iterable[tuple[str, TokenScope | None]]) -> Iterable[_Pattern]:
+    for key, scope in routes:
+        if "{" in key:
+            text = _PARAMETER.sub(lambda found: _PARAMETERS[found[1] or ""], re.escape(key))
+            yield _Pattern(re.compile(text), scope)
