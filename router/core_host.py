@@ -12,7 +12,7 @@ One TaskGroup owns every task: what crashes takes the process down, visibly.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,11 @@ from starlette.types import ASGIApp
 from router.core import RouterCore
 from router.data_dir import DataDir
 from router.engines import Engines
+from router.errors import BusError
 from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
-from router.process.serving import HttpServer, endpoint_of, listening, serve_until
+from router.process.serving import SHUTDOWN_S, HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects
 from router.protocol.values import StreamPosition
 from router.publisher.bus import (
@@ -61,11 +62,15 @@ TIDY_SLICES = 256
 Task: TypeAlias = Coroutine[Any, Any, None]
 
 
+async def _nothing() -> None:
+    """Where nothing is to be finished."""
+
+
 class CoreHost:
     """One core and the adapters that every process has around it, for others to build on.
 
     `kind` is what the process calls itself. `on_reconnect` is called when a lost bus is back,
-    `on_drain` when the process is about to end.
+    `on_drain` when the process is about to end, which then has `SHUTDOWN_S` for what is in flight.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class CoreHost:
         needs_workers: bool,
         initial_workers: int = 0,
         on_reconnect: Callable[[], None] = lambda: None,
-        on_drain: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self._kind = kind
         self._config = config
@@ -168,8 +173,14 @@ class CoreHost:
     async def _drain(self) -> None:
         log.info("draining for %g s", self._config.drain_s)
         self.status.is_draining = True
-        self._on_drain()
-        await asyncio.sleep(self._config.drain_s)
+        await asyncio.gather(self._finish(), asyncio.sleep(self._config.drain_s))
+
+    async def _finish(self) -> None:
+        try:
+            async with asyncio.timeout(SHUTDOWN_S):
+                await self._on_drain()
+        except (BusError, TimeoutError) as error:
+            log.warning("not everything in flight is finished: %s", error or "it took too long")
 
     async def _tick_forever(self) -> None:
         patience_s = time.monotonic() + CATCH_UP_S

@@ -11,6 +11,8 @@ values, not exceptions.
     ├── MalformedBodyError           not JSON at all
     ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
+    ├── TooManyRequestsError         over the bus, at once
+    ├── DeadlineExceededError        the caller does not wait any longer
     ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
     ├── WorkersOverloadedError       all who may serve a request have more than enough to do
@@ -100,8 +102,8 @@ class MalformedBodyError(KvRouterError):
     code = "malformed_body"
     http_status = 400
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"body: {reason} (allowed: valid JSON in UTF-8)")
+    def __init__(self, reason: str, allowed: str = "valid JSON in UTF-8") -> None:
+        super().__init__(f"body: {reason} (allowed: {allowed})")
         self.reason = reason
 
 
@@ -111,8 +113,10 @@ class UnsupportedMediaTypeError(KvRouterError):
     code = "unsupported_media_type"
     http_status = 415
 
-    def __init__(self, content_type: str | None) -> None:
-        super().__init__(f"content-type: {content_type!r} (allowed: application/json)")
+    def __init__(
+        self, content_type: str | None, allowed: Sequence[str] = ("application/json",)
+    ) -> None:
+        super().__init__(f"content-type: {content_type!r} (allowed: {', '.join(allowed)})")
         self.content_type = content_type
 
 
@@ -183,6 +187,29 @@ class TooManyReservationsError(KvRouterError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"reservations: the limit is reached (allowed: at most {limit} live ones)")
         self.limit = limit
+
+
+class TooManyRequestsError(KvRouterError):
+    """As many requests from the bus are being answered as may be."""
+
+    code = "too_many_requests"
+    http_status = 503
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"requests: the limit is reached (allowed: at most {limit} at once)")
+        self.limit = limit
+        self.retry_after_s = 0.1
+
+
+class DeadlineExceededError(KvRouterError):
+    """The answer would have come too late for its caller, for whom nothing is booked."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"no answer within the {timeout_s:g} s that the caller waits")
+        self.timeout_s = timeout_s
 
 
 class TooManyQueriesError(KvRouterError):

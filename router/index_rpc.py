@@ -6,7 +6,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from router import index_views, views
-from router.answering import answer_requests
+from router.answering import Answering, BusAnswer
 from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import InvalidFieldError, KvRouterError
@@ -32,6 +32,7 @@ from router.protocol.values import Scope
 from router.publisher.bus import Bus
 
 QUEUE_GROUP = "indexer"
+UNKNOWN = "unknown"
 
 _BLOCK_BYTES = len('{"block_hash":0,"tokens_hash":null,"mm_extra_info":null},')
 """The least that a block takes in a dump."""
@@ -44,36 +45,48 @@ class IndexRpc:
     """Answers index queries, in a queue group with all others who keep an index."""
 
     def __init__(
-        self, core: RouterCore, lookups: Lookups, metrics: RouterMetrics, subjects: Subjects
+        self,
+        core: RouterCore,
+        lookups: Lookups,
+        metrics: RouterMetrics,
+        subjects: Subjects,
+        limit: int,
     ) -> None:
         self._core = core
         self._lookups = lookups
         self._metrics = metrics
-        self._subjects = subjects
+        self._answer_limit_bytes = 0
+        subject = subjects.index_queries
+        self._answering = Answering(subject, QUEUE_GROUP, self._reply, self._refuse, metrics, limit)
         self._decoder: msgspec.json.Decoder[IndexMessage] = msgspec.json.Decoder(IndexMessage)
 
     async def run(self, bus: Bus) -> None:
-        """Answer until cancelled."""
+        """Answer until cancelled, or drained."""
+        self._answer_limit_bytes = bus.client.max_payload
+        await self._answering.run(bus)
 
-        async def reply(message: Msg) -> bytes:
-            return await self._reply(message.data, bus.client.max_payload)
+    async def drain(self) -> None:
+        """Take no more, and wait until what was taken is answered. Raises BusUnavailableError."""
+        await self._answering.drain()
 
-        subject = self._subjects.index_queries
-        await answer_requests(bus, subject, QUEUE_GROUP, reply, self._metrics)
-
-    async def _reply(self, payload: bytes, limit_bytes: int) -> bytes:
-        question_name = "unknown"
+    async def _reply(self, message: Msg) -> BusAnswer:
+        name = UNKNOWN
         try:
-            question = _question(await decode_body(self._decoder.decode, payload))
-            question_name = question.name
-            answer = await self._answer(question, limit_bytes)
-            code = "ok"
+            question = _question(await decode_body(self._decoder.decode, message.data))
+            name = question.name
+            answer = await self._answer(question, self._answer_limit_bytes)
         except KvRouterError as error:
-            self._metrics.refusals.labels("nats", error.code).inc()
-            answer = msgspec.json.encode(ErrorReply(str(error)))
-            code = error.code
-        self._metrics.requests.labels("nats", question_name, code).inc()
-        return answer
+            return self._refused(name, error)
+        self._metrics.requests.labels("nats", name, "ok").inc()
+        return BusAnswer(answer)
+
+    def _refuse(self, _: Msg, error: KvRouterError) -> BusAnswer:
+        return self._refused(UNKNOWN, error)
+
+    def _refused(self, name: str, error: KvRouterError) -> BusAnswer:
+        self._metrics.refusals.labels("nats", error.code).inc()
+        self._metrics.requests.labels("nats", name, error.code).inc()
+        return BusAnswer(msgspec.json.encode(ErrorReply(str(error))))
 
     async def _answer(self, question: IndexQuestion, limit_bytes: int) -> bytes:
         match question:

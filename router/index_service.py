@@ -24,8 +24,17 @@ class IndexService:
         index = config.index
         core = RouterCore(config.core, lambda: make_indexer(index), Random())
         lookups = Lookups(core, config.frequency_window_s)
-        self._host = CoreHost("indexer", config, core, make_worker=instance, needs_workers=False)
-        self._rpc = IndexRpc(core, lookups, self._host.metrics, self._host.subjects)
+        self._host = CoreHost(
+            "indexer",
+            config,
+            core,
+            make_worker=instance,
+            needs_workers=False,
+            on_drain=lambda: self._rpc.drain(),
+        )
+        self._rpc = IndexRpc(
+            core, lookups, self._host.metrics, self._host.subjects, config.max_bus_requests
+        )
         self._recovery = Recovery(core, config)
         peers = Peers(config.peer_urls, config.max_peers)
         api = IndexApi(config, self._host, lookups, peers)

@@ -5,7 +5,7 @@ What can be read off the core when Prometheus asks is in `state_metrics.py`.
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.decision_metrics import DecisionMetrics
 from router.protocol.requests import Usage
@@ -44,6 +44,10 @@ class Maker:
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         """A counter; Prometheus adds `_total` to its name."""
         return Counter(f"kv_router_{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A gauge."""
+        return Gauge(f"kv_router_{name}", text, labels, registry=self._registry)
 
     def seconds(self, name: str, text: str, buckets_s: Sequence[float], label: str) -> Histogram:
         """A histogram of times, by one label."""
@@ -128,6 +132,12 @@ class BusMetrics:
     """The connection to NATS, and what is sent over it."""
 
     def __init__(self, make: Maker) -> None:
+        self.requests = make.gauge(
+            "bus_requests", "Requests from the bus being answered", "queue_group"
+        )
+        self.requests_max = make.gauge(
+            "bus_requests_max", "How many may be; more are refused", "queue_group"
+        )
         self.losses = make.counter("bus_losses", "Times the connection to NATS was lost")
         self.stream_reopens = make.counter(
             "stream_reopens", "Times a stream was opened again after a doubt", "stream"

@@ -34,7 +34,7 @@ from router.publisher.bus import Bus
 from router.registrations import complete_worker
 from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
-from router.rpc import Rpc
+from router.rpc.service import Rpc
 from router.scheduler.affinity import AffinityTable
 from router.session_binder import SessionBinder
 from router.session_commands import SessionCommands
@@ -66,6 +66,7 @@ class RouterService:
         self._settings = effective(config, sources)
         self._incarnation = time.time_ns() // 1000
         self._announcer: Announcer | None = None
+        self._is_leaving = asyncio.Event()
         core = core or _core(config)
         self._host = CoreHost(
             "router",
@@ -75,7 +76,7 @@ class RouterService:
             needs_workers=True,
             initial_workers=config.min_initial_workers,
             on_reconnect=self._renew_soon,
-            on_drain=lambda: self._commands.drain(),
+            on_drain=self._drain,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._sessions = _sessions(config, self._host.metrics)
@@ -85,8 +86,9 @@ class RouterService:
         )
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self._host.metrics, self._host.subjects)
-        self._rpc = Rpc(self._commands, *told)
-        self._index_rpc = IndexRpc(core, Lookups(core, frequency_window_s=0.0), *told)
+        self._rpc = Rpc(self._commands, *told, config)
+        lookups = Lookups(core, frequency_window_s=0.0)
+        self._index_rpc = IndexRpc(core, lookups, *told, config.max_bus_requests)
 
     @property
     def metrics(self) -> RouterMetrics:
@@ -180,11 +182,26 @@ class RouterService:
         try:
             await announcer.look()
             await announcer.claim(encode_entry(announcement))
-            await announcer.run()
-        except TwinError as error:
-            log.error("%s; serving on, unannounced: give this router another --name", error)
+            await self._renew_until_leaving(announcer)
+        except* TwinError as group:
+            twin = group.exceptions[0]
+            log.error("%s; serving on, unannounced: give this router another --name", twin)
         finally:
             await announcer.withdraw()
+
+    async def _renew_until_leaving(self, announcer: Announcer) -> None:
+        async with asyncio.TaskGroup() as group:
+            renewing = group.create_task(announcer.run())
+            await self._is_leaving.wait()
+            renewing.cancel()
+
+    async def _drain(self) -> None:
+        """Whoever waits goes elsewhere, others are to write snapshots, and what has come over the
+        bus is answered.
+        """
+        self._commands.drain()
+        self._is_leaving.set()
+        await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
 
     def _is_first_router(self) -> bool:
         """Of the live ones, that of the lowest id."""

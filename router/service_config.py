@@ -49,6 +49,9 @@ class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, Meta(ge=1, description="HTTP connections; beyond, 503 and closed")
     ] = 4096
+    max_bus_requests: Annotated[
+        int, Meta(ge=1, description="requests from NATS answered at once; beyond, 503")
+    ] = 1024
     drain_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
     ] = 1.0

@@ -15,11 +15,11 @@ from router.heard import HeardFrom, HeardWorker
 from router.indexer.base import HeldBlocks
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import WorkerLabels
+from router.protocol.commands import NewCommand
 from router.protocol.events import EventBatch
 from router.protocol.replicas import PrefillCompleted, ProgressTold
 from router.protocol.requests import (
     ConfigOverride,
-    NewCommand,
     RankTarget,
     ReserveRequest,
     RoutingConstraints,

@@ -21,6 +21,8 @@ T = TypeVar("T")
 THREAD_BYTES = 65_536
 """Longer bodies are decoded on another thread, so that they do not hold up short ones."""
 
+JSON = "valid JSON in UTF-8"
+
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -41,21 +43,21 @@ async def read_body(chunks: AsyncIterator[bytes], limit_bytes: int, timeout_s: f
     return b"".join(received)
 
 
-async def decode_body(decoder: Callable[[bytes], T], body: bytes) -> T:
+async def decode_body(decoder: Callable[[bytes], T], body: bytes, allowed: str = JSON) -> T:
     """A checked value. Raises MalformedBodyError, InvalidFieldError."""
     if len(body) > THREAD_BYTES:
-        return await asyncio.to_thread(decode_now, decoder, body)
-    return decode_now(decoder, body)
+        return await asyncio.to_thread(decode_now, decoder, body, allowed)
+    return decode_now(decoder, body, allowed)
 
 
-def decode_now(decoder: Callable[[bytes], T], body: bytes) -> T:
+def decode_now(decoder: Callable[[bytes], T], body: bytes, allowed: str = JSON) -> T:
     """The same, on this thread."""
     try:
         return decoder(body)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedBodyError(str(error)) from error
+        raise MalformedBodyError(str(error), allowed) from error
 
 
 def _invalid_field(text: str) -> InvalidFieldError:

@@ -1,10 +1,10 @@
-"""What callers ask, over HTTP (JSON) and NATS (JSON, tagged by `method`). Unknown fields are
+"""What callers ask, over HTTP; over NATS the same, as `commands.py` tags it. Unknown fields are
 ignored.
 """
 
 from typing import Annotated, ClassVar, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from router.protocol.values import U32_MAX, U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
 
@@ -182,34 +182,3 @@ class OutputBlockRequest(Struct, frozen=True):
     """The request grew by a block; `decay_fraction` (0 to 1) weighs blocks that only it holds."""
 
     decay_fraction: float | None = None
-
-
-class NewCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="new"):
-    """NATS: select and book."""
-
-    tokens_field: ClassVar[str] = "tokens"
-    token_ids: list[TokenId] | None = field(default=None, name="tokens")
-
-
-class MarkPrefillCommand(Struct, frozen=True, tag_field="method", tag="mark_prefill"):
-    """NATS: the prefill of this request is over."""
-
-    request_id: RequestId | None = None
-
-
-class MarkFreeCommand(Struct, frozen=True, tag_field="method", tag="mark_free"):
-    """NATS: this request ended."""
-
-    request_id: RequestId | None = None
-
-
-class PotentialLoadsCommand(
-    PromptRequest, frozen=True, kw_only=True, tag_field="method", tag="potential_loads"
-):
-    """NATS: the load of every rank, were this prompt placed there."""
-
-    tokens_field: ClassVar[str] = "tokens"
-    token_ids: list[TokenId] | None = field(default=None, name="tokens")
-
-
-Command: TypeAlias = NewCommand | MarkPrefillCommand | MarkFreeCommand | PotentialLoadsCommand

@@ -1,0 +1,95 @@
+"""One request from the bus: what its headers say, and what goes back. The headers, whatever their
+case:
+
+| `Content-Type` | JSON, unless it says msgpack; the answer has the same |
+| `x-timeout-s` | how long the caller waits |
+| `x-request-id`, `traceparent` | as over HTTP; so are those that `asked_with` reads |
+
+A refusal has HTTP's body, and says its text and status as NATS's services do.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from router.answering import BusAnswer
+from router.errors import DeadlineExceededError, InvalidFieldError, KvRouterError
+from router.process.bodies import decode_body
+from router.process.request_ids import ids_of
+from router.protocol.commands import Command
+from router.rpc.codecs import JSON, codec_of
+
+TIMEOUT = "x-timeout-s"
+MAX_TIMEOUT_S = 86_400.0
+
+
+class Call:
+    """A request. `open` it first: what is wrong with its headers is an answer, too."""
+
+    __slots__ = ("_codec", "_timeout_s", "_until_s", "headers", "ids")
+
+    def __init__(self, message: Msg) -> None:
+        self.headers: Mapping[str, str] = {
+            name.lower(): value for name, value in (message.headers or {}).items()
+        }
+        self.ids = ids_of(self.headers)
+        self._codec = JSON
+        self._timeout_s: float | None = None
+        self._until_s: float | None = None
+
+    def open(self) -> None:
+        """Read its headers. Raises UnsupportedMediaTypeError, InvalidFieldError."""
+        self._codec = codec_of(self.headers.get("content-type"))
+        self._timeout_s = _timeout_s(self.headers.get(TIMEOUT))
+        if self._timeout_s is not None:
+            self._until_s = asyncio.get_running_loop().time() + self._timeout_s
+
+    async def command(self, body: bytes) -> Command:
+        """What it asks. Raises MalformedBodyError, InvalidFieldError."""
+        return await decode_body(self._codec.decode, body, f"valid {self._codec.media_type}")
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Ends what is done inside once the caller waits no more. Raises DeadlineExceededError."""
+        if self._timeout_s is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                yield
+        except TimeoutError as error:
+            raise DeadlineExceededError(self._timeout_s) from error
+
+    def answered(self, reply: Any) -> BusAnswer:
+        """The reply, encoded."""
+        headers = {"Content-Type": self._codec.media_type, **self.ids.answered()}
+        return BusAnswer(self._codec.encode(reply), headers)
+
+    def refused(self, error: KvRouterError) -> BusAnswer:
+        """The refusal, encoded."""
+        headers = {
+            "Content-Type": self._codec.media_type,
+            "Nats-Service-Error": " ".join(str(error).split()),
+            "Nats-Service-Error-Code": str(error.http_status),
+            **self.ids.answered(),
+        }
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+        return BusAnswer(self._codec.encode({"method": "error", **error.body()}), headers)
+
+
+def _timeout_s(said: str | None) -> float | None:
+    """How long the caller waits. Raises InvalidFieldError."""
+    if said is None:
+        return None
+    try:
+        timeout_s = float(said)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidFieldError(TIMEOUT, repr(said), f"seconds, above 0, at most {MAX_TIMEOUT_S:g}")
+    return timeout_s
