@@ -13,8 +13,9 @@ KvRouterError
 ├── ReleasedBlocksError              the handle's blocks are no longer its own
 ├── NotEnoughBlocksError             fewer blocks can be had than are wanted
 ├── PoolInUseError                   blocks are in use that everything was to be taken from
-└── StorageError                     memory, a file or a store for blocks can not be had
-    └── RegistrationError            a name that relies on a storage, twice or never
+├── StorageError                     memory, a file or a store for blocks can not be had
+│   └── RegistrationError            a name that relies on a storage, twice or never
+└── TransferError                    blocks to be copied that make no copy
 """
 
 from router.errors import KvRouterError
@@ -158,3 +159,14 @@ class RegistrationError(StorageError):
     """A name cannot be registered with a storage, or taken away from it."""
 
     code = "storage_registration"
+
+
+class TransferError(KvRouterError):
+    """Blocks that were to be copied make no copy; nothing was done. `rule`: which was broken."""
+
+    code = "transfer"
+
+    def __init__(self, field: str, reason: str, allowed: str, *, rule: str) -> None:
+        super().__init__(f"{field}: {reason} (allowed: {allowed})")
+        self.field = field
+        self.rule = rule

@@ -1,0 +1,134 @@
+"""A layout over real memory, put together in an order that cannot be got wrong.
+
+    physical(agent).configured(config).laid_out(kind).allocated_on_host() ─▶ PhysicalLayout
+                                                     .allocated_pinned()
+                                                     .allocated_on_device(device)
+                                                     .over_memory(storages)
+
+Source: the type-state builder of Dynamo's `PhysicalLayout`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from router.block_errors import RegionError
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.layout import Layout, MemoryRegion
+from worker_agent.layout.strides import LayoutKind, required_allocations, round_up
+from worker_agent.storage.memory import (
+    MemoryStorage,
+    device_memory,
+    host_memory,
+    pinned_memory,
+)
+
+LAYER_ALIGNMENT_BYTES = 512
+"""Layers that share one allocation begin at multiples of this."""
+
+
+class PhysicalLayout:
+    """Blocks in memory. `layout` says where, `regions` are the memory: (bytes,) uint8 each."""
+
+    __slots__ = ("_storages", "agent", "kind", "layout", "regions")
+
+    def __init__(
+        self,
+        agent: str,
+        layout: Layout,
+        regions: Sequence[Tensor],
+        storages: Sequence[MemoryStorage],
+    ) -> None:
+        self.agent = agent
+        self.layout = layout
+        self.regions = tuple(regions)
+        self.kind = storages[0].kind
+        self._storages = tuple(storages)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self.regions[0].device
+
+    def is_same_memory(self, other: "PhysicalLayout") -> bool:
+        """Whether blocks of both are the same bytes."""
+        return self.device == other.device and self.layout.regions == other.layout.regions
+
+    def close(self) -> None:
+        """Give the memory back, once everybody registered with it has let go."""
+        self.regions = ()
+        for storage in self._storages:
+            storage.close()
+
+
+class Agent(Struct, frozen=True):
+    """First the agent whose memory it is."""
+
+    name: str
+
+    def configured(self, config: LayoutConfig) -> "Configured":
+        """Then what blocks are made of."""
+        return Configured(self.name, config)
+
+
+class Configured(Struct, frozen=True):
+    """An agent, and what blocks are made of."""
+
+    agent: str
+    config: LayoutConfig
+
+    def laid_out(self, kind: LayoutKind) -> "LaidOut":
+        """Then in which order they lie."""
+        return LaidOut(self.agent, self.config, kind)
+
+
+class LaidOut(Struct, frozen=True):
+    """All but the memory."""
+
+    agent: str
+    config: LayoutConfig
+    kind: LayoutKind
+
+    def allocated_on_host(self) -> PhysicalLayout:
+        """In memory of this process. Raises StorageError."""
+        return self._allocated(host_memory)
+
+    def allocated_pinned(self) -> PhysicalLayout:
+        """In host memory that a device copies from by itself. Raises StorageError."""
+        return self._allocated(pinned_memory)
+
+    def allocated_on_device(self, device: torch.device) -> PhysicalLayout:
+        """In memory of a device. Raises StorageError."""
+        return self._allocated(lambda size_bytes: device_memory(size_bytes, device))
+
+    def over_memory(self, storages: Sequence[MemoryStorage]) -> PhysicalLayout:
+        """In memory that is there, a storage a region. Raises RegionError for another number, one
+        that is too small, and memory of several kinds.
+        """
+        kinds = {storage.kind for storage in storages}
+        if len(kinds) > 1:
+            shown = " and ".join(sorted(kinds))
+            rule = "regions_in_one_location"
+            raise RegionError("regions", shown, "memory of one kind", rule=rule)
+        layout = Layout(self.config, self.kind, [storage.region for storage in storages])
+        regions = [storage.tensor for storage in storages]
+        return PhysicalLayout(self.agent, layout, regions, storages)
+
+    def _allocated(self, allocate: Callable[[int], MemoryStorage]) -> PhysicalLayout:
+        """One allocation, cut into regions."""
+        sizes = required_allocations(self.config, self.kind)
+        starts = [0]
+        for size_bytes in sizes:
+            starts.append(round_up(starts[-1] + size_bytes, LAYER_ALIGNMENT_BYTES))
+        storage = allocate(starts[-1])
+        regions = [storage.view(start, size) for start, size in zip(starts, sizes, strict=False)]
+        described = [MemoryRegion(region.data_ptr(), region.numel()) for region in regions]
+        layout = Layout(self.config, self.kind, described)
+        return PhysicalLayout(self.agent, layout, regions, [storage])
+
+
+def physical(agent: str) -> Agent:
+    """Begin a layout over real memory; `agent` is the worker's id, in digits."""
+    return Agent(agent)

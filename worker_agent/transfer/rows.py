@@ -1,0 +1,95 @@
+"""Blocks gathered from any layout into rows of bytes, and scattered from them.
+
+A row is a block as it lies in contiguous memory: [layer, outer, page]. Between two layouts, two
+tiers, or memory and a file, everything goes through rows: one gather, one copy, one scatter,
+instead of a copy for each layer and outer dimension of each block. The same functions run on CUDA
+and on the CPU.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.transfer.physical import PhysicalLayout
+
+_LANES = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+"""Indexing by bytes takes three to six times as long as by eight of them."""
+
+
+class Rows:
+    """Rows for up to `num_rows` blocks of a layout, and the ways between the two.
+
+    `tensor`: (rows, block bytes) uint8, contiguous, on the layout's device.
+    """
+
+    __slots__ = ("_layout", "_pieces", "tensor")
+
+    def __init__(self, layout: PhysicalLayout, tensor: Tensor) -> None:
+        self._layout = layout
+        self.tensor = tensor
+        self._pieces = list(_pieces(layout, tensor))
+
+    def gather(self, blocks: Sequence[int]) -> None:
+        """Copy blocks into the first rows. O(bytes)."""
+        index = _index(blocks, self._layout)
+        for piece, columns in self._pieces:
+            torch.index_select(piece, 0, index, out=columns[: len(blocks)])
+
+    def scatter(self, blocks: Sequence[int]) -> None:
+        """Copy the first rows into blocks, each of which may be there once. O(bytes)."""
+        index = _index(blocks, self._layout)
+        for piece, columns in self._pieces:
+            piece[index] = columns[: len(blocks)]
+
+
+def _pieces(layout: PhysicalLayout, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every piece that blocks are laid out in, and the columns of rows that hold it.
+
+    Both are views in lanes as wide as fit: (blocks, lanes of a piece) and (rows, the same).
+    """
+    config, kind = layout.layout.config, layout.layout.kind
+    size_bytes = _piece_bytes(layout)
+    stride_bytes = layout.layout.block_stride_bytes
+    for number, start in enumerate(range(0, config.block_bytes, size_bytes)):
+        layer, rest_bytes = divmod(start, config.outer_dim * config.region_bytes)
+        place = layout.layout.memory_region(0, layer, rest_bytes // config.region_bytes)
+        region = layout.regions[layer if kind.is_layer_separate else 0]
+        offset = place.address - region.data_ptr()
+        lane = _lane_bytes(offset, stride_bytes, size_bytes, place.address)
+        piece = _in_lanes(region[offset:], lane).as_strided(
+            (config.num_blocks, size_bytes // lane), (stride_bytes // lane, 1)
+        )
+        yield (
+            piece,
+            _in_lanes(rows, lane)[:, number * size_bytes // lane :][:, : size_bytes // lane],
+        )
+
+
+def _piece_bytes(layout: PhysicalLayout) -> int:
+    """How much of a block lies in one piece."""
+    config = layout.layout.config
+    match layout.layout.kind:
+        case LayoutKind.CONTIGUOUS:
+            return config.block_bytes
+        case LayoutKind.BLOCK_FIRST:
+            return config.outer_dim * config.region_bytes
+        case LayoutKind.BLOCK_SECOND:
+            return config.region_bytes
+
+
+def _lane_bytes(*sizes_bytes: int) -> int:
+    """The widest lane that all of these are multiples of."""
+    return next((lane for lane in _LANES if not any(size % lane for size in sizes_bytes)), 1)
+
+
+def _in_lanes(tensor: Tensor, lane: int) -> Tensor:
+    """A view in lanes; a rest that fills none is left out."""
+    if lane == 1:
+        return tensor
+    return tensor[..., : tensor.shape[-1] // lane * lane].view(_LANES[lane])
+
+
+def _index(blocks: Sequence[int], layout: PhysicalLayout) -> Tensor:
+    return torch.tensor(blocks, dtype=torch.int64, device=layout.device)
