@@ -20,10 +20,11 @@ from router.prompts import prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
 from router.sequence.prompt import Prompt
-from router.sequence.stages import SCHEDULING, Stages
+from router.sequence.stages import Stages
 from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
 from router.waiters import Gone, Waiters
+from router.watch import Watch, end_of
 
 REQUEST_ID_HEADER = "x-request-id"
 SELECT_HEADERS = {
@@ -47,8 +48,11 @@ class Wait(Struct, frozen=True, eq=False):
 class Commands:
     """Commands on one core. All raise what the core raises."""
 
-    def __init__(self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics, watch: Watch | None = None
+    ) -> None:
         self.core = core
+        self._watch = watch or Watch(metrics.decisions)
         self._outbox = outbox
         self._metrics = metrics
         self._waiters = Waiters(core, outbox.perform, metrics)
@@ -56,7 +60,7 @@ class Commands:
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank; books nothing."""
-        stages = Stages(time.perf_counter)
+        stages = self._watch.begin()
         prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         return self._decided("select", request, placement, stages)
@@ -76,7 +80,7 @@ class Commands:
 
     async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank and book it, or have the request wait."""
-        stages = Stages(time.perf_counter)
+        stages = self._watch.begin()
         prompt = await self._prepare(request, stages)
         now_s = time.monotonic()
         submitted, effects = self.core.submit(request, prompt, now_s)
@@ -149,13 +153,10 @@ class Commands:
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
-        """`stages`: None for a request that had waited."""
-        if stages is not None:
-            stages.end(SCHEDULING)
+        """`stages`: None for a request that was not timed, or had to wait."""
+        end_of(stages)
         decision = explain(self.core, request, placement, time.monotonic())
-        cached_tokens = decision.predicted_cached_blocks * decision.block_size
-        role, isl_tokens = placement.worker.role, decision.isl_tokens
-        self._metrics.decisions.note(command, role, isl_tokens, cached_tokens, stages)
+        self._watch.decided(command, request, placement, decision, stages)
         return decision
 
 

@@ -9,9 +9,9 @@ from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.selection import IndexSettings, index_mode
+from router.observing_config import ObservingConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.queue_config import QueueConfig
 
 DECISION_SETTINGS = (
     "policy",
@@ -60,7 +60,7 @@ DECISION_SETTINGS = (
 """The settings of a router that decisions depend on, in one thread."""
 
 
-class RouterConfig(QueueConfig, frozen=True, kw_only=True):
+class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     use_kv_events: Annotated[

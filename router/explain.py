@@ -1,8 +1,8 @@
 """A decision, and every term it was made from, in the shape that callers read."""
 
+from collections.abc import Iterable
 from math import isnan
 
-from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
 from router.core import RouterCore
@@ -38,11 +38,11 @@ def explain(
     if not request.explain:
         return decision
     why = core.explain(request, placement)
-    settings = to_builtins(placement.settings)
+    every = range(len(placement.choice.table))
     return replace(
         decision,
-        candidates=_candidates(core, placement, why, now_s),
-        explanation=Explanation(settings, why.removed),
+        candidates=explained_candidates(core, placement, why, every, now_s),
+        explanation=Explanation(why.settings, why.removed),
     )
 
 
@@ -86,20 +86,21 @@ def _overlap_tokens(placement: Placement) -> OverlapTokens:
     )
 
 
-def _candidates(
-    core: RouterCore, placement: Placement, why: Explained, now_s: float
+def explained_candidates(
+    core: RouterCore, placement: Placement, why: Explained, which: Iterable[int], now_s: float
 ) -> list[ExplainedCandidate]:
-    table, costs = placement.choice.table, placement.choice.costs.tolist()
-    chances = [None if isnan(each) else each for each in why.reasons.chances.tolist()]
+    """Some of the candidates with all their terms."""
+    table, costs = placement.choice.table, placement.choice.costs
+    chances = why.reasons.chances
     return [
         _explained(
-            candidate(core, table.terms(i), cost, now_s),
+            candidate(core, table.terms(i), float(costs[i]), now_s),
             table.values[i],
             why.reasons.of(i),
-            chances[i],
+            None if isnan(chances[i]) else float(chances[i]),
             why.predicted_s[i].tolist(),
         )
-        for i, cost in enumerate(costs)
+        for i in which
     ]
 
 

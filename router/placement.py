@@ -1,5 +1,7 @@
 """Where a request was placed, and all that says why."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from router.errors import RemovedRanks
@@ -43,9 +45,10 @@ class Explained(Struct, frozen=True, eq=False):
     """What callers may ask about a placement afterwards.
 
     `predicted_s`: a row a candidate, as `_predictive_kernel` names the columns, whatever the
-    policy. `removed`: who was no candidate, and why not.
+    policy. `settings`: what policies were told. `removed`: who was no candidate, and why not.
     """
 
     reasons: Reasons
+    settings: dict[str, Any]
     predicted_s: FloatArray
     removed: list[RemovedRanks]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from random import Random
 
 import numpy as np
+from msgspec import to_builtins
 
 from router.core_settings import CoreSettings
 from router.errors import (
@@ -124,7 +125,8 @@ class Placer:
             policy = f"policy {placement.choice.policy}"
             removed.append(removed_ranks(policy, sorted(left_out), len(left_out)))
         reasons = self._selector(request).explain(placement.choice, settings)
-        return Explained(reasons, predicted_parts(table, settings), removed)
+        predicted_s = predicted_parts(table, settings)
+        return Explained(reasons, to_builtins(settings), predicted_s, removed)
 
     def schedulable(self, scope: Scope) -> Candidates:
         """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""

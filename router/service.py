@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
+from router.decision_log import DecisionLog
 from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, ConfigError, TwinError
 from router.http.api import Api
@@ -43,6 +45,7 @@ from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
 from router.state_metrics import SessionCollector
+from router.watch import Watch
 from router.worker_commands import WorkerCommands
 
 log = logging.getLogger(__name__)
@@ -80,6 +83,7 @@ class RouterService:
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._sessions = _sessions(config, self._host.metrics)
+        self._decision_log = _decision_log(config, core, self._host.metrics)
         self._commands = self._make_commands(core, shadow)
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
@@ -124,14 +128,15 @@ class RouterService:
 
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         outbox, metrics = self._host.outbox, self._host.metrics
+        watch = Watch(metrics.decisions, self._decision_log)
         if shadow is not None:
             ShadowCollector(shadow, metrics)
-            return ShadowCommands(core, outbox, metrics, shadow)
+            return ShadowCommands(core, outbox, metrics, shadow, watch)
         if self._sessions is None:
-            return Commands(core, outbox, metrics)
+            return Commands(core, outbox, metrics, watch)
         is_hard = self._config.session_affinity_mode == "hard"
         binder = SessionBinder(core, self._sessions, is_hard=is_hard)
-        return SessionCommands(core, outbox, metrics, binder)
+        return SessionCommands(core, outbox, metrics, binder, watch)
 
     def _make_replica(self, core: RouterCore) -> Replica:
         host = self._host
@@ -150,6 +155,8 @@ class RouterService:
             yield self._replica.tell_forever()
         if self._dynamo is not None:
             yield self._dynamo.run()
+        if self._decision_log is not None:
+            yield self._decision_log.run()
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._announce(bus, endpoint)
@@ -238,6 +245,18 @@ def _sessions(config: RouterConfig, metrics: RouterMetrics) -> Sessions | None:
         raise ConfigError("redis_url", str(error), "with kv-router[redis] installed") from error
     url, namespace, ttl_s = config.redis_url, config.namespace, config.session_affinity_ttl_s
     return RedisSessions(url, namespace, ttl_s, config.redis_timeout_s, local, metrics)
+
+
+def _decision_log(
+    config: RouterConfig, core: RouterCore, metrics: RouterMetrics
+) -> DecisionLog | None:
+    """Where decisions are written down, if they are. Raises ConfigError."""
+    if not config.decision_log:
+        return None
+    per_s, max_bytes = config.decision_log_per_s, config.decision_log_max_bytes
+    decision_log = DecisionLog(core, Path(config.decision_log), per_s, max_bytes)
+    metrics.registry.register(decision_log)
+    return decision_log
 
 
 def _core(config: RouterConfig) -> RouterCore:

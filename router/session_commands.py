@@ -9,15 +9,21 @@ from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
 from router.session_binder import SessionBinder
 from router.waiters import Gone
+from router.watch import Watch
 
 
 class SessionCommands(Commands):
     """As `Commands`, but a request goes where its session is bound, and binds it where it went."""
 
     def __init__(
-        self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics, binder: SessionBinder
+        self,
+        core: RouterCore,
+        outbox: Outbox,
+        metrics: RouterMetrics,
+        binder: SessionBinder,
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(core, outbox, metrics)
+        super().__init__(core, outbox, metrics, watch)
         self._binder = binder
 
     async def select(self, request: SelectRequest) -> Decision:

@@ -16,8 +16,8 @@ from router.placement import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt
-from router.sequence.stages import Stages
 from router.shadow import Shadow, ShadowReport, reserved_at
+from router.watch import Watch
 
 
 class ShadowCommands(Commands):
@@ -28,14 +28,19 @@ class ShadowCommands(Commands):
     """
 
     def __init__(
-        self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics, shadow: Shadow
+        self,
+        core: RouterCore,
+        outbox: Outbox,
+        metrics: RouterMetrics,
+        shadow: Shadow,
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(core, outbox, metrics)
+        super().__init__(core, outbox, metrics, watch)
         self._shadow = shadow
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank, and compare."""
-        stages = Stages(time.perf_counter)
+        stages = self._watch.begin()
         prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
@@ -43,7 +48,7 @@ class ShadowCommands(Commands):
 
     async def submit(self, request: SelectRequest) -> Decision:
         """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
-        stages = Stages(time.perf_counter)
+        stages = self._watch.begin()
         prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)

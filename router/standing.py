@@ -66,7 +66,9 @@ class Standing:
             self.note(self._to_note.pop(), now_s)
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
-        """How far an announced rank's overlap can be believed."""
+        """How far a rank's overlap can be believed."""
+        if rank not in self._table:
+            return Trust(TrustState.BLIND, 0, None, "gone")
         trust = self._index.trust(rank, now_s)
         worker = self._fleet.get(rank.worker_id)
         silent_s = None if worker is None else self._fleet.silence_s(worker, now_s)

@@ -1,0 +1,21 @@
+"""Configuration of what is told of decisions beside their answers; `--help` prints it."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from router.queue_config import QueueConfig
+
+
+class ObservingConfig(QueueConfig, frozen=True, kw_only=True):
+    """Where decisions are written down, and how many of them."""
+
+    decision_log: Annotated[
+        str, Meta(description="file of explained decisions, a JSON line each; empty: none")
+    ] = ""
+    decision_log_per_s: Annotated[
+        float, Meta(gt=0, le=1_000, description="decisions written a second, at most")
+    ] = 10.0
+    decision_log_max_bytes: Annotated[
+        int, Meta(ge=1 << 16, description="then the file becomes NAME.1, in place of the last one")
+    ] = 64 << 20
