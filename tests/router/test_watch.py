@@ -15,11 +15,10 @@ def test_one_decision_in_eight_is_timed_the_first_among_them():
     assert [i for i, each in enumerate(timed) if each] == [0, TIMED_EVERY]
 
 
-async def test_a_router_counts_times_and_writes_down_its_decisions(
-    nats_server, tmp_path, eventually
-):
+async def test_a_router_counts_times_and_writes_down_decisions(nats_server, tmp_path, eventually):
     path = tmp_path / "decisions.jsonl"
-    async with RunningRouter(nats_server.url, decision_log=str(path)).running() as router:
+    fields = {"decision_log": str(path), "decision_log_per_s": 0.001}
+    async with RunningRouter(nats_server.url, **fields).running() as router:
         await router.worker(1)
         for name in ("a", "b"):
             body = {"token_ids": [*range(8)], "request_id": name}
