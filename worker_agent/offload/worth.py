@@ -1,0 +1,90 @@
+"""Whether blocks are loaded from a slower tier or computed anew: whichever is done sooner.
+
+    load_s(n)      = latency + (queued bytes + n blocks) / bandwidth          measured, per tier
+    recompute_s(n) = n blocks of tokens / prefill rate                        measured
+
+Both rates are averages that forget (a tenth of each is the newest). Before anything was measured a
+tier is worth trying: how else would it be measured.
+"""
+
+from router.errors import InvalidFieldError
+
+NEWEST = 0.1
+
+
+class Average:
+    """An exponentially weighted average; None before the first."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def note(self, measured: float) -> None:
+        """The newest counts a tenth."""
+        before = measured if self.value is None else self.value
+        self.value = before + NEWEST * (measured - before)
+
+
+class TierSpeed:
+    """How fast a tier gives its blocks, and what it still has to give."""
+
+    __slots__ = ("_bandwidth", "_block_bytes", "_latency", "queued_bytes")
+
+    def __init__(self, block_bytes: int) -> None:
+        """Raises InvalidFieldError."""
+        if block_bytes < 1:
+            raise InvalidFieldError("block_bytes", f"{block_bytes}", "at least 1")
+        self._block_bytes = block_bytes
+        self._bandwidth = Average()
+        self._latency = Average()
+        self.queued_bytes = 0
+
+    def note(self, blocks: int, waited_s: float, copied_s: float) -> None:
+        """So many blocks came, `waited_s` after they were begun, and took `copied_s` then."""
+        self._latency.note(waited_s)
+        if copied_s > 0:
+            self._bandwidth.note(blocks * self._block_bytes / copied_s)
+
+    def load_s(self, blocks: int) -> float:
+        """How long so many blocks take from now; 0 before anything was measured."""
+        if self._bandwidth.value is None:
+            return 0.0
+        due_bytes = self.queued_bytes + blocks * self._block_bytes
+        return (self._latency.value or 0.0) + due_bytes / self._bandwidth.value
+
+
+class Worth:
+    """What loading is worth beside computing, of blocks of `block_size` tokens."""
+
+    __slots__ = ("_block_size", "_prefill")
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._prefill = Average()
+
+    def note_prefill(self, tokens: int, busy_s: float) -> None:
+        """So many prompt tokens were computed."""
+        if tokens and busy_s > 0:
+            self._prefill.note(tokens / busy_s)
+
+    def recompute_s(self, blocks: int) -> float | None:
+        """How long so many blocks take to compute; None before anything was measured."""
+        if self._prefill.value is None:
+            return None
+        return blocks * self._block_size / self._prefill.value
+
+    def blocks_to_load(self, speed: TierSpeed, blocks: int, deadline_s: float | None = None) -> int:
+        """How many of these leading blocks to load: none if computing is done sooner, else as many
+        as come before the deadline. O(log blocks).
+        """
+        recompute_s = self.recompute_s(blocks)
+        if recompute_s is not None and speed.load_s(blocks) >= recompute_s:
+            return 0
+        if deadline_s is None or speed.load_s(blocks) <= deadline_s:
+            return blocks
+        low, high = 0, blocks
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if speed.load_s(middle) <= deadline_s else (low, middle - 1)
+        return low
