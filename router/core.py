@@ -303,9 +303,9 @@ class RouterCore:
         busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
         return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
 
-    def identities(self, scope: Scope) -> frozenset[Identity]:
+    def identities(self, scope: Scope) -> list[Identity]:
         """Under which identities a prompt of this scope has to be hashed."""
-        return frozenset(worker.identity for worker in self.fleet.schedulable(scope))
+        return self._placer.schedulable(scope).identities
 
     def match(
         self, scope: Scope, prompt: Prompt, workers: Iterable[WorkerAnnouncement]

@@ -70,12 +70,12 @@ def _decision(
 
 
 def _overlap_tokens(placement: Placement) -> OverlapTokens:
-    block_size = placement.prompt.block_size
-    overlap = placement.overlaps.get(placement.rank, NO_OVERLAP)
-    dp = {
-        str(rank.dp_rank): placement.overlaps.get(rank, NO_OVERLAP).device * block_size
-        for rank in placement.worker.ranks
-    }
+    block_size, chosen = placement.prompt.block_size, placement.rank
+    overlap = placement.overlaps.get(chosen, NO_OVERLAP)
+    dp = {}
+    for rank in placement.worker.ranks:
+        its = overlap if rank == chosen else placement.overlaps.get(rank, NO_OVERLAP)
+        dp[str(rank.dp_rank)] = its.device * block_size
     return OverlapTokens(
         longest_matched=overlap.remote * block_size,
         gpu=overlap.device * block_size,

@@ -16,7 +16,8 @@ async def prepared(
     request: PromptRequest, identities: Iterable[Identity], stages: Stages | None = None
 ) -> Prompt:
     """A prompt, hashed under these identities. Raises what `prepare` raises."""
-    if len(request.token_ids or ()) <= THREAD_TOKENS:
+    tokens = 0 if request.token_ids is None else len(request.token_ids)
+    if tokens <= THREAD_TOKENS:
         return prepare(request, identities, stages)
     prompt = await asyncio.to_thread(prepare, request, identities, stages)
     if stages is not None:

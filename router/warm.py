@@ -7,6 +7,7 @@ import sys
 
 import router.indexer._grouping
 import router.indexer._kernel
+import router.process._token_kernel
 import router.publisher._engine_kernel
 import router.publisher._held_kernel
 import router.publisher._map_kernel
@@ -23,6 +24,7 @@ from router.compiled import cache_folder
 KERNEL_MODULES = (
     router.indexer._grouping,
     router.indexer._kernel,
+    router.process._token_kernel,
     router.publisher._engine_kernel,
     router.publisher._held_kernel,
     router.publisher._map_kernel,

@@ -47,10 +47,10 @@ class Matches(Struct):
         if self.was_asked:
             return self._overlaps().get(rank, default)
         self.was_asked = True
-        rows = self.array
-        for row, holder in enumerate(rows[:, 0].tolist()):
-            if self.rank_of[holder] == rank:
-                return Overlap(*rows[row, 1:].tolist())
+        numbers = memoryview(self.rows).cast("I").tolist()
+        for start in range(0, len(numbers), 1 + TIERS):
+            if self.rank_of[numbers[start]] == rank:
+                return Overlap(*numbers[start + 1 : start + 1 + TIERS])
         return default
 
     def items(self) -> ItemsView[Rank, Overlap]:

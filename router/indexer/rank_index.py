@@ -5,7 +5,7 @@ from math import inf, isinf
 from router.indexer.base import Indexer
 from router.indexer.event_log import EventLog
 from router.indexer.freshness import FRESH_S, Freshness
-from router.protocol.events import LogMessage, pack_state, unpack_state
+from router.protocol.events import LogMessage, pack_state, unpack_doubts
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
 from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_text
@@ -81,7 +81,7 @@ class RankIndex:
         doubts = self._doubts()
         if doubts:
             return Trust(TrustState.DEGRADED, log.cursor, age_s, doubt_text(doubts))
-        lag = "a message is being applied" if is_applying else self._lag(now_s)
+        lag = "a message is being applied" if is_applying else self._lag(age_s)
         state = TrustState.EXACT if lag is None else TrustState.LAGGING
         return Trust(state, log.cursor, age_s, lag)
 
@@ -91,16 +91,15 @@ class RankIndex:
             self._doubts_event_id >= self.log.cursor
         ):
             return self._reported_doubts
-        return unpack_state(self.packed_state).doubts
+        return unpack_doubts(self.packed_state)
 
-    def _lag(self, now_s: float) -> str | None:
+    def _lag(self, age_s: float | None) -> str | None:
         """Why a rank that adds up may be behind its engine; None if it is proven not to be."""
         if self._reported_life not in (None, self.log.incarnation):
             return "its cache has begun a new life"
         behind = self._freshness.reported_event_id - self.log.cursor
         if behind > 0:
             return f"{behind} events behind"
-        age_s = self._age_s(now_s)
         if age_s is None:
             return "no report confirms it"
         return None if age_s <= FRESH_S else f"last confirmed {age_s:.1f} s ago"

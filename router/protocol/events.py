@@ -145,6 +145,12 @@ def unpack_state(packed: bytes) -> HeldState:
     return HeldState(_per_tier(words, 0), _per_tier(words, 1), _per_tier(words, 2), words[-1])
 
 
+def unpack_doubts(packed: bytes) -> int:
+    """The doubts in the state that packed words begin with."""
+    doubts: int = _STATE.unpack_from(packed)[-1]
+    return doubts
+
+
 def _per_tier(words: tuple[int, ...], part: int) -> PerTier:
     first, second, third, fourth = words[part * TIERS : (part + 1) * TIERS]
     return first, second, third, fourth

@@ -26,6 +26,11 @@ class Candidates(Struct, frozen=True, eq=False):
     slots: Positions
     groups: Sequence[tuple[Identity, Positions]]
 
+    @property
+    def identities(self) -> list[Identity]:
+        """Under which a prompt is hashed."""
+        return [identity for identity, _ in self.groups]
+
     def __len__(self) -> int:
         return len(self.ranks)
 

@@ -5,6 +5,7 @@ are of this request. DECODE_BLOCKS is NaN where blocks are not tracked.
 """
 
 from collections.abc import Sequence
+from math import isnan
 from typing import TypeAlias
 
 import numpy as np
@@ -81,8 +82,9 @@ class TermTable(Struct, frozen=True, eq=False):
 
     def terms(self, index: int) -> Terms:
         """One candidate's terms."""
-        row = self.values[index]
+        row = self.values[index].tolist()
         block_size, overlap_blocks = int(row[BLOCK_SIZE]), int(row[OVERLAP_DEVICE])
+        decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
         prefill_tokens = max(self.isl_tokens - overlap_blocks * block_size, 0)
         return Terms(
             rank=self.ranks[index],
@@ -90,6 +92,6 @@ class TermTable(Struct, frozen=True, eq=False):
             overlap_blocks=overlap_blocks,
             predicted_cached_blocks=int(row[CACHED_BLOCKS]),
             potential_prefill_tokens=int(row[PREFILL_TOKENS]) + prefill_tokens,
-            potential_decode_blocks=int(np.nan_to_num(row[DECODE_BLOCKS] + row[NEW_BLOCKS])),
+            potential_decode_blocks=0 if isnan(decode_blocks) else int(decode_blocks),
             held_blocks=int(row[HELD_BLOCKS]),
         )

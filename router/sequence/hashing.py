@@ -28,9 +28,11 @@ HASH_SEED = 1337
 _U64_PAIR = struct.Struct("<QQ")
 
 
-def token_array(token_ids: Sequence[int]) -> TokenArray:
-    """Token ids as little-endian u32. Raises OverflowError for an id outside u32."""
-    return np.array(token_ids, dtype="<u4")
+def token_array(token_ids: Sequence[int] | TokenArray) -> TokenArray:
+    """Token ids as little-endian u32; an array of those is taken as it is. Raises OverflowError
+    for an id outside u32.
+    """
+    return np.asarray(token_ids, dtype="<u4")
 
 
 def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:

@@ -1,0 +1,223 @@
+"""The array of tokens in a JSON object, found and read without an object a token.
+
+    {"model_name": "m", "token_ids": [15, 8, 1024], …}
+                                     └─ span ─────┘   ──▶  u32 buffer
+
+This reads less than JSON: of what is not the array it only tells where values end, and whoever asks
+decodes the rest strictly. What it does not take for sure is NOT_PLAIN, valid or not: escapes in the
+object's keys, the key twice, a value that is no array, a number that is not a plain u32.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from router.compiled import device, kernel
+from router.sequence._xxh3 import u64_at
+
+Bytes = npt.NDArray[np.uint8]
+
+NOT_PLAIN = -1
+NO_TOKENS = -2
+
+_SPACE, _TAB, _NEWLINE, _RETURN = 0x20, 0x09, 0x0A, 0x0D
+_QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
+_OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY = 0x7B, 0x7D, 0x5B, 0x5D
+_ZERO = 0x30
+
+_WORD_BYTES = 8
+_8, _16, _32, _64 = np.uint64(8), np.uint64(16), np.uint64(32), np.uint64(64)
+_ZEROS = np.uint64(0x3030303030303030)
+_TO_HIGH_BIT = np.uint64(0x7676767676767676)  # what is above 9 sets its byte's high bit
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_TEN = np.uint64(10)
+_PAIRS = np.uint64(0x000000FF000000FF)
+_UPPER = np.uint64(0x000F424000000064)  # 1,000,000 and 100
+_LOWER = np.uint64(0x0000271000000001)  # 10,000 and 1
+_U32_MAX = np.uint64(0xFFFFFFFF)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _trailing_zeros(_context: object, _word: object) -> object:
+    def count(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return numba.uint64(numba.uint64), count
+
+
+@device
+def _byte(body: Bytes, at: int) -> int:
+    """Without a look at whether `at` counts from the end."""
+    byte: int = body[np.uint64(at)]
+    return byte
+
+
+@device
+def _is_space(byte: int) -> bool:
+    return byte <= _SPACE and byte in (_SPACE, _NEWLINE, _RETURN, _TAB)
+
+
+@device
+def _is_digit(byte: int) -> bool:
+    return _ZERO <= byte <= _ZERO + 9
+
+
+@device
+def _after_space(body: Bytes, at: int) -> int:
+    while at < len(body) and _is_space(_byte(body, at)):
+        at += 1
+    return at
+
+
+@device
+def _after_string(body: Bytes, at: int) -> int:
+    """Behind the string whose first quote is here; the end of the body if it does not end."""
+    at += 1
+    while at < len(body):
+        if _byte(body, at) == _BACKSLASH:
+            at += 1
+        elif _byte(body, at) == _QUOTE:
+            return at + 1
+        at += 1
+    return len(body)
+
+
+@device
+def _after_value(body: Bytes, at: int) -> int:
+    """Where the value that begins here ends: at a comma or bracket of the object around it."""
+    depth = 0
+    while at < len(body):
+        byte = _byte(body, at)
+        if byte == _QUOTE:
+            at = _after_string(body, at)
+            continue
+        if byte in (_OPEN, _OPEN_ARRAY):
+            depth += 1
+        elif byte in (_CLOSE, _CLOSE_ARRAY):
+            if depth == 0:
+                return at
+            depth -= 1
+        elif byte == _COMMA and depth == 0:
+            return at
+        at += 1
+    return at
+
+
+@device
+def _is_key(body: Bytes, start: int, end: int, key: Bytes) -> bool:
+    same = 0
+    while same < min(len(key), end - start) and _byte(body, start + same) == key[same]:
+        same += 1
+    return same == len(key) == end - start
+
+
+@device
+def _has_backslash(body: Bytes, start: int, end: int) -> bool:
+    while start < end and _byte(body, start) != _BACKSLASH:
+        start += 1
+    return start < end
+
+
+@device
+def _value_of(body: Bytes, key_end: int) -> int:
+    """Where the value of the key begins that ends here; the end of the body if there is none."""
+    at = _after_space(body, key_end)
+    if at >= len(body) or _byte(body, at) != _COLON:
+        return len(body)
+    return _after_space(body, at + 1)
+
+
+@device
+def _number(body: Bytes, base: np.uint64, at: int) -> tuple[np.uint64, int]:
+    """The digits from here on, as a number, and where they end; at `at` itself if they are none
+    that a u32 is written with. Digits are read 8 at a time: one subtraction, three products.
+    """
+    if at + _WORD_BYTES <= len(body):
+        word = u64_at(base + np.uint64(at)) ^ _ZEROS
+        others = ((word + _TO_HIGH_BIT) | word) & _HIGH_BITS
+        if others:
+            bits = _trailing_zeros(others) & ~np.uint64(7)
+            if bits == np.uint64(0) or (bits > _8 and _byte(body, at) == _ZERO):
+                return np.uint64(0), at
+            word <<= _64 - bits
+            word = word * _TEN + (word >> _8)
+            value = ((word & _PAIRS) * _UPPER + ((word >> _16) & _PAIRS) * _LOWER) >> _32
+            return value, at + int(bits >> np.uint64(3))
+    value, end = np.uint64(0), at
+    while end < len(body) and _is_digit(_byte(body, end)):
+        value = value * _TEN + np.uint64(_byte(body, end) - _ZERO)
+        if value > _U32_MAX:
+            return np.uint64(0), at
+        end += 1
+    if end - at > 1 and _byte(body, at) == _ZERO:
+        return np.uint64(0), at
+    return value, end
+
+
+@device
+def _read_array(
+    body: Bytes, base: np.uint64, at: int, tokens: npt.NDArray[np.uint32]
+) -> tuple[int, int]:
+    """How many tokens the array has that begins here, and where it ends; NOT_PLAIN."""
+    if at >= len(body) or _byte(body, at) != _OPEN_ARRAY:
+        return NOT_PLAIN, at
+    at = _after_space(body, at + 1)
+    if at < len(body) and _byte(body, at) == _CLOSE_ARRAY:
+        return 0, at + 1
+    count = 0
+    while at < len(body):
+        value, end = _number(body, base, at)
+        if end == at:
+            return NOT_PLAIN, at
+        tokens[np.uint64(count)] = np.uint32(value)
+        count += 1
+        at = _after_space(body, end)
+        if at >= len(body) or _byte(body, at) != _COMMA:
+            break
+        at = _after_space(body, at + 1)
+    if at < len(body) and _byte(body, at) == _CLOSE_ARRAY:
+        return count, at + 1
+    return NOT_PLAIN, at
+
+
+@kernel(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
+    " Array(uint32, 1, 'C'), Array(int64, 1, 'C'))"
+)
+def find_tokens(
+    body: Bytes, key: Bytes, tokens: npt.NDArray[np.uint32], span: npt.NDArray[np.int64]
+) -> int:
+    """Write the numbers of the array under this key of the body's object, and where it begins and
+    ends. How many they are; NO_TOKENS, NOT_PLAIN.
+
+    `tokens` has room for one every two bytes of the body, and one more. O(bytes).
+    """
+    base = np.uint64(body.ctypes.data)
+    at = _after_space(body, 0)
+    if at >= len(body) or _byte(body, at) != _OPEN:
+        return NOT_PLAIN
+    count = NO_TOKENS
+    at = _after_space(body, at + 1)
+    while at < len(body) and _byte(body, at) == _QUOTE:
+        end = _after_string(body, at)
+        if _has_backslash(body, at, end):
+            return NOT_PLAIN
+        is_ours = _is_key(body, at + 1, end - 1, key)
+        at = _value_of(body, end)
+        if is_ours:
+            if count != NO_TOKENS:
+                return NOT_PLAIN
+            span[0] = at
+            count, at = _read_array(body, base, at, tokens)
+            span[1] = at
+            at = _after_space(body, at)
+        else:
+            at = _after_value(body, at)
+        if count == NOT_PLAIN or at >= len(body) or _byte(body, at) != _COMMA:
+            break
+        at = _after_space(body, at + 1)
+    return count

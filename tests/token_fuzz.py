@@ -1,0 +1,153 @@
+"""The token parser against msgspec, on bodies made to be odd.
+
+    PYTHONPATH=.:tests python tests/token_fuzz.py [--inputs 10000000] [--seed 0]
+
+With `atheris` installed, `--atheris` has libFuzzer choose the inputs, guided by the coverage of the
+Python around the parser; without, they are mutations of real bodies.
+"""
+
+import argparse
+import random
+import sys
+import time
+
+import msgspec
+
+from router.errors import KvRouterError
+from router.process.bodies import decode_now
+from router.process.token_bodies import TokenBodyDecoder
+from router.protocol.requests import SelectRequest
+
+PIECES = [
+    b'"token_ids"',
+    b'"token_ids":',
+    b'"token_ids":[1,2,3]',
+    b'"token_ids":[',
+    b'"token_\\u0069ds":[1]',
+    b'"model_name":"m"',
+    b'"cache_salt":"',
+    b'"x":{"token_ids":[7]}',
+    b'"x":[[],{}]',
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b",",
+    b":",
+    b'"',
+    b"\\",
+    b'\\"',
+    b" ",
+    b"\n",
+    b"\t",
+    b"\r",
+    b"0",
+    b"00",
+    b"-",
+    b"1.0",
+    b"1e3",
+    b"4294967295",
+    b"4294967296",
+    b"12345678",
+    b"123456789",
+    b"99999999999999999999",
+    b"null",
+    b"true",
+    b"false",
+    b"NaN",
+    b"Infinity",
+    b"\xff",
+    b"\xc3\xa9",
+    b"\x00",
+    b"\x7f",
+    b"/",
+    b";",
+    b"\xef\xbb\xbf",
+]
+
+SEEDS = [
+    b'{"token_ids":[1,22,333,4444,55555,666666,7777777,88888888,999999999,4294967295],"model_name":"m"}',
+    b'{ "model_name" : "m" , "token_ids" : [ 1 , 2 ,\n3 ] , "explain" : true }',
+    b'{"x":{"token_ids":[7],"y":"]}"},"token_ids":[0,10,100],"cache_salt":"a\\"b\\\\"}',
+    b'{"token_ids":[],"allowed_worker_ids":[1,2],"pinned_worker":{"worker_id":1}}',
+]
+
+
+def agree(decoder, body, body_type=SelectRequest):
+    """Whether a body is decoded to the same request, or refused with the same words."""
+    strict = msgspec.json.Decoder(body_type).decode
+    return _outcome(decoder.decode, body) == _outcome(lambda each: decode_now(strict, each), body)
+
+
+def mutated(rng, noise=b""):
+    """A body, changed in a few places."""
+    body = bytearray(rng.choice(SEEDS))
+    if noise:
+        at = rng.randrange(len(body))
+        body[at : at + rng.choice((0, 1, len(noise)))] = noise
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(body) + 1)
+        how = rng.randrange(5)
+        if how == 0:
+            body[at : at + rng.choice((0, 0, 1, 8))] = rng.choice(PIECES)
+        elif how == 1 and at < len(body):
+            body[at] = rng.randrange(256)
+        elif how == 2:
+            del body[at : at + rng.randrange(1, 6)]
+        elif how == 3:
+            other = rng.choice(SEEDS)
+            start = rng.randrange(len(other))
+            body[at:at] = other[start : start + rng.randrange(1, 30)]
+        else:
+            del body[at:]
+        if not body:
+            return b""
+    return bytes(body)
+
+
+def _outcome(decode, body):
+    try:
+        request = decode(body)
+    except KvRouterError as error:
+        return error.body(), error.http_status
+    tokens = None if request.token_ids is None else list(map(int, request.token_ids))
+    return msgspec.structs.replace(request, token_ids=None), tokens
+
+
+def _mutate_many(inputs, seed):
+    decoder, rng, start_s = TokenBodyDecoder(SelectRequest), random.Random(seed), time.monotonic()
+    strict = msgspec.json.Decoder(SelectRequest).decode
+    accepted = 0
+    for _ in range(inputs):
+        body = mutated(rng)
+        ours = _outcome(decoder.decode, body)
+        if ours != _outcome(lambda each: decode_now(strict, each), body):
+            sys.exit(f"they differ: {body!r}")
+        accepted += isinstance(ours[0], SelectRequest)
+    elapsed_s = time.monotonic() - start_s
+    print(f"{inputs:,} inputs, {accepted:,} of them accepted, in {elapsed_s:.0f} s: all alike")
+
+
+def _guided(arguments):
+    import atheris
+
+    decoder = TokenBodyDecoder(SelectRequest)
+
+    def one(body):
+        if not agree(decoder, body):
+            raise AssertionError(f"they differ: {body!r}")
+
+    atheris.Setup([sys.argv[0], *arguments], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=10_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="libFuzzer's own arguments")
+    chosen = parser.parse_args()
+    if chosen.atheris is None:
+        _mutate_many(chosen.inputs, chosen.seed)
+    else:
+        _guided(chosen.atheris)
