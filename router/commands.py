@@ -16,10 +16,10 @@ from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
-from router.prompts import prepared
+from router.prompts import is_short, prepared
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
-from router.sequence.prompt import Prompt
+from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
 from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
@@ -58,12 +58,21 @@ class Commands:
         self._waiters = Waiters(core, outbox.perform, metrics)
         outbox.add_waiters(self._waiters.admit, self._waiters.refuse)
 
+    def is_immediate(self, request: PromptRequest) -> bool:
+        """Whether nothing has to be waited for to answer it: then `select_now` and its like may be
+        called, which do what `select` and its like do.
+        """
+        return is_short(request)
+
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank; books nothing."""
         stages = self._watch.begin()
-        prompt = await self._prepare(request, stages)
-        placement = self.core.select(request, prompt, time.monotonic())
-        return self._decided("select", request, placement, stages)
+        return self._select(request, await self._prepare(request, stages), stages)
+
+    def select_now(self, request: SelectRequest) -> Decision:
+        """`select` of an immediate request."""
+        stages = self._watch.begin()
+        return self._select(request, self._prepare_now(request, stages), stages)
 
     async def select_and_reserve(
         self, request: SelectRequest, gone: Gone | None = None
@@ -81,15 +90,12 @@ class Commands:
     async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank and book it, or have the request wait."""
         stages = self._watch.begin()
-        prompt = await self._prepare(request, stages)
-        now_s = time.monotonic()
-        submitted, effects = self.core.submit(request, prompt, now_s)
-        if isinstance(submitted, Placement):
-            self._outbox.perform(effects)
-            return self._decided("select_and_reserve", request, submitted, stages)
-        future = self._waiters.expect(submitted)
-        self._outbox.perform(effects)
-        return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
+        return self._submit(request, await self._prepare(request, stages), stages)
+
+    def submit_now(self, request: SelectRequest) -> Decision | Wait:
+        """`submit` of an immediate request."""
+        stages = self._watch.begin()
+        return self._submit(request, self._prepare_now(request, stages), stages)
 
     def drain(self) -> None:
         """Refuse whoever waits, now and from now on: they have time to go elsewhere."""
@@ -149,6 +155,25 @@ class Commands:
 
     async def _prepare(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
         return await prepared(request, self.core.identities(request.scope), stages)
+
+    def _prepare_now(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
+        return prepare(request, self.core.identities(request.scope), stages)
+
+    def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
+        placement = self.core.select(request, prompt, time.monotonic())
+        return self._decided("select", request, placement, stages)
+
+    def _submit(
+        self, request: SelectRequest, prompt: Prompt, stages: Stages | None
+    ) -> Decision | Wait:
+        now_s = time.monotonic()
+        submitted, effects = self.core.submit(request, prompt, now_s)
+        if isinstance(submitted, Placement):
+            self._outbox.perform(effects)
+            return self._decided("select_and_reserve", request, submitted, stages)
+        future = self._waiters.expect(submitted)
+        self._outbox.perform(effects)
+        return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
 
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None

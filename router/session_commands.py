@@ -5,7 +5,7 @@ from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.protocol.replies import Decision
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Rank
 from router.session_binder import SessionBinder
 from router.waiters import Gone
@@ -25,6 +25,11 @@ class SessionCommands(Commands):
     ) -> None:
         super().__init__(core, outbox, metrics, watch)
         self._binder = binder
+
+    def is_immediate(self, request: PromptRequest) -> bool:
+        """Whether no session has to be looked up for it."""
+        is_bound = isinstance(request, SelectRequest) and request.session_id is not None
+        return super().is_immediate(request) and not is_bound
 
     async def select(self, request: SelectRequest) -> Decision:
         """Choose a rank; books and binds nothing."""

@@ -16,6 +16,7 @@ from router.placement import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
 from router.sequence.prompt import Prompt
+from router.sequence.stages import Stages
 from router.shadow import Shadow, ShadowReport, reserved_at
 from router.watch import Watch
 
@@ -38,28 +39,24 @@ class ShadowCommands(Commands):
         super().__init__(core, outbox, metrics, watch)
         self._shadow = shadow
 
-    async def select(self, request: SelectRequest) -> Decision:
+    def shadow_report(self) -> ShadowReport:
+        """How our choices would have differed."""
+        return self._shadow.report(time.monotonic())
+
+    def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         """Choose a rank, and compare."""
-        stages = self._watch.begin()
-        prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
         return self._decided("select", request, placement, stages)
 
-    async def submit(self, request: SelectRequest) -> Decision:
+    def _submit(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
-        stages = self._watch.begin()
-        prompt = await self._prepare(request, stages)
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
         decision = self._decided("select_and_reserve", request, placement, stages)
         if request.incumbent is not None:
             self._book(request, request.incumbent, prompt)
         return decision
-
-    def shadow_report(self) -> ShadowReport:
-        """How our choices would have differed."""
-        return self._shadow.report(time.monotonic())
 
     def _compare(self, request: SelectRequest, placement: Placement) -> None:
         if request.incumbent is not None:

@@ -7,7 +7,6 @@ import sys
 
 import router.indexer._grouping
 import router.indexer._kernel
-import router.process._token_kernel
 import router.publisher._engine_kernel
 import router.publisher._held_kernel
 import router.publisher._map_kernel
@@ -19,12 +18,12 @@ import router.scheduler._pick_kernel
 import router.scheduler._predictive_kernel
 import router.scheduler._rates_kernel
 import router.sequence._hash_kernel
+import router.sequence._token_kernel
 from router.compiled import cache_folder
 
 KERNEL_MODULES = (
     router.indexer._grouping,
     router.indexer._kernel,
-    router.process._token_kernel,
     router.publisher._engine_kernel,
     router.publisher._held_kernel,
     router.publisher._map_kernel,
@@ -36,6 +35,7 @@ KERNEL_MODULES = (
     router.scheduler._predictive_kernel,
     router.scheduler._rates_kernel,
     router.sequence._hash_kernel,
+    router.sequence._token_kernel,
 )
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from router.errors import KvRouterError
 from router.process.bodies import decode_now
-from router.process.token_bodies import TokenBodyDecoder
 from router.protocol.requests import SelectRequest
+from router.token_bodies import TokenBodyDecoder
 
 PIECES = [
     b'"token_ids"',

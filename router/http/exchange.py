@@ -12,6 +12,8 @@ from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.waiters import Gone
 
+_JSON = b"application/json"
+
 
 class Exchange(Struct, frozen=True):
     """A request. `request_id`: from its path, empty where the path has none; `gone` returns when
@@ -33,6 +35,8 @@ class Exchange(Struct, frozen=True):
     @property
     def media_type(self) -> str:
         """Of the body, without parameters."""
+        if self.headers.get(b"content-type") == _JSON:
+            return "application/json"
         return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
 
     def check_json(self) -> None:

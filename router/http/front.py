@@ -61,13 +61,20 @@ class Front:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
                 return
-            exchange = await read_exchange(scope, receive, route.request_id, self._config, caller)
-            answer = await route.handler(exchange)
+            answer = await self._handled(route, scope, receive, caller)
         except KvRouterError as error:
             self._metrics.refusals.labels("http", error.code).inc()
             answer = refusal(error)
         self._count(route, answer)
         await send_answer(answer, send)
+
+    async def _handled(
+        self, route: HotRoute, scope: Scope, receive: Receive, caller: Caller
+    ) -> Answer:
+        later = route.handler(
+            await read_exchange(scope, receive, route.request_id, self._config, caller)
+        )
+        return later if isinstance(later, Answer) else await later
 
     def _admit(self, scope: Scope) -> Caller:
         """Who asks: what every request has before anybody reads it. May raise any KvRouterError."""

@@ -1,7 +1,12 @@
-"""Routes that every request of a fleet goes through: the front answers them itself."""
+"""Routes that every request of a fleet goes through: the front answers them itself.
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar
+A handler gives its answer at once wherever nothing has to be waited for: no task, no thread, no
+lock. Long bodies are decoded on another thread.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +20,9 @@ from router.commands import (
 )
 from router.http.answers import OK, Answer, answer
 from router.http.exchange import Exchange
-from router.process.bodies import decode_body
+from router.http.token_requests import TokenRequests
+from router.process.bodies import THREAD_BYTES, decode_now
+from router.protocol.replies import Decision
 from router.protocol.requests import (
     OutputBlockRequest,
     PrefillCompleteRequest,
@@ -23,7 +30,8 @@ from router.protocol.requests import (
     SelectRequest,
 )
 
-Handler: TypeAlias = Callable[[Exchange], Awaitable[Answer]]
+Later: TypeAlias = Coroutine[Any, Any, Answer]
+Handler: TypeAlias = Callable[[Exchange], Answer | Later]
 T = TypeVar("T")
 
 _SELECT_HEADERS = tuple((name, name.encode()) for name in SELECT_HEADERS.values())
@@ -42,8 +50,8 @@ class HotRoutes:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._decode_select = msgspec.json.Decoder(SelectRequest).decode
-        self._decode_reserve = msgspec.json.Decoder(ReserveRequest).decode
+        self._select_requests = TokenRequests(SelectRequest)
+        self._reserve_requests = TokenRequests(ReserveRequest)
         done: msgspec.json.Decoder[PrefillCompleteRequest | None]
         done = msgspec.json.Decoder(PrefillCompleteRequest | None)
         self._decode_prefill_complete = done.decode
@@ -74,51 +82,86 @@ class HotRoutes:
             return None
         return HotRoute(*route, request_id)
 
-    async def _select(self, exchange: Exchange) -> Answer:
-        request = await self._select_request(exchange)
-        return answer(await self._commands.select(request))
+    # Nothing that waits keeps a request, or its body: its tokens may be many in a long queue.
 
-    async def _select_and_reserve(self, exchange: Exchange) -> Answer:
-        # Nothing here keeps the request, whose tokens may be many in a long queue.
-        gone = exchange.gone
-        return answer(
-            await self._commands.select_and_reserve(await self._select_request(exchange), gone)
-        )
+    def _select(self, exchange: Exchange) -> Answer | Later:
+        return _with_request(exchange, self._select_request, self._selected)
 
-    async def _reserve(self, exchange: Exchange) -> Answer:
-        body = await _json_body(exchange, self._decode_reserve)
-        header = exchange.header(REQUEST_ID_HEADER.encode())
-        request_id = request_id_of(body.request_id, header)
-        request = msgspec.structs.replace(body, request_id=request_id)
-        return answer(await self._commands.reserve(request), 201)
+    def _select_and_reserve(self, exchange: Exchange) -> Answer | Later:
+        return _with_request(exchange, self._select_request, self._booked)
 
-    async def _prefill_complete(self, exchange: Exchange) -> Answer:
+    def _reserve(self, exchange: Exchange) -> Answer | Later:
+        return _with_request(exchange, self._reserve_request, self._reserved)
+
+    def _prefill_complete(self, exchange: Exchange) -> Answer:
         usage = None
         if exchange.body and exchange.media_type == "application/json":
-            body = await _json_body(exchange, self._decode_prefill_complete)
+            body = decode_now(self._decode_prefill_complete, exchange.body)
             usage = None if body is None else body.usage
         self._commands.prefill_complete(exchange.request_id, usage)
         return OK
 
-    async def _output_block(self, exchange: Exchange) -> Answer:
-        body = await _json_body(exchange, self._decode_output_block)
+    def _output_block(self, exchange: Exchange) -> Answer:
+        exchange.check_json()
+        body = decode_now(self._decode_output_block, exchange.body)
         self._commands.output_block(exchange.request_id, body.decay_fraction)
         return OK
 
-    async def _free(self, exchange: Exchange) -> Answer:
+    def _free(self, exchange: Exchange) -> Answer:
         self._commands.free(exchange.request_id)
         return OK
 
-    async def _select_request(self, exchange: Exchange) -> SelectRequest:
-        request = await _json_body(exchange, self._decode_select)
+    def _selected(self, _: Exchange, request: SelectRequest) -> Answer | Later:
+        if self._commands.is_immediate(request):
+            return answer(self._commands.select_now(request))
+        return _answered(self._commands.select(request))
+
+    def _booked(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
+        if not self._commands.is_immediate(request):
+            return _answered(self._commands.select_and_reserve(request, exchange.gone))
+        submitted = self._commands.submit_now(request)
+        if isinstance(submitted, Decision):
+            return answer(submitted)
+        return _answered(self._commands.decision(submitted, exchange.gone))
+
+    def _reserved(self, _: Exchange, request: ReserveRequest) -> Later:
+        return _answered(self._commands.reserve(request), 201)
+
+    def _select_request(self, exchange: Exchange) -> SelectRequest:
+        request = self._select_requests.read(exchange)
         said = {
             name: exchange.headers[key].decode("latin-1")
             for name, key in _SELECT_HEADERS
             if key in exchange.headers
         }
-        return asked_with(request, said)
+        return asked_with(request, said) if said else request
+
+    def _reserve_request(self, exchange: Exchange) -> ReserveRequest:
+        request = self._reserve_requests.read(exchange)
+        header = exchange.header(REQUEST_ID_HEADER.encode())
+        request_id = request_id_of(request.request_id, header)
+        return msgspec.structs.replace(request, request_id=request_id)
 
 
-async def _json_body(exchange: Exchange, decode: Callable[[bytes], T]) -> T:
-    exchange.check_json()
-    return await decode_body(decode, exchange.body)
+def _with_request(
+    exchange: Exchange,
+    read: Callable[[Exchange], T],
+    act: Callable[[Exchange, T], Answer | Later],
+) -> Answer | Later:
+    if len(exchange.body) > THREAD_BYTES:
+        return _with_long_request(exchange, read, act)
+    return act(exchange, read(exchange))
+
+
+async def _with_long_request(
+    exchange: Exchange,
+    read: Callable[[Exchange], T],
+    act: Callable[[Exchange, T], Answer | Later],
+) -> Answer:
+    answer_or_later = act(exchange, await asyncio.to_thread(read, exchange))
+    del exchange
+    return answer_or_later if isinstance(answer_or_later, Answer) else await answer_or_later
+
+
+async def _answered(reply: Awaitable[object], status: int = 200) -> Answer:
+    return answer(await reply, status)

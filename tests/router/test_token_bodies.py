@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError, KvRouterError
-from router.process._token_kernel import NOT_PLAIN, find_tokens
 from router.process.bodies import decode_now
-from router.process.token_bodies import TokenBodyDecoder
-from router.protocol.requests import NewCommand, SelectRequest
+from router.protocol.requests import ReserveRequest, SelectRequest
+from router.sequence._token_kernel import NOT_PLAIN, find_tokens
+from router.token_bodies import TokenBodyDecoder
 from token_fuzz import agree, mutated
 
 DECODER = TokenBodyDecoder(SelectRequest)
@@ -128,11 +128,6 @@ def test_a_bad_field_beside_tokens_is_named():
     assert caught.value.field == "allowed_worker_ids[0]"
 
 
-def test_the_key_is_the_one_of_the_wire():
-    body = b'{"method":"new","token_ids":[9],"tokens":[1,2]}'
-    assert TokenBodyDecoder(NewCommand).decode(body).token_ids.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize("cut", range(0, 40, 3))
 def test_words_at_the_end_of_a_body_are_read_alike(cut):
     """Digits are read 8 bytes at a time, where there are as many."""
@@ -158,4 +153,4 @@ def test_a_refusal_is_told_apart():
     """The comparison itself: an error is not an answer."""
     with pytest.raises(KvRouterError):
         decode_now(msgspec.json.Decoder(SelectRequest).decode, b'{"token_ids":[-1]}')
-    assert not agree(TokenBodyDecoder(NewCommand), b'{"method":"new","tokens":[1]}', SelectRequest)
+    assert not agree(TokenBodyDecoder(ReserveRequest), b'{"token_ids":[1]}', SelectRequest)

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from router.process._token_kernel import find_tokens
 from router.process.bodies import decode_now
 from router.protocol.requests import PromptRequest
+from router.sequence._token_kernel import find_tokens
 
 T = TypeVar("T", bound=PromptRequest)
 
 TOKEN_BYTES = 4
+_KEY = np.frombuffer(b"token_ids", np.uint8)
 _NO_TOKENS_YET = b"[]"
 
 
@@ -25,16 +26,12 @@ class TokenBodyDecoder(Generic[T]):
 
     def __init__(self, body_type: type[T]) -> None:
         self._decode = msgspec.json.Decoder(body_type).decode
-        names = dict(
-            zip(body_type.__struct_fields__, body_type.__struct_encode_fields__, strict=True)
-        )
-        self._key = np.frombuffer(names["token_ids"].encode(), np.uint8)
 
     def decode(self, body: bytes) -> T:
         """A checked request, its tokens an array. Raises MalformedBodyError, InvalidFieldError."""
         room = np.empty(len(body) // 2 + 1, np.uint32)
         span = np.empty(2, np.int64)
-        count = find_tokens(np.frombuffer(body, np.uint8), self._key, room, span)
+        count = find_tokens(np.frombuffer(body, np.uint8), _KEY, room, span)
         if count < 0:
             return decode_now(self._decode, body)
         start, end = span.tolist()

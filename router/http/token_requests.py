@@ -1,0 +1,100 @@
+"""Requests with a prompt, in either of their forms.
+
+    application/json           {"token_ids": […], "model_name": "m", …}
+    application/octet-stream   tokens as little-endian u32, the rest as query parameters:
+                               ?model_name=m&explain=true&allowed_worker_ids=[1,2]
+
+A parameter is the field's text, or where the field is no text, its JSON.
+"""
+
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+
+from router.errors import InvalidFieldError, MalformedBodyError, UnsupportedMediaTypeError
+from router.http.exchange import Exchange
+from router.process.bodies import decode_now
+from router.protocol.requests import PromptRequest
+from router.token_bodies import TOKEN_BYTES, TokenBodyDecoder, with_tokens
+
+T = TypeVar("T", bound=PromptRequest)
+
+JSON, BINARY = "application/json", "application/octet-stream"
+
+REMEMBERED_QUERIES = 256
+"""Callers that send tokens say the rest in the same words again and again."""
+
+
+class TokenRequests(Generic[T]):
+    """Reads requests of one type. May be used by several threads at once."""
+
+    def __init__(self, body_type: type[T]) -> None:
+        self._tokens = TokenBodyDecoder(body_type)
+        self._decode = msgspec.json.Decoder(body_type).decode
+        self._texts = text_fields(body_type)
+        self._remembered: dict[bytes, bytes] = {}
+
+    def read(self, exchange: Exchange) -> T:
+        """A checked request. Raises UnsupportedMediaTypeError, MalformedBodyError,
+        InvalidFieldError.
+        """
+        media_type = exchange.media_type
+        if media_type == JSON:
+            return self._tokens.decode(exchange.body)
+        if media_type == BINARY:
+            return self._binary(exchange)
+        raise UnsupportedMediaTypeError(exchange.header(b"content-type"), (JSON, BINARY))
+
+    def _binary(self, exchange: Exchange) -> T:
+        odd_bytes = len(exchange.body) % TOKEN_BYTES
+        if odd_bytes:
+            reason = f"{len(exchange.body)} bytes"
+            raise InvalidFieldError("body", reason, "little-endian u32 tokens, 4 bytes each")
+        request = decode_now(self._decode, self._fields(exchange.query_string))
+        return with_tokens(request, np.frombuffer(exchange.body, "<u4"))
+
+    def _fields(self, query: bytes) -> bytes:
+        """What a query says, as a JSON object."""
+        known = self._remembered.get(query)
+        if known is None:
+            known = self._as_json(query)
+            if len(self._remembered) >= REMEMBERED_QUERIES:
+                self._remembered.clear()
+            self._remembered[query] = known
+        return known
+
+    def _as_json(self, query: bytes) -> bytes:
+        try:
+            said = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
+        except UnicodeDecodeError as error:
+            raise MalformedBodyError(f"query: {error}") from error
+        fields: dict[str, Any] = {}
+        for name, value in said:
+            if name in fields or name == "token_ids":
+                raise InvalidFieldError(name, "said twice", "once; the body is the tokens")
+            fields[name] = value if name in self._texts else _json_value(name, value)
+        return msgspec.json.encode(fields)
+
+
+def text_fields(body_type: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields whose values are texts, by their names on the wire."""
+    described = inspect.type_info(body_type)
+    assert isinstance(described, inspect.StructType)
+    return frozenset(field.encode_name for field in described.fields if _is_text(field.type))
+
+
+def _is_text(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return all(isinstance(each, inspect.StrType | inspect.NoneType) for each in kinds)
+
+
+def _json_value(name: str, value: str) -> msgspec.Raw:
+    """A parameter that is not a text, or that nobody knows, which may be anything."""
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidFieldError(name, f"{value!r} is no JSON", "JSON, as in a body") from error
+    return msgspec.Raw(value.encode())
