@@ -10,6 +10,14 @@ from router.queue_config import QueueConfig
 class ObservingConfig(QueueConfig, frozen=True, kw_only=True):
     """Where decisions are written down, and how many of them."""
 
+    otlp_endpoint: Annotated[
+        str,
+        Meta(description="collector of spans (OTLP), http://host:4318/v1/traces; empty: none"),
+    ] = ""
+    trace_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="of requests without a trace of their caller's, traced here"),
+    ] = 0.0
     decision_log: Annotated[
         str, Meta(description="file of explained decisions, a JSON line each; empty: none")
     ] = ""

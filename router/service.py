@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from router.commands import Commands
 from router.config import RouterConfig
@@ -48,6 +49,9 @@ from router.state_metrics import SessionCollector
 from router.watch import Watch
 from router.worker_commands import WorkerCommands
 
+if TYPE_CHECKING:  # the extra `otel` may not be installed
+    from router.tracing import Tracer
+
 log = logging.getLogger(__name__)
 
 
@@ -84,6 +88,7 @@ class RouterService:
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._sessions = _sessions(config, self._host.metrics)
         self._decision_log = _decision_log(config, core, self._host.metrics)
+        self._tracer = _tracer(config, self._host.metrics)
         self._commands = self._make_commands(core, shadow)
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
@@ -128,7 +133,7 @@ class RouterService:
 
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         outbox, metrics = self._host.outbox, self._host.metrics
-        watch = Watch(metrics.decisions, self._decision_log)
+        watch = Watch(metrics.decisions, self._decision_log, self._tracer)
         if shadow is not None:
             ShadowCollector(shadow, metrics)
             return ShadowCommands(core, outbox, metrics, shadow, watch)
@@ -157,6 +162,8 @@ class RouterService:
             yield self._dynamo.run()
         if self._decision_log is not None:
             yield self._decision_log.run()
+        if self._tracer is not None:
+            yield self._tracer.run()
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._announce(bus, endpoint)
@@ -257,6 +264,19 @@ def _decision_log(
     decision_log = DecisionLog(core, Path(config.decision_log), per_s, max_bytes)
     metrics.registry.register(decision_log)
     return decision_log
+
+
+def _tracer(config: RouterConfig, metrics: RouterMetrics) -> "Tracer | None":
+    """Who is told of decisions as spans, if anybody. Raises ConfigError."""
+    if not config.otlp_endpoint:
+        return None
+    try:
+        from router.tracing import Tracer
+    except ImportError as error:
+        raise ConfigError("otlp_endpoint", str(error), "with kv-router[otel] installed") from error
+    tracer = Tracer(config.otlp_endpoint, config.name, config.trace_ratio)
+    metrics.registry.register(tracer)
+    return tracer
 
 
 def _core(config: RouterConfig) -> RouterCore:

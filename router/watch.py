@@ -1,13 +1,17 @@
 """What is noted of decisions: all are counted, some timed, and some written down where wanted."""
 
 import time
+from typing import TYPE_CHECKING
 
 from router.decision_log import DecisionLog
 from router.decision_metrics import DecisionMetrics
 from router.placement import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest
-from router.sequence.stages import SCHEDULING, Stages
+from router.sequence.stages import SCHEDULING, Stages, TracedStages
+
+if TYPE_CHECKING:  # the extra `otel` may not be installed
+    from router.tracing import Tracer
 
 TIMED_EVERY = 8
 """Of so many decisions one is timed: that takes a microsecond."""
@@ -16,13 +20,21 @@ TIMED_EVERY = 8
 class Watch:
     """Watches the decisions of one set of commands."""
 
-    def __init__(self, metrics: DecisionMetrics, decision_log: DecisionLog | None = None) -> None:
+    def __init__(
+        self,
+        metrics: DecisionMetrics,
+        decision_log: DecisionLog | None = None,
+        tracer: "Tracer | None" = None,
+    ) -> None:
         self._metrics = metrics
         self._log = decision_log
+        self._tracer = tracer
         self._turn = 0
 
     def begin(self) -> Stages | None:
         """A request came. None: this one is not timed."""
+        if self._tracer is not None and self._tracer.wants_this():
+            return TracedStages(time.perf_counter)
         self._turn -= 1
         if self._turn >= 0:
             return None
@@ -43,6 +55,8 @@ class Watch:
         self._metrics.note(command, role, decision.isl_tokens, cached_tokens, stages)
         if self._log is not None:
             self._log.take(request, placement)
+        if self._tracer is not None and isinstance(stages, TracedStages):
+            self._tracer.tell(command, decision, stages)
 
 
 def end_of(stages: Stages | None) -> None:

@@ -34,3 +34,19 @@ class Stages:
     def total_s(self) -> float:
         """From its beginning to the end of the last stage, waits included."""
         return self._since_s - self.begun_s
+
+
+class TracedStages(Stages):
+    """Remembers each stage by itself: which, and from when to when."""
+
+    __slots__ = ("intervals",)
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.intervals: list[tuple[int, float, float]] = []
+
+    def end(self, stage: int) -> None:
+        """See `Stages`."""
+        begun_s = self._since_s
+        super().end(stage)
+        self.intervals.append((stage, begun_s, self._since_s))
