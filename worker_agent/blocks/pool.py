@@ -203,6 +203,18 @@ class BlockPool:
         self._eviction.note_uses(name.identity for name in names)
         return [self._register(*each, priority) for each in zip(blocks, names, strict=True)]
 
+    def adopt(self, block: int, name: BlockName) -> bool:
+        """Keep a free block under a name that a former life gave it; False if it is not free, or
+        another has the name. O(free blocks).
+        """
+        if self._states[block] != _FREE or name.identity in self._by_identity:
+            return False
+        self._free.remove(block)
+        self._states[block] = _PRIVATE
+        self._users[block] = 1
+        self.release([self._register(block, name, 0)])
+        return True
+
     def release(self, blocks: Sequence[int]) -> None:
         """Use these blocks, in prompt order, no longer. Raises BlockStateError for one that has
         no user left, releasing none of those before it.
