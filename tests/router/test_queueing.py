@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from router.answering import PARALLEL
 from router.publisher.bus import connection
 from running import RunningRouter
 from servers import eventually
@@ -18,7 +17,11 @@ BOOK = "/select_and_reserve"
 async def router(nats_server, request):
     """One worker, busy while any prompt is to be computed there."""
     limit = getattr(request, "param", 2)
-    queueing = {"router_queue_threshold": 0.0, "max_waiting_requests": limit}
+    queueing = {
+        "router_queue_threshold": 0.0,
+        "max_waiting_requests": limit,
+        "max_bus_requests": 8,
+    }
     async with RunningRouter(nats_server.url, **queueing).running() as router:
         await router.worker(1)
         assert (await router.post(BOOK, asked("first"))).status_code == 200
@@ -164,12 +167,12 @@ async def new(ask, request_id, **fields):
 @pytest.mark.parametrize("router", [100], indirect=True)
 async def test_whoever_waits_over_nats_holds_up_nobody(router, ask):
     """More than are answered at once; what frees a rank comes the same way."""
-    tasks = [asyncio.create_task(new(ask, f"n{i}")) for i in range(2 * PARALLEL)]
-    await waiting(router, 2 * PARALLEL)
+    tasks = [asyncio.create_task(new(ask, f"n{i}")) for i in range(16)]
+    await waiting(router, 16)
     loads = await ask(method="potential_loads", tokens=PROMPT)
     assert (loads["pending_count"], loads["pending_isl_tokens"]) == (16, 16 * 40)
     await ask(method="mark_free", request_id="first")
-    for i in range(2 * PARALLEL):
+    for i in range(16):
         answer = await tasks[i]
         assert (answer["method"], answer["request_id"]) == ("new", f"n{i}")
         assert (await ask(method="mark_prefill", request_id=f"n{i}"))["success"]
