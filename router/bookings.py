@@ -66,7 +66,9 @@ class Bookings:
         now_s: float,
     ) -> list[Effect]:
         """Book what counts of a request, and take it over from whoever else has booked it."""
-        self._tracker.book(request_id, rank, tracking.counted(footprint), now_s)
+        counted = tracking.counted(footprint)
+        self._tracker.book(request_id, rank, counted, now_s)
+        self._foreign.crowd.note_ours(rank, counted, now_s)
         self._predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
         return self._foreign.pass_on(request_id, ReservationFreed())
 

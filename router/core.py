@@ -139,7 +139,7 @@ class RouterCore:
         )
         self._standing = Standing(self.ranks, self.fleet, self.index, self.trust_weights)
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
-        self._placer = Placer(settings, *known, selectors, rng)
+        self._placer = Placer(settings, *known, self.foreign.crowd, selectors, rng)
         self._bookings = Bookings(
             settings, self.tracker, self.foreign, self.predictions, self.waiting
         )

@@ -21,6 +21,7 @@ from router.protocol.replicas import (
     SnapshotWanted,
 )
 from router.protocol.values import Rank, unpack_hashes
+from router.scheduler.crowd import Crowd
 from router.sequence.active import ForeignId
 from router.sequence.footprint import Footprint
 from router.sequence.mirror import PeerChange
@@ -33,7 +34,7 @@ class ForeignReservations:
 
     Invariants: every foreign booking is in a mirror, and as it is there; what is in a mirror and
     not booked lies on an unknown rank, was dropped with its rank, or was one too many.
-    `yielded`: bookings of ours that another router took over.
+    `yielded`: bookings of ours that another router took over. `crowd`: what others book beside us.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class ForeignReservations:
         "_predictions",
         "_router_id",
         "_tracker",
+        "crowd",
         "refused",
         "replicas",
         "yielded",
@@ -56,6 +58,7 @@ class ForeignReservations:
         self._predictions = predictions
         self._limit = limit
         self.replicas = Replicas(router_id)
+        self.crowd = Crowd(router_id)
         self.yielded = 0
         self.refused = 0
 
@@ -63,6 +66,8 @@ class ForeignReservations:
         """Take in what another router says of its reservations. O(what it tells)."""
         for change in self.replicas.take(message, now_s):
             self._follow(change, now_s)
+            if isinstance(message, Frame) and change.before is None and change.after is not None:
+                self.crowd.note_theirs(change.router_id, change.after, now_s)
         return self._wants(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -70,6 +75,7 @@ class ForeignReservations:
         changes = self.replicas.tick(now_s, is_connected=self._fleet.is_connected)
         for change in changes:
             self._follow(change, now_s)
+        self.crowd.keep({mirror.router_id for mirror in self.replicas})
         dropped = Counter(change.router_id for change in changes)
         return [*(ReplicaGone(*each) for each in dropped.items()), *self._wants(now_s)]
 

@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from router.core_settings import CoreSettings
 from router.errors import (
@@ -28,6 +29,7 @@ from router.protocol.requests import ConfigOverride, PromptRequest, SelectReques
 from router.protocol.values import Identity, Rank, Scope
 from router.scheduler.busy import step_tokens
 from router.scheduler.candidates import Candidates
+from router.scheduler.crowd import Crowd
 from router.scheduler.gate import NAMED_RANKS, Gate, Passed, removed_ranks
 from router.scheduler.policies import Policies, builtin_policies
 from router.scheduler.policy_classes import PolicyClass
@@ -54,6 +56,7 @@ class Placer:
 
     __slots__ = (
         "_candidates",
+        "_crowd",
         "_fleet",
         "_index",
         "_policies",
@@ -74,6 +77,7 @@ class Placer:
         predictions: Predictions,
         ranks: RankTable,
         tracker: Tracker,
+        crowd: Crowd,
         selectors: Iterable[Selector] | None,
         rng: Random,
     ) -> None:
@@ -92,6 +96,7 @@ class Placer:
             settings.group_policies,
         )
         self._tracker = tracker
+        self._crowd = crowd
         self._weighing = Weighing(ranks, tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self.gate = Gate(settings.gate, ranks)
@@ -110,6 +115,8 @@ class Placer:
         table = self._weigh(request, prompt, candidates, overlaps, expected_tokens, tracking, now_s)
         if passed.factors is not None:
             table.column(TAINT_FACTOR)[:] = passed.factors
+        if (claims := self._crowd.claims(now_s)) is not None:
+            table = replace(table, claims=claims)
         settings = self._settings.policy.overridden(override)
         choice = self._selector(request).choose(table, settings, self._rng)
         worker = candidates.worker_of(choice.table.ranks[choice.index])

@@ -1,5 +1,6 @@
 """Traces and fleets for tests of the simulator, small."""
 
+from itertools import count
 from random import Random
 
 from builders import settings
@@ -33,5 +34,8 @@ def scenario(workers=4, *, model=None, **fields):
 
 
 def make_core(overlap_score_weight=1.0, router_temperature=0.0, **fields):
-    policy = PolicySettings(overlap_score_weight, router_temperature)
-    return lambda rng: RouterCore(settings(policy=policy, **fields), RadixTree, rng)
+    """Of routers with ids of their own."""
+    policy, ids = PolicySettings(overlap_score_weight, router_temperature), count(1)
+    return lambda rng: RouterCore(
+        settings(policy=policy, router_id=next(ids), **fields), RadixTree, rng
+    )

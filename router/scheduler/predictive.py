@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from router.scheduler._claims_kernel import claim
 from router.scheduler._predictive_kernel import (
     COST_S,
     DELAY_S,
@@ -15,6 +16,7 @@ from router.scheduler._predictive_kernel import (
     STREAM_S,
     predictive,
 )
+from router.scheduler.claims import Claims
 from router.scheduler.pick import pick
 from router.scheduler.selector import Choice, Names, Policy
 from router.scheduler.settings import PolicySettings
@@ -26,7 +28,8 @@ class Predictive(Policy):
     """Predicted seconds, from rates learned online; see the README for the formula.
 
     Among candidates within one standard error of the best it chooses at random: so several routers
-    that know the same do not all run to the same rank.
+    that know the same do not all run to the same rank. In bursts that is not enough; there the
+    routers take turns, see `crowd.py`.
     """
 
     __slots__ = ()
@@ -69,8 +72,10 @@ _PARTS = (*PREDICTED, "slow_start_s", "preference")
 
 
 def _equals(costs: FloatArray, table: TermTable) -> npt.NDArray[np.int64]:
-    """Those that cannot be told from the best."""
+    """Those that cannot be told from the best; where routers take turns, the first of the best."""
     best = costs.argmin()
+    if table.claims:
+        return np.array([best])
     error = table.values[best, RELATIVE_ERROR]
     return np.flatnonzero(costs <= costs[best] * (1.0 + error))
 
@@ -80,7 +85,7 @@ def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:
     parts = np.empty((len(table), PARTS))
     expected = table.expected_output_tokens
     predictive(
-        table.values,
+        _claimed(table, table.claims, settings) if table.claims else table.values,
         table.isl_tokens,
         math.nan if expected is None else expected,
         table.now_s,
@@ -91,3 +96,20 @@ def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:
         parts,
     )
     return parts
+
+
+def _claimed(table: TermTable, claims: Claims, settings: PolicySettings) -> FloatArray:
+    """The table's values with what other routers are expected to put there unseen."""
+    claimed = table.values.copy()
+    claim(
+        table.values.copy(),
+        claims.unseen(table.ranks),
+        claims.turns,
+        claims.tokens,
+        claims.contexts,
+        claims.isl_tokens,
+        table.now_s,
+        settings.delay_weight,
+        claimed,
+    )
+    return claimed

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.values import Rank, Scope
+from router.scheduler.claims import Claims
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
@@ -59,7 +60,8 @@ class TermTable(Struct, frozen=True, eq=False):
 
     `values`: shape (candidates, COLUMNS), C-contiguous, in order of `ranks`;
     `isl_tokens` is the prompt's length, `expected_output_tokens` what its caller expects, if
-    anything; `now_s` is the moment of the decision.
+    anything; `now_s` is the moment of the decision. `claims`: what other routers are expected to
+    place at that moment; None: there are none.
     """
 
     scope: Scope
@@ -68,6 +70,7 @@ class TermTable(Struct, frozen=True, eq=False):
     isl_tokens: int
     expected_output_tokens: int | None
     now_s: float
+    claims: Claims | None = None
 
     def __len__(self) -> int:
         return len(self.ranks)

@@ -24,8 +24,9 @@ class Peers:
         self._due: dict[RouterCore, None] = {}
         self._ledgers: dict[RouterCore, Ledger] = {}
         if len(cores) > 1:
-            for number, core in enumerate(cores, start=1):
-                core.tracker.ledger = self._ledgers[core] = Ledger(number, incarnation=1)
+            for core in cores:
+                router_id = core.foreign.replicas.router_id
+                core.tracker.ledger = self._ledgers[core] = Ledger(router_id, incarnation=1)
 
     def stir(self, core: RouterCore) -> None:
         """Something may have happened to a router's bookings: its next frame tells."""

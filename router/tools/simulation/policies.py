@@ -25,12 +25,13 @@ class NamedPolicy(Struct, frozen=True):
     settings: Mapping[str, Setting]
 
     def make_core(self, rng: Random) -> RouterCore:
-        """A router's core that decides so."""
+        """A core that decides so, of a router with an id of its own."""
+        seed = rng.getrandbits(53)
         header = Header(
             product_version="",
             recorded_at="",
-            settings=dict(self.settings),
-            seed=rng.getrandbits(53),
+            settings={**self.settings, "name": f"simulated-{seed}"},
+            seed=seed,
             multiplier=MULTIPLIER,
         )
         return replayed_core(header, {})

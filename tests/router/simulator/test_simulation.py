@@ -177,3 +177,18 @@ def test_progress_is_told():
     assert told == sorted(told)
     assert told[0] == 0
     assert told[-1] == pytest.approx(1, abs=0.2)
+
+
+def test_in_bursts_routers_that_take_turns_do_as_well_as_one():
+    """Eight prompts at once every second, for eight ranks; what is heard late teaches nobody."""
+    trace = small_trace(400, families=10_000)
+    bursts = [replace(each, arrival_s=1.0 * (i // 8)) for i, each in enumerate(trace.requests)]
+
+    def mean_ttft_s(routers, sync_lag_s):
+        scene = scenario(8, routers=routers, sync_lag_s=sync_lag_s)
+        make = make_core(default_policy="predictive")
+        return summarize(simulate(replace(trace, requests=bursts), scene, make)).ttft_mean_s
+
+    taking_turns = mean_ttft_s(4, 0.02)
+    assert taking_turns < 1.05 * mean_ttft_s(1, 0.02)
+    assert mean_ttft_s(4, 0.06) > 1.25 * taking_turns

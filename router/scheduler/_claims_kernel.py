@@ -1,0 +1,103 @@
+"""Which ranks other routers take while we decide, reckoned as they reckon it themselves."""
+
+import numpy as np
+import numpy.typing as npt
+
+from router.compiled import device, kernel
+from router.scheduler._predictive_kernel import (
+    COST_S,
+    PARTS,
+    arrivals_per_free_s,
+    mean_weighted,
+    predict,
+)
+from router.scheduler.terms import CACHED_BLOCKS, TAINT_FACTOR
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    HEAD_CONTEXTS,
+    HEAD_SINCE_S,
+    HEAD_TOKENS,
+    OUTPUT_TOKENS,
+    PREFILL_CONTEXTS,
+    PREFILL_TOKENS,
+    REQUESTS,
+    REQUESTS_PER_S,
+    REUSE,
+)
+
+Array = npt.NDArray[np.float64]
+
+
+@device
+def put(
+    row: Array, weight: float, tokens: float, contexts: float, isl_tokens: float, now_s: float
+) -> None:
+    """As if a request were booked there, as likely as that is."""
+    if row[HEAD_TOKENS] == 0:
+        row[HEAD_TOKENS] = weight * tokens
+        row[HEAD_CONTEXTS] = weight * contexts
+        row[HEAD_SINCE_S] = now_s
+    row[PREFILL_TOKENS] += weight * tokens
+    row[PREFILL_CONTEXTS] += weight * contexts
+    row[REQUESTS] += weight
+    if row[BLOCK_SIZE] > 0:
+        row[DECODE_BLOCKS] += weight * isl_tokens / row[BLOCK_SIZE]
+
+
+@device
+def take_back(row: Array, tokens: float, contexts: float, booked_s: float) -> None:
+    """As it was before we booked a request there."""
+    row[PREFILL_TOKENS] = max(row[PREFILL_TOKENS] - tokens, 0.0)
+    row[PREFILL_CONTEXTS] = max(row[PREFILL_CONTEXTS] - contexts, 0.0)
+    row[REQUESTS] = max(row[REQUESTS] - 1, 0.0)
+    if row[HEAD_SINCE_S] >= booked_s:
+        row[HEAD_TOKENS] = 0.0
+        row[HEAD_CONTEXTS] = 0.0
+
+
+@kernel(
+    "void(float64[:, ::1], float64[:, ::1], float64[::1], float64, float64, float64, float64,"
+    " float64, float64[:, ::1])"
+)
+def claim(
+    values: Array,
+    unseen: Array,
+    turns: Array,
+    tokens: float,
+    contexts: float,
+    isl_tokens: float,
+    now_s: float,
+    delay_weight: float,
+    claimed: Array,
+) -> None:
+    """Put what others are expected to take into `claimed`, which is a copy of `values`.
+
+    `values` become what all routers see, and then what they leave. In each turn a usual request,
+    of which nothing is cached, goes where it costs least. O(candidates · turns).
+    """
+    for i in range(len(unseen)):
+        take_back(values[int(unseen[i, 0])], unseen[i, 1], unseen[i, 2], unseen[i, 3])
+    output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
+    arrivals = arrivals_per_free_s(values)
+    followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    parts = np.empty(PARTS)
+    costs = np.empty(len(values))
+    for i in range(len(values)):
+        values[i, CACHED_BLOCKS] = 0.0
+        values[i, TAINT_FACTOR] = 1.0
+        predict(values[i], tokens, isl_tokens, output_tokens, arrivals, followers, now_s,
+                delay_weight, parts)  # fmt: skip
+        costs[i] = parts[COST_S]
+    for turn in range(len(turns)):
+        best = 0
+        for i in range(len(costs)):
+            if costs[i] < costs[best]:
+                best = i
+        weight = turns[turn]
+        if weight > 0:
+            put(claimed[best], weight, tokens, contexts, isl_tokens, now_s)
+        put(values[best], weight if weight > 0 else 1.0, tokens, contexts, isl_tokens, now_s)
+        predict(values[best], tokens, isl_tokens, output_tokens, arrivals, followers, now_s,
+                delay_weight, parts)  # fmt: skip
+        costs[best] = parts[COST_S]
