@@ -1,24 +1,14 @@
-"""`kv-router`: one command a process."""
+"""`kv-router`: one command a process, which imports what that command needs and no more."""
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TypeAlias
 
-from router.config import RouterConfig
 from router.errors import ConfigError
-from router.index_config import load_indexer_config
-from router.index_service import IndexService
-from router.loading import load_router
-from router.local.config import load_up_config
-from router.local.up import up
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal
-from router.service import RouterService
-from router.tools.doctor.command import doctor
-from router.tools.inspection.command import inspect
-from router.tools.recordings.record import record
-from router.tools.recordings.replay import replay
-from router.tools.simulation.command import simulate
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -33,31 +23,44 @@ usage: kv-router COMMAND [--help] [options]
   doctor   connect to an engine, and say what is wrong with it and how to fix it
 """
 
+TOOLS = {
+    "inspect": "router.tools.inspection.command",
+    "record": "router.tools.recordings.record",
+    "replay": "router.tools.recordings.replay",
+    "simulate": "router.tools.simulation.command",
+    "doctor": "router.tools.doctor.command",
+}
+"""The modules of commands that are functions of the same name."""
+
+Command: TypeAlias = Callable[[Sequence[str]], int]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status. 2 for a wrong command line or setting."""
-    command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
-    commands = {
-        "serve": _serve,
-        "up": _up,
-        "indexer": _indexer,
-        "inspect": inspect,
-        "record": record,
-        "replay": replay,
-        "simulate": simulate,
-        "doctor": doctor,
-    }
-    if command not in commands:
+    name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
+    command = _command(name)
+    if command is None:
         sys.stderr.write(USAGE)
-        return 0 if command in ("-h", "--help") else 2
+        return 0 if name in ("-h", "--help") else 2
     try:
-        return commands[command](rest)
+        return command(rest)
     except ConfigError as error:
-        sys.stderr.write(f"kv-router {command}: {error}\n")
+        sys.stderr.write(f"kv-router {name}: {error}\n")
         return 2
 
 
+def _command(name: str) -> Command | None:
+    if name in TOOLS:
+        tool: Command = getattr(import_module(TOOLS[name]), name)
+        return tool
+    return {"serve": _serve, "up": _up, "indexer": _indexer}.get(name)
+
+
 def _serve(arguments: Sequence[str]) -> int:
+    from router.config import RouterConfig
+    from router.loading import load_router
+    from router.service import RouterService
+
     loaded = load_router(RouterConfig, arguments, os.environ)
     config = loaded.shown()
     log_to_stderr(config.log_level, config.log_format)
@@ -66,6 +69,9 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _indexer(arguments: Sequence[str]) -> int:
+    from router.index_config import load_indexer_config
+    from router.index_service import IndexService
+
     config = load_indexer_config(arguments, os.environ)
     log_to_stderr(config.log_level, config.log_format)
     run_until_signal(IndexService(config).run)
@@ -73,6 +79,9 @@ def _indexer(arguments: Sequence[str]) -> int:
 
 
 def _up(arguments: Sequence[str]) -> int:
+    from router.local.config import load_up_config
+    from router.local.up import up
+
     config = load_up_config(arguments, os.environ)
     log_to_stderr(config.log_level)
     run_until_signal(lambda stop: up(config, stop))

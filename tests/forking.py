@@ -18,7 +18,7 @@ import time
 from functools import cache
 
 PRELOADED = {
-    "router": ("router.cli", "router.service", "router.index_service"),
+    "router": ("router.cli", "router.index_service", "router.tools.recordings.record"),
     "worker_agent": ("worker_agent.cli", "worker_agent.agent", "worker_agent.bridge_agent"),
 }
 

@@ -4,11 +4,8 @@ A rule draws one number and lets `Random` choose ranks, tiers and blocks with it
 hypothesis a tenth of a millisecond per operation, so that sequences of 500 are affordable, and
 hypothesis still chooses, weighs and shrinks the operations. What is asked after an operation comes
 from a generator of the sequence.
-
-`KV_FUZZ_EXAMPLES` replaces the number of sequences.
 """
 
-import os
 from itertools import pairwise
 from random import Random
 
@@ -17,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fuzzing import examples
 from oracle.index import ExactIndex
 from router.indexer.base import DIFFERENT, DONE, REFUSED
 from router.indexer.radix_tree import MULTIPLIER
@@ -29,7 +27,6 @@ TREE_BLOCKS = 28
 CHAIN_BLOCKS = 300
 STEPS = 500
 TIERS = tuple(Tier)
-IS_FUZZING = "KV_FUZZ_EXAMPLES" in os.environ
 SEEDS = st.integers(0, 2**32 - 1)
 
 IDENTITY = Identity(SCHEME, 16)
@@ -48,7 +45,7 @@ def key_spread_to(spread):
 
 def sequence_settings(sequences):
     return settings(
-        max_examples=int(os.environ.get("KV_FUZZ_EXAMPLES", sequences)),
+        max_examples=examples(sequences),
         stateful_step_count=STEPS,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fuzzing import examples
 from oracle.index import ExactIndex
 from router.indexer.approximate import (
     PRUNE_BLOCKS,
@@ -260,7 +261,5 @@ class AgainstTheTable(RuleBasedStateMachine):
             assert parent is None or (rank, parent) in self.table.entries
 
 
-AgainstTheTable.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None
-)
+AgainstTheTable.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAgainstTheTable = AgainstTheTable.TestCase

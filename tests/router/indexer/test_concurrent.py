@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
+from fuzzing import examples
 from oracle.index import ExactIndex
 from router.errors import WireError
 from router.indexer.base import DONE, NOTHING_HELD, HeldSummary, Overlap
@@ -175,9 +176,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
             self.index.close()
 
 
-AgainstTheOracle.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
-)
+AgainstTheOracle.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestAgainstTheOracle = AgainstTheOracle.TestCase
 
 

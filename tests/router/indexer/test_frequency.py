@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fuzzing import examples
 from router.indexer.frequency import UseCounts
 from router.sequence.hashing import chain
 
@@ -111,5 +112,5 @@ class AgainstTheList(RuleBasedStateMachine):
         assert self.counts.forgotten_uses == self.forgotten
 
 
-AgainstTheList.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+AgainstTheList.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestAgainstTheList = AgainstTheList.TestCase

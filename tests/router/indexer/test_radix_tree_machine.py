@@ -2,7 +2,8 @@
 
 import pytest
 
-from oracle.machine import IS_FUZZING, IndexMachine, sequence_settings
+from fuzzing import IS_FUZZING
+from oracle.machine import IndexMachine, sequence_settings
 from router.indexer.concurrent import ConcurrentIndex
 from router.indexer.radix_tree import RadixTree
 
@@ -32,7 +33,7 @@ class ShardsMachine(IndexMachine):
         return [shard.index for shard in self.index._shards]
 
 
-TreeMachine.TestCase.settings = sequence_settings(20)
-ShardsMachine.TestCase.settings = sequence_settings(10)
+TreeMachine.TestCase.settings = sequence_settings(10)
+ShardsMachine.TestCase.settings = sequence_settings(5)
 TestTree = pytest.mark.timeout(TIMEOUT_S)(TreeMachine.TestCase)
 TestShards = pytest.mark.timeout(TIMEOUT_S)(ShardsMachine.TestCase)

@@ -31,6 +31,7 @@ from engine_messages import (
     payload,
     plain,
 )
+from fuzzing import examples
 from router.errors import WireError
 from router.publisher.engine_batch import EngineCleared, EngineRemoved, EngineStored
 from router.publisher.engine_events import MAX_NAME, DecodeLimits, bounded_name, decode_engine_batch
@@ -309,14 +310,14 @@ def engine_events(draw):
     return event
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(engine_events() | garbage, max_size=6))
 @example([["BlockRemoved", [1], "GPU"], ["BlockRemoved", [2.5], "GPU"], ["BlockRemoved", [3]]])
 def test_garbage_anywhere_costs_only_its_own_event(events):
     agrees_with_the_model(msgspec.msgpack.encode([1.0, events, 3]), events)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_changed_bytes_never_raise_anything_else(data):
     packed = bytearray(payload(*data.draw(st.lists(engine_events(), max_size=4))))

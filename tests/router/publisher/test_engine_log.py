@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from oracle.engine_wire import EngineWorld, encode, run_lives
 from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.engine_steps import Apply, Lost, Replay
@@ -419,7 +420,7 @@ def test_payloads_without_a_time_are_one_life_if_they_are_equal():
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150))
 @given(seeds, st.sampled_from([20, 100, 300]))
 def test_any_lives_on_any_wire_end_in_the_truth_or_in_a_loss_that_is_told(seed, steps):
     random = Random(seed)
@@ -433,7 +434,7 @@ def test_any_lives_on_any_wire_end_in_the_truth_or_in_a_loss_that_is_told(seed, 
     run_lives(seed, steps, log_settings, buffer=random.choice([1, 3, 20, 10_000])).check_settled()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150))
 @given(seeds, st.sampled_from([20, 100, 300]), st.booleans())
 def test_nothing_is_lost_where_replays_answer_from_a_buffer_that_is_large_enough(
     seed, steps, early_events

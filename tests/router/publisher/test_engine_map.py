@@ -34,7 +34,7 @@ class Tree:
         return {self.names[h] for h, count in self.copies.items() if count}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_crowded_slots_are_searched_filled_and_closed_up(seed):
     random = Random(seed)
     tree, edge = Tree(random), Edge(num_gpu_blocks=random.choice([1, 4, 20]))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fuzzing import examples
 from oracle.held import HeldBlocks as HeldInDicts
 from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX, HeldState, Tier
 from router.publisher.held import DEFAULT_MULTIPLIER, HeldBlocks
@@ -191,7 +192,7 @@ class AgainstBruteForce(RuleBasedStateMachine):
             assert set(self.held.held(tier).tolist()) == self.model.sets[tier]
 
 
-AgainstBruteForce.TestCase.settings = settings(max_examples=100, deadline=None)
+AgainstBruteForce.TestCase.settings = settings(max_examples=examples(40))
 TestAgainstBruteForce = AgainstBruteForce.TestCase
 
 
@@ -242,13 +243,11 @@ class AgainstTheDefinition(RuleBasedStateMachine):
             assert sorted(ours.tolist()) == sorted(theirs.tolist())
 
 
-AgainstTheDefinition.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
-)
+AgainstTheDefinition.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
 TestAgainstTheDefinition = AgainstTheDefinition.TestCase
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.integers(1, 60))))
 def test_runs_that_come_and_go_leave_no_trace(steps):
     """Names in sequence, not spread at all: long runs of slots, pulled back again and again."""

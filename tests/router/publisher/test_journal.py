@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from router.protocol.events import Checkpoint, Cleared, EventBatch, Removed, Stored
 from router.protocol.values import (
     SCHEME,
@@ -279,7 +280,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150))
 @given(changes)
 def test_the_log_always_adds_up_to_what_is_held(steps):
     """Whatever is noted, whenever it is taken: replaying the log gives what is held, and what a

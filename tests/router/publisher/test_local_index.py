@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fuzzing import examples
 from router.protocol.events import Checkpoint, Cleared, Removed, Stored
 from router.protocol.ranges import Events, InvalidRange, RangeRequest, TooNew
 from router.protocol.values import SCHEME, Doubt, Identity, Rank, Tier, unpack_hashes
@@ -269,5 +270,5 @@ def apply(state, event):
             return {**state, tier: state[tier] - set(unpack_hashes(packed).tolist())}
 
 
-AgainstHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AgainstHistory.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestAgainstHistory = AgainstHistory.TestCase

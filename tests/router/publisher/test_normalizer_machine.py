@@ -1,6 +1,5 @@
 """Whatever an engine says, in whatever order: what is held is what an exact model holds."""
 
-import os
 from random import Random
 
 from hypothesis import HealthCheck, settings
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engines import CLEARED, IDENTITY, Edge, batch, placeholder, removed, stored
+from fuzzing import examples
 from oracle.engine import FULL_GROUPS, Block, EngineModel
 from router.protocol.values import Doubt, Tier
 from router.publisher.normalizer_settings import NormalizerLimits
@@ -206,9 +206,8 @@ class NormalizerMachine(RuleBasedStateMachine):
 
 
 NormalizerMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("KV_FUZZ_EXAMPLES", 150)),
+    max_examples=examples(50),
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestNormalizer = NormalizerMachine.TestCase

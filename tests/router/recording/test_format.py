@@ -45,7 +45,8 @@ def test_a_recording_cut_off_anywhere_is_read_up_to_there():
             continue
         count, error = read(part)
         whole = part.count(b"\n") - 1
-        assert all(each.is_equal for each in replayed(part[: part.rfind(b"\n") + 1] or part)[1])
+        if part.endswith(b"\n"):
+            assert all(each.is_equal for each in replayed(part)[1])
         assert count in (max(whole, 0), whole + 1)
         if error is not None:
             assert (error.problem, error.line) == ("cut off", count + 2)

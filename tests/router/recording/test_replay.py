@@ -5,11 +5,12 @@ from contextlib import suppress
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from builders import announcement, report
+from fuzzing import examples
 from recordings import PROMPTS, RandomLife, Recorded, replayed, state
 from router.core import RouterCore
 from router.errors import KvRouterError, RecordingError
@@ -70,7 +71,7 @@ READS = {
 """Of a core's methods, those that change nothing; searches are recorded all the same."""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32), SETTINGS)
 def test_every_decision_is_the_same_and_so_is_the_state_in_the_end(seed, configured):
     life = RandomLife(seed, **configured).live(120)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from builders import rank
+from fuzzing import examples
 from router.protocol.values import Scope
 from router.scheduler.affinity import AffinityTable, Session
 
@@ -89,4 +90,4 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAgainstADict.settings = settings(max_examples=examples(30), stateful_step_count=30)

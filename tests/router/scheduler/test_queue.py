@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fuzzing import examples
 from router.queue_errors import QueueFullError, TenantQueueFullError
 from router.scheduler.class_queue import Waiting
 from router.scheduler.fair_share import HALF_LIFE_S
@@ -260,7 +261,7 @@ class Consistent(RuleBasedStateMachine):
         assert [each.deficit_tokens for each in self.queue.queues] == self.naive.deficits
 
 
-Consistent.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Consistent.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)
 TestConsistent = Consistent.TestCase
 
 

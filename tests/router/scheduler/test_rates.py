@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_work import LARGE_S, mixed_second
+from fuzzing import examples
 from router.protocol.loads import LoadCounters
 from router.scheduler.rates import NOMINAL_S, Belief, Noise, Rates, work_of
 
@@ -30,7 +31,7 @@ def teach(rates, counted, true_s, times=1.0, prior=ANYTHING):
     rates.check_invariants()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(factors, seeds)
 def test_explains_what_it_has_seen(multiples, seed):
     random = Random(seed)

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fuzzing import examples
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.values import Scope
 from router.queue_errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
@@ -195,5 +196,5 @@ class Consistent(RuleBasedStateMachine):
         assert len(self.room) == len(self.live) <= 8
 
 
-Consistent.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Consistent.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=30)
 TestConsistent = Consistent.TestCase

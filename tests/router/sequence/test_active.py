@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fuzzing import examples
 from router.sequence.active import ActiveSequences
 from router.sequence.footprint import Footprint
 from router.sequence.prompt_trie import PromptTrie
@@ -201,5 +202,5 @@ class Consistent(RuleBasedStateMachine):
         self.active.check_invariants()
 
 
-Consistent.TestCase.settings = settings(max_examples=100, deadline=None)
+Consistent.TestCase.settings = settings(max_examples=examples(40))
 TestConsistent = Consistent.TestCase

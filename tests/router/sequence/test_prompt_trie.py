@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fuzzing import examples
 from router.sequence.prompt_trie import MICRO, PromptTrie
 
 SLOTS = 3
@@ -83,7 +84,7 @@ class Against(RuleBasedStateMachine):
             assert self.discount_micro[slot] == expected
 
 
-Against.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Against.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
 TestAgainstCounts = Against.TestCase
 
 

@@ -5,14 +5,13 @@ its router had told with the frame that it has come to, and changes applied one 
 all mirrors are. Once the bus works, everybody knows what everybody has, and nothing of the dead.
 """
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
+from fuzzing import examples
 from peers import reservation
 from router.protocol.replicas import (
     Progress,
@@ -27,7 +26,6 @@ FATES = ["in order", "in order", "in order", "in order", "out of order", "twice"
 ROUTERS = st.integers(1, 3)
 IDS = st.sampled_from(["a", "b", "c", "d"])
 PICKS = st.integers(0, 10_000)
-EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", "150"))
 
 
 @pytest.fixture(autouse=True)
@@ -206,9 +204,7 @@ class Replication(RuleBasedStateMachine):
 
 
 Replication.TestCase.settings = settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(50),
     stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestReplication = Replication.TestCase

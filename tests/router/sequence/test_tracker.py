@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fuzzing import examples
 from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.requests import PromptRequest
 from router.protocol.values import SCHEME, Identity, Rank
@@ -132,5 +133,5 @@ class Consistent(RuleBasedStateMachine):
         assert len(self.tracker) == len(self.live)
 
 
-Consistent.TestCase.settings = settings(max_examples=100, deadline=None)
+Consistent.TestCase.settings = settings(max_examples=examples(40))
 TestConsistent = Consistent.TestCase

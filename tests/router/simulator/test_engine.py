@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from router.simulator.engine import Engine, Work
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.traces import TraceRequest
@@ -54,7 +55,7 @@ def requests_of(rng, count, gap_s):
     return requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3, 3.0]), st.booleans())
 def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, tells_growth):
     requests = requests_of(Random(seed), 25, gap_s)

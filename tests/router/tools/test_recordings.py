@@ -149,7 +149,7 @@ def test_behind_a_hole_nothing_is_proven(capsys, path, life):
 def test_a_recording_cut_off_anywhere_is_replayed_up_to_there(capsys, path):
     recording = small().recording
     header_end = recording.index(b"\n")
-    for size in range(0, len(recording), 7):
+    for size in range(0, len(recording), 19):
         path.write_bytes(recording[:size])
         status, printed, complaint = replay(capsys, path)
         if size < header_end:

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fuzzing import examples
 from router.block_errors import BlockStateError, PoolInUseError
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.eviction.by_priority import PriorityEviction
@@ -298,5 +299,5 @@ class AgainstASet(RuleBasedStateMachine):
         assert self.pool.used_blocks == len({b for blocks in self.users for b in blocks})
 
 
-AgainstASet.TestCase.settings = settings(max_examples=100, deadline=None)
+AgainstASet.TestCase.settings = settings(max_examples=examples(60))
 TestAgainstASet = AgainstASet.TestCase

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from router.sequence.hashing import chain, local_block_hashes, token_array
 from worker_agent.blocks.changes import BlockStored
 from worker_agent.blocks.eviction.lru import LruEviction
@@ -145,7 +146,7 @@ def test_aborting_gives_everything_back():
     pool.check_invariants()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 6)), max_size=12),
     st.integers(9, 30),

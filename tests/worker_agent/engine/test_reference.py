@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from worker_agent.blocks.changes import BlockStored, CacheCleared
 from worker_agent.blocks.names import Naming
 from worker_agent.engine.batching import GenerationRequest
@@ -100,7 +101,7 @@ def test_company_does_not_matter():
         assert together[name] == cold(prompt)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8))
 @given(
     st.lists(
         st.tuples(st.integers(0, 40), st.integers(20, 150), st.integers(1, 8), st.integers(0, 6)),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from router.block_errors import StorageError
 from worker_agent.storage import disk
 from worker_agent.storage.disk import DiskStorage, Reserved, aligned_buffer
@@ -43,7 +44,7 @@ def read(storage, blocks):
 places = st.lists(st.integers(0, 7), unique=True, max_size=8)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(writes=st.lists(places, max_size=4), wanted=st.lists(st.integers(0, 7), max_size=10))
 def test_what_is_written_is_read(tmp_path_factory, writes, wanted):
     of = DiskStorage(tmp_path_factory.mktemp("disk") / "blocks", 8, BLOCK_BYTES)
