@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.errors import InvalidFieldError
 from router.http.answers import OK
 from router.http.openapi import ROUTES
-from router.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
@@ -24,6 +24,7 @@ from router.protocol.requests import BusyThresholdRequest, PromptRequest
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
+from router.tenant_commands import commands_of
 from router.worker_commands import WorkerCommands
 
 
@@ -54,6 +55,9 @@ class Api:
     def app(self) -> FastAPI:
         """The application, with every route of `router/openapi.py`."""
         return self._web.app(self)
+
+    def _commands_of(self, request: Request) -> Commands:
+        return commands_of(self._commands, caller_of(request))
 
     async def workers(self, _: Request) -> Response:
         """Every worker."""
@@ -100,16 +104,16 @@ class Api:
     async def potential_loads(self, request: Request) -> Response:
         """Load, were a prompt placed."""
         body = await self._web.body(request, PromptRequest)
-        return json_answer(await self._commands.potential_loads(body))
+        return json_answer(await self._commands_of(request).potential_loads(body))
 
     async def overlap_scores(self, request: Request) -> Response:
         """Cached prefix of a prompt."""
         body = await self._web.body(request, PromptRequest)
-        return json_answer(await self._commands.overlap_scores(body))
+        return json_answer(await self._commands_of(request).overlap_scores(body))
 
-    async def shadow(self, _: Request) -> Response:
+    async def shadow(self, request: Request) -> Response:
         """How our choices would have differed."""
-        return json_answer(self._commands.shadow_report())
+        return json_answer(self._commands_of(request).shadow_report())
 
     async def dump(self, request: Request) -> Response:
         """Everything held, or what one rank holds."""

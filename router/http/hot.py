@@ -29,6 +29,7 @@ from router.protocol.requests import (
     ReserveRequest,
     SelectRequest,
 )
+from router.tenant_commands import commands_of
 
 Later: TypeAlias = Coroutine[Any, Any, Answer]
 Handler: TypeAlias = Callable[[Exchange], Answer | Later]
@@ -98,34 +99,38 @@ class HotRoutes:
         if exchange.body and exchange.media_type == "application/json":
             body = decode_now(self._decode_prefill_complete, exchange.body)
             usage = None if body is None else body.usage
-        self._commands.prefill_complete(exchange.request_id, usage)
+        commands_of(self._commands, exchange.caller).prefill_complete(exchange.request_id, usage)
         return OK
 
     def _output_block(self, exchange: Exchange) -> Answer:
         exchange.check_json()
         body = decode_now(self._decode_output_block, exchange.body)
-        self._commands.output_block(exchange.request_id, body.decay_fraction)
+        commands_of(self._commands, exchange.caller).output_block(
+            exchange.request_id, body.decay_fraction
+        )
         return OK
 
     def _free(self, exchange: Exchange) -> Answer:
-        self._commands.free(exchange.request_id)
+        commands_of(self._commands, exchange.caller).free(exchange.request_id)
         return OK
 
-    def _selected(self, _: Exchange, request: SelectRequest) -> Answer | Later:
-        if self._commands.is_immediate(request):
-            return answer(self._commands.select_now(request))
-        return _answered(self._commands.select(request))
+    def _selected(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
+        commands = commands_of(self._commands, exchange.caller)
+        if commands.is_immediate(request):
+            return answer(commands.select_now(request))
+        return _answered(commands.select(request))
 
     def _booked(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
-        if not self._commands.is_immediate(request):
-            return _answered(self._commands.select_and_reserve(request, exchange.gone))
-        submitted = self._commands.submit_now(request)
+        commands = commands_of(self._commands, exchange.caller)
+        if not commands.is_immediate(request):
+            return _answered(commands.select_and_reserve(request, exchange.gone))
+        submitted = commands.submit_now(request)
         if isinstance(submitted, Decision):
             return answer(submitted)
-        return _answered(self._commands.decision(submitted, exchange.gone))
+        return _answered(commands.decision(submitted, exchange.gone))
 
-    def _reserved(self, _: Exchange, request: ReserveRequest) -> Later:
-        return _answered(self._commands.reserve(request), 201)
+    def _reserved(self, exchange: Exchange, request: ReserveRequest) -> Later:
+        return _answered(commands_of(self._commands, exchange.caller).reserve(request), 201)
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request = self._select_requests.read(exchange)

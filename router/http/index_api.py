@@ -11,7 +11,7 @@ from router.core_host import CoreHost
 from router.errors import InvalidFieldError
 from router.http.answers import OK
 from router.http.index_openapi import INDEX_ROUTES
-from router.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.index_config import IndexerConfig
 from router.index_errors import SaltedHashesError
 from router.instances import check_instance, is_bus, only_rank, with_rank, without_rank
@@ -47,13 +47,17 @@ class IndexApi:
     async def query(self, request: Request) -> Response:
         """Cached prefix of a prompt."""
         body = await self._body(request, QueryRequest)
-        return json_answer(index_views.query_reply(await self._lookups.by_tokens(body.prompt)))
+        prompt = caller_of(request).bound(body.prompt)
+        return json_answer(index_views.query_reply(await self._lookups.by_tokens(prompt)))
 
     async def query_by_hash(self, request: Request) -> Response:
         """Cached prefix of a prompt whose blocks are hashed already."""
         body = await self._body(request, HashQueryRequest)
         if body.cache_salt is not None:
             raise SaltedHashesError("/query_by_hash")
+        caller = caller_of(request)
+        caller.check_group(body.scope.routing_group)
+        caller.check_hashes("block_hashes")
         found = await self._lookups.by_hashes(body.scope, body.block_hashes)
         return json_answer(index_views.query_reply(found))
 

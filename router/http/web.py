@@ -20,6 +20,7 @@ from router.http.openapi import Ready, Route, document, extra
 from router.metrics import RouterMetrics
 from router.process.bodies import decode_body, read_body
 from router.protocol.values import Rank
+from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.status import ServiceStatus
 from router.views import block_sizes, dump_pieces
@@ -100,6 +101,12 @@ async def _elsewhere(_: Request) -> Response:
     refused.
     """
     raise HTTPException(404)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks, as the guard has found."""
+    caller: Caller = getattr(request.state, "caller", ANYBODY)
+    return caller
 
 
 def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:

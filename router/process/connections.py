@@ -99,6 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_timer: TimerHandle | None = None
     _refusal: KvRouterError | None = None
     _head_bytes = 0
+    _chunk_bytes = 0
     _is_surplus = False
     scope: Any = None
     cycle: Any = None
@@ -124,6 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes, of which some may belong to a request's head."""
         if self._refusal is not None:
             return
+        self._chunk_bytes = len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -136,15 +138,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head is whole. Raises what is wrong with it: the parser stops there."""
         self._head_is_here()
-        self._head_bytes = 0
         if self._is_surplus:
             self._refusal = TooManyConnectionsError(self.config.limits)
             raise self._refusal
         limits = self.config.limits
-        size_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
-        if len(self.headers) > limits.max_headers or size_bytes > limits.header_limit_bytes:
+        if len(self.headers) > limits.max_headers or self._is_head_too_large(limits):
             self._refusal = HeadersTooLargeError(limits)
             raise self._refusal
+        self._head_bytes = 0
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -163,6 +164,13 @@ class LimitedProtocol(HttpToolsProtocol):
         headers = (self.scope or self.NOTHING).get("headers", ())
         if size_bytes > limits.header_limit_bytes or len(headers) > limits.max_headers:
             self._refuse(HeadersTooLargeError(limits))
+
+    def _is_head_too_large(self, limits: HttpLimits) -> bool:
+        """Most are not, whatever of the last bytes belongs to the body."""
+        if self._head_bytes + self._chunk_bytes <= limits.header_limit_bytes:
+            return False
+        size_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
+        return size_bytes > limits.header_limit_bytes
 
     def _expect_head(self, within_s: float) -> None:
         self._header_timer = self.loop.call_later(within_s, self._head_is_late)
@@ -183,14 +191,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: KvRouterError) -> None:
-        """Answer below the application, and close. Where an answer is on its way, only close."""
+        """Answer below the application, and close. Where another answer is due, only close."""
         self._refusal = error
         self.config.refused(error.code)
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self._may_answer():
             self.transport.write(_answer(error))
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Is nothing else to be said before? A request whose body is amiss gets no other answer."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        is_amiss = cycle.more_body and not cycle.response_started and not self.pipeline
+        cycle.disconnected = cycle.disconnected or is_amiss
+        return bool(is_amiss)
 
 
 def _answer(error: KvRouterError) -> bytes:

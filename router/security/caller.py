@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from router.errors import InvalidFieldError
 from router.protocol.requests import PromptRequest
@@ -38,11 +38,23 @@ class Caller(Struct, frozen=True):
         """
         if self.tenant is None:
             return request
-        _check("routing_group", request.routing_group, self.routing_groups)
+        self.check_group(request.routing_group)
         if ANY not in self.cache_salts:
             _check("cache_salt", request.cache_salt or "", self.cache_salts)
-            _refuse_hashes(request)
+        for field in ("sequence_hashes", "block_hashes"):
+            if getattr(request, field, None) is not None:
+                self.check_hashes(field)
         return request
+
+    def check_group(self, routing_group: str) -> None:
+        """Raises ForbiddenError for a routing group that is not this caller's."""
+        _check("routing_group", routing_group, self.routing_groups)
+
+    def check_hashes(self, field: str) -> None:
+        """Raises ForbiddenError for a caller that may not name blocks by hashes of its own."""
+        if ANY not in self.cache_salts:
+            reason = "of blocks under any salt, by a token that is bound to some"
+            raise ForbiddenError(field, reason, "the prompt's tokens")
 
     def own_id(self, field: str, given: str) -> str:
         """A request's or session's id, as no other tenant can say it. Raises InvalidFieldError."""
@@ -67,15 +79,3 @@ def _check(field: str, value: str, allowed: frozenset[str]) -> None:
     if ANY not in allowed and value not in allowed:
         reason = f"{value!r} is not this token's" if value else "missing; this token needs one"
         raise ForbiddenError(field, reason, ", ".join(sorted(allowed)))
-
-
-def _refuse_hashes(request: PromptRequest) -> None:
-    for field in ("sequence_hashes", "block_hashes"):
-        if getattr(request, field, None) is not None:
-            reason = "given by a token that is bound to cache_salts"
-            raise ForbiddenError(field, reason, f"{request.tokens_field}")
-
-
-def renamed(request: R, **ids: str | None) -> R:
-    """A request under other ids, where it has any."""
-    return structs.replace(request, **{k: v for k, v in ids.items() if v is not None})
