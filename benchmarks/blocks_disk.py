@@ -1,0 +1,48 @@
+"""Blocks in a file, read three ways: plainly, as a tier does, and with checksums."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from worker_agent.blocks.eviction.lineage import LineageEviction
+from worker_agent.blocks.names import BlockName
+from worker_agent.blocks.pool import BlockPool
+from worker_agent.storage.disk import DiskStorage, aligned_buffer
+from worker_agent.transfer.slots import DiskSlots
+from worker_agent.transfer.stored_tier import StoredTier
+
+BLOCK_BYTES = 2**20
+BATCH = 16
+
+
+class DiskWorld:
+    """So many blocks in a file of `directory`."""
+
+    def __init__(self, directory: Path, blocks: int) -> None:
+        self.size_bytes = blocks * BLOCK_BYTES
+        self._disk = DiskStorage(directory / "blocks", blocks, BLOCK_BYTES)
+        self._slots = DiskSlots(self._disk, BLOCK_BYTES, BATCH)
+        self._tier = StoredTier(BlockPool(blocks, LineageEviction()), self._slots)
+        self._identities = [number.to_bytes(16, "little") for number in range(blocks)]
+        self._rows = torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
+        names = [BlockName(identity, 0) for identity in self._identities]
+        assert all(self._tier.store(names, self._rows))
+        flags = os.O_RDONLY | (os.O_DIRECT if self._disk.abilities.is_direct else 0)
+        self._plain = os.open(directory / "blocks", flags)
+        self._buffer = aligned_buffer(BATCH * BLOCK_BYTES)
+
+    def read_plainly(self) -> None:
+        for offset in range(0, self.size_bytes, BATCH * BLOCK_BYTES):
+            os.preadv(self._plain, [self._buffer], offset)
+
+    def read(self) -> None:
+        errors = self._slots.read(range(len(self._identities)), self._rows)
+        assert not any(errors)
+
+    def load(self) -> None:
+        assert self._tier.load(self._identities, self._rows) == len(self._identities)
+
+    def close(self) -> None:
+        os.close(self._plain)
+        self._disk.close()

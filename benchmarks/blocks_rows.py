@@ -1,0 +1,181 @@
+"""Rows of how fast blocks move."""
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+import torch
+from blocks_disk import DiskWorld
+from blocks_remote import RemoteWorld
+from report import Section
+from report import report as report_sections
+from rows import Row, machine
+from timing import Bounded, alternate
+
+from worker_agent.blocks.eviction.lineage import LineageEviction
+from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.names import BlockName
+from worker_agent.blocks.pool import BlockPool
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.storage.memory import host_memory
+from worker_agent.transfer.physical import physical
+from worker_agent.transfer.rows import Rows
+from worker_agent.transfer.slots import MemorySlots
+
+MIB = 2**20
+ROUNDS = 7
+POOL_BLOCKS_PER_S = 500.0
+POOL_RUN_BLOCKS = 256
+GATHERED_BLOCKS = 256
+
+
+class Size:
+    """How much is moved."""
+
+    def __init__(self, quick: bool) -> None:
+        self.pool_blocks = 100_000 if quick else 1_000_000
+        self.copied_bytes = (64 if quick else 256) * MIB
+        self.disk_blocks = 64 if quick else 512
+        self.remote_blocks = 32 if quick else 128
+
+
+def pool_rows(size: Size) -> list[Row]:
+    identities = [_identity(number) for number in range(size.pool_blocks)]
+    names = list(map(_name, identities, [None, *identities]))
+    rows = []
+    for policy in (LruEviction, LineageEviction):
+        sides = [lambda _, policy=policy: _pool_time(policy(), identities, names)]
+        [times] = alternate(sides, 3)
+        rate = size.pool_blocks / median(times) * 1e6
+        rows.append(
+            Bounded(policy.__name__, rate, POOL_BLOCKS_PER_S, "k/s", POOL_BLOCKS_PER_S, lower=False)
+        )
+    return rows
+
+
+def copy_rows(size: Size) -> list[Row]:
+    rows = []
+    for block_bytes in (MIB // 2, MIB, 2 * MIB):
+        count = size.copied_bytes // block_bytes
+        slots = MemorySlots(host_memory(size.copied_bytes), count)
+        staging = torch.ones((count, block_bytes), dtype=torch.uint8)
+        order = random.Random(1).sample(range(count), count)
+        for name, call in (("write", slots.write), ("read", slots.read)):
+            label = f"{name} {block_bytes / MIB:g} MiB"
+            rows.append(_against_memcpy(label, 0.85, partial(call, order, staging), staging))
+    return rows
+
+
+def gather_rows(size: Size) -> list[Row]:
+    config = LayoutConfig(
+        num_blocks=2 * GATHERED_BLOCKS,
+        num_layers=32,
+        outer_dim=2,
+        page_size=16,
+        inner_dim=size.copied_bytes // GATHERED_BLOCKS // (32 * 2 * 16 * 2),
+    )
+    blocks = random.Random(1).sample(range(config.num_blocks), GATHERED_BLOCKS)
+    rows = []
+    for kind in LayoutKind:
+        layout = physical("1").configured(config).laid_out(kind).allocated_on_host()
+        staging = torch.ones((GATHERED_BLOCKS, config.block_bytes), dtype=torch.uint8)
+        of = Rows(layout, staging)
+        for name, call, goal in (("gather", of.gather, 0.6), ("scatter", of.scatter, 0.4)):
+            rows.append(_against_memcpy(f"{name} {kind}", goal, partial(call, blocks), staging))
+    return rows
+
+
+def disk_rows(size: Size) -> list[Row]:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:
+        world = DiskWorld(Path(directory), size.disk_blocks)
+        plain, raw, checked = alternate(
+            [_timed(world.read_plainly), _timed(world.read), _timed(world.load)], ROUNDS
+        )
+        world.close()
+    moved = world.size_bytes
+    return [
+        _rate("read", 0.8, raw, plain, moved),
+        _rate("read and check", 0.95, checked, raw, moved),
+    ]
+
+
+def remote_rows(size: Size) -> list[Row]:
+    with RemoteWorld(size.remote_blocks) as world:
+        sides = [world.put_plainly, world.put, world.get_plainly, world.get]
+        times = alternate([_timed(side) for side in sides], ROUNDS, warm_up=True)
+    return [
+        _rate("put", 0.7, times[1], times[0], world.size_bytes),
+        _rate("get", 0.7, times[3], times[2], world.size_bytes),
+    ]
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Size], list[Row]]]] = {
+    "pool": ("allocate, register, match and release, thousand blocks a second", pool_rows),
+    "copy": ("blocks between two memories of the host, beside one copy of all", copy_rows),
+    "gather": ("256 blocks out of a layout and into it, beside one copy of all", gather_rows),
+    "disk": ("blocks of 1 MiB from a file, beside a plain reader; then their checksums", disk_rows),
+    "remote": ("blocks of 256 KiB to and from a Redis, beside a plain pipeline", remote_rows),
+}
+
+
+def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
+    """Measure sections and print them; 0 if every row meets its goal."""
+    torch.set_num_threads(1)
+    size = Size(quick)
+    sections = {
+        name: Section(title, partial(measure, size))
+        for name, (title, measure) in SECTIONS.items()
+        if name in names
+    }
+    with_cuda = "; CUDA is there, and not measured yet" if torch.cuda.is_available() else "; no GPU"
+    head = [machine() + with_cuda, f"medians of {ROUNDS} interleaved rounds"]
+    return report_sections(sections, "machine", head, as_rows)
+
+
+def _pool_time(eviction: object, identities: list[bytes], names: list[BlockName]) -> int:
+    pool = BlockPool(len(names) // 2, eviction)
+    start = perf_counter_ns()
+    for first in range(0, len(names), POOL_RUN_BLOCKS):
+        run = slice(first, first + POOL_RUN_BLOCKS)
+        blocks = pool.register(pool.allocate(len(names[run])), names[run])
+        pool.release(pool.match(identities[run]))
+        pool.release(blocks)
+        pool.take_changes()
+    return perf_counter_ns() - start
+
+
+def _identity(number: int) -> bytes:
+    return blake2b(number.to_bytes(8, "little"), digest_size=16).digest()
+
+
+def _name(identity: bytes, before: bytes | None) -> BlockName:
+    return BlockName(identity, int.from_bytes(identity[:8], "little"), before)
+
+
+def _against_memcpy(
+    name: str, goal: float, call: Callable[[], object], staging: torch.Tensor
+) -> Row:
+    target = torch.empty_like(staging)
+    sides = [_timed(lambda: target.copy_(staging)), _timed(call)]
+    memcpy, ours = alternate(sides, ROUNDS, warm_up=True)
+    return _rate(name, goal, ours, memcpy, staging.numel())
+
+
+def _timed(call: Callable[[], object]) -> Callable[[int], int]:
+    def time(_: int) -> int:
+        start = perf_counter_ns()
+        call()
+        return perf_counter_ns() - start
+
+    return time
+
+
+def _rate(name: str, goal: float, ours: list[int], peer: list[int], size_bytes: int) -> Row:
+    rates = [size_bytes / median(times) for times in (ours, peer)]
+    return Row(name, *rates, "GB/s", goal, lower=False)
