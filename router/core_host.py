@@ -37,6 +37,7 @@ from router.publisher.bus import (
     live_on_bus,
     until_closed,
 )
+from router.rank_metrics import RankCollector
 from router.registrar import MakeWorker, Registrar
 from router.registrations import Registrations
 from router.registry import Registry
@@ -99,9 +100,14 @@ class CoreHost:
         self.metrics = RouterMetrics()
         EdgeCollector(self.edge, self.metrics.registry)
         StateCollector(core, self.status, self.metrics)
+        RankCollector(core, self.metrics, config.metrics_max_ranks)
         self._data_dir = DataDir(Path(config.data_dir)) if config.data_dir else None
         self.engines = Engines(
-            core, self.metrics, self._data_dir, max_ranks=config.max_registered_ranks
+            core,
+            self.metrics,
+            self._data_dir,
+            max_ranks=config.max_registered_ranks,
+            metrics_max_ranks=config.metrics_max_ranks,
         )
         self.outbox = Outbox(
             self.subjects,

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from router.core import RouterCore
@@ -25,6 +25,7 @@ from router.protocol.workers import EngineSource
 from router.publisher.follower import FollowerCondition
 from router.publisher.follower_metrics import FollowerCollector
 from router.publisher.pacing import Pacing
+from router.publisher.pull_follower import Follower
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from router.registrations import RegisteredWorker
@@ -55,7 +56,13 @@ class Engines:
     """Followers of all ranks with a source of their own."""
 
     def __init__(
-        self, core: RouterCore, metrics: RouterMetrics, data_dir: DataDir | None, *, max_ranks: int
+        self,
+        core: RouterCore,
+        metrics: RouterMetrics,
+        data_dir: DataDir | None,
+        *,
+        max_ranks: int,
+        metrics_max_ranks: int,
     ) -> None:
         self._core = core
         self._metrics = metrics
@@ -70,7 +77,7 @@ class Engines:
         self._has_slices = asyncio.Event()
         self._report_ids = count(1)
         metrics.registry.register(
-            FollowerCollector(lambda: [each.follower for each in self._ranks.values()])
+            FollowerCollector(lambda: self._shown_followers(metrics_max_ranks))
         )
 
     async def run(self) -> None:
@@ -194,6 +201,10 @@ class Engines:
             source = worker.source(rank)
             if source is not None:
                 self._ranks[rank] = self._followed(rank, worker, source)
+
+    def _shown_followers(self, most: int) -> list[Follower]:
+        """Those with metrics of their own."""
+        return [each.follower for each in islice(self._ranks.values(), most)]
 
     def _apply(self, message: LogMessage, now_s: float) -> None:
         verdict = self._core.apply(message, now_s)

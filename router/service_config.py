@@ -55,6 +55,9 @@ class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
     drain_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM: time between not ready and closing")
     ] = 1.0
+    metrics_max_ranks: Annotated[
+        int, Meta(ge=0, description="ranks with metrics of their own; beyond, only counted")
+    ] = 1024
     event_threads: Annotated[
         int, Meta(ge=1, le=64, description="above 1, the index is changed in so many threads")
     ] = 1

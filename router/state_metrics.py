@@ -1,6 +1,5 @@
 """Gauges and counters that are read off what a process knows, when Prometheus asks."""
 
-import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,7 +9,6 @@ from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.registrations import Registrations
 from router.scheduler.affinity import AffinityTable
-from router.sequence.rank_table import BUSY
 from router.status import ServiceStatus
 
 
@@ -24,7 +22,6 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges of this moment."""
-        now_s = time.monotonic()
         yield _gauge("up", "1 while the process runs", 1)
         if self._status.has_bus:
             connected = self._core.fleet.is_connected
@@ -40,7 +37,6 @@ class StateCollector(Collector):
         yield from self._per_scope()
         yield from self._per_class()
         yield from self._index_counters()
-        yield from self._per_rank(now_s)
 
     def _per_scope(self) -> Iterator[GaugeMetricFamily]:
         gauges = [_scope_gauge(f"index_{field}", text) for field, text in _INDEX_STATS.items()]
@@ -78,29 +74,6 @@ class StateCollector(Collector):
         yield _counter("predicted_blocks_pruned", "Guessed entries pruned for want of room", pruned)
         prompts = self._core.predictions.refused_prompts
         yield _counter("predicted_prompts_refused", "Booked prompts that found no room", prompts)
-
-    def _per_rank(self, now_s: float) -> Iterator[GaugeMetricFamily]:
-        labels = ("worker_id", "dp_rank")
-        held = GaugeMetricFamily("kv_router_worker_held_blocks", "Blocks held", labels=labels)
-        active = GaugeMetricFamily(
-            "kv_router_worker_active_requests", "Requests booked", labels=labels
-        )
-        busy = GaugeMetricFamily(
-            "kv_router_worker_busy", "1 above a threshold, as of the last decision", labels=labels
-        )
-        trust = GaugeMetricFamily(
-            "kv_router_worker_trust",
-            "1 for the trust state a rank is in",
-            labels=(*labels, "state"),
-        )
-        for worker in self._core.fleet:
-            for rank in worker.announcement.ranks:
-                names = (str(rank.worker_id), str(rank.dp_rank))
-                held.add_metric(names, self._core.index.held_blocks(rank))
-                busy.add_metric(names, self._core.ranks.row(rank)[BUSY])
-                active.add_metric(names, self._core.tracker.active(rank).active_requests)
-                trust.add_metric((*names, self._core.trust(rank, now_s).state), 1)
-        yield from (held, active, busy, trust)
 
 
 class SessionCollector(Collector):

@@ -1,0 +1,80 @@
+"""Every metric of a router, as `router/METRICS.md` lists it: `python tests/metrics_table.py` writes
+it anew.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry
+
+from router.config import RouterConfig
+from router.recorder import RecorderCollector
+from router.service import RouterService
+
+FILE = Path(__file__).parents[1] / "router/METRICS.md"
+HEAD = """# Metrics
+
+Every metric of a router, on `GET /metrics`. A test holds this list against what routers have; after
+a change, `PYTHONPATH=.:tests python tests/metrics_table.py` writes it anew. Names are
+`kv_router_…`, and `kv_engine_…` for what a router that reads engines itself counts of each; times
+end in `_seconds`, counters in `_total`. Those with a `worker_id` are of `metrics_max_ranks` ranks
+at most.
+
+"""
+COLUMNS = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+
+
+def families():
+    """Of every kind of router: {name: (kind, labels, text)}."""
+    with tempfile.TemporaryDirectory() as folder:
+        bus = {"nats_url": "nats://127.0.0.1:1"}
+        every = [
+            RouterConfig(
+                **bus,
+                session_affinity_ttl_s=1.0,
+                decision_log=f"{folder}/d",
+                otlp_endpoint="http://127.0.0.1:1",
+            ),
+            RouterConfig(
+                **bus,
+                shadow=True,
+                dynamo_namespace="n",
+                dynamo_component="c",
+                dynamo_block_size=16,
+            ),
+        ]
+        registries = [RouterService(config).metrics.registry for config in every]
+    registries.append(recording())
+    return {name: told for registry in registries for name, told in _told(registry)}
+
+
+def recording():
+    registry = CollectorRegistry()
+    counts = SimpleNamespace(records=0, written_bytes=0, missing=0, waiting_bytes=0)
+    registry.register(RecorderCollector(counts))
+    return registry
+
+
+def _told(registry):
+    for family in registry.collect():
+        made = registry._names_to_collectors.get(family.name)
+        labels = getattr(family, "_labelnames", None) or getattr(made, "_labelnames", ())
+        name = family.name + "_total" * (family.type == "counter")
+        yield name, (family.type, ", ".join(labels), family.documentation)
+
+
+def table():
+    rows = [
+        f"| `{name}` | {kind} | {labels} | {text} |"
+        for name, (kind, labels, text) in sorted(families().items())
+    ]
+    return (
+        HEAD + "\n".join(["| metric | kind | labels | what |", "|---|---|---|---|", *rows]) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(table())
+    sys.stdout.write(f"{FILE}\n")
