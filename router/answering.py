@@ -15,9 +15,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from router.errors import KvRouterError, TooManyRequestsError
+from router.errors import KvRouterError
 from router.metrics import RouterMetrics
 from router.publisher.bus import Bus, subscribe, translated
+from router.security.errors import TooManyRequestsError
 
 
 class BusAnswer(Struct, frozen=True):

@@ -11,7 +11,6 @@ values, not exceptions.
     ├── MalformedBodyError           not JSON at all
     ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
-    ├── TooManyRequestsError         over the bus, at once
     ├── DeadlineExceededError        the caller does not wait any longer
     ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
@@ -23,6 +22,7 @@ values, not exceptions.
     ├── …                            of blocks and their tokens: see `block_errors`
     ├── …                            of registered workers: see `registration_errors`
     ├── …                            of requests that would wait: see `queue_errors`
+    ├── …                            what callers see without an answer: see `client/errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
     ├── ServerError                  an HTTP server that a tool asked
@@ -187,18 +187,6 @@ class TooManyReservationsError(KvRouterError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"reservations: the limit is reached (allowed: at most {limit} live ones)")
         self.limit = limit
-
-
-class TooManyRequestsError(KvRouterError):
-    """As many requests from the bus are being answered as may be."""
-
-    code = "too_many_requests"
-    http_status = 503
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"requests: the limit is reached (allowed: at most {limit} at once)")
-        self.limit = limit
-        self.retry_after_s = 0.1
 
 
 class DeadlineExceededError(KvRouterError):

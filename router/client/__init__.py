@@ -1,0 +1,22 @@
+"""The router, for callers: `RouterClient`, what it takes and what it gives."""
+
+from router.client.client import RouterClient
+from router.client.errors import RefusedError, UnansweredError
+from router.client.reservation import Reservation
+from router.client.settings import ClientSettings, Retries
+from router.protocol.replies import Decision
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+
+__all__ = [
+    "ClientSettings",
+    "Decision",
+    "PromptRequest",
+    "RefusedError",
+    "Reservation",
+    "ReserveRequest",
+    "Retries",
+    "RouterClient",
+    "SelectRequest",
+    "UnansweredError",
+    "Usage",
+]

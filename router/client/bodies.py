@@ -1,0 +1,66 @@
+"""Questions as bodies. Long prompts go over HTTP as they are: four bytes a token, and the rest as
+query parameters, which the router reads in a tenth of the time that JSON takes.
+"""
+
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from router.client.calls import Question
+
+BINARY_TOKENS = 64
+"""Shorter prompts go as JSON: nothing would be won."""
+
+_LITTLE_ENDIAN_U32 = "<u4"
+
+
+class Body(Struct, frozen=True):
+    """A body of a POST; parameters go into its query."""
+
+    content: bytes
+    media_type: str = "application/json"
+    parameters: dict[str, str] = {}
+
+
+def encoded(question: Question[Any]) -> Body:
+    """A question's fields, for HTTP. Tokens that are none go as JSON: the router says what is wrong
+    with them.
+    """
+    fields = question.fields
+    tokens = fields.get("token_ids", ())
+    if question.call.takes_binary and len(tokens) >= BINARY_TOKENS:
+        packed = _packed(tokens)
+        if packed is not None:
+            # An id in a header is not said again: queries that repeat are read once.
+            left = {"token_ids", "request_id" if question.header_id else ""}
+            rest = {name: _text(value) for name, value in fields.items() if name not in left}
+            return Body(packed, "application/octet-stream", rest)
+    return Body(msgspec.json.encode(fields, enc_hook=as_list))
+
+
+def as_list(value: Any) -> Any:
+    """Arrays of numpy and Python, for encoders. Raises NotImplementedError for all else."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+
+
+def _packed(tokens: Any) -> bytes | None:
+    kind = getattr(getattr(tokens, "dtype", None), "kind", None)
+    if kind is not None:
+        is_fit = kind in "iu" and tokens.ndim == 1 and 0 <= tokens.min() <= tokens.max() < 1 << 32
+        return tokens.astype(_LITTLE_ENDIAN_U32).tobytes() if is_fit else None
+    try:
+        packed = array("I", tokens)
+    except (TypeError, OverflowError):
+        return None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,211 @@
+"""The router's client.
+
+    async with RouterClient.over_http("http://127.0.0.1:8092") as router:
+        async with router.reserve(SelectRequest(token_ids=prompt)) as reservation:
+            stream = await complete(reservation.decision.endpoint, prompt)
+            async for chunk in reservation.follow(stream):
+                ...
+
+Whatever happens inside, the reservation is freed: on leaving, on errors, on cancellation.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import TypeVar
+from uuid import uuid4
+
+from msgspec import structs
+
+from router.client.asking import Asking
+from router.client.calls import (
+    FREE,
+    LOADS,
+    OUTPUT_BLOCK,
+    OVERLAP_SCORES,
+    POTENTIAL_LOADS,
+    PREFILL_COMPLETE,
+    RESERVE,
+    SELECT,
+    SELECT_AND_RESERVE,
+    Question,
+    said,
+)
+from router.client.http_transport import HttpTransport
+from router.client.nats_transport import NatsTransport
+from router.client.reservation import Reservation
+from router.client.settings import ClientSettings
+from router.client.transport import Transport
+from router.errors import KvRouterError, ReservationNotFoundError
+from router.protocol.replies import (
+    Decision,
+    OverlapScoresReply,
+    PotentialLoad,
+    PotentialLoadsReply,
+    ReservationReply,
+    ScopeLoads,
+)
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+from router.security.nats_access import OPEN_ACCESS, NatsAccess
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RouterClient:
+    """Asks a router. Raises what the router refuses with, as it was raised there, or
+    UnansweredError.
+
+    Requests to book without a `request_id` get one, which stays the same however often it is tried.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
+        token: str | None = None,
+    ) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._own_headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._random = Random()
+        self._goodbyes: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def over_http(
+        cls,
+        url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
+    ) -> AsyncIterator["RouterClient"]:
+        """A client of the router at a URL. `tls`: with what https is checked, and who we are."""
+        async with HttpTransport.connected(url, tls) as transport:
+            client = cls(transport, settings, token)
+            try:
+                yield client
+            finally:
+                await client.finish()
+
+    @classmethod
+    @asynccontextmanager
+    async def over_nats(
+        cls,
+        url: str,
+        namespace: str = "default",
+        *,
+        token: str | None = None,
+        access: NatsAccess = OPEN_ACCESS,
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
+    ) -> AsyncIterator["RouterClient"]:
+        """A client of the routers of a namespace. Waits until NATS is there."""
+        async with NatsTransport.connected(url, namespace, access) as transport:
+            client = cls(transport, settings, token)
+            try:
+                yield client
+            finally:
+                await client.finish()
+
+    async def select(self, request: SelectRequest) -> Decision:
+        """Choose a rank; books nothing."""
+        return await self._ask(Question(SELECT, said(request), request.request_id))
+
+    async def loads(self) -> list[ScopeLoads]:
+        """The booked load of every rank."""
+        return await self._ask(Question(LOADS))
+
+    async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
+        """The load of every rank, were this prompt placed there."""
+        reply = await self._ask(Question(POTENTIAL_LOADS, said(request)))
+        return reply.loads if isinstance(reply, PotentialLoadsReply) else reply
+
+    async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
+        """The cached prefix of every rank."""
+        return await self._ask(Question(OVERLAP_SCORES, said(request)))
+
+    @asynccontextmanager
+    async def reserve(self, request: SelectRequest) -> AsyncIterator[Reservation]:
+        """Choose a rank, book it, and free it on leaving."""
+        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        assert request.request_id is not None
+        asking = self._asking(Question(SELECT_AND_RESERVE, said(request), request.request_id))
+        try:
+            decision = await asking.answer(self._settings.retries, self._random)
+        except BaseException:
+            if asking.is_doubtful:
+                self._say_goodbye(request.request_id)
+            raise
+        reports = self._settings.follow_reports
+        reservation = Reservation(self._ask, request, decision, reports)
+        try:
+            yield reservation
+        finally:
+            goodbye = self._say_goodbye(request.request_id)
+            await reservation.close()
+            await asyncio.shield(goodbye)
+
+    # ── For those who look after reservations themselves ─────────────────────────────────────────
+
+    async def select_and_reserve(self, request: SelectRequest) -> Decision:
+        """Choose a rank and book it, until it is freed or forgotten."""
+        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        return await self._ask(Question(SELECT_AND_RESERVE, said(request), request.request_id))
+
+    async def book(self, request: ReserveRequest) -> ReservationReply:
+        """Book a rank that the caller chose."""
+        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        return await self._ask(Question(RESERVE, said(request), request.request_id))
+
+    async def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
+        """A booked prompt is computed."""
+        fields = {} if usage is None else {"usage": said(usage)}
+        await self._ask(Question(PREFILL_COMPLETE, fields, request_id))
+
+    async def output_block(self, request_id: str, decay_fraction: float | None = None) -> None:
+        """A booked request grew by a block. Tried again only where nobody can have heard it."""
+        fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
+        await self._ask(Question(OUTPUT_BLOCK, fields, request_id))
+
+    async def free(self, request_id: str) -> bool:
+        """A booked request ended; False if no router knew it (any more)."""
+        try:
+            await self._ask(Question(FREE, {}, request_id))
+        except ReservationNotFoundError:
+            return False
+        return True
+
+    async def finish(self) -> None:
+        """Wait until every reservation that was left is freed, or given up to expire."""
+        if self._goodbyes:
+            await asyncio.wait(self._goodbyes)
+
+    async def _ask(self, question: Question[T]) -> T:
+        return await self._asking(question).answer(self._settings.retries, self._random)
+
+    def _asking(self, question: Question[T]) -> Asking[T]:
+        headers = {**self._own_headers, **self._settings.headers()}
+        if question.header_id is not None:
+            headers["x-request-id"] = question.header_id
+        timeout_s = self._settings.timeout_s
+        if question.call.books:
+            timeout_s += question.fields.get("max_wait_s", self._settings.max_wait_s)
+        return Asking(self._transport, question, headers, timeout_s)
+
+    def _say_goodbye(self, request_id: str) -> asyncio.Task[None]:
+        """Free it even if whoever booked it is cancelled meanwhile."""
+        task = asyncio.create_task(self._goodbye(request_id))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+        return task
+
+    async def _goodbye(self, request_id: str) -> None:
+        try:
+            await self.free(request_id)
+        except KvRouterError as error:
+            log.warning("%s is not freed, and will expire: %s", request_id, error)

@@ -1,0 +1,115 @@
+"""A booked request, as its caller holds it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from router.client.calls import OUTPUT_BLOCK, PREFILL_COMPLETE, RESERVE, Call, Question, said
+from router.errors import DuplicateReservationError, KvRouterError, ReservationNotFoundError
+from router.protocol.replies import Decision
+from router.protocol.requests import ReserveRequest, SelectRequest, Usage
+
+log = logging.getLogger(__name__)
+
+Chunk = TypeVar("Chunk")
+Ask: TypeAlias = Callable[[Question[Any]], Awaitable[Any]]
+
+_BOOKED_FIELDS = frozenset(field.encode_name for field in structs.fields(ReserveRequest))
+
+
+class Reservation:
+    """Where a request was booked (`decision`), and how its router hears of its progress.
+
+    A router that does not know it any more, because it was started again, say, is told of it anew.
+    """
+
+    def __init__(
+        self, ask: Ask, request: SelectRequest, decision: Decision, max_reports: int
+    ) -> None:
+        assert request.request_id is not None
+        self.request_id = request.request_id
+        self.decision = decision
+        self._ask = ask
+        self._request = request
+        self._is_prefilled = False
+        self._reports: asyncio.Queue[Call[Any]] = asyncio.Queue(max_reports)
+        self._reporting: asyncio.Task[None] | None = None
+        self.missed_reports = 0
+        """Reports of `follow` that the router did not take, or that came too thick."""
+
+    async def prefill_complete(self, usage: Usage | None = None) -> None:
+        """The prompt is computed. `usage`: what the engine said of it."""
+        fields = {} if usage is None else {"usage": said(usage)}
+        await self._tell(PREFILL_COMPLETE, fields)
+        self._is_prefilled = True
+
+    async def output_block(self, decay_fraction: float | None = None) -> None:
+        """The request grew by a block; see `OutputBlockRequest`."""
+        fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
+        await self._tell(OUTPUT_BLOCK, fields)
+
+    async def follow(
+        self, chunks: AsyncIterable[Chunk], tokens_of: Callable[[Chunk], int] = lambda _: 1
+    ) -> AsyncIterator[Chunk]:
+        """The chunks of an answer, as they come; the router is told of the first token and of every
+        block. No chunk waits for that, and nothing that goes wrong with it ends the answer.
+
+        `tokens_of`: how many tokens a chunk has; one, unless said.
+        """
+        block_size = self.decision.block_size
+        filled_tokens, is_first = self.decision.isl_tokens % block_size, not self._is_prefilled
+        async for chunk in chunks:
+            tokens = tokens_of(chunk)
+            if tokens and is_first:
+                self._report(PREFILL_COMPLETE)
+                is_first = False
+            blocks, filled_tokens = divmod(filled_tokens + tokens, block_size)
+            for _ in range(blocks):
+                self._report(OUTPUT_BLOCK)
+            yield chunk
+
+    async def close(self) -> None:
+        """Report nothing more."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.wait((self._reporting,))
+
+    def _report(self, call: Call[Any]) -> None:
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._report_forever())
+        try:
+            self._reports.put_nowait(call)
+        except asyncio.QueueFull:
+            self.missed_reports += 1
+
+    async def _report_forever(self) -> None:
+        while True:
+            call = await self._reports.get()
+            try:
+                await self._tell(call, {})
+            except KvRouterError as error:
+                self.missed_reports += 1
+                log.debug("%s of %s is not reported: %s", call.name, self.request_id, error)
+            else:
+                self._is_prefilled |= call is PREFILL_COMPLETE
+
+    async def _tell(self, call: Call[Any], fields: dict[str, Any]) -> None:
+        question = Question(call, fields, self.request_id)
+        try:
+            await self._ask(question)
+        except ReservationNotFoundError:
+            await self._book_again()
+            await self._ask(question)
+
+    async def _book_again(self) -> None:
+        """Where it is, and as far as it is."""
+        prompt = {k: v for k, v in said(self._request).items() if k in _BOOKED_FIELDS}
+        place = {"worker_id": self.decision.worker_id, "dp_rank": self.decision.dp_rank}
+        with suppress(DuplicateReservationError):
+            await self._ask(Question(RESERVE, {**prompt, **place}, self.request_id))
+        if self._is_prefilled:
+            await self._ask(Question(PREFILL_COMPLETE, {}, self.request_id))

@@ -1,0 +1,109 @@
+"""Clients of a router in process, over both transports, on links that can be made bad."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from proxies import NONE, Faults, Proxy
+from router.client import ClientSettings, Retries, RouterClient
+from running import RunningRouter
+from servers import eventually, free_port
+
+IMPATIENT = ClientSettings(
+    timeout_s=2.0, max_wait_s=2.0, retries=Retries(attempts=20, longest_pause_s=1.0)
+)
+
+
+class HttpLink:
+    """Stands before a router; may lose answers, by cutting the connection that they come on."""
+
+    def __init__(self, router):
+        self.port = free_port()
+        self.target = router
+        self.loses_answers = False
+        self.lost = 0
+
+    async def serve(self, reader, writer):
+        with suppress(OSError, asyncio.CancelledError):
+            router_reader, router_writer = await asyncio.open_connection(
+                "127.0.0.1", self.target.client.base_url.port
+            )
+            back = asyncio.create_task(self.pump(router_reader, writer, is_answer=True))
+            await self.pump(reader, router_writer, is_answer=False)
+            router_writer.close()
+            await back
+        writer.close()
+
+    async def pump(self, reader, writer, *, is_answer):
+        while data := await reader.read(1 << 16):
+            if is_answer and self.loses_answers:
+                self.lost += 1
+                break
+            writer.write(data)
+        writer.close()
+
+    def lose_answers(self, *, loses):
+        self.loses_answers = loses
+
+
+class NatsLink(Proxy):
+    """The same between a client and nats-server; who asks waits in vain."""
+
+    target = None
+
+    def lose_answers(self, *, loses):
+        self.set_faults(Faults(lost=1.0, about=b"_INBOX") if loses else NONE)
+
+    @property
+    def lost(self):
+        return self.counts["lost"]
+
+
+@asynccontextmanager
+async def over_http(router, _, settings=IMPATIENT, **options):
+    link = HttpLink(router)
+    async with await asyncio.start_server(link.serve, "127.0.0.1", link.port) as server:
+        url = f"http://127.0.0.1:{link.port}"
+        async with RouterClient.over_http(url, settings=settings, **options) as client:
+            client.link = link
+            yield client
+        server.close()
+
+
+@asynccontextmanager
+async def over_nats(router, nats_server, settings=IMPATIENT, **options):
+    async with (
+        NatsLink(nats_server.port) as link,
+        RouterClient.over_nats(link.url, "test", settings=settings, **options) as client,
+    ):
+        client.link = link
+        await eventually(lambda: listens(client))
+        yield client
+
+
+async def listens(client):
+    try:
+        await client.loads()
+    except Exception:  # noqa: BLE001 - not yet
+        return False
+    return True
+
+
+@pytest.fixture(params=[over_http, over_nats], ids=["http", "nats"])
+def connect(request):
+    return request.param
+
+
+@pytest.fixture
+async def fleet(nats_server):
+    async with RunningRouter(nats_server.url).running() as router:
+        await router.worker(1)
+        yield router
+
+
+@pytest.fixture
+async def client(fleet, nats_server, connect):
+    async with connect(fleet, nats_server) as client:
+        client.fleet = fleet
+        yield client

@@ -1,0 +1,210 @@
+"""The client, against a real router, over HTTP and NATS."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from router.client import (
+    ClientSettings,
+    PromptRequest,
+    ReserveRequest,
+    Retries,
+    RouterClient,
+    SelectRequest,
+    UnansweredError,
+    Usage,
+)
+from router.errors import (
+    DuplicateReservationError,
+    InvalidFieldError,
+    NoEndpointsError,
+    ReservationNotFoundError,
+)
+from running import RunningRouter
+from servers import equals, eventually
+
+PROMPT = list(range(100))
+IMPATIENT = ClientSettings(retries=Retries(attempts=20, longest_pause_s=5.0))
+REQUEST = SelectRequest(token_ids=PROMPT)
+
+
+async def load(client):
+    """Of the one worker: requests, prefill tokens, decode blocks."""
+    ((rank,),) = [scope.loads for scope in await client.loads()]
+    return rank.active_requests, rank.potential_prefill_tokens, rank.potential_decode_blocks
+
+
+async def test_the_life_of_a_request(client):
+    assert (await client.select(REQUEST)).worker_id == 1
+    assert await load(client) == (0, 0, 0)
+    async with client.reserve(REQUEST) as reservation:
+        assert reservation.decision.endpoint == "http://w1"
+        assert await load(client) == (1, 100, 25)
+        await reservation.prefill_complete(Usage(prompt_tokens=100, cached_tokens=0))
+        assert await load(client) == (1, 0, 25)
+        await reservation.output_block()
+        assert await load(client) == (1, 0, 26)
+    assert await load(client) == (0, 0, 0)
+    assert await client.fleet.metric("kv_router_usage_prompt_tokens_total") == 100
+
+
+async def test_what_else_can_be_asked(client):
+    prompt = PromptRequest(token_ids=PROMPT)
+    (rank,) = await client.potential_loads(prompt)
+    assert (rank.worker_id, rank.potential_prefill_tokens) == (1, 100)
+    scores = await client.overlap_scores(prompt)
+    assert (scores.num_blocks, scores.workers[0].device_blocks) == (25, 0)
+
+
+async def test_reservations_can_be_looked_after_by_hand(client):
+    booked = await client.book(ReserveRequest(token_ids=PROMPT, worker_id=1, request_id="a b"))
+    assert (booked.request_id, booked.worker_id) == ("a b", 1)
+    await client.prefill_complete("a b")
+    await client.output_block("a b", 0.5)
+    assert await client.free("a b")
+    assert not await client.free("a b")
+    decision = await client.select_and_reserve(REQUEST)
+    assert await client.free(decision.request_id)
+
+
+@pytest.mark.parametrize("problem", [ValueError, asyncio.CancelledError])
+async def test_whatever_happens_it_is_freed(client, problem):
+    with pytest.raises(problem):
+        async with client.reserve(REQUEST):
+            raise problem
+    assert await load(client) == (0, 0, 0)
+
+
+async def test_cancelled_in_the_middle_it_is_freed(client):
+    is_inside = asyncio.Event()
+
+    async def hold():
+        async with client.reserve(REQUEST):
+            is_inside.set()
+            await asyncio.Event().wait()
+
+    holding = asyncio.create_task(hold())
+    await is_inside.wait()
+    assert await load(client) == (1, 100, 25)
+    holding.cancel()
+    await asyncio.wait([holding])
+    assert await load(client) == (0, 0, 0)
+
+
+async def test_errors_are_what_they_were(client):
+    with pytest.raises(NoEndpointsError) as caught:
+        await client.select(SelectRequest(token_ids=PROMPT, model_name="zz"))
+    assert (caught.value.model_name, caught.value.http_status) == ("zz", 503)
+    pinned = SelectRequest(token_ids=PROMPT, allowed_worker_ids=[7])
+    with pytest.raises(NoEndpointsError) as caught:
+        await client.select(pinned)
+    assert caught.value.removed[0].filter == "allowed_worker_ids"
+    with pytest.raises(InvalidFieldError) as caught:
+        await client.select(SelectRequest(token_ids=[*PROMPT, -1]))
+    assert (caught.value.field, caught.value.http_status) == ("token_ids[100]", 422)
+    with pytest.raises(ReservationNotFoundError):
+        await client.prefill_complete("nobody")
+
+
+async def test_a_duplicate_is_the_callers_mistake_and_frees_nothing(client):
+    request = SelectRequest(token_ids=PROMPT, request_id="mine")
+    async with client.reserve(request):
+        with pytest.raises(DuplicateReservationError):
+            async with client.reserve(request):
+                pass
+        assert await load(client) == (1, 100, 25)
+
+
+async def test_a_booking_without_an_answer_is_made_again_and_once(client):
+    client.link.lose_answers(loses=True)
+    reserving = asyncio.create_task(entered(client))
+    await eventually(lambda: client.link.lost >= 1)
+    client.link.lose_answers(loses=False)
+    assert await reserving == (1, 100, 25)
+    assert await load(client) == (0, 0, 0)
+
+
+async def entered(client):
+    async with client.reserve(SelectRequest(token_ids=PROMPT, request_id="once")):
+        return await load(client)
+
+
+async def test_a_block_without_an_answer_is_not_told_twice(client):
+    async with client.reserve(REQUEST) as reservation:
+        client.link.lose_answers(loses=True)
+        with pytest.raises(UnansweredError) as caught:
+            await reservation.output_block()
+        assert caught.value.is_maybe_done
+        client.link.lose_answers(loses=False)
+        assert await load(client) == (1, 100, 26)
+
+
+async def test_cancelled_while_it_is_booked_it_is_freed(client):
+    client.link.lose_answers(loses=True)
+    reserving = asyncio.create_task(entered(client))
+    await eventually(lambda: client.link.lost >= 1)
+    reserving.cancel()
+    await asyncio.wait([reserving])
+    client.link.lose_answers(loses=False)
+    await eventually(lambda: equals(load(client), (0, 0, 0)))
+    await client.finish()
+
+
+async def test_a_router_that_was_started_again_is_told_anew(nats_server, connect):
+    async with AsyncExitStack() as life, AsyncExitStack() as afterlife:
+        first = await life.enter_async_context(RunningRouter(nats_server.url).running())
+        await first.worker(1)
+        client = await afterlife.enter_async_context(connect(first, nats_server))
+        async with client.reserve(REQUEST) as reservation:
+            await reservation.prefill_complete()
+            await life.aclose()
+            second = RunningRouter(nats_server.url)
+            await afterlife.enter_async_context(second.running())
+            client.link.target = second
+            await second.worker(1, incarnation=2)
+            assert await load(client) == (0, 0, 0)
+            await reservation.output_block()
+            assert await load(client) == (1, 0, 26)
+        assert await load(client) == (0, 0, 0)
+
+
+async def test_ids_may_be_any_text_that_a_path_can_say(client):
+    for request_id in ("ünïcode 🙂", "a?b#c%2F"):
+        async with client.reserve(SelectRequest(token_ids=PROMPT, request_id=request_id)):
+            assert await load(client) == (1, 100, 25)
+        assert await load(client) == (0, 0, 0)
+
+
+async def test_an_id_with_a_slash_is_refused_over_http_before_it_is_booked(fleet):
+    async with RouterClient.over_http(str(fleet.client.base_url)) as client:
+        with pytest.raises(InvalidFieldError):
+            await client.select_and_reserve(SelectRequest(token_ids=PROMPT, request_id="a/b"))
+
+
+async def test_whoever_asks_too_often_is_heard_when_the_router_says(nats_server):
+    async with (
+        RunningRouter(nats_server.url, default_requests_per_s=5.0).running() as router,
+        RouterClient.over_http(str(router.client.base_url), settings=IMPATIENT) as client,
+    ):
+        await asyncio.gather(*(client.loads() for _ in range(8)))
+        refused = 'kv_router_refusals_total{code="rate_limited",interface="http"}'
+        await eventually(lambda: router.metric(refused))
+
+
+async def test_a_stream_is_followed(client):
+    """25 full blocks: after every 4th token another."""
+
+    async def stream(tokens):
+        for each in range(tokens):
+            yield each
+
+    async with client.reserve(REQUEST) as reservation:
+        followed = [each async for each in reservation.follow(stream(9))]
+        assert followed == list(range(9))
+        await eventually(lambda: equals(load(client), (1, 0, 27)))
+        async for _ in reservation.follow(stream(2), lambda _: 2):
+            pass
+        await eventually(lambda: equals(load(client), (1, 0, 28)))
+    assert reservation.missed_reports == 0
+    assert await load(client) == (0, 0, 0)
