@@ -16,7 +16,7 @@ from router.protocol.replicas import (
     PrefillCompleted,
     ReservationFreed,
 )
-from router.protocol.values import Rank, Scope
+from router.protocol.values import HashArray, Rank, Scope
 from router.scheduler.waiting_room import WaitingRoom
 from router.sequence.footprint import Footprint
 from router.sequence.tracker import Tracker
@@ -62,14 +62,18 @@ class Bookings:
         scope: Scope,
         rank: Rank,
         footprint: Footprint,
+        found_by: HashArray,
         tracking: Tracking,
         now_s: float,
     ) -> list[Effect]:
-        """Book what counts of a request, and take it over from whoever else has booked it."""
+        """Book what counts of a request, and take it over from whoever else has booked it.
+
+        `found_by`: what names its blocks in caches.
+        """
         counted = tracking.counted(footprint)
         self._tracker.book(request_id, rank, counted, now_s)
         self._foreign.crowd.note_ours(rank, counted, now_s)
-        self._predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
+        self._predictions.insert(scope, rank, found_by, now_s)
         return self._foreign.pass_on(request_id, ReservationFreed())
 
     def tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:

@@ -7,24 +7,50 @@ the outbox. Between reading and changing the core nothing awaits.
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import TypeVar
+from uuid import uuid4
 
+import numpy as np
 from msgspec import Struct, structs
+from msgspec.structs import astuple
 
 from router.core import RouterCore
-from router.errors import InvalidFieldError, ShadowOffError
+from router.errors import (
+    InvalidFieldError,
+    MissingRequestIdError,
+    NoEndpointsError,
+    SelectionNotFoundError,
+    ShadowOffError,
+)
 from router.explain import explain
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
 from router.prompts import is_short, prepared
-from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+from router.protocol.replies import (
+    Decision,
+    OverlapScoresReply,
+    PotentialLoad,
+    ReservationReply,
+    WorkerLoad,
+)
+from router.protocol.requests import (
+    BookRequest,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+    Usage,
+)
+from router.protocol.values import Rank
+from router.selections import Selection, SelectionLimits, Selections
 from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
 from router.shadow import ShadowReport
 from router.views import overlap_scores, potential_loads
 from router.waiters import Gone, Waiters
 from router.watch import Watch, end_of
+
+T = TypeVar("T")
 
 REQUEST_ID_HEADER = "x-request-id"
 SELECT_HEADERS = {
@@ -49,10 +75,17 @@ class Commands:
     """Commands on one core. All raise what the core raises."""
 
     def __init__(
-        self, core: RouterCore, outbox: Outbox, metrics: RouterMetrics, watch: Watch | None = None
+        self,
+        core: RouterCore,
+        outbox: Outbox,
+        metrics: RouterMetrics,
+        watch: Watch | None = None,
+        selections: Selections | None = None,
     ) -> None:
+        """`selections`: where those are kept that may be reserved."""
         self.core = core
         self._watch = watch or Watch(metrics.decisions)
+        self._selections = Selections(SelectionLimits()) if selections is None else selections
         self._outbox = outbox
         self._metrics = metrics
         self._waiters = Waiters(core, outbox.perform, metrics)
@@ -88,12 +121,14 @@ class Commands:
         return await self.decision(submitted, gone)
 
     async def submit(self, request: SelectRequest) -> Decision | Wait:
-        """Choose a rank and book it, or have the request wait."""
+        """Choose a rank and book it, or have the request wait; it has an id from here on."""
+        request = bookable(request)
         stages = self._watch.begin()
         return self._submit(request, await self._prepare(request, stages), stages)
 
     def submit_now(self, request: SelectRequest) -> Decision | Wait:
         """`submit` of an immediate request."""
+        request = bookable(request)
         stages = self._watch.begin()
         return self._submit(request, self._prepare_now(request, stages), stages)
 
@@ -105,16 +140,36 @@ class Commands:
         """Where a waiting request was placed, once it is."""
         request_id = wait.request.request_id or ""
         placement = await self._waiters.placement(request_id, wait.ticket, wait.future, gone)
-        decision = self._decided("select_and_reserve", wait.request, placement, None)
+        decision = self._booked(wait.request, placement, None)
         return structs.replace(decision, waited_s=round(time.monotonic() - wait.since_s, 6))
 
-    async def reserve(self, request: ReserveRequest) -> ReservationReply:
-        """Book a rank that the caller chose."""
-        prompt = await self._prepare(request)
+    async def reserve(self, asked: BookRequest) -> ReservationReply:
+        """Book a rank that the caller chose, or what was selected.
+
+        Raises SelectionNotFoundError, and what the core raises.
+        """
+        if asked.worker_id is not None:
+            request = asked.at(Rank(asked.worker_id, asked.dp_rank))
+            return self._reserve(request, await self._prepare(request))
+        selection_id = asked.selection_id or asked.request_id
+        if selection_id is None:
+            raise MissingRequestIdError
+        key = (asked.scope, selection_id)
+        selection = self._selections.find(key, time.monotonic())
+        if selection is None:
+            raise SelectionNotFoundError(selection_id, *astuple(asked.scope))
+        request = selection.request
+        reply = self._reserve(request, prepare(request, self.core.identities(request.scope)))
+        self._selections.reserved(key)
+        return reply
+
+    def _reserve(self, request: ReserveRequest, prompt: Prompt) -> ReservationReply:
         worker, effects = self.core.reserve(request, prompt, time.monotonic())
         self._outbox.perform(effects)
+        request_id = request.request_id or ""
         return ReservationReply(
-            request_id=request.request_id or "",
+            selection_id=request_id,
+            request_id=request_id,
             model_name=worker.model_name,
             routing_group=worker.routing_group,
             worker_id=worker.worker_id,
@@ -141,13 +196,16 @@ class Commands:
         self._outbox.perform(self.core.free(request_id, time.monotonic()))
 
     async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
-        """The load of every rank, were this prompt placed there."""
-        return potential_loads(self.core, request, await self._prepare(request), time.monotonic())
+        """The load of every rank, were this prompt placed there. Raises NoEndpointsError."""
+        loads = potential_loads(self.core, request, await self._prepare(request), time.monotonic())
+        return _served(loads, request)
 
     async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
-        """The cached prefix of every rank."""
+        """The cached prefix of every rank. Raises NoEndpointsError."""
         prompt = await self._prepare(request)
-        return overlap_scores(self.core, request, prompt, time.monotonic())
+        scores = overlap_scores(self.core, request, prompt, time.monotonic())
+        _served(scores.workers, request)
+        return scores
 
     def shadow_report(self) -> ShadowReport:
         """How our choices would have differed. Raises ShadowOffError: here they are followed."""
@@ -160,8 +218,9 @@ class Commands:
         return prepare(request, self.core.identities(request.scope), stages)
 
     def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
-        placement = self.core.select(request, prompt, time.monotonic())
-        return self._decided("select", request, placement, stages)
+        now_s = time.monotonic()
+        placement = self.core.select(request, prompt, now_s)
+        return self._selected(request, placement, stages, now_s)
 
     def _submit(
         self, request: SelectRequest, prompt: Prompt, stages: Stages | None
@@ -170,10 +229,40 @@ class Commands:
         submitted, effects = self.core.submit(request, prompt, now_s)
         if isinstance(submitted, Placement):
             self._outbox.perform(effects)
-            return self._decided("select_and_reserve", request, submitted, stages)
+            return self._booked(request, submitted, stages)
         future = self._waiters.expect(submitted)
         self._outbox.perform(effects)
         return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
+
+    def _selected(
+        self, request: SelectRequest, placement: Placement, stages: Stages | None, now_s: float
+    ) -> Decision:
+        """A selection is kept where it has an id, and says how loaded its rank is where asked."""
+        decision = self._decided("select", request, placement, stages)
+        if request.selection_id is None and not request.advisory:
+            return decision
+        if request.selection_id is not None:
+            selection = Selection.of(request, placement.rank, placement.prompt.load_hashes)
+            self._selections.keep((request.scope, request.selection_id), selection, now_s)
+        load = self._worker_load(placement) if request.advisory else None
+        return structs.replace(decision, selection_id=request.selection_id, worker_load=load)
+
+    def _worker_load(self, placement: Placement) -> WorkerLoad:
+        prefill_tokens = self.core.tracker.active(placement.rank).active_prefill_tokens
+        worker = placement.worker
+        return WorkerLoad(prefill_tokens, worker.max_num_batched_tokens, worker.total_kv_blocks)
+
+    def _booked(
+        self, request: SelectRequest, placement: Placement, stages: Stages | None
+    ) -> Decision:
+        decision = self._decided("select_and_reserve", request, placement, stages)
+        tracking = self.core.tracking(request.router_config_override)
+        return structs.replace(
+            decision,
+            selection_id=request.request_id,
+            sequence_hashes=placement.prompt.load_hashes.view(np.int64).tolist(),
+            track_prefill_tokens=tracking.prefill_tokens,
+        )
 
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None
@@ -183,6 +272,14 @@ class Commands:
         decision = explain(self.core, request, placement, time.monotonic())
         self._watch.decided(command, request, placement, decision, stages)
         return decision
+
+
+def _served(ranks: list[T], request: PromptRequest) -> list[T]:
+    """The ranks of a scope, if it has any. Raises NoEndpointsError."""
+    if not ranks:
+        model_name, routing_group = request.model_name, request.routing_group
+        raise NoEndpointsError(model_name, routing_group, "no schedulable workers")
+    return ranks
 
 
 def checked_usage(usage: Usage) -> Usage:
@@ -202,7 +299,16 @@ def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequ
         for field, header in SELECT_HEADERS.items()
         if header in headers and getattr(request, field) is None
     }
+    if request.selection_id is not None:
+        said["request_id"] = request.selection_id
     return structs.replace(request, **said) if said else request
+
+
+def bookable(request: SelectRequest) -> SelectRequest:
+    """The request, under an id of ours if it has none."""
+    if request.request_id is not None:
+        return request
+    return structs.replace(request, request_id=request.selection_id or str(uuid4()))
 
 
 def request_id_of(request_id: str | None, header: str | None) -> str | None:

@@ -12,6 +12,7 @@ from router.indexer.selection import IndexSettings, index_mode
 from router.observing_config import ObservingConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
+from router.selections import SelectionLimits
 
 DECISION_SETTINGS = (
     "policy",
@@ -86,6 +87,15 @@ class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
     max_reservations: Annotated[
         int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
     ] = 1_000_000
+    selection_cache_ttl_s: Annotated[
+        float, Meta(gt=0, description="a selection under an id can be reserved for so long")
+    ] = 120.0
+    selection_cache_max_entries: Annotated[
+        int, Meta(ge=1, le=1 << 24, description="such selections kept; beyond, the oldest goes")
+    ] = 4_096
+    selection_cache_max_bytes: Annotated[
+        int, Meta(ge=1 << 16, description="about their memory; beyond, the oldest goes")
+    ] = 256 * 1024 * 1024
     router_replica_sync: Annotated[
         bool, Meta(description="with a bus: share reservations with its other routers")
     ] = True
@@ -137,6 +147,15 @@ class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
     def shares_reservations(self) -> bool:
         """Whether the other routers hear what this one books; a shadow's bookings are another's."""
         return self.router_replica_sync and bool(self.nats_url) and not self.shadow
+
+    @property
+    def selection_limits(self) -> SelectionLimits:
+        """Of selections that may be reserved."""
+        return SelectionLimits(
+            self.selection_cache_ttl_s,
+            self.selection_cache_max_entries,
+            self.selection_cache_max_bytes,
+        )
 
     @property
     def core(self) -> CoreSettings:

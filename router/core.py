@@ -54,7 +54,12 @@ from router.protocol.replicas import (
     SnapshotPart,
 )
 from router.protocol.replies import Trust
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.requests import (
+    ConfigOverride,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+)
 from router.protocol.values import Identity, Rank, Scope
 from router.queue_errors import WithdrawnError
 from router.scheduler.busy import BusyThresholds
@@ -67,6 +72,7 @@ from router.scheduler.waiting_room import WaitingRoom
 from router.sequence.prompt import Prompt
 from router.sequence.rank_table import EAGLE, RankTable
 from router.sequence.tracker import Tracker
+from router.sequence.tracking import Tracking
 from router.standing import Standing
 
 SWEEP_SUB_TABLES = 64
@@ -303,6 +309,10 @@ class RouterCore:
         busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
         return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
 
+    def tracking(self, override: ConfigOverride | None) -> Tracking:
+        """What of a booking is counted."""
+        return self._placer.tracking(override)
+
     def identities(self, scope: Scope) -> list[Identity]:
         """Under which identities a prompt of this scope has to be hashed."""
         return self._placer.schedulable(scope).identities
@@ -344,9 +354,11 @@ class RouterCore:
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         expected_tokens = request.expected_output_tokens
         footprint = placement.prompt.footprint(overlap_blocks, expected_tokens)
-        tracking = self._placer.tracking(request.router_config_override)
+        found_by = placement.prompt.sequence_hashes
+        tracking = self.tracking(request.router_config_override)
         self.gate.served(rank, request.lora_name, placement.worker.labels)
-        effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)
+        booked = (footprint, found_by, tracking)
+        effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
         return placement, effects
 
     def submit(
@@ -415,9 +427,11 @@ class RouterCore:
         hashed = prompt.hashed(worker.identity)
         overlap_blocks = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
         footprint = hashed.footprint(overlap_blocks, request.expected_output_tokens)
+        found_by = hashed.sequence_hashes
         self.gate.served(rank, request.lora_name, worker.labels)
-        tracking = self._settings.tracking
-        effects = self._bookings.book(request_id, request.scope, rank, footprint, tracking, now_s)
+        tracking = self.tracking(request.router_config_override)
+        booked = (footprint, found_by, tracking)
+        effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
         return worker, effects
 
     def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:

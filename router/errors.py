@@ -12,12 +12,14 @@ values, not exceptions.
     ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
     ├── DeadlineExceededError        the caller does not wait any longer
+    ├── SelectionNotFoundError       nothing pending to be reserved under this id
     ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
     ├── WorkerNotFoundError, NoEndpointsError
     ├── WorkersOverloadedError       all who may serve a request have more than enough to do
     ├── PolicyFailedError            a policy that is not ours broke its contract
     ├── IndexDisabledError           the configuration says to keep no index
     ├── ShadowOffError               the configuration says to decide, not to compare
+    ├── NoReplicaPeersError          routers find each other, nobody names them
     ├── …                            what the index alone refuses: see `index_errors`
     ├── …                            of blocks and their tokens: see `block_errors`
     ├── …                            of registered workers: see `registration_errors`
@@ -178,6 +180,21 @@ class ReservationNotFoundError(KvRouterError):
         self.request_id = request_id
 
 
+class SelectionNotFoundError(KvRouterError):
+    """Nothing was selected under this id, or not lately, or it is reserved already."""
+
+    code = "selection_not_found"
+    http_status = 404
+
+    def __init__(self, selection_id: str, model_name: str, routing_group: str) -> None:
+        where = f"model={model_name} routing_group={routing_group}"
+        why = "(expired, already used, or never selected)"
+        super().__init__(f"no pending selection {selection_id} for {where} {why}")
+        self.selection_id = selection_id
+        self.model_name = model_name
+        self.routing_group = routing_group
+
+
 class TooManyReservationsError(KvRouterError):
     """The configured number of live reservations is reached."""
 
@@ -307,6 +324,19 @@ class ShadowOffError(KvRouterError):
     def __init__(self) -> None:
         super().__init__("nothing is compared: this router decides (allowed: with --shadow)")
         self.setting = "shadow"
+
+
+class NoReplicaPeersError(KvRouterError):
+    """Somebody names a router to share reservations with; they find each other on the bus."""
+
+    code = "no_replica_peers"
+    http_status = 409
+
+    def __init__(self) -> None:
+        super().__init__(
+            "replica sync with named peers is disabled: routers of a namespace share reservations "
+            "over NATS (allowed: nats_url and router_replica_sync, at start)"
+        )
 
 
 class ConfigError(KvRouterError):

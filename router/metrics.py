@@ -22,6 +22,9 @@ class RouterMetrics:
         make = Maker(self.registry)
         self.requests = make.counter("requests", "Requests answered", "interface", "route", "code")
         self.refusals = make.counter("refusals", "Requests refused", "interface", "code")
+        self.unknown_fields = make.counter(
+            "unknown_fields", "Fields of bodies that nobody knows", "interface", "route"
+        )
         self.decisions = DecisionMetrics(self.registry)
         self.usage = UsageMetrics(make)
         self.waiting = WaitingMetrics(make)

@@ -39,13 +39,14 @@ from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
 from router.rpc.service import Rpc
 from router.scheduler.affinity import AffinityTable
+from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.session_commands import SessionCommands
 from router.sessions import LocalSessions, Sessions
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
-from router.state_metrics import SessionCollector
+from router.state_metrics import SelectionCollector, SessionCollector
 from router.watch import Watch
 from router.worker_commands import WorkerCommands
 
@@ -134,14 +135,16 @@ class RouterService:
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         outbox, metrics = self._host.outbox, self._host.metrics
         watch = Watch(metrics.decisions, self._decision_log, self._tracer)
+        selections = Selections(self._config.selection_limits)
+        SelectionCollector(selections, metrics)
         if shadow is not None:
             ShadowCollector(shadow, metrics)
-            return ShadowCommands(core, outbox, metrics, shadow, watch)
+            return ShadowCommands(core, outbox, metrics, shadow, watch, selections)
         if self._sessions is None:
-            return Commands(core, outbox, metrics, watch)
+            return Commands(core, outbox, metrics, watch, selections)
         is_hard = self._config.session_affinity_mode == "hard"
         binder = SessionBinder(core, self._sessions, is_hard=is_hard)
-        return SessionCommands(core, outbox, metrics, binder, watch)
+        return SessionCommands(core, outbox, metrics, binder, watch, selections)
 
     def _make_replica(self, core: RouterCore) -> Replica:
         host = self._host

@@ -1,12 +1,13 @@
 """The commands of a router whose sessions stay where they were served first."""
 
-from router.commands import Commands, Wait
+from router.commands import Commands, Wait, bookable
 from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.protocol.replies import Decision
 from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Rank
+from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.waiters import Gone
 from router.watch import Watch
@@ -22,8 +23,9 @@ class SessionCommands(Commands):
         metrics: RouterMetrics,
         binder: SessionBinder,
         watch: Watch | None = None,
+        selections: Selections | None = None,
     ) -> None:
-        super().__init__(core, outbox, metrics, watch)
+        super().__init__(core, outbox, metrics, watch, selections)
         self._binder = binder
 
     def is_immediate(self, request: PromptRequest) -> bool:
@@ -39,14 +41,14 @@ class SessionCommands(Commands):
         """Choose a rank, book it and bind the session; where another router was quicker to bind
         it, the booking is undone and made there. Or have the request wait.
         """
-        directed = await self._binder.directed(request)
+        directed = await self._binder.directed(bookable(request))
         submitted = await super().submit(directed)
-        if isinstance(submitted, Wait) or request.request_id is None:
+        if isinstance(submitted, Wait) or submitted.request_id is None:
             return submitted
         instead = await self._binder.bind(directed, _rank(submitted))
         if instead is None:
             return submitted
-        self.free(request.request_id)
+        self.free(submitted.request_id)
         self._metrics.sessions.moved.inc()
         return await super().submit(instead)
 

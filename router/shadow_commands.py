@@ -15,6 +15,7 @@ from router.outbox import Outbox
 from router.placement import Placement
 from router.protocol.replies import Decision
 from router.protocol.requests import Incumbent, SelectRequest
+from router.selections import Selections
 from router.sequence.prompt import Prompt
 from router.sequence.stages import Stages
 from router.shadow import Shadow, ShadowReport, reserved_at
@@ -35,8 +36,9 @@ class ShadowCommands(Commands):
         metrics: RouterMetrics,
         shadow: Shadow,
         watch: Watch | None = None,
+        selections: Selections | None = None,
     ) -> None:
-        super().__init__(core, outbox, metrics, watch)
+        super().__init__(core, outbox, metrics, watch, selections)
         self._shadow = shadow
 
     def shadow_report(self) -> ShadowReport:
@@ -45,15 +47,16 @@ class ShadowCommands(Commands):
 
     def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         """Choose a rank, and compare."""
-        placement = self.core.select(request, prompt, time.monotonic())
+        now_s = time.monotonic()
+        placement = self.core.select(request, prompt, now_s)
         self._compare(request, placement)
-        return self._decided("select", request, placement, stages)
+        return self._selected(request, placement, stages, now_s)
 
     def _submit(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
-        decision = self._decided("select_and_reserve", request, placement, stages)
+        decision = self._booked(request, placement, stages)
         if request.incumbent is not None:
             self._book(request, request.incumbent, prompt)
         return decision

@@ -1,5 +1,6 @@
 """Gauges and counters that are read off what a process knows, when Prometheus asks."""
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -9,6 +10,7 @@ from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.registrations import Registrations
 from router.scheduler.affinity import AffinityTable
+from router.selections import Selections
 from router.status import ServiceStatus
 
 
@@ -88,6 +90,26 @@ class SessionCollector(Collector):
         yield _gauge("sessions", "Sessions bound to a rank, as known here", len(self._table))
         yield _counter("sessions_expired", "Sessions forgotten as idle", self._table.expired)
         yield _counter("sessions_evicted", "Sessions forgotten for room", self._table.evicted)
+
+
+class SelectionCollector(Collector):
+    """Selections that may still be reserved, and what became of the others."""
+
+    def __init__(self, selections: Selections, metrics: RouterMetrics) -> None:
+        self._selections = selections
+        metrics.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of this moment."""
+        self._selections.expire(time.monotonic())
+        size_bytes = self._selections.size_bytes
+        yield _gauge("selections", "Selections that may be reserved", len(self._selections))
+        yield _gauge("selections_bytes", "About the memory of those", size_bytes)
+        text = "Selections no longer kept, by what became of them"
+        ended = CounterMetricFamily("kv_router_selections_ended", text, labels=("outcome",))
+        for outcome, count in self._selections.counts.items():
+            ended.add_metric((outcome,), count)
+        yield ended
 
 
 class RegistrationCollector(Collector):

@@ -6,10 +6,14 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from router.commands import Commands, Wait
-from router.errors import DuplicateReservationError, ReservationNotFoundError
+from router.commands import Commands, Wait, bookable
+from router.errors import (
+    DuplicateReservationError,
+    ReservationNotFoundError,
+    SelectionNotFoundError,
+)
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+from router.protocol.requests import BookRequest, PromptRequest, SelectRequest, Usage
 from router.security.caller import Caller
 from router.security.errors import ForbiddenError
 from router.shadow import ShadowReport
@@ -53,7 +57,7 @@ class TenantCommands(Commands):
     def submit_now(self, request: SelectRequest) -> Decision | Wait:
         """`submit` of an immediate request."""
         with self._ids_as_given():
-            submitted = self._commands.submit_now(self._own_select(request))
+            submitted = self._commands.submit_now(self._own_select(bookable(request)))
             return submitted if isinstance(submitted, Wait) else self._given(submitted)
 
     async def select_and_reserve(
@@ -61,14 +65,14 @@ class TenantCommands(Commands):
     ) -> Decision:
         """Choose a rank and book it; if all are busy, once one is free."""
         with self._ids_as_given():
-            own = self._own_select(request)
+            own = self._own_select(bookable(request))
             del request
             return self._given(await self._commands.select_and_reserve(own, gone))
 
     async def submit(self, request: SelectRequest) -> Decision | Wait:
         """Choose a rank and book it, or have the request wait."""
         with self._ids_as_given():
-            submitted = await self._commands.submit(self._own_select(request))
+            submitted = await self._commands.submit(self._own_select(bookable(request)))
             return submitted if isinstance(submitted, Wait) else self._given(submitted)
 
     async def decision(self, wait: Wait, gone: Gone | None = None) -> Decision:
@@ -76,10 +80,10 @@ class TenantCommands(Commands):
         with self._ids_as_given():
             return self._given(await self._commands.decision(wait, gone))
 
-    async def reserve(self, request: ReserveRequest) -> ReservationReply:
-        """Book a rank that the caller chose."""
+    async def reserve(self, asked: BookRequest) -> ReservationReply:
+        """Book a rank that the caller chose, or what was selected."""
         with self._ids_as_given():
-            return self._given(await self._commands.reserve(self._own(request)))
+            return self._given(await self._commands.reserve(self._own(asked)))
 
     def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
         """A booked prompt is computed."""
@@ -143,3 +147,6 @@ class TenantCommands(Commands):
             yield
         except (ReservationNotFoundError, DuplicateReservationError) as error:
             raise type(error)(self._caller.given_id(error.request_id)) from error
+        except SelectionNotFoundError as error:
+            given = self._caller.given_id(error.selection_id)
+            raise SelectionNotFoundError(given, error.model_name, error.routing_group) from error

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from router.process.bodies import decode_now
+from router.process.bodies import JsonReader
+from router.process.fields import KnownFields
 from router.protocol.requests import PromptRequest
 from router.sequence._token_kernel import find_tokens
 
@@ -26,19 +27,25 @@ class TokenBodyDecoder(Generic[T]):
 
     def __init__(self, body_type: type[T]) -> None:
         self._decode = msgspec.json.Decoder(body_type).decode
+        self._known = KnownFields(body_type)
+        self._whole = JsonReader(body_type)
 
-    def decode(self, body: bytes) -> T:
-        """A checked request, its tokens an array. Raises MalformedBodyError, InvalidFieldError."""
+    def decode(self, body: bytes, unknown: list[str]) -> T:
+        """A checked request, its tokens an array; fields that nobody knows are added to `unknown`.
+        Raises MalformedBodyError, InvalidFieldError.
+        """
         room = np.empty(len(body) // 2 + 1, np.uint32)
         span = np.empty(2, np.int64)
         count = find_tokens(np.frombuffer(body, np.uint8), _KEY, room, span)
         if count < 0:
-            return decode_now(self._decode, body)
+            return self._whole.read_now(body, unknown)
         start, end = span.tolist()
+        rest = body[:start] + _NO_TOKENS_YET + body[end:]
         try:
-            request = self._decode(body[:start] + _NO_TOKENS_YET + body[end:])
+            request = self._decode(rest)
+            unknown += self._known.unknown(rest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return decode_now(self._decode, body)  # refused as the whole of it is
+            return self._whole.read_now(body, unknown)  # refused as the whole of it is
         return with_tokens(request, room[:count].copy())
 
 

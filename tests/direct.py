@@ -73,7 +73,7 @@ class DirectRouter(RunningRouter):
     async def overlaps(self, tokens, **fields):
         """Cached blocks of every rank, by (worker, rank)."""
         answer = await self.post("/overlap_scores", {"token_ids": list(tokens), **fields})
-        workers = answer.json()["workers"]
+        workers = answer.json().get("workers", ())
         return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in workers}
 
     async def until_exact(self, *worker_ids):

@@ -46,7 +46,7 @@ class PlaneRouter:
     async def overlaps(self, token_ids):
         answer = await self.client.post("/overlap_scores", json={"token_ids": token_ids})
         answer.raise_for_status()
-        return answer.json()["workers"]
+        return answer.json().get("workers", ())
 
     async def dump(self):
         events = [e for scope in (await self.get("/dump")).values() for e in scope["events"]]

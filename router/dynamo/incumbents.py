@@ -25,7 +25,8 @@ from router.errors import (
 )
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
-from router.sequence.prompt import MAX_PROMPT_TOKENS, prepare
+from router.sequence.known_hashes import MAX_PROMPT_TOKENS
+from router.sequence.prompt import prepare
 from router.shadow import Shadow, reserved_at
 
 

@@ -3,12 +3,14 @@ error's own fields.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from router.errors import KvRouterError
+from router.process.fields import warning
 from router.security.guarded import refusal_headers
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,14 @@ OK = Answer(b'{"status":"ok"}')
 def answer(value: Any, status: int = 200) -> Answer:
     """A value, as JSON."""
     return Answer(msgspec.json.encode(value), status)
+
+
+def warned(body: bytes, unknown: Sequence[str]) -> bytes:
+    """The answer to a body with fields that nobody knows: an object says so in `warnings`."""
+    if not unknown or not body.startswith(b"{"):
+        return body
+    warnings = msgspec.json.encode([warning(field) for field in unknown])
+    return b'%s,"warnings":%s}' % (body[:-1], warnings)
 
 
 def refusal(error: KvRouterError) -> Answer:

@@ -4,6 +4,7 @@ through is in `hot.py`.
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,19 +14,23 @@ from router.block_views import block_holders
 from router.busy_commands import BusyCommands
 from router.commands import Commands
 from router.config import RouterConfig
-from router.errors import InvalidFieldError
+from router.errors import InvalidFieldError, NoReplicaPeersError
 from router.http.answers import OK
 from router.http.openapi import ROUTES
 from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
 from router.protocol.catalogue import RouterAnnouncement
-from router.protocol.requests import BusyThresholdRequest, PromptRequest
-from router.protocol.values import Rank
+from router.protocol.replies import ScopeLoads
+from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
+from router.protocol.values import U64_MAX, Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.status import ServiceStatus
 from router.tenant_commands import commands_of
+from router.views import WorkerView
 from router.worker_commands import WorkerCommands
+
+V = TypeVar("V", WorkerView, ScopeLoads)
 
 
 class Api:
@@ -44,6 +49,7 @@ class Api:
         settings: Mapping[str, SettingView],
     ) -> None:
         self._web = Web("kv-router", ROUTES, config, metrics)
+        self._router_id, self._shares = config.router_id, config.shares_reservations
         self._commands = commands
         self._busy = BusyCommands(commands.core)
         self._workers = workers
@@ -59,13 +65,13 @@ class Api:
     def _commands_of(self, request: Request) -> Commands:
         return commands_of(self._commands, caller_of(request))
 
-    async def workers(self, _: Request) -> Response:
-        """Every worker."""
-        return json_answer(self._workers.all())
+    async def workers(self, request: Request) -> Response:
+        """Every worker, or those of a model, or a group."""
+        return json_answer(_asked_for(self._workers.all(), request.query_params))
 
     async def worker(self, request: Request) -> Response:
         """One worker."""
-        return json_answer(self._workers.view(request.path_params["worker_id"]))
+        return json_answer(self._workers.view(_number_of(request, "worker_id")))
 
     async def register_worker(self, request: Request) -> Response:
         """Add a worker, or say anew what it is."""
@@ -75,15 +81,25 @@ class Api:
     async def patch_worker(self, request: Request) -> Response:
         """Change a registered worker; cordon any, drain it, or let it serve again."""
         body = await self._web.body(request, WorkerPatch)
-        return json_answer(await self._workers.patch(request.path_params["worker_id"], body))
+        return json_answer(await self._workers.patch(_number_of(request, "worker_id"), body))
 
     async def remove_worker(self, request: Request) -> Response:
         """Forget a registered worker."""
-        return json_answer(await self._workers.remove(request.path_params["worker_id"]))
+        return json_answer(await self._workers.remove(_number_of(request, "worker_id")))
 
     async def routers(self, _: Request) -> Response:
         """Routers of this namespace."""
         return json_answer(self._routers())
+
+    async def replica_peers(self, _: Request) -> Response:
+        """Where other routers are that share reservations with this one."""
+        others = [each for each in self._routers() if each.router_id != self._router_id]
+        return json_answer([each.endpoint for each in others] if self._shares else [])
+
+    async def change_replica_peers(self, request: Request) -> Response:
+        """Refused: routers find each other."""
+        await self._web.body(request, ReplicaPeerRequest)
+        raise NoReplicaPeersError
 
     async def busy_thresholds(self, _: Request) -> Response:
         """Above what ranks are busy, and who is."""
@@ -97,9 +113,9 @@ class Api:
         """The settings in effect."""
         return json_answer(self._settings)
 
-    async def loads(self, _: Request) -> Response:
-        """Booked load."""
-        return json_answer(views.loads(self._commands.core))
+    async def loads(self, request: Request) -> Response:
+        """Booked load, or that of a model, or a group."""
+        return json_answer(_asked_for(views.loads(self._commands.core), request.query_params))
 
     async def potential_loads(self, request: Request) -> Response:
         """Load, were a prompt placed."""
@@ -121,7 +137,7 @@ class Api:
 
     async def block_holders(self, request: Request) -> Response:
         """Who holds a block."""
-        sequence_hash = request.path_params["sequence_hash"]
+        sequence_hash = _number_of(request, "sequence_hash")
         return json_answer(block_holders(self._commands.core, sequence_hash, time.monotonic()))
 
     async def health(self, _: Request) -> Response:
@@ -130,11 +146,25 @@ class Api:
 
     async def ready(self, _: Request) -> Response:
         """The process can be relied on."""
-        return ready_answer(self._status, self._commands.core)
+        return ready_answer(self._status, self._commands.core, self._workers.all())
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _number_of(request: Request, name: str) -> int:
+    """A number of the path. Raises InvalidFieldError."""
+    text: str = request.path_params[name]
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= U64_MAX):
+        raise InvalidFieldError(name, f"{text[:64]!r} is none", f"an integer, 0 to {U64_MAX}")
+    return int(text)
+
+
+def _asked_for(views: list[V], query: Mapping[str, str]) -> list[V]:
+    """Those of the model and the group that a query names, if it does."""
+    wanted = [(name, query[name]) for name in ("model_name", "routing_group") if name in query]
+    return [view for view in views if all(getattr(view, n) == value for n, value in wanted)]
 
 
 def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:

@@ -17,7 +17,7 @@ _JSON = b"application/json"
 
 class Exchange(Struct, frozen=True):
     """A request. `request_id`: from its path, empty where the path has none; `gone` returns when
-    the caller has hung up.
+    the caller has hung up. Fields of the body that nobody knows are added to `unknown`.
     """
 
     headers: dict[bytes, bytes]
@@ -26,6 +26,7 @@ class Exchange(Struct, frozen=True):
     body: bytes
     gone: Gone
     caller: Caller = ANYBODY
+    unknown: list[str] = []
 
     def header(self, name: bytes) -> str | None:
         """A header, by its name in lower case; of several the first."""

@@ -6,10 +6,11 @@
 Whatever is refused on the way is answered here, in the shape of `router/http/answers.py`.
 """
 
+from msgspec import structs
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import KvRouterError
-from router.http.answers import Answer, refusal
+from router.http.answers import Answer, refusal, warned
 from router.http.exchange import read_exchange, send_answer
 from router.http.hot import HotRoute, HotRoutes
 from router.http.ids import answering, ids_of
@@ -71,10 +72,15 @@ class Front:
     async def _handled(
         self, route: HotRoute, scope: Scope, receive: Receive, caller: Caller
     ) -> Answer:
-        later = route.handler(
-            await read_exchange(scope, receive, route.request_id, self._config, caller)
-        )
-        return later if isinstance(later, Answer) else await later
+        exchange = await read_exchange(scope, receive, route.request_id, self._config, caller)
+        unknown = exchange.unknown
+        later = route.handler(exchange)
+        del exchange  # with a body that may be long, while its request waits
+        answer = later if isinstance(later, Answer) else await later
+        if not unknown:
+            return answer
+        self._metrics.unknown_fields.labels("http", route.path).inc(len(unknown))
+        return structs.replace(answer, body=warned(answer.body, unknown))
 
     def _admit(self, scope: Scope) -> Caller:
         """Who asks: what every request has before anybody reads it. May raise any KvRouterError."""

@@ -6,6 +6,7 @@ lock. Long bodies are decoded on another thread.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -20,13 +21,14 @@ from router.commands import (
 )
 from router.http.answers import OK, Answer, answer
 from router.http.exchange import Exchange
+from router.http.header_mode import decision_answer
 from router.http.token_requests import TokenRequests
-from router.process.bodies import THREAD_BYTES, decode_now
+from router.process.bodies import THREAD_BYTES, JsonReader
 from router.protocol.replies import Decision
 from router.protocol.requests import (
+    BookRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
-    ReserveRequest,
     SelectRequest,
 )
 from router.tenant_commands import commands_of
@@ -52,11 +54,11 @@ class HotRoutes:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._select_requests = TokenRequests(SelectRequest)
-        self._reserve_requests = TokenRequests(ReserveRequest)
-        done: msgspec.json.Decoder[PrefillCompleteRequest | None]
-        done = msgspec.json.Decoder(PrefillCompleteRequest | None)
-        self._decode_prefill_complete = done.decode
-        self._decode_output_block = msgspec.json.Decoder(OutputBlockRequest).decode
+        self._reserve_requests = TokenRequests(BookRequest)
+        done: JsonReader[PrefillCompleteRequest | None]
+        done = JsonReader(PrefillCompleteRequest | None)  # type: ignore[arg-type]
+        self._prefill_complete_bodies = done
+        self._output_block_bodies = JsonReader(OutputBlockRequest)
         self._whole: dict[tuple[str, str], HotRoute] = {
             ("POST", route.path): route
             for route in (
@@ -97,14 +99,14 @@ class HotRoutes:
     def _prefill_complete(self, exchange: Exchange) -> Answer:
         usage = None
         if exchange.body and exchange.media_type == "application/json":
-            body = decode_now(self._decode_prefill_complete, exchange.body)
+            body = self._prefill_complete_bodies.read_now(exchange.body, exchange.unknown)
             usage = None if body is None else body.usage
         commands_of(self._commands, exchange.caller).prefill_complete(exchange.request_id, usage)
         return OK
 
     def _output_block(self, exchange: Exchange) -> Answer:
         exchange.check_json()
-        body = decode_now(self._decode_output_block, exchange.body)
+        body = self._output_block_bodies.read_now(exchange.body, exchange.unknown)
         commands_of(self._commands, exchange.caller).output_block(
             exchange.request_id, body.decay_fraction
         )
@@ -115,22 +117,27 @@ class HotRoutes:
         return OK
 
     def _selected(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
-        commands = commands_of(self._commands, exchange.caller)
+        commands, told = self._asked(exchange)
         if commands.is_immediate(request):
-            return answer(commands.select_now(request))
-        return _answered(commands.select(request))
+            return told(commands.select_now(request))
+        return _answered(commands.select(request), told)
 
     def _booked(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
-        commands = commands_of(self._commands, exchange.caller)
+        commands, told = self._asked(exchange)
         if not commands.is_immediate(request):
-            return _answered(commands.select_and_reserve(request, exchange.gone))
+            return _answered(commands.select_and_reserve(request, exchange.gone), told)
         submitted = commands.submit_now(request)
         if isinstance(submitted, Decision):
-            return answer(submitted)
-        return _answered(commands.decision(submitted, exchange.gone))
+            return told(submitted)
+        return _answered(commands.decision(submitted, exchange.gone), told)
 
-    def _reserved(self, exchange: Exchange, request: ReserveRequest) -> Later:
-        return _answered(commands_of(self._commands, exchange.caller).reserve(request), 201)
+    def _asked(self, exchange: Exchange) -> tuple[Commands, Callable[[Decision], Answer]]:
+        """Whose commands these are, and how a decision is to be told."""
+        return commands_of(self._commands, exchange.caller), decision_answer(exchange.query_string)
+
+    def _reserved(self, exchange: Exchange, request: BookRequest) -> Later:
+        booking = commands_of(self._commands, exchange.caller).reserve(request)
+        return _answered(booking, partial(answer, status=201))
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request = self._select_requests.read(exchange)
@@ -139,9 +146,9 @@ class HotRoutes:
             for name, key in _SELECT_HEADERS
             if key in exchange.headers
         }
-        return asked_with(request, said) if said else request
+        return asked_with(request, said) if said or request.selection_id else request
 
-    def _reserve_request(self, exchange: Exchange) -> ReserveRequest:
+    def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)
         header = exchange.header(REQUEST_ID_HEADER.encode())
         request_id = request_id_of(request.request_id, header)
@@ -168,5 +175,5 @@ async def _with_long_request(
     return answer_or_later if isinstance(answer_or_later, Answer) else await answer_or_later
 
 
-async def _answered(reply: Awaitable[object], status: int = 200) -> Answer:
-    return answer(await reply, status)
+async def _answered(reply: Awaitable[T], told: Callable[[T], Answer]) -> Answer:
+    return told(await reply)

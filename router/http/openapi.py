@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from router.block_views import BlockHolders
 from router.busy_commands import BusyThresholdsReply, ModelThresholds
@@ -20,10 +20,11 @@ from router.protocol.replies import (
     ScopeLoads,
 )
 from router.protocol.requests import (
+    BookRequest,
     BusyThresholdRequest,
     OutputBlockRequest,
     PromptRequest,
-    ReserveRequest,
+    ReplicaPeerRequest,
     SelectRequest,
 )
 from router.protocol.workers import WorkerPatch, WorkerRegistration
@@ -51,6 +52,7 @@ class Ready(Struct):
     reason: str | None
     degraded: str | None
     schedulable_workers: int
+    workers: list[WorkerView] | UnsetType = UNSET
 
 
 class Route(Struct, frozen=True):
@@ -100,7 +102,7 @@ ROUTES = (
         "reserve",
         "Book a rank that the caller chose",
         ReservationReply,
-        ReserveRequest,
+        BookRequest,
         status=201,
         refusals=(*_BOOKING, 404),
         is_hot=True,
@@ -134,7 +136,7 @@ ROUTES = (
         is_hot=True,
     ),
     Route("GET", "/workers", "workers", "Every worker", list[WorkerView]),
-    Route("GET", "/workers/{worker_id:int}", "worker", "One worker", WorkerView, refusals=(404,)),
+    Route("GET", "/workers/{worker_id}", "worker", "One worker", WorkerView, refusals=(400, 404)),
     Route(
         "POST",
         "/workers",
@@ -147,7 +149,7 @@ ROUTES = (
     ),
     Route(
         "PATCH",
-        "/workers/{worker_id:int}",
+        "/workers/{worker_id}",
         "patch_worker",
         "Change a registered worker; cordon any, drain it, or let it serve again",
         WorkerView,
@@ -156,11 +158,36 @@ ROUTES = (
     ),
     Route(
         "DELETE",
-        "/workers/{worker_id:int}",
+        "/workers/{worker_id}",
         "remove_worker",
         "Forget a registered worker",
         WorkerView,
         refusals=(404, 409),
+    ),
+    Route(
+        "GET",
+        "/replica_sync/peers",
+        "replica_peers",
+        "Where other routers are that share reservations with this one",
+        list[str],
+    ),
+    Route(
+        "POST",
+        "/replica_sync/register_peer",
+        "change_replica_peers",
+        "Refused: routers find each other on the bus",
+        Ok,
+        ReplicaPeerRequest,
+        refusals=(*BODY, 409),
+    ),
+    Route(
+        "POST",
+        "/replica_sync/deregister_peer",
+        "change_replica_peers",
+        "Refused: routers find each other on the bus",
+        Ok,
+        ReplicaPeerRequest,
+        refusals=(*BODY, 409),
     ),
     Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
     Route(
@@ -223,7 +250,7 @@ ROUTES = (
     ),
     Route(
         "GET",
-        "/blocks/{sequence_hash:int}",
+        "/blocks/{sequence_hash}",
         "block_holders",
         "Who holds a block",
         BlockHolders,

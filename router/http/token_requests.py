@@ -16,7 +16,7 @@ from msgspec import inspect
 
 from router.errors import InvalidFieldError, MalformedBodyError, UnsupportedMediaTypeError
 from router.http.exchange import Exchange
-from router.process.bodies import decode_now
+from router.process.bodies import JsonReader
 from router.protocol.requests import PromptRequest
 from router.token_bodies import TOKEN_BYTES, TokenBodyDecoder, with_tokens
 
@@ -33,7 +33,7 @@ class TokenRequests(Generic[T]):
 
     def __init__(self, body_type: type[T]) -> None:
         self._tokens = TokenBodyDecoder(body_type)
-        self._decode = msgspec.json.Decoder(body_type).decode
+        self._queries = JsonReader(body_type)
         self._texts = text_fields(body_type)
         self._remembered: dict[bytes, bytes] = {}
 
@@ -43,7 +43,7 @@ class TokenRequests(Generic[T]):
         """
         media_type = exchange.media_type
         if media_type == JSON:
-            return self._tokens.decode(exchange.body)
+            return self._tokens.decode(exchange.body, exchange.unknown)
         if media_type == BINARY:
             return self._binary(exchange)
         raise UnsupportedMediaTypeError(exchange.header(b"content-type"), (JSON, BINARY))
@@ -53,7 +53,8 @@ class TokenRequests(Generic[T]):
         if odd_bytes:
             reason = f"{len(exchange.body)} bytes"
             raise InvalidFieldError("body", reason, "little-endian u32 tokens, 4 bytes each")
-        request = decode_now(self._decode, self._fields(exchange.query_string))
+        fields = self._fields(exchange.query_string)
+        request = self._queries.read_now(fields, exchange.unknown)
         return with_tokens(request, np.frombuffer(exchange.body, "<u4"))
 
     def _fields(self, query: bytes) -> bytes:
@@ -73,6 +74,8 @@ class TokenRequests(Generic[T]):
             raise MalformedBodyError(f"query: {error}") from error
         fields: dict[str, Any] = {}
         for name, value in said:
+            if name == "answer":
+                continue  # which is not about the request
             if name in fields or name == "token_ids":
                 raise InvalidFieldError(name, "said twice", "once; the body is the tokens")
             fields[name] = value if name in self._texts else _json_value(name, value)

@@ -10,20 +10,21 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import UNSET
 from starlette.exceptions import HTTPException
 
 from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
-from router.http.answers import refusal
+from router.http.answers import refusal, warned
 from router.http.openapi import Ready, Route, document, extra
 from router.metrics import RouterMetrics
-from router.process.bodies import decode_body, read_body
+from router.process.bodies import JsonReader, read_body
 from router.protocol.values import Rank
 from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.status import ServiceStatus
-from router.views import block_sizes, dump_pieces
+from router.views import WorkerView, block_sizes, dump_pieces
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -39,10 +40,8 @@ class Web:
         self._routes = routes
         self._config = config
         self._metrics = metrics
-        self._decoders: dict[Any, Callable[[bytes], Any]] = {
-            route.body: msgspec.json.Decoder(route.body).decode
-            for route in routes
-            if route.body is not None
+        self._readers: dict[Any, JsonReader[Any]] = {
+            route.body: JsonReader(route.body) for route in routes if route.body is not None
         }
 
     def app(self, handlers: object) -> FastAPI:
@@ -69,8 +68,9 @@ class Web:
             raise UnsupportedMediaTypeError(content_type)
         limits = (self._config.body_limit_bytes, self._config.body_timeout_s)
         body = await read_body(request.stream(), *limits)
-        decoder: Callable[[bytes], T] = self._decoders[body_type]
-        return await decode_body(decoder, body)
+        reader: JsonReader[T] = self._readers[body_type]
+        request.state.unknown = []
+        return await reader.read(body, request.state.unknown)
 
     def _answering(self, path: str, handler: Handler) -> Handler:
         """The handler, its refusals turned into answers, its answers counted."""
@@ -78,6 +78,11 @@ class Web:
         async def answer(request: Request) -> Response:
             try:
                 response = await handler(request)
+                unknown = getattr(request.state, "unknown", ())
+                if unknown:
+                    self._metrics.unknown_fields.labels("http", path).inc(len(unknown))
+                    body = warned(bytes(response.body), unknown)
+                    response = json_bytes(body, response.status_code)
             except KvRouterError as error:
                 self._metrics.refusals.labels("http", error.code).inc()
                 refused = refusal(error)
@@ -109,7 +114,9 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:
+def ready_answer(
+    status: ServiceStatus, core: RouterCore, workers: list[WorkerView] | None = None
+) -> Response:
     """Whether the process can be relied on: 200, or 503 with the reasons."""
     readiness = status.readiness(core)
     body = Ready(
@@ -117,6 +124,7 @@ def ready_answer(status: ServiceStatus, core: RouterCore) -> Response:
         reason="; ".join(readiness.reasons) or None,
         degraded="; ".join(readiness.degraded) or None,
         schedulable_workers=core.fleet.schedulable_count(),
+        workers=UNSET if workers is None else workers,
     )
     return json_answer(body, 200 if readiness.is_ready else 503)
 

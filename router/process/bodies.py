@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -15,6 +15,7 @@ from router.errors import (
     InvalidFieldError,
     MalformedBodyError,
 )
+from router.process.fields import KnownFields
 
 T = TypeVar("T")
 
@@ -43,6 +44,30 @@ async def read_body(chunks: AsyncIterator[bytes], limit_bytes: int, timeout_s: f
     return b"".join(received)
 
 
+class JsonReader(Generic[T]):
+    """Reads JSON bodies of one type. May be used by several threads at once."""
+
+    __slots__ = ("_decode", "_known")
+
+    def __init__(self, body_type: type[T]) -> None:
+        self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
+        self._known = KnownFields(body_type)
+
+    async def read(self, body: bytes, unknown: list[str]) -> T:
+        """A checked value; fields that nobody knows are added to `unknown`. Raises
+        MalformedBodyError, InvalidFieldError.
+        """
+        if len(body) > THREAD_BYTES:
+            return await asyncio.to_thread(self.read_now, body, unknown)
+        return self.read_now(body, unknown)
+
+    def read_now(self, body: bytes, unknown: list[str]) -> T:
+        """The same, on this thread."""
+        value = decode_now(self._decode, body)
+        unknown += decode_now(self._known.unknown, body)
+        return value
+
+
 async def decode_body(decoder: Callable[[bytes], T], body: bytes, allowed: str = JSON) -> T:
     """A checked value. Raises MalformedBodyError, InvalidFieldError."""
     if len(body) > THREAD_BYTES:
@@ -67,7 +92,7 @@ def _invalid_field(text: str) -> InvalidFieldError:
     missing = _MISSING.fullmatch(reason)
     if missing:
         field = f"{path}.{missing[1]}" if path else missing[1]
-        return InvalidFieldError(field, "missing", "a value; /docs says which")
+        return InvalidFieldError(field, "missing", "a value; /docs says which", status=422)
     expected, _, got = reason.removeprefix("Expected ").partition(", got ")
     problem = f"got {got}" if got else "not allowed"
     return InvalidFieldError(path or "body", problem, expected, status=422)

@@ -9,11 +9,11 @@ from typing import ClassVar, TypeAlias
 from msgspec import Struct, structs
 
 from router.protocol.requests import (
+    BookRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
     PromptRequest,
     RequestId,
-    ReserveRequest,
     SelectRequest,
 )
 from router.protocol.values import TokenId
@@ -43,8 +43,8 @@ class NewCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", t
         return structs.replace(self, token_ids=self.tokens, tokens=None)
 
 
-class ReserveCommand(ReserveRequest, frozen=True, kw_only=True, tag_field="method", tag="reserve"):
-    """Book a rank that the caller chose."""
+class ReserveCommand(BookRequest, frozen=True, kw_only=True, tag_field="method", tag="reserve"):
+    """Book a rank that the caller chose, or what was selected."""
 
 
 class PrefillCompleteCommand(

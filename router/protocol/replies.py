@@ -119,9 +119,25 @@ class Explanation(Struct, frozen=True):
     removed: list[RemovedRanks]
 
 
-class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rank for a prompt, and why. `waited_s`: in the queue, where it had to."""
+class WorkerLoad(Struct, frozen=True):
+    """The load of a chosen rank, as it was booked before this request, and what it can take."""
 
+    active_prefill_tokens: int
+    prefill_token_capacity: int
+    total_kv_blocks: int
+
+
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank for a prompt, and why. `waited_s`: in the queue, where it had to.
+
+    `selection_id`: under which it may be booked, or is. Of bookings: `sequence_hashes`, signed, are
+    what names its full blocks in them, and `track_prefill_tokens` says whether its prefill counts.
+    `worker_load`: where the request is `advisory`.
+    """
+
+    selection_id: str | None = None
+    sequence_hashes: list[int] | None = None
+    track_prefill_tokens: bool | None = None
     request_id: str | None = None
     model_name: str
     routing_group: str
@@ -138,13 +154,15 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: str
     trust: Trust
     waited_s: float = 0.0
+    worker_load: WorkerLoad | None = None
     candidates: list[ExplainedCandidate] | None = None
     explanation: Explanation | None = None
 
 
 class ReservationReply(Struct, frozen=True):
-    """A booking was made."""
+    """A booking was made. `selection_id`: its id, as selections are called."""
 
+    selection_id: str
     request_id: str
     model_name: str
     routing_group: str
@@ -191,6 +209,16 @@ class RankOverlap(Struct, frozen=True):
     host_pinned_extension_blocks: int
     disk_extension_blocks: int
     trust: Trust
+    shared_beyond_device_blocks: int | None = None
+
+
+class SharedCache(Struct, frozen=True):
+    """A cache that ranks share, which Dynamo's service can ask; there is none here."""
+
+    enabled: bool = False
+    total_hit_blocks: int = 0
+    ranges: list[tuple[int, int]] = []
+    error: str | None = None
 
 
 class OverlapScoresReply(Struct, frozen=True):
@@ -199,6 +227,7 @@ class OverlapScoresReply(Struct, frozen=True):
     block_size: int
     num_blocks: int
     workers: list[RankOverlap]
+    shared_cache: SharedCache = SharedCache()
 
 
 class NewReply(Struct, frozen=True, tag_field="method", tag="new"):

@@ -2,11 +2,22 @@
 ignored.
 """
 
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from router.protocol.values import U32_MAX, U64_MAX, DpRank, Name, Rank, Scope, Taint, TokenId, UInt
+from router.protocol.values import (
+    U32_MAX,
+    U64_MAX,
+    BlockHash,
+    DpRank,
+    Name,
+    Rank,
+    Scope,
+    Taint,
+    TokenId,
+    UInt,
+)
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -52,7 +63,8 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
     """A prompt, and whose it is. `tokens_field` is what callers know `token_ids` by.
 
     Instead of tokens a caller may know the `sequence_hashes` of the prompt's full blocks, under the
-    identity of the ranks in question, and its length, `isl_tokens`.
+    identity of the ranks in question, and its length, `isl_tokens`. With `block_hashes`, the local
+    ones, caches are searched by those, and `sequence_hashes` only name the blocks in bookings.
     """
 
     tokens_field: ClassVar[str] = "token_ids"
@@ -62,7 +74,8 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     block_mm_infos: list[BlockMmInfo | None] | None = None
-    sequence_hashes: list[UInt] | None = None
+    block_hashes: list[BlockHash] | None = None
+    sequence_hashes: list[BlockHash] | None = None
     isl_tokens: UInt | None = None
 
     @property
@@ -109,8 +122,13 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     Where it has to wait: `tenant`s share what there is; `policy_class` names a family or class of
     the policy file; the highest `strict_priority` goes first; `priority_jump` is a head start in
     seconds (with `wspt`, a weight); after `max_wait_s` it is refused.
+
+    `selection_id` names the choice itself: `/reservations` books what was selected under it. It is
+    then the id of that booking, whatever `request_id` says. `advisory` asks for the load of the
+    chosen rank. `kv_hint` is accepted, and nothing depends on it.
     """
 
+    selection_id: RequestId | None = None
     request_id: RequestId | None = None
     allowed_worker_ids: list[UInt] | None = None
     pinned_worker: RankTarget | None = None
@@ -126,6 +144,8 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     priority_jump: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     max_wait_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     explain: bool = False
+    advisory: bool = False
+    kv_hint: Any = None
     incumbent: Incumbent | None = None
 
 
@@ -136,6 +156,27 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
     dp_rank: DpRank = 0
     request_id: RequestId | None = None
     expected_output_tokens: UInt | None = None
+    router_config_override: ConfigOverride | None = None
+
+
+class BookRequest(PromptRequest, frozen=True, kw_only=True):
+    """Book this prompt on a rank of `worker_id`; without one, what was selected for this model and
+    group under `selection_id`. That, or else `request_id`, is the id of the booking.
+    """
+
+    worker_id: UInt | None = None
+    dp_rank: DpRank = 0
+    selection_id: RequestId | None = None
+    request_id: RequestId | None = None
+    expected_output_tokens: UInt | None = None
+    router_config_override: ConfigOverride | None = None
+
+    def at(self, rank: Rank) -> ReserveRequest:
+        """The same, of a rank."""
+        shared = (name for name in ReserveRequest.__struct_fields__ if hasattr(self, name))
+        said = {name: getattr(self, name) for name in shared}
+        said["request_id"] = self.selection_id or self.request_id
+        return ReserveRequest(**said | {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank})
 
 
 class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
@@ -147,6 +188,12 @@ class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
     active_prefill_tokens_threshold_frac: (
         Annotated[float, Meta(ge=0, le=1e9)] | UnsetType | None
     ) = UNSET
+
+
+class ReplicaPeerRequest(Struct, frozen=True):
+    """Another router's socket, as callers of Dynamo's service name it."""
+
+    endpoint: Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class CachedTokens(Struct, frozen=True):

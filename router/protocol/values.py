@@ -19,6 +19,9 @@ U64_MAX = 2**64 - 1
 UInt: TypeAlias = Annotated[int, Meta(ge=0)]
 DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
+BlockHash: TypeAlias = Annotated[int, Meta(ge=-(2**63))]
+"""A hash as callers write it: a signed number of 64 bits, or an unsigned one."""
+
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Taint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]

@@ -75,7 +75,7 @@ class Weighing:
         if len(self._depths) != len(self._table.values):
             self._overlaps = np.zeros((len(self._table.values), TIERS))
             self._depths = np.zeros(len(self._table.values))
-        self._tracker.write_depths(hashed.sequence_hashes, self._depths)
+        self._tracker.write_depths(hashed.load_hashes, self._depths)
         matches, slot_of = self._rows(identity, found)
         gather(
             self._table.values,
@@ -85,7 +85,7 @@ class Weighing:
             slot_of,
             self._overlaps,
             self._depths,
-            len(hashed.sequence_hashes) + hashed.own_blocks,
+            len(hashed.load_hashes) + hashed.own_blocks,
             hashed.isl_tokens,
             values,
         )

@@ -14,7 +14,7 @@ from msgspec import Meta, MsgspecError, Struct, json
 from router.errors import TraceError
 from router.protocol.values import U64_MAX
 from router.sequence.hashing import chain
-from router.sequence.prompt import MAX_PROMPT_TOKENS
+from router.sequence.known_hashes import MAX_PROMPT_TOKENS
 from router.simulator.traces import Trace, TraceRequest
 
 BLOCK_SIZE = 512

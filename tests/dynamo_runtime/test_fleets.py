@@ -20,7 +20,7 @@ def router_on(nats_server, **fields):
 async def overlaps(router, tokens=PROMPT, **fields):
     """Blocks on device by worker and rank."""
     answer = await router.post("/overlap_scores", {"token_ids": tokens, **fields})
-    ranks = answer.json()["workers"]
+    ranks = answer.json().get("workers", ())
     return {(rank["worker_id"], rank["dp_rank"]): rank["device_blocks"] for rank in ranks}
 
 

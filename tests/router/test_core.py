@@ -44,7 +44,8 @@ from router.protocol.values import (
     Tier,
     pack_hashes,
 )
-from router.sequence.prompt import MAX_PROMPT_TOKENS, prepare
+from router.sequence.known_hashes import MAX_PROMPT_TOKENS
+from router.sequence.prompt import prepare
 
 PROMPT = list(range(40))
 

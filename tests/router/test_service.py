@@ -32,7 +32,7 @@ async def ready(router):
 
 async def overlaps(router):
     answer = await router.post("/overlap_scores", {"token_ids": PROMPT})
-    return {w["worker_id"]: w["device_blocks"] for w in answer.json()["workers"]}
+    return {w["worker_id"]: w["device_blocks"] for w in answer.json().get("workers", ())}
 
 
 async def cache(worker, tokens=40, to=None):

@@ -22,7 +22,7 @@ from router.errors import (
 from router.indexer.selection import make_indexer
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.requests import BookRequest, PromptRequest, SelectRequest
 from router.protocol.subjects import Subjects
 from router.security.caller import ANYBODY, Caller
 from router.security.errors import ForbiddenError
@@ -53,7 +53,7 @@ def router(**fields):
 
 
 def reserve(who, prompt, worker_id, **fields):
-    return ReserveRequest(
+    return BookRequest(
         token_ids=PROMPTS[prompt], worker_id=worker_id, cache_salt=who.tenant, **fields
     )
 
@@ -159,7 +159,7 @@ async def test_a_tenant_stays_in_its_groups_whichever_way_it_asks():
     for ask in (
         own.select(SelectRequest(**prompt)),
         own.select_and_reserve(SelectRequest(**prompt, request_id="r")),
-        own.reserve(ReserveRequest(**prompt, request_id="r", worker_id=9)),
+        own.reserve(BookRequest(**prompt, request_id="r", worker_id=9)),
         own.potential_loads(PromptRequest(**prompt)),
         own.overlap_scores(PromptRequest(**prompt)),
     ):
@@ -171,7 +171,7 @@ async def test_a_tenant_stays_in_its_groups_whichever_way_it_asks():
 
 async def test_who_may_use_any_salt_may_name_blocks_by_hashes():
     own = commands_of(router(), caller("a", cache_salts=frozenset(("*",))))
-    request = SelectRequest(sequence_hashes=[1, 2], isl_tokens=32)
+    request = SelectRequest(sequence_hashes=list(range(8)), isl_tokens=32)
     assert (await own.select(request)).isl_tokens == 32
 
 

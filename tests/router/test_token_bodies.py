@@ -21,7 +21,7 @@ EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 300))
 
 
 def tokens_of(body):
-    return DECODER.decode(body).token_ids
+    return DECODER.decode(body, []).token_ids
 
 
 def is_read_straight(body):
@@ -118,13 +118,17 @@ def test_odd_bodies_are_treated_as_msgspec_treats_them(body):
 
 
 def test_other_fields_are_decoded_beside():
-    request = DECODER.decode(b'{"model_name":"m","token_ids":[1],"pinned_worker":{"worker_id":3}}')
+    request = DECODER.decode(
+        b'{"model_name":"m","token_ids":[1],"pinned_worker":{"worker_id":3},"foo":1}',
+        unknown := [],
+    )
     assert (request.model_name, request.pinned_worker.worker_id) == ("m", 3)
+    assert unknown == ["foo"]
 
 
 def test_a_bad_field_beside_tokens_is_named():
     with pytest.raises(InvalidFieldError) as caught:
-        DECODER.decode(b'{"token_ids":[1],"allowed_worker_ids":[-1]}')
+        DECODER.decode(b'{"token_ids":[1],"allowed_worker_ids":[-1]}', [])
     assert caught.value.field == "allowed_worker_ids[0]"
 
 

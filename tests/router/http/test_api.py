@@ -118,7 +118,8 @@ async def test_a_caller_may_choose_the_rank(fleet):
     answer = await fleet.post("/reservations", body)
     assert answer.status_code == 201
     assert answer.json() == {
-        "request_id": "r1", "model_name": "default", "routing_group": "default",
+        "selection_id": "r1", "request_id": "r1",
+        "model_name": "default", "routing_group": "default",
         "worker_id": 3, "dp_rank": 0, "endpoint": "http://w3",
     }  # fmt: skip
 
@@ -172,7 +173,7 @@ async def test_a_block_names_its_holders(fleet):
     assert (holder["worker_id"], holder["fastest_tier"]) == (2, "device")
     assert (await fleet.client.get("/blocks/5")).json()["holders"] == []
     answer = await fleet.client.get(f"/blocks/{2**64}")
-    assert (answer.status_code, answer.json()["field"]) == (422, "sequence_hash")
+    assert (answer.status_code, answer.json()["field"]) == (400, "sequence_hash")
 
 
 async def test_cordon_and_drain(fleet):
@@ -252,10 +253,18 @@ async def test_a_bad_field_is_named(router, path, body, status, field):
     assert said["allowed"]
 
 
-@pytest.mark.parametrize("path", ["/select_and_reserve", "/reservations"])
-async def test_booking_without_an_id_is_an_error(fleet, path):
-    answer = await fleet.post(path, {"token_ids": PROMPT, "worker_id": 1})
+async def test_a_booking_of_the_callers_choice_needs_an_id(fleet):
+    answer = await fleet.post("/reservations", {"token_ids": PROMPT, "worker_id": 1})
     assert (answer.status_code, answer.json()["code"]) == (400, "missing_request_id")
+
+
+async def test_a_booking_gets_an_id_if_it_has_none(fleet):
+    said = (await fleet.post("/select_and_reserve", {"token_ids": PROMPT})).json()
+    assert said["selection_id"] == said["request_id"]
+    other = (await fleet.post("/select_and_reserve", {"token_ids": PROMPT})).json()
+    assert other["selection_id"] != said["selection_id"]
+    answer = await fleet.client.delete(f"/reservations/{said['selection_id']}")
+    assert answer.status_code == 200
 
 
 async def test_an_unknown_model_or_group_is_503(fleet):
@@ -312,13 +321,19 @@ async def test_a_doubled_id_is_409(fleet):
         ("PATCH", "/workers/99", {"lifecycle": "cordoned"}),
         ("POST", "/reservations", {"token_ids": [1], "request_id": "x", "worker_id": 99}),
         ("GET", "/nope", None),
-        ("GET", "/workers/abc", None),
     ],
 )
 async def test_what_does_not_exist_is_404(fleet, method, path, body):
     answer = await fleet.client.request(method, path, json=body)
     assert answer.status_code == 404
     assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("worker_id", ["abc", "-1", "1.5", str(2**64), "9" * 30, "٣"])
+async def test_a_worker_id_that_is_none_is_400(fleet, worker_id):
+    for method in ("GET", "PATCH", "DELETE"):
+        answer = await fleet.client.request(method, f"/workers/{worker_id}", json={})
+        assert (answer.status_code, answer.json()["field"]) == (400, "worker_id")
 
 
 async def test_a_wrong_method_is_405(router):

@@ -74,7 +74,7 @@ async def test_names_the_field(body, field, status):
 async def test_names_a_missing_field():
     with pytest.raises(InvalidFieldError) as caught:
         await decoded(b'{"token_ids":[1]}', ReserveRequest)
-    assert (caught.value.field, caught.value.http_status) == ("worker_id", 400)
+    assert (caught.value.field, caught.value.http_status) == ("worker_id", 422)
 
 
 @pytest.mark.parametrize(

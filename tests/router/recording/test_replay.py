@@ -66,7 +66,7 @@ SETTINGS = st.fixed_dictionaries(
 
 READS = {
     "busy_ranks", "dump", "dump_slices", "explain", "identities", "match", "may_choose",
-    "predicted_cached_tokens", "reads_events", "trust", "trust_weights", "weigh",
+    "predicted_cached_tokens", "reads_events", "tracking", "trust", "trust_weights", "weigh",
 }  # fmt: skip
 """Of a core's methods, those that change nothing; searches are recorded all the same."""
 

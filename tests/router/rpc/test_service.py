@@ -70,7 +70,6 @@ async def test_an_unfit_header_is_refused_as_over_http(ask):
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [
-        ({"method": "new", "tokens": PROMPT}, "missing_request_id", "request_id"),
         ({"method": "mark_free"}, "missing_request_id", "request_id"),
         ({"method": "new", "request_id": "x"}, "invalid_field", "tokens"),
         ({"method": "new", "request_id": "x", "tokens": [-1]}, "invalid_field", "tokens[0]"),

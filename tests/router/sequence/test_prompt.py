@@ -5,7 +5,8 @@ import pytest
 from router.errors import InvalidFieldError
 from router.protocol.requests import PromptRequest
 from router.protocol.values import SCHEME, U64_MAX, Identity
-from router.sequence.prompt import MAX_PROMPT_TOKENS, Prompt, prepare
+from router.sequence.known_hashes import MAX_PROMPT_TOKENS
+from router.sequence.prompt import Prompt, prepare
 
 
 def hashed(tokens, block_size=4, **fields):
