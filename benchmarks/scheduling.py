@@ -48,6 +48,7 @@ GRID: Mapping[str, Sequence[tuple[tuple[str, float], ...]]] = {
     "random": [()],
 }
 WORKLOAD_NAMES = ("shared-prompts", "multi-turn", "agents", "long-tail")
+MORE_ROUTERS = (2, 4, 8)
 Found = Mapping[Case, Summary]
 
 
@@ -80,7 +81,7 @@ def row(
     name: str, found: Found, ours: Sequence[Case], other: Sequence[Case], field: str, goal: float
 ) -> Row:
     lower = field != "hit_rate"
-    unit, scale = ("ms", 1e3) if lower else ("%", 1e2)
+    unit, scale = ("ms", 1e3) if field.endswith("_s") else ("%", 1e2)
     found_ours, found_other = (scale * mean(found, cases, field) for cases in (ours, other))
     return Row(name, found_ours, found_other, unit, goal, lower)
 
@@ -175,10 +176,36 @@ def workload_rows(plan: Plan, found: Found) -> Iterable[Row]:
             yield row(f"{workload} {best[0].label} {field}", found, ours, best, field, 1.03)
 
 
+# ── several routers ──────────────────────────────────────────────────────────────────────────────
+
+
+def arrivals(plan: Plan) -> Iterable[tuple[str, Mapping[str, object]]]:
+    """Traces whose moments are rounded bring bursts; spread, they bring what they were made of."""
+    for speed in plan.speeds:
+        yield f"{speed:g} bursts", {"arrival_speed": speed}
+        yield f"{speed:g} spread", {"arrival_speed": speed, "spread": True}
+
+
+def router_cases(plan: Plan) -> Iterable[Case]:
+    for _, fields in arrivals(plan):
+        for routers in (1, *MORE_ROUTERS):
+            yield from plan.cases(OURS, routers=routers, **fields)
+
+
+def router_rows(plan: Plan, found: Found) -> Iterable[Row]:
+    for name, fields in arrivals(plan):
+        one = plan.cases(OURS, **fields)
+        for routers in MORE_ROUTERS:
+            several = plan.cases(OURS, routers=routers, **fields)
+            for field in ("ttft_mean_s", "load_spread"):
+                yield row(f"{name}, {routers} routers {field}", found, several, one, field, 1.1)
+
+
 SECTIONS = {
     "table": Section(table_cases, table_rows),
     "learning": Section(learning_cases, learning_rows),
     "workloads": Section(workload_cases, workload_rows),
+    "routers": Section(router_cases, router_rows),
     "policies": Section(grid_cases, grid_rows),
 }
 

@@ -22,7 +22,7 @@ from router.simulator.mooncake import read_mooncake
 from router.simulator.scenario import Scenario, SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import Summary, summarize
-from router.simulator.traces import Trace
+from router.simulator.traces import Trace, spread_arrivals
 from router.simulator.workloads import WORKLOADS
 
 WORKERS = 16
@@ -34,7 +34,7 @@ class Case(Struct, frozen=True, kw_only=True):
     """One replay. `source`: a trace's path, or a workload's name; `requests`: of a workload, or how
     many of a trace. `settings`: of the policy. `slow_workers` take twice as long for everything;
     `slowing`: worker 0 takes three times as long from this second on. `rates`: "rank", "shared" or
-    "scrambled".
+    "scrambled". `spread`: requests of one moment come evenly until the next one.
     """
 
     source: str
@@ -46,6 +46,7 @@ class Case(Struct, frozen=True, kw_only=True):
     slow_workers: int = 0
     slowing: float | None = None
     routers: int = 1
+    spread: bool = False
     rates: str = "rank"
 
     @property
@@ -102,6 +103,7 @@ def run(case: Case) -> Summary:
         seed=case.seed,
     )
     trace = _trace(case.source, case.requests, case.seed if case.source in WORKLOADS else 0)
+    trace = spread_arrivals(trace) if case.spread else trace
     return summarize(simulate(trace, scenario, lambda rng: _core(case, rng)))
 
 

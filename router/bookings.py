@@ -1,7 +1,7 @@
 """Reservations from their booking to their end: ours, and what callers say of others'."""
 
 from router.core_settings import CoreSettings
-from router.effects import Effect
+from router.effects import Effect, TellReplica
 from router.errors import (
     DuplicateReservationError,
     MissingRequestIdError,
@@ -12,8 +12,10 @@ from router.foreign import ForeignReservations
 from router.indexer.predictions import Predictions
 from router.protocol.replicas import (
     CallerTold,
+    HandedOver,
     OutputBlockAdded,
     PrefillCompleted,
+    ProgressTold,
     ReservationFreed,
 )
 from router.protocol.values import HashArray, Rank, Scope
@@ -75,6 +77,21 @@ class Bookings:
         self._foreign.crowd.note_ours(rank, counted, now_s)
         self._predictions.insert(scope, rank, found_by, now_s)
         return self._foreign.pass_on(request_id, ReservationFreed())
+
+    def inherit(self, handed_over: HandedOver, now_s: float) -> list[Effect]:
+        """Book as ours what a router that stops has booked, as far as its ranks are known here, and
+        tell it. What is ours already stays so.
+        """
+        effects: list[Effect] = []
+        for each in handed_over.reservations:
+            if each.request_id in self._waiting:
+                continue
+            if each.request_id in self._tracker or self._foreign.inherit(
+                handed_over.router_id, each, now_s
+            ):
+                freed = ProgressTold(each.request_id, ReservationFreed())
+                effects.append(TellReplica(handed_over.router_id, freed))
+        return effects
 
     def tell(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
         """What a caller says of a request, to whoever has booked it; its end, to all of them.

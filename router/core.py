@@ -46,12 +46,12 @@ from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
 from router.protocol.replicas import (
     CallerTold,
-    Frame,
+    HandedOver,
     OutputBlockAdded,
+    PeerMessage,
     PrefillCompleted,
     ProgressTold,
     ReservationFreed,
-    SnapshotPart,
 )
 from router.protocol.replies import Trust
 from router.protocol.requests import (
@@ -248,10 +248,12 @@ class RouterCore:
             self._standing.note(report.rank, now_s)
         return []
 
-    def apply_peer(
-        self, message: Frame | SnapshotPart | ProgressTold, now_s: float
-    ) -> list[Effect]:
-        """Take in what another router says of its reservations, or was told of one of ours."""
+    def apply_peer(self, message: PeerMessage, now_s: float) -> list[Effect]:
+        """Take in what another router says of its reservations, or was told of one of ours; or take
+        over what it gives us.
+        """
+        if isinstance(message, HandedOver):
+            return self._bookings.inherit(message, now_s)
         if not isinstance(message, ProgressTold):
             return [*self.foreign.apply(message, now_s), *self._woken()]
         # Passed on no further: that would never end.

@@ -71,7 +71,8 @@ class CoreHost:
     """One core and the adapters that every process has around it, for others to build on.
 
     `kind` is what the process calls itself. `on_reconnect` is called when a lost bus is back,
-    `on_drain` when the process is about to end, which then has `SHUTDOWN_S` for what is in flight.
+    `on_drain` when the process is about to end, which then has `SHUTDOWN_S` for what is in flight,
+    and `on_leave` once callers had `drain_s` to go elsewhere.
     """
 
     def __init__(
@@ -85,11 +86,13 @@ class CoreHost:
         initial_workers: int = 0,
         on_reconnect: Callable[[], None] = lambda: None,
         on_drain: Callable[[], Awaitable[None]] = _nothing,
+        on_leave: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self._kind = kind
         self._config = config
         self._on_reconnect = on_reconnect
         self._on_drain = on_drain
+        self._on_leave = on_leave
         self.core = core
         self.subjects = Subjects(config.namespace)
         self.status = ServiceStatus(
@@ -179,12 +182,13 @@ class CoreHost:
     async def _drain(self) -> None:
         log.info("draining for %g s", self._config.drain_s)
         self.status.is_draining = True
-        await asyncio.gather(self._finish(), asyncio.sleep(self._config.drain_s))
+        await asyncio.gather(self._finish(self._on_drain), asyncio.sleep(self._config.drain_s))
+        await self._finish(self._on_leave)
 
-    async def _finish(self) -> None:
+    async def _finish(self, finish: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(SHUTDOWN_S):
-                await self._on_drain()
+                await finish()
         except (BusError, TimeoutError) as error:
             log.warning("not everything in flight is finished: %s", error or "it took too long")
 

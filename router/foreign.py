@@ -20,9 +20,9 @@ from router.protocol.replicas import (
     SnapshotPart,
     SnapshotWanted,
 )
-from router.protocol.values import Rank, unpack_hashes
+from router.protocol.values import Rank, Scope, unpack_hashes
 from router.scheduler.crowd import Crowd
-from router.sequence.active import ForeignId
+from router.sequence.active import BookingId, ForeignId
 from router.sequence.footprint import Footprint
 from router.sequence.mirror import PeerChange
 from router.sequence.replicas import Replicas
@@ -33,8 +33,9 @@ class ForeignReservations:
     """Keeps the tracker's foreign bookings what `replicas` says they are.
 
     Invariants: every foreign booking is in a mirror, and as it is there; what is in a mirror and
-    not booked lies on an unknown rank, was dropped with its rank, or was one too many.
-    `yielded`: bookings of ours that another router took over. `crowd`: what others book beside us.
+    not booked lies on an unknown rank, was dropped with its rank, was one too many, or is ours now.
+    `yielded`: bookings of ours that another router took over; `inherited`: of others' that we did.
+    `crowd`: what others book beside us.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class ForeignReservations:
         "_router_id",
         "_tracker",
         "crowd",
+        "inherited",
         "refused",
         "replicas",
         "yielded",
@@ -60,6 +62,7 @@ class ForeignReservations:
         self.replicas = Replicas(router_id)
         self.crowd = Crowd(router_id)
         self.yielded = 0
+        self.inherited = 0
         self.refused = 0
 
     def apply(self, message: Frame | SnapshotPart, now_s: float) -> list[Effect]:
@@ -91,6 +94,20 @@ class ForeignReservations:
         message = ProgressTold(request_id, told)
         return [TellReplica(owner, message) for owner in self.replicas.owners(request_id)]
 
+    def inherit(self, router_id: int, given: SharedReservation, now_s: float) -> bool:
+        """Book another router's reservation, which is none of ours yet, as ours; False where its
+        rank is unknown, or ours are too many.
+        """
+        if self._scope_of(given.rank) is None or len(self._tracker) >= self._limit:
+            return False
+        key = (router_id, given.request_id)
+        if key in self._tracker:
+            self._tracker.free(key, now_s)
+        self._tracker.book(given.request_id, given.rank, _footprint(given), now_s)
+        self._advance(given.request_id, Progress(), given.progress, now_s)
+        self.inherited += 1
+        return True
+
     def _wants(self, now_s: float) -> list[Effect]:
         wanted = SnapshotWanted(self._router_id)
         return [TellReplica(router_id, wanted) for router_id in self.replicas.wanted(now_s)]
@@ -114,27 +131,37 @@ class ForeignReservations:
 
     def _book(self, key: ForeignId, reservation: SharedReservation, now_s: float) -> None:
         rank = reservation.rank
-        worker = self._fleet.get(rank.worker_id)
-        if worker is None or rank not in worker.announcement.ranks:
+        if (scope := self._scope_of(rank)) is None:
             return
         if self._tracker.foreign_count >= self._limit:
             self.refused += 1
             return
-        hashes = unpack_hashes(reservation.sequence_hashes)
-        footprint = Footprint(
-            hashes,
-            reservation.own_blocks,
-            reservation.isl_tokens,
-            reservation.cached_tokens,
-            reservation.block_size,
-        )
+        footprint = _footprint(reservation)
         self._tracker.book(key, rank, footprint, now_s)
-        self._predictions.insert(worker.announcement.scope, rank, hashes, now_s)
+        hashes = footprint.sequence_hashes
+        self._predictions.insert(scope, rank, hashes, now_s)
         self._advance(key, Progress(), reservation.progress, now_s)
 
-    def _advance(self, key: ForeignId, before: Progress, after: Progress, now_s: float) -> None:
+    def _scope_of(self, rank: Rank) -> Scope | None:
+        """Of a rank that is announced."""
+        worker = self._fleet.get(rank.worker_id)
+        if worker is None or rank not in worker.announcement.ranks:
+            return None
+        return worker.announcement.scope
+
+    def _advance(self, key: BookingId, before: Progress, after: Progress, now_s: float) -> None:
         if after.is_prefill_complete and not before.is_prefill_complete:
             self._tracker.prefill_complete(key, now_s)
         grown_blocks = after.output_blocks - before.output_blocks
         if grown_blocks > 0:
             self._tracker.add_output_blocks(key, grown_blocks, after.decay_fraction, now_s)
+
+
+def _footprint(reservation: SharedReservation) -> Footprint:
+    return Footprint(
+        unpack_hashes(reservation.sequence_hashes),
+        reservation.own_blocks,
+        reservation.isl_tokens,
+        reservation.cached_tokens,
+        reservation.block_size,
+    )

@@ -15,13 +15,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 
 from router.core import RouterCore
 from router.errors import BusError, BusUnavailableError, WireError
 from router.outbox import Outbox
 from router.protocol.replicas import (
     Frame,
+    HandedOver,
     ReplicaMessage,
+    SharedReservation,
     SnapshotWanted,
     decode_replica_message,
     encode_replica_message,
@@ -43,6 +46,12 @@ GREETING_S = 0.1
 
 PATIENCE_S = 3.0
 """How long a newcomer waits for all they have booked, until it is ready."""
+
+LOT = 100
+"""Reservations given to another router at once."""
+
+GIVE_S = 0.5
+"""How long another router has to take a lot."""
 
 _WARN_INTERVAL_S = 5.0
 
@@ -98,6 +107,20 @@ class Replica:
                     break
             await asyncio.sleep(FRAME_S)
 
+    async def hand_over(self) -> None:
+        """Give what is booked here to another router, for we are about to stop.
+
+        Lot by lot; to the next router where one does not take it. With none, it is lost with us.
+        """
+        heirs = sorted(mirror.router_id for mirror in self._core.foreign.replicas)
+        ours = len(self._core.tracker)
+        for heir in heirs:
+            while lot := tuple(islice(self._core.tracker.all_shared(), LOT)):
+                if not await self._gives(heir, lot):
+                    break
+        if ours:
+            log.info("%d of %d reservations handed over", ours - len(self._core.tracker), ours)
+
     def take(self, subject: str, payload: bytes) -> None:
         """Take in what another router says, or drop and count it."""
         if subject == self._subjects.reservations(self._ledger.router_id):
@@ -152,15 +175,30 @@ class Replica:
         else:
             self._metrics.snapshots_sent.inc()
 
+    async def _gives(self, heir: int, lot: tuple[SharedReservation, ...]) -> bool:
+        """Whether another router takes any of these reservations over."""
+        before, given = len(self._core.tracker), HandedOver(self._ledger.router_id, lot)
+        subject = self._subjects.to_replica(heir)
+        with suppress(BusError, TimeoutError):
+            async with asyncio.timeout(GIVE_S):
+                await self._publish(self._connected_bus(), subject, encode_replica_message(given))
+                while any(each.request_id in self._core.tracker for each in lot):
+                    await asyncio.sleep(FRAME_S)
+        return len(self._core.tracker) < before
+
+    def _connected_bus(self) -> Bus:
+        if self._bus is None:
+            raise BusUnavailableError("not connected yet")
+        return self._bus
+
     def _next_frame(self) -> Frame | None:
         return self._ledger.take_frame(self._core.tracker.shared, self._clock())
 
     async def _tell(self, frame: Frame) -> None:
         payload = encode_replica_message(frame)
         try:
-            if self._bus is None:
-                raise BusUnavailableError("not connected yet")
-            await self._publish(self._bus, self._subjects.reservations(frame.router_id), payload)
+            bus = self._connected_bus()
+            await self._publish(bus, self._subjects.reservations(frame.router_id), payload)
         except BusError:
             self._metrics.frames_lost.inc(bool(frame.change_count))
         else:

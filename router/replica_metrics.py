@@ -54,6 +54,9 @@ class ReplicaMetrics(Collector):
         yield _counter("stale", "Messages of a router's earlier life", counts.stale)
         yield _counter("yielded", "Reservations that another router took over", foreign.yielded)
         yield _counter(
+            "inherited", "Reservations taken over from routers that stopped", foreign.inherited
+        )
+        yield _counter(
             "reservations_refused", "Others' reservations beyond max_reservations", foreign.refused
         )
 

@@ -85,6 +85,7 @@ class RouterService:
             initial_workers=config.min_initial_workers,
             on_reconnect=self._renew_soon,
             on_drain=self._drain,
+            on_leave=self._leave,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
         self._sessions = _sessions(config, self._host.metrics)
@@ -219,6 +220,11 @@ class RouterService:
         self._commands.drain()
         self._is_leaving.set()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
+
+    async def _leave(self) -> None:
+        """Requests that run on are another router's from now on."""
+        if self._replica is not None:
+            await self._replica.hand_over()
 
     def _is_first_router(self) -> bool:
         """Of the live ones, that of the lowest id."""

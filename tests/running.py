@@ -88,15 +88,21 @@ class RunningService:
 
     @asynccontextmanager
     async def running(self):
-        task = asyncio.create_task(self.service.run(self._stop))
+        self._task = asyncio.create_task(self.service.run(self._stop))
         try:
             await eventually(self.is_up)
             yield self
         finally:
             await self._stack.aclose()
             self._stop.set()
-            await task
+            await asyncio.wait([self._task])
             await self.client.aclose()
+        if not self._task.cancelled():
+            self._task.result()
+
+    def kill(self):
+        """Let it end without a word to anybody."""
+        self._task.cancel()
 
     async def is_up(self):
         try:

@@ -121,7 +121,19 @@ class ProgressTold(Struct, frozen=True, array_like=True, tag="told"):
     told: CallerTold
 
 
-ReplicaMessage: TypeAlias = Frame | SnapshotPart | SnapshotWanted | ProgressTold
+class HandedOver(Struct, frozen=True, array_like=True, tag="handed_over"):
+    """A router that stops gives some of its reservations to the receiver, which says that it has
+    taken one by telling the giver that it is freed.
+    """
+
+    router_id: UInt
+    reservations: tuple[SharedReservation, ...]
+
+
+PeerMessage: TypeAlias = Frame | SnapshotPart | ProgressTold | HandedOver
+"""What changes who has booked what."""
+
+ReplicaMessage: TypeAlias = PeerMessage | SnapshotWanted
 
 _decoder: msgpack.Decoder[ReplicaMessage] = msgpack.Decoder(ReplicaMessage)
 

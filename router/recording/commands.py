@@ -20,7 +20,7 @@ from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage, TierBlocks
 from router.protocol.loads import LoadReport
-from router.protocol.replicas import Frame, ProgressTold, SnapshotPart
+from router.protocol.replicas import PeerMessage
 from router.protocol.values import HashArray, Scope, pack_hashes, unpack_hashes
 from router.registrations import RegisteredWorker
 from router.scheduler.busy import BusyThresholds
@@ -154,7 +154,7 @@ class ApplyLoad(_Command, frozen=True, tag="apply_load"):
 class ApplyPeer(_Command, frozen=True, tag="apply_peer"):
     """Another router said something of its reservations, or of one of ours."""
 
-    message: Frame | SnapshotPart | ProgressTold
+    message: PeerMessage
     now_s: float
 
 

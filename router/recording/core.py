@@ -20,7 +20,7 @@ from router.placement import Placement
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
-from router.protocol.replicas import Frame, ProgressTold, SnapshotPart
+from router.protocol.replicas import PeerMessage
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HashArray, Scope
 from router.recording.commands import (
@@ -159,9 +159,7 @@ class RecordedCore(RouterCore):
         self._record(ApplyLoad.of(report, now_s))
         return super().apply_load(report, now_s)
 
-    def apply_peer(
-        self, message: Frame | SnapshotPart | ProgressTold, now_s: float
-    ) -> list[Effect]:
+    def apply_peer(self, message: PeerMessage, now_s: float) -> list[Effect]:
         """See `RouterCore`."""
         self._record(ApplyPeer(message, now_s))
         return super().apply_peer(message, now_s)

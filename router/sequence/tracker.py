@@ -1,6 +1,7 @@
 """Who booked what, where, until when: the reservations of all ranks."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -93,6 +94,11 @@ class Tracker:
             footprint.block_size,
             active.progress(request_id),
         )
+
+    def all_shared(self) -> Iterator[SharedReservation]:
+        """All of ours as other routers are told of them, the one without progress longest first."""
+        found = (self.shared(request_id) for request_id in self._by_id)
+        return (each for each in found if each is not None)
 
     def book(self, request_id: BookingId, rank: Rank, footprint: Footprint, now_s: float) -> None:
         """Book a request on a rank that has a slot. Raises DuplicateReservationError.

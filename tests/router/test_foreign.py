@@ -6,7 +6,7 @@ from builders import announcement, rank
 from peers import Other, Sharing
 from router.effects import ReplicaGone, TellReplica
 from router.errors import DuplicateReservationError, ReservationNotFoundError
-from router.protocol.replicas import Progress, SnapshotWanted
+from router.protocol.replicas import HandedOver, Progress, SnapshotWanted
 from router.protocol.requests import ReserveRequest
 from router.protocol.values import Scope
 from router.sequence.prompt import prepare
@@ -213,3 +213,63 @@ def test_what_others_book_is_guessed_to_be_cached_where_guesses_count():
     book(sharing, 1, "a")
     sharing.exchange()
     assert [w.core.predictions.entry_counts()[Scope()] for w in sharing.worlds] == [10, 10]
+
+
+def give(sharing, giver, heir):
+    """All that one router has booked, to another; what it is told of it."""
+    lot = tuple(sharing.core(giver).tracker.all_shared())
+    return sharing.core(heir).apply_peer(HandedOver(giver, lot), sharing.now_s)
+
+
+@pytest.mark.parametrize(("giver", "heir"), [(1, 2), (3, 2)])
+def test_a_router_that_stops_hands_over_what_it_has_booked(sharing, giver, heir):
+    book(sharing, giver, "a")
+    book(sharing, giver, "b", worker_id=2)
+    sharing.core(giver).prefill_complete("a", 0.0)
+    sharing.exchange()
+    before = agree(sharing)
+    sharing.exchange(give(sharing, giver, heir))
+    assert agree(sharing) == before
+    assert len(sharing.core(giver).tracker) == 0
+    assert len(sharing.core(heir).tracker) == 2
+    for world in sharing.worlds:
+        world.core.tick(SILENCE_S / 2)
+        assert world.core.foreign.replicas.owners("a") in {(heir,), ()}
+    sharing.exchange(sharing.core(giver).free("a", 0.0))
+    sharing.exchange(sharing.core(heir).free("b", 0.0))
+    assert is_idle(agree(sharing))
+
+
+def test_what_is_handed_over_lives_on_when_its_router_is_silent(sharing):
+    book(sharing, 1, "a")
+    sharing.exchange()
+    sharing.exchange(give(sharing, 1, 2))
+    sharing.now_s = SILENCE_S + 1.0
+    heir = sharing.core(2)
+    heir.tick(sharing.now_s)
+    assert len(heir.foreign.replicas) == 0
+    assert len(heir.tracker) == 1
+    heir.prefill_complete("a", sharing.now_s)
+    heir.free("a", sharing.now_s)
+
+
+def test_what_is_handed_over_twice_is_taken_once(sharing):
+    book(sharing, 1, "a")
+    sharing.exchange()
+    told = give(sharing, 1, 2)
+    assert give(sharing, 1, 2) == told != []
+    assert sharing.core(2).foreign.inherited == 1
+
+
+def test_nothing_is_inherited_on_a_rank_that_is_not_known(sharing):
+    book(sharing, 1, "a", worker_id=2)
+    sharing.core(2).remove_worker(2, "withdrawn")
+    assert give(sharing, 1, 2) == []
+    assert len(sharing.core(2).tracker) == 0
+
+
+def test_no_more_is_inherited_than_may_be_booked():
+    sharing = Sharing(1, 2, max_reservations=1)
+    book(sharing, 1, "a")
+    book(sharing, 2, "b")
+    assert give(sharing, 1, 2) == []

@@ -130,11 +130,35 @@ async def test_what_a_dead_router_booked_is_forgotten(routers):
         await book(third, "a")
         await until_loaded(first, (40, 10))
         await until_loaded(second, (40, 10))
+        third.kill()
     await book(first, "b")
     await until_loaded(second, (80, 10))
     await until_loaded(second, (40, 10))
     assert await count(second, "gone_total") == 1
     assert await count(second, "known") == 1
+
+
+async def test_a_router_that_stops_leaves_its_requests_to_another(nats_server):
+    """What it had booked weighs on, and can be completed and freed, after it is gone."""
+    leaving = RunningRouter(nats_server.url, name="leaving")
+    staying = RunningRouter(nats_server.url, name="staying")
+    async with staying.running():
+        await staying.worker(1)
+        async with leaving.running():
+            await eventually(lambda: leaving.trusts(1))
+            await eventually(leaving.is_ready)
+            await book(leaving, "a")
+            await book(leaving, "b")
+            assert await count(staying, "inherited_total") == 0
+        assert await count(staying, "inherited_total") == 2
+        assert await load(staying) == (80, 10)
+        await eventually(lambda: count_is(staying, "known", 0))  # silent for 5 s
+        assert await load(staying) == (80, 10)
+        answer = await staying.post("/reservations/a/prefill_complete", {})
+        assert answer.is_success, answer.text
+        for request_id in ("a", "b"):
+            assert (await staying.client.delete(f"/reservations/{request_id}")).is_success
+        assert await load(staying) == (0, 0)
 
 
 async def test_a_lost_bus_costs_nothing_that_counts(routers, nats_server):
