@@ -16,6 +16,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
+def processor_s_of(pid: int) -> float:
+    """Processor time of a process so far, of all its threads."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
 class DirectRouter:
     """A `kv-router serve` to which workers are registered over HTTP."""
 
@@ -27,9 +34,7 @@ class DirectRouter:
     @property
     def processor_s(self) -> float:
         """Processor time so far, of all its threads."""
-        with open(f"/proc/{self._process.pid}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return processor_s_of(self._process.pid)
 
     def register(
         self, worker_id: int, events: str, replay: str, block_size: int, num_blocks: int = 0
