@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from starlette.types import ASGIApp
-
 from router.core import RouterCore
 from router.data_dir import DataDir
 from router.engines import Engines
 from router.errors import BusError
+from router.http.front import Front
+from router.http.hot_protocol import HotProtocol
 from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
@@ -143,7 +143,7 @@ class CoreHost:
     async def run(
         self,
         stop: asyncio.Event,
-        app: ASGIApp,
+        app: Front,
         live: Callable[[Bus, str], Iterable[Task]],
         background: Callable[[], Iterable[Task]] = tuple,
     ) -> None:
@@ -159,7 +159,9 @@ class CoreHost:
             self._restore()
             endpoint = endpoint_of(listener, has_tls=self.edge.tls is not None)
             log.info("%s %s listens on %s", self._kind, self._config.name, endpoint)
-            server = HttpServer(app, self._config.http_limits, self.edge.tls, self._refused)
+            server = HttpServer(
+                app, self._config.http_limits, self.edge.tls, self._refused, HotProtocol
+            )
             tasks = [self._tick_forever(), self.engines.run(), self.edge.run(), *background()]
             if self.status.has_bus:
                 tasks.append(self._follow_bus(live, endpoint))

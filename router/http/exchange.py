@@ -1,9 +1,10 @@
 """One request of a hot route, read whole; and its answer, sent."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 
 from msgspec import Struct
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import BodyTooLargeError, ClientGoneError, UnsupportedMediaTypeError
 from router.http.answers import Answer
@@ -52,18 +53,20 @@ async def read_exchange(
     """A request with its body. Raises BodyTooLargeError (at once), BodyTimeoutError,
     ClientGoneError.
     """
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    headers = dict(reversed(scope["headers"]))
     limit_bytes = config.body_limit_bytes
-    length = headers.get(b"content-length", b"0")
+    length = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
     if length.isdigit() and int(length) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
     body = await read_body(_chunks(receive), limit_bytes, config.body_timeout_s)
-    return Exchange(headers, scope["query_string"], request_id, body, gone, caller)
+    return whole_exchange(scope, receive, request_id, body, caller)
+
+
+def whole_exchange(
+    scope: Scope, receive: Receive, request_id: str, body: bytes, caller: Caller
+) -> Exchange:
+    """A request whose body is read."""
+    headers, query_string = dict(reversed(scope["headers"])), scope["query_string"]
+    return Exchange(headers, query_string, request_id, body, partial(_gone, receive), caller)
 
 
 async def send_answer(answer: Answer, send: Send) -> None:
@@ -75,6 +78,20 @@ async def send_answer(answer: Answer, send: Send) -> None:
     ]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+def answered_by(later: Awaitable[Answer]) -> ASGIApp:
+    """An application for one request, whose answer is on its way."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_answer(await later, send)
+
+    return app
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:

@@ -3,19 +3,21 @@
     request ─▶ ids ─▶ admission ─▶ hot route? ─yes─▶ body, within limits ─▶ its handler ─▶ answer
                                             └─no──▶ the FastAPI application
 
+A hot request that came whole is answered below ASGI (`hot_protocol.py`), in the same order.
 Whatever is refused on the way is answered here, in the shape of `router/http/answers.py`.
 """
 
 from msgspec import structs
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import KvRouterError
+from router.errors import BodyTooLargeError, KvRouterError
 from router.http.answers import Answer, refusal, warned
-from router.http.exchange import read_exchange, send_answer
-from router.http.hot import HotRoute, HotRoutes
-from router.http.ids import answering, ids_of
+from router.http.exchange import read_exchange, send_answer, whole_exchange
+from router.http.hot import HotRoute, HotRoutes, Later
+from router.http.ids import answering, ids_of, with_ids
 from router.metrics import RouterMetrics
-from router.process.request_ids import ANSWERED
+from router.process.request_ids import ANSWERED, RequestIds
 from router.security.caller import Caller
 from router.security.errors import TooManyRequestsError
 from router.security.guard import Guard
@@ -40,6 +42,7 @@ class Front:
         self._metrics = metrics
         self._guard = guard
         self._in_flight = 0
+        self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -55,7 +58,7 @@ class Front:
             self._in_flight -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = None if self._hot is None else self._hot.find(scope["method"], scope["path"])
+        route = self.hot_route(scope)
         try:
             caller = self._admit(scope)
             if route is None:
@@ -64,10 +67,51 @@ class Front:
                 return
             answer = await self._handled(route, scope, receive, caller)
         except KvRouterError as error:
-            self._metrics.refusals.labels("http", error.code).inc()
-            answer = refusal(error)
-        self._count(route, answer)
-        await send_answer(answer, send)
+            answer = self._refused(error)
+        await send_answer(self._counted(route, answer), send)
+
+    def hot_route(self, scope: Scope) -> HotRoute | None:
+        """The hot route that answers this; None: none of those."""
+        return None if self._hot is None else self._hot.find(scope["method"], scope["path"])
+
+    def answer_now(
+        self, route: HotRoute, scope: Scope, body: bytes, receive: Receive
+    ) -> Answer | Later:
+        """Answer a request whose body is here, all of it, as `__call__` would."""
+        ids = ids_of(scope["headers"])
+        token = ANSWERED.set(ids)
+        try:
+            answer, unknown = self._begun(route, scope, body, receive)
+            if isinstance(answer, Answer):
+                return with_ids(ids, self._counted(route, self._warned(route, answer, unknown)))
+            return self._finished(route, ids, answer, unknown)
+        finally:
+            ANSWERED.reset(token)
+
+    def _begun(
+        self, route: HotRoute, scope: Scope, body: bytes, receive: Receive
+    ) -> tuple[Answer | Later, list[str]]:
+        try:
+            caller = self._admit(scope)
+            if len(body) > self._config.body_limit_bytes:
+                raise BodyTooLargeError(self._config.body_limit_bytes)
+            exchange = whole_exchange(scope, receive, route.request_id, body, caller)
+            return route.handler(exchange), exchange.unknown
+        except KvRouterError as error:
+            return self._refused(error), []
+
+    async def _finished(
+        self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str]
+    ) -> Answer:
+        ANSWERED.set(ids)
+        self._in_flight += 1
+        try:
+            answer = self._warned(route, await later, unknown)
+        except KvRouterError as error:
+            answer = self._refused(error)
+        finally:
+            self._in_flight -= 1
+        return with_ids(ids, self._counted(route, answer))
 
     async def _handled(
         self, route: HotRoute, scope: Scope, receive: Receive, caller: Caller
@@ -77,6 +121,9 @@ class Front:
         later = route.handler(exchange)
         del exchange  # with a body that may be long, while its request waits
         answer = later if isinstance(later, Answer) else await later
+        return self._warned(route, answer, unknown)
+
+    def _warned(self, route: HotRoute, answer: Answer, unknown: list[str]) -> Answer:
         if not unknown:
             return answer
         self._metrics.unknown_fields.labels("http", route.path).inc(len(unknown))
@@ -92,6 +139,15 @@ class Front:
         """Probes are answered however much there is to do."""
         return self._guard.is_open(scope["method"], scope["path"])
 
-    def _count(self, route: HotRoute | None, answer: Answer) -> None:
+    def _refused(self, error: KvRouterError) -> Answer:
+        self._metrics.refusals.labels("http", error.code).inc()
+        return refusal(error)
+
+    def _counted(self, route: HotRoute | None, answer: Answer) -> Answer:
         path = "" if route is None else route.path
-        self._metrics.requests.labels("http", path, str(answer.status)).inc()
+        counter = self._counters.get((path, answer.status))
+        if counter is None:
+            counter = self._metrics.requests.labels("http", path, str(answer.status))
+            self._counters[path, answer.status] = counter
+        counter.inc()
+        return answer

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from starlette.types import Message, Send
 
+from router.http.answers import Answer
 from router.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
 
 _REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
@@ -22,6 +23,15 @@ def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> RequestIds:
         None if request_id is None else request_id.decode("latin-1"),
         None if traceparent is None else traceparent.decode("latin-1"),
     )
+
+
+def with_ids(ids: RequestIds, answer: Answer) -> Answer:
+    """An answer that says the ids, where the caller said any."""
+    said = ids.answered()
+    if not said:
+        return answer
+    headers = tuple((name.encode(), value.encode()) for name, value in said.items())
+    return Answer(answer.body, answer.status, (*answer.headers, *headers))
 
 
 def answering(ids: RequestIds, send: Send) -> Send:

@@ -100,6 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _refusal: KvRouterError | None = None
     _head_bytes = 0
     _chunk_bytes = 0
+    _has_head_ended = False
     _is_surplus = False
     scope: Any = None
     cycle: Any = None
@@ -125,12 +126,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes, of which some may belong to a request's head."""
         if self._refusal is not None:
             return
-        self._chunk_bytes = len(data)
+        self._chunk_bytes, self._has_head_ended = len(data), False
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self.scope is None or "method" not in self.scope:
-            self._head_bytes += len(data)
+            # What came behind another request's head is counted from the next bytes on.
+            self._head_bytes += 0 if self._has_head_ended else len(data)
             self._check_head(self._head_bytes)
             if self._header_timer is None:
                 self._expect_head(self.config.limits.header_timeout_s)
@@ -145,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.headers) > limits.max_headers or self._is_head_too_large(limits):
             self._refusal = HeadersTooLargeError(limits)
             raise self._refusal
-        self._head_bytes = 0
+        self._head_bytes, self._has_head_ended = 0, True
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:

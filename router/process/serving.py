@@ -54,7 +54,8 @@ def endpoint_of(listener: socket.socket, *, has_tls: bool = False) -> str:
 class HttpServer(uvicorn.Server):
     """uvicorn within limits, leaving signals alone. `serve` it on a socket, then set `should_exit`.
 
-    `refused` is told the codes of refusals that the application does not see.
+    `refused` is told the codes of refusals that the application does not see; `protocol` answers
+    one connection.
     """
 
     def __init__(
@@ -63,16 +64,18 @@ class HttpServer(uvicorn.Server):
         limits: HttpLimits,
         tls: ssl.SSLContext | None = None,
         refused: Callable[[str], None] = lambda _: None,
+        protocol: type[LimitedProtocol] = LimitedProtocol,
     ) -> None:
         super().__init__(
             HttpConfig(
                 app,
-                http=LimitedProtocol,
+                http=protocol,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 ws="none",
+                proxy_headers=False,
                 timeout_keep_alive=limits.keep_alive_s,
                 timeout_graceful_shutdown=SHUTDOWN_S,
                 ssl_context_factory=None if tls is None else lambda _config, _default: tls,

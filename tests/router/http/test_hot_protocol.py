@@ -1,0 +1,153 @@
+"""Hot requests answered where they are parsed, and by the long way: the same answers."""
+
+import asyncio
+import json
+
+import pytest
+
+from running import RunningRouter
+
+BODY = json.dumps({"token_ids": [*range(40)]}).encode()
+
+
+@pytest.fixture
+async def fleet(router):
+    await router.worker(1)
+    return router
+
+
+def request(path="/select", body=BODY, method="POST", version="1.1", **headers):
+    named = {"host": "x", "content-type": "application/json", "content-length": len(body)}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{name}: {value}\r\n" for name, value in named.items()]
+    return f"{method} {path} HTTP/{version}\r\n{''.join(lines)}\r\n".encode() + body
+
+
+async def connect(router):
+    url = router.client.base_url
+    return await asyncio.open_connection(url.host, url.port)
+
+
+async def read_answer(reader):
+    """Status, headers and body of the next answer."""
+    async with asyncio.timeout(60):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        status, *lines = head.splitlines()[:-1]
+        headers = dict(line.split(": ", 1) for line in lines)
+        body = await reader.readexactly(int(headers["content-length"]))
+    return int(status.split()[1]), headers, json.loads(body)
+
+
+async def answers(router, *pieces, count=1, pause_s=0.0):
+    reader, writer = await connect(router)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        return [await read_answer(reader) for _ in range(count)]
+    finally:
+        writer.close()
+
+
+def plain(answer):
+    """An answer without what moves with time."""
+    status, headers, body = answer
+    return status, {**headers, "date": ""}, {**body, "trust": ""}
+
+
+async def test_whole_and_piecemeal_requests_get_the_same_answer(fleet):
+    whole = request()
+    (at_once,) = await answers(fleet, whole)
+    cuts = (40, len(whole) - len(BODY), len(whole) - 3)
+    for cut in cuts:
+        (piecemeal,) = await answers(fleet, whole[:cut], whole[cut:], pause_s=0.05)
+        assert plain(piecemeal)[0::2] == plain(at_once)[0::2]
+        assert set(piecemeal[1]) == set(at_once[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"body": b"{"}, 400, "malformed_body"),
+        ({"body": b'{"token_ids":[-1]}'}, 422, "invalid_field"),
+        ({"content_type": "text/plain"}, 415, "unsupported_media_type"),
+        ({"content_encoding": "gzip"}, 415, None),
+        ({"path": "/select_and_reserve"}, 400, "missing_request_id"),
+        ({"path": "/reservations/x", "method": "DELETE"}, 404, "reservation_not_found"),
+        ({"body": b'{"token_ids":[1],"model_name":"zz"}'}, 503, "no_endpoints"),
+    ],
+)
+async def test_refusals_are_the_same_both_ways(fleet, fields, status, code):
+    whole = request(**fields)
+    (at_once,) = await answers(fleet, whole)
+    (piecemeal,) = await answers(fleet, whole[:-1], whole[-1:], pause_s=0.05)
+    assert plain(at_once)[::2] == plain(piecemeal)[::2]
+    assert at_once[0] == status
+    assert code in (None, at_once[2]["code"])
+
+
+async def test_pipelined_requests_are_answered_in_order(fleet):
+    book = [
+        request("/select_and_reserve", json.dumps({"token_ids": [1], "request_id": n}).encode())
+        for n in ("a", "b", "c")
+    ]
+    health = request("/health", b"", "GET")
+    mixed = b"".join([book[0], health, book[1], request("/reservations/a", b"", "DELETE"), book[2]])
+    found = await answers(fleet, mixed, count=5)
+    assert [status for status, _, _ in found] == [200] * 5
+    assert [body.get("request_id") for _, _, body in found] == ["a", None, "b", None, "c"]
+
+
+async def test_very_many_pipelined_requests_are_answered(fleet):
+    found = await answers(fleet, request("/reservations/x", b"", "DELETE") * 2_000, count=2_000)
+    assert {status for status, _, _ in found} == {404}
+
+
+async def test_the_connection_is_closed_where_the_caller_wants_it(fleet):
+    for whole in (request(connection="close"), request(version="1.0")):
+        reader, writer = await connect(fleet)
+        writer.write(whole)
+        status, headers, _ = await read_answer(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_ids_come_back_with_the_answer(fleet):
+    span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    (answer,) = await answers(fleet, request(x_request_id="mine", traceparent=span))
+    assert answer[1]["x-request-id"] == "mine"
+    assert answer[1]["traceparent"].split("-")[1] == span.split("-")[1]
+    assert answer[2]["request_id"] == "mine"
+
+
+async def test_100_continue_is_said_before_the_body_is_asked_for(fleet):
+    whole = request(expect="100-continue")
+    reader, writer = await connect(fleet)
+    head, body = whole[: -len(BODY)], whole[-len(BODY) :]
+    writer.write(head)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+    writer.write(body)
+    assert (await read_answer(reader))[0] == 200
+    writer.close()
+
+
+async def test_a_small_limit_holds_for_bodies_that_come_whole(nats_server):
+    async with RunningRouter(nats_server.url, body_limit_bytes=1024).running() as router:
+        answer = await router.post("/select", {"token_ids": [1] * 1_000})
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+async def test_a_caller_that_reads_nothing_does_not_fill_our_memory(fleet):
+    """Beyond what sockets hold, answers wait for it to read; others are served meanwhile."""
+    reader, writer = await connect(fleet)
+    writer.transport.pause_reading()
+    for _ in range(12):
+        writer.write(request("/reservations/x", b"", "DELETE") * 1_000)
+    await asyncio.sleep(0.2)
+    assert (await fleet.post("/select", {"token_ids": [1]})).status_code == 200
+    writer.transport.resume_reading()
+    statuses = [(await read_answer(reader))[0] for _ in range(12_000)]
+    assert set(statuses) == {404}
+    writer.close()
