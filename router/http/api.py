@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import views
+from router.batches import BatchCommands
 from router.block_views import block_holders
 from router.busy_commands import BusyCommands
 from router.commands import Commands
@@ -20,6 +21,7 @@ from router.http.openapi import ROUTES
 from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
+from router.protocol.batches import ReservationBatch, SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
@@ -51,6 +53,7 @@ class Api:
         self._web = Web("kv-router", ROUTES, config, metrics)
         self._router_id, self._shares = config.router_id, config.shares_reservations
         self._commands = commands
+        self._batches = BatchCommands()
         self._busy = BusyCommands(commands.core)
         self._workers = workers
         self._status = status
@@ -64,6 +67,16 @@ class Api:
 
     def _commands_of(self, request: Request) -> Commands:
         return commands_of(self._commands, caller_of(request))
+
+    async def select_batch(self, request: Request) -> Response:
+        """Choose a rank for each of many prompts."""
+        batch = await self._web.body(request, SelectBatch)
+        return json_answer(await self._batches.select(self._commands_of(request), batch.requests))
+
+    async def reservation_batch(self, request: Request) -> Response:
+        """What became of many reservations."""
+        batch = await self._web.body(request, ReservationBatch)
+        return json_answer(await self._batches.progress(self._commands_of(request), batch.steps))
 
     async def workers(self, request: Request) -> Response:
         """Every worker, or those of a model, or a group."""

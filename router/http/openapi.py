@@ -10,6 +10,14 @@ from msgspec import UNSET, Struct, UnsetType
 from router.block_views import BlockHolders
 from router.busy_commands import BusyThresholdsReply, ModelThresholds
 from router.process.effective import SettingView
+from router.protocol.batches import (
+    MAX_SELECTIONS,
+    MAX_STEPS,
+    BatchReply,
+    ReservationBatch,
+    ReservationStep,
+    SelectBatch,
+)
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
 from router.protocol.replies import (
@@ -134,6 +142,24 @@ ROUTES = (
         Ok,
         refusals=(404,),
         is_hot=True,
+    ),
+    Route(
+        "POST",
+        "/select:batch",
+        "select_batch",
+        f"Choose a rank for each of up to {MAX_SELECTIONS} prompts",
+        BatchReply,
+        SelectBatch,
+        refusals=BODY,
+    ),
+    Route(
+        "POST",
+        "/reservations:batch",
+        "reservation_batch",
+        f"Up to {MAX_STEPS} steps of reservations: prefill_complete, output_block, free",
+        BatchReply,
+        ReservationBatch,
+        refusals=BODY,
     ),
     Route("GET", "/workers", "workers", "Every worker", list[WorkerView]),
     Route("GET", "/workers/{worker_id}", "worker", "One worker", WorkerView, refusals=(400, 404)),
@@ -279,7 +305,8 @@ _REASONS = {
 def document(app: FastAPI, routes: Sequence[Route]) -> None:
     """Add the schemas of bodies and answers to what the app says of itself."""
     types = [t for route in routes for t in (route.body, route.answer) if t is not None]
-    _, components = msgspec.json.schema_components([*types, Refusal], ref_template=_REF)
+    named = [*types, Refusal, ReservationStep]  # items of batches are named, not typed
+    _, components = msgspec.json.schema_components(named, ref_template=_REF)
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
