@@ -59,12 +59,18 @@ def _command(name: str) -> Command | None:
 def _serve(arguments: Sequence[str]) -> int:
     from router.config import RouterConfig
     from router.loading import load_router
+    from router.process.reload import Reloader
+    from router.process.settings import Loaded
     from router.service import RouterService
 
-    loaded = load_router(RouterConfig, arguments, os.environ)
+    def load() -> Loaded[RouterConfig]:
+        return load_router(RouterConfig, arguments, os.environ)
+
+    loaded = load()
     config = loaded.shown()
     log_to_stderr(config.log_level, config.log_format)
-    run_until_signal(RouterService(config, sources=loaded.sources).run)
+    service = RouterService(config, sources=loaded.sources)
+    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
     return 0
 
 

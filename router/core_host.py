@@ -140,6 +140,10 @@ class CoreHost:
         self._snapshots = Snapshots(core, self.metrics, self.subjects, settings)
         self.bus: Bus | None = None
 
+    def reconfigure(self, config: ServiceConfig) -> None:
+        """Go on with other settings; see `reload.LIVE`."""
+        self._config = config
+
     async def run(
         self,
         stop: asyncio.Event,

@@ -25,7 +25,7 @@ from router.installed_policies import every_policy
 from router.lookups import Lookups
 from router.metrics import RouterMetrics
 from router.process.effective import effective
-from router.process.settings import NO_OTHERS
+from router.process.settings import NO_OTHERS, Loaded
 from router.protocol.catalogue import (
     Lifecycle,
     RouterAnnouncement,
@@ -75,6 +75,7 @@ class RouterService:
         self._incarnation = time.time_ns() // 1000
         self._announcer: Announcer | None = None
         self._is_leaving = asyncio.Event()
+        self._interface: tuple[Api, Front] | tuple[()] = ()
         core = core or _core(config)
         self._host = CoreHost(
             "router",
@@ -106,6 +107,18 @@ class RouterService:
         """What this router counts."""
         return self._host.metrics
 
+    def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
+        """Go on with other settings, those of `reload.LIVE`."""
+        self._settings.update(effective(loaded.config, loaded.sources))
+        self._host.reconfigure(loaded.config)
+        self._rpc.reconfigure(loaded.config)
+        for each in self._interface:
+            each.reconfigure(loaded.config)
+
+    def reread(self) -> list[str]:
+        """Read files that settings name again; what came of it, in words."""
+        return self._host.edge.reload()
+
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
         host = self._host
@@ -127,6 +140,7 @@ class RouterService:
         )
         hot = HotRoutes(self._commands)
         front = Front(api.app(), self._config, host.metrics, host.edge.guard, hot)
+        self._interface = (api, front)
         try:
             await self._host.run(stop, front, self._live, self._background)
         finally:

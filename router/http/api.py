@@ -61,6 +61,10 @@ class Api:
         self._routers = routers
         self._settings = settings
 
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Go on with other limits."""
+        self._web.reconfigure(config)
+
     def app(self) -> FastAPI:
         """The application, with every route of `router/openapi.py`."""
         return self._web.app(self)

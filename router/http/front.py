@@ -44,6 +44,10 @@ class Front:
         self._in_flight = 0
         self._counters: dict[tuple[str, int], Counter] = {}
 
+    def reconfigure(self, config: ServiceConfig) -> None:
+        """Go on with other limits."""
+        self._config = config
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":

@@ -44,6 +44,10 @@ class Web:
             route.body: JsonReader(route.body) for route in routes if route.body is not None
         }
 
+    def reconfigure(self, config: ServiceConfig) -> None:
+        """Go on with other limits."""
+        self._config = config
+
     def app(self, handlers: object) -> FastAPI:
         """The application; a route's handler is the method of that name."""
         app = FastAPI(title=self._title, version="0.1.0", redoc_url=None)

@@ -19,13 +19,19 @@ SHUTDOWN_S = 5
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
-def run_until_signal(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run a process that stops when its event is set, which SIGTERM and SIGINT do."""
+def run_until_signal(
+    run: Callable[[asyncio.Event], Awaitable[None]], reload: Callable[[], None] | None = None
+) -> None:
+    """Run a process that stops when its event is set, which SIGTERM and SIGINT do. SIGHUP calls
+    `reload`; it ends a process that has none.
+    """
 
     async def main() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        if reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         await run(stop)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

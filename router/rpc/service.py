@@ -49,6 +49,10 @@ class Rpc:
             subjects.router, QUEUE_GROUP, self._answer, self._refuse, metrics, limit
         )
 
+    def reconfigure(self, config: ServiceConfig) -> None:
+        """Go on with other limits."""
+        self._body_limit_bytes = config.body_limit_bytes
+
     async def run(self, bus: Bus) -> None:
         """Answer until cancelled, or drained."""
         self._answer_limit_bytes = bus.client.max_payload

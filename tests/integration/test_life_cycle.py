@@ -1,0 +1,154 @@
+"""Signals and logs of a real router process."""
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from processes import Process
+from servers import eventually, free_port
+
+PASSWORD, TOKEN = "pass-w0rd-of-nats", "secret-token-of-a-caller"
+
+
+class Router:
+    """A process, and a client of it."""
+
+    def __init__(self, directory, label, **options):
+        self.port = free_port()
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.process = Process(
+            directory,
+            label,
+            "router",
+            "serve",
+            **{"http-port": self.port, "name": label, **options},
+        )
+
+    async def is_up(self):
+        try:
+            return (await self.client.get("/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def get(self, path):
+        return (await self.client.get(path)).json()
+
+    def lines(self):
+        return [json.loads(line) for line in self.process.log.read_text().splitlines()]
+
+    def said(self, text):
+        return [line["message"] for line in self.lines() if text in line["message"]]
+
+
+@pytest.fixture
+async def start(tmp_path):
+    with ExitStack() as stack:
+        clients = []
+
+        async def start(label, **options):
+            router = Router(tmp_path, label, **options)
+            stack.callback(router.process.end)
+            clients.append(router.client)
+            await eventually(router.is_up)
+            return router
+
+        yield start
+        for client in clients:
+            await client.aclose()
+
+
+async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_path):
+    file = tmp_path / "router.toml"
+    file.write_text("body_limit_bytes = 1024\nmax_reservations = 5\n")
+    router = await start("r", config=file)
+
+    async def status():
+        return (await router.client.post("/select", json={"token_ids": [1] * 1000})).status_code
+
+    assert await status() == 413
+
+    file.write_text("body_limit_bytes = 9000\nmax_reservations = 6\nlog_level = 'debug'\n")
+    router.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: router.said("reload: max_reservations"))
+    await eventually(lambda: len(router.said("reload")) == 3)
+    assert sorted(router.said("reload")) == [
+        "reload: body_limit_bytes: 1024 is now 9000",
+        "reload: log_level: 'info' is now 'debug'",
+        "reload: max_reservations: 5 is now 6; that needs a restart",
+    ]
+    assert await status() == 503
+    config = await router.get("/config")
+    assert config["body_limit_bytes"] == {
+        "value": 9000, "source": f"file {file}: body_limit_bytes",
+    }  # fmt: skip
+    assert config["max_reservations"]["value"] == 5
+    assert router.said("refused (no_endpoints)")
+
+    file.write_text("body_limit_bytes = 'many'\nlog_level = 'error'\n")
+    router.process.popen.send_signal(signal.SIGHUP)
+    (said,) = await eventually(lambda: router.said("nothing is changed"))
+    assert "body_limit_bytes: 'many'" in said
+    assert await status() == 503
+
+    file.write_text("log_level = 'debug'\n")
+    router.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: router.said("body_limit_bytes: 9000 is now 33554432"))
+    assert router.process.stop() == 0
+
+
+async def test_sigterm_finishes_what_was_begun_after_others_have_taken_over(start, nats_server):
+    bus = {"nats-url": nats_server.url, "drain-s": 3}
+    first, second = await start("first", **bus), await start("second", **bus)
+
+    async def names():
+        return [each["name"] for each in await second.get("/routers")]
+
+    await eventually(lambda: _equals(names(), {"first", "second"}))
+    reader, writer = await asyncio.open_connection("127.0.0.1", first.port)
+    body = json.dumps({"token_ids": [1, 2, 3]}).encode()
+    head = "POST /select HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:5])
+    await writer.drain()
+
+    first.process.popen.terminate()
+    await eventually(lambda: _equals(names(), {"second"}))
+    assert first.process.popen.poll() is None
+    ready = await first.client.get("/ready")
+    assert (ready.status_code, "draining" in ready.json()["reason"]) == (503, True)
+    writer.write(body[5:])
+    answer = await reader.readuntil(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 503")
+    writer.close()
+    assert await asyncio.to_thread(first.process.popen.wait) == 0
+
+
+async def _equals(names, expected):
+    return set(await names) == expected
+
+
+async def test_secrets_are_in_no_line(start, tmp_path, nats_server):
+    """With everything logged, and everything going wrong that has a secret in it."""
+    url = nats_server.url.replace("nats://", f"nats://user:{PASSWORD}@")
+    file = tmp_path / "router.toml"
+    file.write_text(f"nats_url = '{url}'\nlog_level = 'debug'\n")
+    router = await start("r", config=file)
+    await eventually(lambda: router.said("connected to NATS"))
+    headers = {"authorization": f"Bearer {TOKEN}", "x-request-id": f"Bearer {TOKEN}"}
+    for path in ("/select", f"/select?token={TOKEN}", "/nowhere"):
+        await router.client.post(path, content=b"{", headers=headers)
+    nats_server.kill()
+    await eventually(lambda: router.said("lost the connection"))
+    file.write_text(f"nats_url = '{url}x'\nlog_level = 'debug'\n")
+    router.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: router.said("reload: nats_url"))
+    shown = json.dumps(await router.get("/config"))
+    log = router.process.log.read_text()
+    for secret in (PASSWORD, TOKEN):
+        assert secret not in log
+        assert secret not in shown
+    assert "nats://***@127.0.0.1" in log
+    assert any("request_id" in line for line in router.lines())
