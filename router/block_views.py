@@ -30,10 +30,10 @@ class BlockHolders(Struct, frozen=True):
 
 
 def block_holders(core: RouterCore, sequence_hash: int, now_s: float) -> BlockHolders:
-    """Who holds the block of this name. Raises InvalidFieldError. O(ranks)."""
+    """Who holds the block of this public hash. Raises InvalidFieldError. O(ranks)."""
     if sequence_hash > U64_MAX:
         raise InvalidFieldError("sequence_hash", "too large", f"0 to {U64_MAX}", status=422)
-    alone = np.array([sequence_hash], np.uint64)
+    alone = np.array([core.naming.name(sequence_hash)], np.uint64)
     workers = [worker.announcement for worker in core.fleet]
     scopes = {worker.scope for worker in workers}
     held = {scope: core.index.find_matches(scope, alone) for scope in scopes}

@@ -212,10 +212,12 @@ class Commands:
         raise ShadowOffError
 
     async def _prepare(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
-        return await prepared(request, self.core.identities(request.scope), stages)
+        core = self.core
+        return await prepared(request, core.identities(request.scope), stages, core.naming)
 
     def _prepare_now(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
-        return prepare(request, self.core.identities(request.scope), stages)
+        core = self.core
+        return prepare(request, core.identities(request.scope), stages, core.naming)
 
     def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         now_s = time.monotonic()
@@ -242,7 +244,7 @@ class Commands:
         if request.selection_id is None and not request.advisory:
             return decision
         if request.selection_id is not None:
-            selection = Selection.of(request, placement.rank, placement.prompt.load_hashes)
+            selection = Selection.of(request, placement.rank, placement.prompt.public_hashes)
             self._selections.keep((request.scope, request.selection_id), selection, now_s)
         load = self._worker_load(placement) if request.advisory else None
         return structs.replace(decision, selection_id=request.selection_id, worker_load=load)
@@ -260,7 +262,7 @@ class Commands:
         return structs.replace(
             decision,
             selection_id=request.request_id,
-            sequence_hashes=placement.prompt.load_hashes.view(np.int64).tolist(),
+            sequence_hashes=placement.prompt.public_hashes.view(np.int64).tolist(),
             track_prefill_tokens=tracking.prefill_tokens,
         )
 

@@ -173,6 +173,7 @@ class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
             default_policy=self.policy,
             group_policies=self.policies_by_group,
             queueing=self.queueing,
+            naming=self.naming,
             models_prefill=self.router_prefill_load_model == "ais",
         )
 

@@ -78,6 +78,36 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "there are no sessions to share",
     ),
     Rule(
+        "redis_username",
+        "redis_password_file",
+        lambda c: bool(c.redis_username) and not c.redis_password_file,
+        "a user has a password",
+    ),
+    *(
+        Rule(
+            key,
+            "redis_url",
+            lambda c: not c.redis_url or "@" in c.redis_url,
+            "there is no Redis to log in to, or its URL has a login already",
+        )
+        for key in ("redis_username", "redis_password_file")
+    ),
+    *(
+        Rule(
+            key,
+            "redis_url",
+            lambda c: not c.redis_url.startswith("rediss://"),
+            "only rediss:// is encrypted",
+        )
+        for key in ("redis_tls_ca_file", "redis_tls_cert_file", "redis_tls_key_file")
+    ),
+    Rule(
+        "redis_tls_cert_file",
+        "redis_tls_key_file",
+        lambda c: not c.redis_tls_key_file,
+        "a certificate is proven by its key",
+    ),
+    Rule(
         "reset_state",
         "nats_url",
         lambda c: c.reset_state and not c.nats_url,

@@ -109,6 +109,7 @@ class RouterCore:
         "fleet",
         "foreign",
         "index",
+        "naming",
         "predictions",
         "predictor",
         "ranks",
@@ -130,6 +131,7 @@ class RouterCore:
         self._rng = rng
         self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
+        self.naming = settings.naming
         self.index = self._new_index(make_indexer)
         self.predictions = Predictions(settings.prediction)
         self.ranks = RankTable()
@@ -489,7 +491,7 @@ class RouterCore:
         return [*self._bookings.tell(request_id, told, now_s), *self._woken()]
 
     def _new_index(self, make_indexer: Callable[[], Indexer]) -> TrustedIndex:
-        return TrustedIndex(make_indexer, self._settings.mode)
+        return TrustedIndex(make_indexer, self._settings.mode, self.naming.scheme)
 
     def _woken(self) -> list[Effect]:
         """Some rank may have become free."""

@@ -11,6 +11,7 @@ from router.scheduler.gate import GateSettings
 from router.scheduler.policies import DEFAULT_POLICY, NO_GROUPS
 from router.scheduler.settings import PolicySettings
 from router.scheduler.waiting_room import Queueing
+from router.sequence.naming import PLAIN, BlockNaming
 from router.sequence.tracking import Tracking
 
 
@@ -30,3 +31,4 @@ class CoreSettings(Struct, frozen=True):
     group_policies: Mapping[str, str] = NO_GROUPS
     queueing: Queueing = Queueing()
     models_prefill: bool = False
+    naming: BlockNaming = PLAIN

@@ -85,7 +85,7 @@ class FollowedRank:
         life, multiplier = time.time_ns() // 1000, randbits(64) | 1
         expected_blocks = min(num_gpu_blocks or 0, MAX_EXPECTED_BLOCKS)
         self._journal = EventJournal(
-            rank, life, attachment.identity, LIMITS, multiplier, expected_blocks
+            rank, life, attachment.identity, LIMITS, multiplier, expected_blocks, core.naming
         )
         engine = EngineSettings(
             report_mode=source.report_mode,

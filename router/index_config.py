@@ -52,6 +52,7 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
             liveness=LivenessLimits(silence_s=self.worker_silence_s),
             reservation_ttl_s=0.0,
             max_reservations=0,
+            naming=self.naming,
         )
 
 

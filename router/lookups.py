@@ -20,6 +20,7 @@ from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.requests import PromptRequest
 from router.protocol.values import U64_MAX, HashArray, Identity, Rank, Scope
 from router.sequence.hashing import chain
+from router.sequence.naming import BlockNaming
 
 MAX_USES = 1_000_000
 """Uses of blocks remembered per scope; beyond, the oldest are forgotten."""
@@ -57,16 +58,17 @@ class Lookups:
     async def by_tokens(self, request: PromptRequest) -> Found:
         """By the tokens of the prompt. Raises InvalidFieldError where there are too many."""
         workers = self.workers(request.scope)
-        prompt = await prepared(request, {worker.identity for worker in workers})
+        identities = {worker.identity for worker in workers}
+        prompt = await prepared(request, identities, naming=self._core.naming)
         return self._find(request.scope, lambda identity: prompt.hashed(identity).sequence_hashes)
 
     async def by_hashes(self, scope: Scope, block_hashes: Sequence[int]) -> Found:
         """By the local hashes of the prompt's blocks, signed or unsigned."""
         self.workers(scope)
         if len(block_hashes) > THREAD_TOKENS:
-            hashes = await asyncio.to_thread(_chained, block_hashes)
+            hashes = await asyncio.to_thread(_chained, block_hashes, self._core.naming)
         else:
-            hashes = _chained(block_hashes)
+            hashes = _chained(block_hashes, self._core.naming)
         return self._find(scope, lambda _: hashes)
 
     def workers(self, scope: Scope) -> list[WorkerAnnouncement]:
@@ -103,5 +105,5 @@ def _longest(scores: OverlapScores) -> int:
     return max((overlap.remote for _, overlap in scores.items()), default=0)
 
 
-def _chained(block_hashes: Sequence[int]) -> HashArray:
-    return chain([block_hash & U64_MAX for block_hash in block_hashes])
+def _chained(block_hashes: Sequence[int], naming: BlockNaming) -> HashArray:
+    return naming.names(chain([block_hash & U64_MAX for block_hash in block_hashes]))

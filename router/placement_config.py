@@ -69,6 +69,15 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     redis_url: Annotated[
         str, Meta(description="Redis where routers share their sessions; empty: each its own")
     ] = ""
+    redis_username: Annotated[
+        str, Meta(description="user of Redis's access list; empty: the default one")
+    ] = ""
+    redis_password_file: Annotated[str, Meta(description="file with that user's password")] = ""
+    redis_tls_ca_file: Annotated[
+        str, Meta(description="PEM authorities of rediss://; empty: those of the system")
+    ] = ""
+    redis_tls_cert_file: Annotated[str, Meta(description="PEM certificate for Redis")] = ""
+    redis_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
     redis_timeout_s: Annotated[
         float, Meta(gt=0, le=10, description="for Redis to answer; beyond, as without it")
     ] = 0.05

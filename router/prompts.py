@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from router.protocol.requests import PromptRequest
 from router.protocol.values import Identity
+from router.sequence.naming import PLAIN, BlockNaming
 from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
 
@@ -20,12 +21,15 @@ def is_short(request: PromptRequest) -> bool:
 
 
 async def prepared(
-    request: PromptRequest, identities: Iterable[Identity], stages: Stages | None = None
+    request: PromptRequest,
+    identities: Iterable[Identity],
+    stages: Stages | None = None,
+    naming: BlockNaming = PLAIN,
 ) -> Prompt:
     """A prompt, hashed under these identities. Raises what `prepare` raises."""
     if is_short(request):
-        return prepare(request, identities, stages)
-    prompt = await asyncio.to_thread(prepare, request, identities, stages)
+        return prepare(request, identities, stages, naming)
+    prompt = await asyncio.to_thread(prepare, request, identities, stages, naming)
     if stages is not None:
         stages.resume()
     return prompt

@@ -17,9 +17,11 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from router.errors import ConfigError
+from router.masking import masked
 from router.metrics import RouterMetrics
 from router.protocol.values import Rank
 from router.scheduler.affinity import Session
+from router.security.redis_access import OPEN_ACCESS, RedisAccess
 from router.sessions import LocalSessions
 
 log = logging.getLogger(__name__)
@@ -53,14 +55,21 @@ class RedisSessions:
         timeout_s: float,
         local: LocalSessions,
         metrics: RouterMetrics,
+        access: RedisAccess = OPEN_ACCESS,
     ) -> None:
-        """Raises ConfigError for a URL that is none."""
+        """Raises ConfigError for a URL that is none, and for files that cannot be used."""
         try:
             pool = BlockingConnectionPool.from_url(
-                url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, decode_responses=True
+                url,
+                max_connections=MAX_CONNECTIONS,
+                timeout=timeout_s,
+                decode_responses=True,
+                **access.options(url),
             )
         except ValueError as error:
-            raise ConfigError("redis_url", str(error), "redis://host:port/database") from error
+            raise ConfigError(
+                "redis_url", masked(str(error)), "redis://host:port/database"
+            ) from error
         self._redis = Redis(connection_pool=pool)
         self._script = self._redis.register_script(_BIND)
         self._prefix = f"kv:{namespace}:session"
@@ -98,7 +107,7 @@ class RedisSessions:
         except (RedisError, OSError, TimeoutError) as error:
             self._asks_again_s = time.monotonic() + PAUSE_S
             self._metrics.sessions.store_failures.labels(operation).inc()
-            reason = str(error) or type(error).__name__
+            reason = masked(str(error)) or type(error).__name__
             log.warning("Redis: %s; for %g s sessions are this router's own", reason, PAUSE_S)
             return _NO_ANSWER
 

@@ -9,6 +9,7 @@ A later announcement of the same id takes a registered worker's place: it knows 
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from router.core import RouterCore
@@ -104,6 +105,8 @@ class Registrations:
         """
         self._check(worker.worker_id, len(worker.dp_ranks))
         self._check_sockets(worker)
+        identity = replace(worker.identity, scheme=self._core.naming.scheme)
+        worker = replace(worker, identity=identity)  # whoever is heard here is named as here
         self._incomplete.pop(worker.worker_id, None)
         self._core.upsert_worker(worker, now_s)
 

@@ -38,8 +38,8 @@ class Selection(Struct, frozen=True, eq=False):
     block_hashes: HashArray | None
 
     @classmethod
-    def of(cls, request: SelectRequest, rank: Rank, load_hashes: HashArray) -> "Selection":
-        """What was selected for a request; `load_hashes` are of its prompt, there. O(hashes)."""
+    def of(cls, request: SelectRequest, rank: Rank, public_hashes: HashArray) -> "Selection":
+        """What was selected for a request; `public_hashes` are of its prompt, there. O(hashes)."""
         booking = ReserveRequest(
             model_name=request.model_name,
             routing_group=request.routing_group,
@@ -53,7 +53,7 @@ class Selection(Struct, frozen=True, eq=False):
         )
         if request.sequence_hashes is None or request.token_ids is not None:
             isl_tokens = 0 if request.token_ids is None else len(request.token_ids)
-            return cls(structs.replace(booking, isl_tokens=isl_tokens), load_hashes, None)
+            return cls(structs.replace(booking, isl_tokens=isl_tokens), public_hashes, None)
         blocks = None if request.block_hashes is None else hash_array(request.block_hashes)
         return cls(booking, hash_array(request.sequence_hashes), blocks)
 

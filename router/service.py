@@ -39,6 +39,7 @@ from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
 from router.rpc.service import Rpc
 from router.scheduler.affinity import AffinityTable
+from router.security.redis_access import RedisAccess
 from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.session_commands import SessionCommands
@@ -274,7 +275,19 @@ def _sessions(config: RouterConfig, metrics: RouterMetrics) -> Sessions | None:
     except ImportError as error:
         raise ConfigError("redis_url", str(error), "with kv-router[redis] installed") from error
     url, namespace, ttl_s = config.redis_url, config.namespace, config.session_affinity_ttl_s
-    return RedisSessions(url, namespace, ttl_s, config.redis_timeout_s, local, metrics)
+    timeout_s, access = config.redis_timeout_s, redis_access(config)
+    return RedisSessions(url, namespace, ttl_s, timeout_s, local, metrics, access)
+
+
+def redis_access(config: RouterConfig) -> RedisAccess:
+    """How to log in to Redis."""
+    return RedisAccess(
+        config.redis_username,
+        config.redis_password_file,
+        config.redis_tls_ca_file,
+        config.redis_tls_cert_file,
+        config.redis_tls_key_file,
+    )
 
 
 def _decision_log(

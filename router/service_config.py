@@ -12,6 +12,7 @@ from router.process.connections import HttpLimits
 from router.process.logs import LogFormat, LogLevel
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.security.config import SecurityConfig
+from router.sequence.naming import BlockNaming
 
 
 class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
@@ -85,6 +86,11 @@ class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
     log_format: Annotated[
         LogFormat, Meta(description="json, text, or auto: text on a terminal")
     ] = "auto"
+
+    @property
+    def naming(self) -> BlockNaming:
+        """What blocks are called on the bus and in the index. Raises ConfigError."""
+        return BlockNaming(self.read_block_key)
 
     @property
     def http_limits(self) -> HttpLimits:

@@ -19,6 +19,7 @@ import router.scheduler._pick_kernel
 import router.scheduler._predictive_kernel
 import router.scheduler._rates_kernel
 import router.sequence._hash_kernel
+import router.sequence._siphash
 import router.sequence._token_kernel
 from router.compiled import cache_folder
 
@@ -37,6 +38,7 @@ KERNEL_MODULES = (
     router.scheduler._predictive_kernel,
     router.scheduler._rates_kernel,
     router.sequence._hash_kernel,
+    router.sequence._siphash,
     router.sequence._token_kernel,
 )
 

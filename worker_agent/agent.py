@@ -118,7 +118,9 @@ class WorkerAgent:
             c.num_blocks, c.block_size, c.max_num_batched_tokens, c.max_running_requests
         )
         multiplier = randbits(64) | 1
-        journal = EventJournal(rank, self._incarnation, c.identity, multiplier=multiplier)
+        journal = EventJournal(
+            rank, self._incarnation, c.identity, multiplier=multiplier, naming=c.naming
+        )
         events = KvEventPublisher(
             journal,
             self._subjects.events(rank),

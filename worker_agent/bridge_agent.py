@@ -21,7 +21,7 @@ from pathlib import Path
 from router.errors import ConfigError
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
-from router.protocol.values import SCHEME, Identity
+from router.protocol.values import Identity
 from router.publisher.beacons import HeardBeacons
 from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.pacing import Pacing
@@ -186,7 +186,7 @@ class BridgeAgent:
             model_name=facts.model_name,
             routing_group=c.routing_group,
             endpoint=c.endpoint,
-            identity=Identity(SCHEME, facts.block_size, c.eagle),
+            identity=Identity(c.naming.scheme, facts.block_size, c.eagle),
             total_kv_blocks=facts.total_kv_blocks,
             max_num_batched_tokens=facts.max_num_batched_tokens,
             data_parallel_start_rank=c.data_parallel_start_rank,

@@ -7,7 +7,7 @@ from secrets import randbits
 from msgspec.structs import asdict
 
 from router.protocol.subjects import Subjects
-from router.protocol.values import SCHEME, Identity, Rank
+from router.protocol.values import Identity, Rank
 from router.publisher.answers import RankAnswers
 from router.publisher.beacons import HeardBeacons
 from router.publisher.bridge import BridgeSettings, EngineBridge
@@ -40,8 +40,12 @@ class BridgedRank:
     ) -> None:
         self._addresses = addresses
         self._facts = EngineFacts(**asdict(facts))
-        identity = Identity(SCHEME, facts.block_size, config.eagle)
-        journal = EventJournal(self.rank, incarnation, identity, multiplier=randbits(64) | 1)
+        naming = config.naming
+        identity = Identity(naming.scheme, facts.block_size, config.eagle)
+        multiplier = randbits(64) | 1
+        journal = EventJournal(
+            self.rank, incarnation, identity, multiplier=multiplier, naming=naming
+        )
         settings = EngineSettings(
             report_mode=config.report_mode,
             num_gpu_blocks=facts.total_kv_blocks,

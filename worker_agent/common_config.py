@@ -13,6 +13,7 @@ from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.protocol.values import Endpoint, Rank, ranks_of
 from router.security.config import SecurityConfig
+from router.sequence.naming import BlockNaming
 
 
 class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
@@ -101,6 +102,11 @@ class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
             kv_transfer_enforcement=self.kv_transfer_enforcement if domain else None,
             lora_names=_listed(self.lora_names) or None,
         )
+
+    @property
+    def naming(self) -> BlockNaming:
+        """What its blocks are called on the bus. Raises ConfigError."""
+        return BlockNaming(self.read_block_key)
 
     def http_limits(self, max_connections: int) -> HttpLimits:
         """Of connections, and of what comes before a body."""

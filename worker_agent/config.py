@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from router.errors import ConfigError
 from router.process.settings import AGENT_PREFIX, first_look, load_with_sources
-from router.protocol.values import SCHEME, Identity
+from router.protocol.values import Identity
 from router.publisher.metrics_dialects import EngineKind
 from router.security.config import check_security
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
@@ -57,7 +57,7 @@ class ReferenceConfig(AgentConfig, frozen=True, kw_only=True):
     @property
     def identity(self) -> Identity:
         """How its blocks are named."""
-        return Identity(SCHEME, self.block_size)
+        return Identity(self.naming.scheme, self.block_size)
 
 
 def load_agent_config(

@@ -64,4 +64,5 @@ def dynamo_settings(config: RouterConfig) -> DynamoSettings | None:
         total_kv_blocks=config.dynamo_total_kv_blocks,
         max_ranks=config.dynamo_max_ranks,
         silence_s=config.dynamo_silence_s,
+        naming=config.naming,
     )

@@ -259,7 +259,9 @@ class DynamoFleet:
         self._core.upsert_worker(worker, now_s)
         limits, identity = self._settings.limits, self._settings.identity
         life = self._next_incarnation()
-        member = _Member(DynamoRank(rank, life, identity, limits, self._multiplier))
+        member = _Member(
+            DynamoRank(rank, life, identity, limits, self._multiplier, self._settings.naming)
+        )
         known.members[rank.dp_rank] = member
         return member
 

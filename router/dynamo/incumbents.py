@@ -98,7 +98,7 @@ class Incumbents:
             isl_tokens=isl_tokens,
             expected_output_tokens=added.expected_output_tokens,
         )
-        prompt = prepare(request, ())
+        prompt = prepare(request, (), naming=self._core.naming)
         placement = self._core.select(request, prompt, now_s)
         claimed = self._claimed_overlap_blocks(added, isl_tokens)
         self._shadow.compare(self._core, request, placement, rank, "bus", now_s, claimed)

@@ -25,6 +25,7 @@ from router.publisher.counted_journal import CountedJournal
 from router.publisher.held import path_heads
 from router.publisher.journal import EventJournal
 from router.sequence.hashing import chain_hash
+from router.sequence.naming import PLAIN, BlockNaming
 
 # Plain integers: a flag of an enum takes a microsecond to combine.
 _LOST = int(Doubt.EVENTS_LOST)
@@ -83,10 +84,18 @@ class DynamoRank:
     )
 
     def __init__(
-        self, rank: Rank, incarnation: int, identity: Identity, limits: RankLimits, multiplier: int
+        self,
+        rank: Rank,
+        incarnation: int,
+        identity: Identity,
+        limits: RankLimits,
+        multiplier: int,
+        naming: BlockNaming = PLAIN,
     ) -> None:
         self.rank = rank
-        self.journal = EventJournal(rank, incarnation, identity, multiplier=multiplier)
+        self.journal = EventJournal(
+            rank, incarnation, identity, multiplier=multiplier, naming=naming
+        )
         self.counts = RankCounts()
         self._limits = limits
         self._order = EventOrder()
@@ -136,7 +145,8 @@ class DynamoRank:
     def check_invariants(self) -> None:
         """Assert the invariant in the class's docstring. O(blocks held)."""
         for tier in Tier:
-            assert set(self.journal.held(tier).tolist()) == self._names.names(tier)
+            names = map(self.journal.naming.name, self._names.names(tier))
+            assert set(self.journal.held(tier).tolist()) == set(names)
         self._orphans.check_invariants()
 
     def _note_turn(self, turn: Turn) -> None:

@@ -4,7 +4,8 @@ from msgspec import Struct
 
 from router.dynamo.rank import RankLimits
 from router.heard import HeardFrom, HeardWorker
-from router.protocol.values import SCHEME, Identity
+from router.protocol.values import Identity
+from router.sequence.naming import PLAIN, BlockNaming
 
 EVENTS, LOADS, SEQUENCES, PASSES = (
     "kv-events",
@@ -28,11 +29,12 @@ class DynamoSettings(Struct, frozen=True, kw_only=True):
     total_kv_blocks: int
     max_ranks: int
     silence_s: float
+    naming: BlockNaming = PLAIN
 
     @property
     def identity(self) -> Identity:
         """How blocks are named: by the rule that Dynamo's local hashes follow."""
-        return Identity(SCHEME, self.block_size)
+        return Identity(self.naming.scheme, self.block_size)
 
     @property
     def limits(self) -> RankLimits:

@@ -19,6 +19,7 @@ class RankIndex:
         "_freshness",
         "_reported_doubts",
         "_reported_life",
+        "_scheme",
         "asked_s",
         "identity",
         "indexer",
@@ -28,11 +29,14 @@ class RankIndex:
         "scope",
     )
 
-    def __init__(self, scope: Scope, identity: Identity, indexer: Indexer, now_s: float) -> None:
+    def __init__(
+        self, scope: Scope, identity: Identity, indexer: Indexer, now_s: float, scheme: str = SCHEME
+    ) -> None:
         self.scope = scope
         self.identity = identity
         self.indexer = indexer
-        self.is_readable = identity.scheme == SCHEME
+        self._scheme = scheme
+        self.is_readable = identity.scheme == scheme
         self.packed_state = pack_state(HeldState())
         self.log = EventLog(now_s)
         self.asked_s = -inf
@@ -70,7 +74,8 @@ class RankIndex:
         log = self.log
         age_s = self._age_s(now_s)
         if not self.is_readable:
-            reason = f"hash scheme {self.identity.scheme!r} is not {SCHEME!r}"
+            theirs, ours = self.identity.scheme, self._scheme
+            reason = f"hash scheme {theirs!r} is not {ours!r}{_key_hint(theirs, ours)}"
             return Trust(TrustState.BLIND, log.cursor, age_s, reason)
         if log.broken_reason is not None:
             state = TrustState.BLIND if log.is_blind else TrustState.DEGRADED
@@ -108,3 +113,10 @@ class RankIndex:
         """How long ago what the index shows was last known to be all there is; None: never."""
         as_of_s = self._freshness.as_of_s(self.log.cursor)
         return None if isinf(as_of_s) else round(now_s - as_of_s, 3)
+
+
+def _key_hint(theirs: str, ours: str) -> str:
+    """What to do where blocks are hashed alike, and keyed by other secrets."""
+    if theirs.partition("+")[0] != ours.partition("+")[0]:
+        return ""
+    return ": set block_key_file to the same secret at both"

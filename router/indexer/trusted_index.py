@@ -36,7 +36,7 @@ from router.indexer.slices import (
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
-from router.protocol.values import HashArray, HeldState, Identity, Rank, Scope
+from router.protocol.values import SCHEME, HashArray, HeldState, Identity, Rank, Scope
 
 CHECKPOINT_WAIT_S = 1.0
 """How long a doubt waits to be healed by the log itself before a checkpoint is asked for."""
@@ -76,6 +76,7 @@ class TrustedIndex:
         "_make_indexer",
         "_mode",
         "_ranks",
+        "_scheme",
         "_staged_slice_blocks",
         "_unfinished",
         "_unsettled",
@@ -84,8 +85,12 @@ class TrustedIndex:
     )
 
     def __init__(
-        self, make_indexer: Callable[[], Indexer], mode: IndexMode = IndexMode.EVENTS
+        self,
+        make_indexer: Callable[[], Indexer],
+        mode: IndexMode = IndexMode.EVENTS,
+        scheme: str = SCHEME,
     ) -> None:
+        self._scheme = scheme
         self._make_indexer = make_indexer
         self._mode = mode
         self._indexers: dict[Scope, Indexer] = {}
@@ -102,7 +107,7 @@ class TrustedIndex:
         indexer = self._indexers.get(scope)
         if indexer is None:
             indexer = self._indexers[scope] = self._make_indexer()
-        self._ranks[rank] = RankIndex(scope, identity, indexer, now_s)
+        self._ranks[rank] = RankIndex(scope, identity, indexer, now_s, self._scheme)
 
     def drop_rank(self, rank: Rank) -> None:
         """Forget a rank and all its blocks; unknown ones are passed over."""

@@ -16,6 +16,8 @@ from router.publisher.journal import EventJournal
 class CountedJournal:
     """A journal, and for each tier and name held by several engine blocks, how many more than one.
 
+    It is told public hashes; it counts, and tells the journal, their bus names.
+
     Invariant: every name counted is held in its tier.
     """
 
@@ -33,12 +35,14 @@ class CountedJournal:
         """
         if firsts is not None and not len(firsts):
             return
-        changed = self._journal.stored_paths(tier, hashes, heads)
+        naming = self._journal.naming
+        changed = self._journal.stored_paths(tier, naming.names(hashes), naming.heads(heads))
         if firsts is not None and len(changed) != len(firsts):
-            self._count(tier, firsts, changed)
+            self._count(tier, naming.names(firsts), changed)
 
     def removed(self, tier: Tier, hashes: HashArray) -> None:
         """An engine block of each name is no longer in a tier."""
+        hashes = self._journal.naming.names(hashes)
         if self._more:
             hashes = np.array([h for h in hashes.tolist() if self._is_last(tier, h)], np.uint64)
         if len(hashes):
@@ -59,6 +63,8 @@ class CountedJournal:
 
     def check_invariants(self, held: dict[Tier, Counter[int]]) -> None:
         """Assert that these, and no more, are held and counted. O(blocks held)."""
+        name = self._journal.naming.name
+        held = {t: Counter({name(h): n for h, n in c.items()}) for t, c in held.items()}
         for tier, counts in held.items():
             assert set(self._journal.held(tier).tolist()) == set(counts)
             more = {name: n for (t, name), n in self._more.items() if t == tier}

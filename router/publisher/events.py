@@ -102,12 +102,13 @@ class KvEventPublisher:
 
     def stored(self, tier: Tier, sequence_hashes: Sequence[int], parent: int | None) -> None:
         """Consecutive blocks, the first after `parent`, are now in this tier."""
-        self._journal.stored(tier, sequence_hashes, parent)
+        naming = self._journal.naming
+        self._journal.stored(tier, naming.listed(sequence_hashes), naming.parent(parent))
         self._note_news()
 
     def removed(self, tier: Tier, sequence_hashes: Sequence[int]) -> None:
         """Blocks are no longer in this tier."""
-        self._journal.removed(tier, sequence_hashes)
+        self._journal.removed(tier, self._journal.naming.listed(sequence_hashes))
         self._note_news()
 
     def cleared(self, tier: Tier | None = None) -> None:

@@ -27,6 +27,7 @@ from router.publisher.checkpoints import checkpoint_of
 from router.publisher.held import DEFAULT_MULTIPLIER, Hashes, HeldBlocks
 from router.publisher.noted import NotedEvents
 from router.publisher.recent import RecentEvents
+from router.sequence.naming import PLAIN, BlockNaming
 
 
 class JournalLimits(Struct, frozen=True):
@@ -53,6 +54,7 @@ class EventJournal:
 
     `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down;
     `expected_blocks` is how many the rank can hold, where that is known.
+    Blocks come here by their bus names: `naming` is for those who know them by public hashes.
 
     Invariant: the log as taken so far, followed by what is noted, is what is held, unless a
     checkpoint is due.
@@ -72,6 +74,7 @@ class EventJournal:
         "_recent",
         "_tail_blocks",
         "_taken_state",
+        "naming",
     )
 
     def __init__(
@@ -82,7 +85,9 @@ class EventJournal:
         limits: JournalLimits = DEFAULT_LIMITS,
         multiplier: int = DEFAULT_MULTIPLIER,
         expected_blocks: int = 0,
+        naming: BlockNaming = PLAIN,
     ) -> None:
+        self.naming = naming
         self._rank = rank
         self._identity = identity
         self._limits = limits

@@ -176,7 +176,7 @@ def plain(request: Request, kind: type[Request]) -> Request:
 
 
 def _prompt(core: RouterCore, request: PromptRequest) -> Prompt:
-    return prepare(request, core.identities(request.scope))
+    return prepare(request, core.identities(request.scope), naming=core.naming)
 
 
 def _chosen(placement: Placement) -> Decided:

@@ -15,6 +15,7 @@ from router.sequence.known_hashes import (
     full_blocks,
     hash_array,
 )
+from router.sequence.naming import PLAIN, BlockNaming
 from router.sequence.stages import BLOCK_HASHING, SEQUENCE_HASHING, Stages
 
 
@@ -22,13 +23,15 @@ class HashedPrompt(Struct, frozen=True):
     """A prompt as a rank with blocks of this size sees it.
 
     `sequence_hashes` name its full blocks in caches, `load_hashes` in bookings: the same, unless
-    the caller has names of its own.
+    the caller has names of its own. `public_hashes`: those in bookings as callers say them, which
+    are others where blocks are named under a key.
     """
 
     sequence_hashes: HashArray
     load_hashes: HashArray
     isl_tokens: int
     block_size: int
+    public_hashes: HashArray
 
     @property
     def own_blocks(self) -> int:
@@ -70,13 +73,17 @@ class Prompt:
         "_isl_tokens",
         "_known",
         "_mm_infos",
+        "_naming",
         "_seed",
         "_tokens",
         "stages",
     )
 
-    def __init__(self, request: PromptRequest, stages: Stages | None = None) -> None:
+    def __init__(
+        self, request: PromptRequest, stages: Stages | None = None, naming: BlockNaming = PLAIN
+    ) -> None:
         self.stages = stages
+        self._naming = naming
         self._tokens = token_array(() if request.token_ids is None else request.token_ids)
         self._isl_tokens = len(self._tokens)
         self._known: tuple[HashArray, HashArray] | None = None
@@ -105,8 +112,10 @@ class Prompt:
     def _hash(self, identity: Identity) -> HashedPrompt:
         if self._known is not None:
             fits = len(self._known[1]) == full_blocks(self.isl_tokens, identity)
-            known = self._known if fits else (NO_HASHES, NO_HASHES)
-            return HashedPrompt(*known, self.isl_tokens, identity.block_size)
+            found_by, public = self._known if fits else (NO_HASHES, NO_HASHES)
+            load = self._naming.names(public)
+            found = load if found_by is public else self._naming.names(found_by)
+            return HashedPrompt(found, load, self.isl_tokens, identity.block_size, public)
         local_hashes = local_block_hashes(
             self._tokens,
             identity.block_size,
@@ -115,9 +124,10 @@ class Prompt:
             eagle=identity.eagle,
         )
         self.end(BLOCK_HASHING)
-        hashes = chain(local_hashes)
+        public = chain(local_hashes)
+        names = self._naming.names(public)
         self.end(SEQUENCE_HASHING)
-        return HashedPrompt(hashes, hashes, self.isl_tokens, identity.block_size)
+        return HashedPrompt(names, names, self.isl_tokens, identity.block_size, public)
 
     def end(self, stage: int) -> None:
         """A stage of the decision about it ended."""
@@ -126,9 +136,13 @@ class Prompt:
 
 
 def prepare(
-    request: PromptRequest, identities: Iterable[Identity], stages: Stages | None = None
+    request: PromptRequest,
+    identities: Iterable[Identity],
+    stages: Stages | None = None,
+    naming: BlockNaming = PLAIN,
 ) -> Prompt:
-    """Hash a prompt under these identities; pure, so it may run on another thread. O(tokens).
+    """Hash a prompt under these identities, its blocks named as on the bus. O(tokens); pure, so it
+    may run on another thread.
 
     Raises InvalidFieldError where there are no tokens, or too many, or hashes that are none, or
     are of no identity's blocks.
@@ -138,7 +152,7 @@ def prepare(
     else:
         identities = list(identities)
         check_hashes(request, identities)
-    prompt = Prompt(request, stages)
+    prompt = Prompt(request, stages, naming)
     for identity in identities:
         prompt.hashed(identity)
     return prompt
