@@ -95,18 +95,21 @@ class World:
 
     def cache(self, rank, token_ids, **fields):
         """Let a rank hold the blocks of a prompt."""
-        prompt = prepare(SelectRequest(token_ids=token_ids, **fields), ())
+        request = SelectRequest(token_ids=token_ids, **fields)
+        prompt = prepare(request, (), naming=self.core.naming)
         hashed = prompt.hashed(self.journals[rank]._identity)
         self.journals[rank].stored(Tier.DEVICE, hashed.sequence_hashes.tolist(), None)
         self.deliver(rank)
 
     def select(self, token_ids, now_s=0.0, **fields):
         request = SelectRequest(token_ids=token_ids, **fields)
-        return self.core.select(request, prepare(request, ()), now_s)
+        return self.core.select(request, prepare(request, (), naming=self.core.naming), now_s)
 
     def book(self, request_id, token_ids, now_s=0.0, **fields):
         request = SelectRequest(token_ids=token_ids, request_id=request_id, **fields)
-        return self.core.select_and_reserve(request, prepare(request, ()), now_s)
+        return self.core.select_and_reserve(
+            request, prepare(request, (), naming=self.core.naming), now_s
+        )
 
 
 def rank(worker_id, dp_rank=0):

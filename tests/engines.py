@@ -20,6 +20,7 @@ from router.publisher.journal import EventJournal
 from router.publisher.normalizer import DEFAULT_LIMITS, Normalizer
 from router.publisher.normalizer_settings import EngineSettings
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
+from router.sequence.naming import PLAIN
 
 U64 = 2**64
 IDENTITY = Identity(SCHEME, 4)
@@ -90,8 +91,10 @@ CLEARED = EngineCleared()
 class Edge:
     """A normaliser, its journal, and a clock."""
 
-    def __init__(self, identity=IDENTITY, limits=DEFAULT_LIMITS, *, settings=None, **fields):
-        self.journal = EventJournal(Rank(7, 0), 1, identity)
+    def __init__(
+        self, identity=IDENTITY, limits=DEFAULT_LIMITS, *, settings=None, naming=PLAIN, **fields
+    ):
+        self.journal = EventJournal(Rank(7, 0), 1, identity, naming=naming)
         self.settings = settings or EngineSettings(**fields)
         self.normalizer = Normalizer(self.journal, identity, limits, self.settings)
         self.now_s = 100.0

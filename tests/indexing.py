@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from builders import rank
 from router.index_config import IndexerConfig
 from router.index_service import IndexService
-from router.protocol.values import SCHEME, Identity, Tier
+from router.protocol.values import Identity, Tier
 from router.publisher.bus import StreamLimits
 from router.publisher.events import KvEventPublisher
 from router.publisher.journal import EventJournal
 from router.publisher.transport import NatsTransport
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
+from router.sequence.naming import PLAIN
 from running import SUBJECTS, FakeWorker, RunningService
 from servers import free_port
 from worker_agent.control import answer_checkpoint_requests
@@ -32,10 +33,10 @@ def sequence_hashes(tokens, block_size=BLOCK_SIZE, **seed):
 class Engine:
     """One rank's publisher, as an agent runs it; nobody is told that it exists."""
 
-    def __init__(self, bus, worker_id, dp_rank=0, block_size=BLOCK_SIZE):
+    def __init__(self, bus, worker_id, dp_rank=0, block_size=BLOCK_SIZE, naming=PLAIN):
         self.rank = rank(worker_id, dp_rank)
         self._bus = bus
-        journal = EventJournal(self.rank, 1, Identity(SCHEME, block_size))
+        journal = EventJournal(self.rank, 1, Identity(naming.scheme, block_size), naming=naming)
         self.events = KvEventPublisher(journal, SUBJECTS.events(self.rank), flush_interval_s=0.01)
 
     def cache(self, tokens, tier=Tier.DEVICE, **seed):

@@ -44,6 +44,20 @@ class StreamLimits(Struct, frozen=True):
     num_replicas: int = 1
 
 
+class NeverInTheClear(Client):
+    """A client that says nothing to a server without TLS where its URL says tls://. The library
+    would go on as with nats://, and send its login to whoever answers.
+    """
+
+    def _connect_command(self) -> bytes:
+        """What is sent first, the login included."""
+        server = self._current_server
+        wants_tls = server is not None and server.uri.scheme == "tls"
+        if wants_tls and not self._server_info.get("tls_required"):
+            raise NatsError("the server offers no TLS, and the URL says tls://")
+        return super()._connect_command()
+
+
 class Bus:
     """A connection to NATS, with its JetStream; `closed` is set when the client has given it up (a
     refused login, say). A mere loss heals by itself and does not set it.
@@ -234,7 +248,7 @@ async def _connect(
 ) -> Bus:
     shown = masked(url)
     while True:
-        bus = Bus(Client(), asyncio.Event())
+        bus = Bus(NeverInTheClear(), asyncio.Event())
         try:
             with heeding_cancellation():
                 await _connect_once(bus, url, name, on_change, access)

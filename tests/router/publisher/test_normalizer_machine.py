@@ -11,6 +11,8 @@ from fuzzing import examples
 from oracle.engine import FULL_GROUPS, Block, EngineModel
 from router.protocol.values import Doubt, Tier
 from router.publisher.normalizer_settings import NormalizerLimits
+from router.security.block_keys import derive
+from router.sequence.naming import PLAIN, BlockNaming
 
 SEEDS = st.integers(0, 2**32 - 1)
 BLOCKS = 50
@@ -18,6 +20,7 @@ LIMITS = NormalizerLimits(held_back_blocks=6, contexts=40)
 MEDIUMS = {Tier.DEVICE: None, Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.REMOTE: "REMOTE"}
 TIERS = [*[Tier.DEVICE] * 4, *Tier]
 WINDOW = {"group": 1, "spec_kind": "sliding_window"}
+KEYED = BlockNaming(derive(b"a secret of the fleet"))
 STRANGERS = [1, 2, 3]
 """Hashes that no block has."""
 
@@ -52,6 +55,7 @@ class NormalizerMachine(RuleBasedStateMachine):
         self.salts_every_event = self.random.random() < 0.5
         self.edge = Edge(
             limits=LIMITS,
+            naming=self.random.choice([PLAIN, KEYED]),
             report_mode=self.random.choice(["new", "new", "full"]),
             num_gpu_blocks=self.random.choice([None, 60]),
             clears_lower_tiers=self.random.random() < 0.3,
@@ -180,7 +184,8 @@ class NormalizerMachine(RuleBasedStateMachine):
     def restart(self):
         """Going on from what was saved equals going on."""
         saved = self.edge.normalizer.save()
-        other = Edge(limits=LIMITS, settings=self.edge.settings)
+        naming = self.edge.journal.naming
+        other = Edge(limits=LIMITS, settings=self.edge.settings, naming=naming)
         other.now_s = self.edge.now_s
         other.normalizer.load(saved, other.now_s)
         self.model.waiting = [
@@ -197,7 +202,8 @@ class NormalizerMachine(RuleBasedStateMachine):
             return
         self.edge.normalizer.check_invariants()
         for tier in Tier:
-            assert self.edge.held(tier) == self.model.held(tier)
+            named = map(self.edge.journal.naming.name, self.model.held(tier))
+            assert self.edge.held(tier) == set(named)
         assert self.edge.orphans == len(self.model.orphans())
         assert self.edge.doubts == self.model.said_doubts()
         waiting = sum(len(waiting[1]) for waiting in self.model.waiting)

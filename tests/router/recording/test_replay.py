@@ -138,8 +138,8 @@ def test_searches_that_decide_nothing_are_recorded_since_they_find_liars_out():
 def test_whatever_changes_a_core_is_recorded():
     public = {name for name in dir(RouterCore) if not name.startswith("_")}
     fields = {
-        "fleet", "foreign", "gate", "index", "predictions", "predictor", "ranks", "tracker",
-        "waiting",
+        "fleet", "foreign", "gate", "index", "naming", "predictions", "predictor", "ranks",
+        "tracker", "waiting",
     }  # fmt: skip
     assert public - fields - READS == {name for name in vars(RecordedCore) if name in public}
 
