@@ -6,6 +6,15 @@ from router.config import RouterConfig
 from router.contradictions import Rule, check_rules
 from router.security.config import check_security
 
+
+def _has_no_login_to_give(config: RouterConfig) -> bool:
+    return "@" in config.redis_url if config.redis_url else True
+
+
+def _is_redis_in_the_clear(config: RouterConfig) -> bool:
+    return not config.redis_url.startswith("rediss://")
+
+
 RULES: tuple[Rule[RouterConfig], ...] = (
     Rule(
         "router_track_output_blocks",
@@ -87,7 +96,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         Rule(
             key,
             "redis_url",
-            lambda c: not c.redis_url or "@" in c.redis_url,
+            _has_no_login_to_give,
             "there is no Redis to log in to, or its URL has a login already",
         )
         for key in ("redis_username", "redis_password_file")
@@ -96,7 +105,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         Rule(
             key,
             "redis_url",
-            lambda c: not c.redis_url.startswith("rediss://"),
+            _is_redis_in_the_clear,
             "only rediss:// is encrypted",
         )
         for key in ("redis_tls_ca_file", "redis_tls_cert_file", "redis_tls_key_file")

@@ -42,10 +42,10 @@ ROUTE = (
 
 ADMIN = (
     "GET /workers",
-    "GET /workers/{worker_id:int}",
+    "GET /workers/{worker_id}",
     "POST /workers",
-    "PATCH /workers/{worker_id:int}",
-    "DELETE /workers/{worker_id:int}",
+    "PATCH /workers/{worker_id}",
+    "DELETE /workers/{worker_id}",
     "GET /routers",
     "GET /config",
     "GET /busy_threshold",
@@ -53,7 +53,7 @@ ADMIN = (
     "GET /loads",
     "GET /shadow",
     "GET /dump",
-    "GET /blocks/{sequence_hash:int}",
+    "GET /blocks/{sequence_hash}",
     # of the index alone
     "POST /register",
     "POST /unregister",

@@ -5,10 +5,10 @@ import ssl
 from contextlib import asynccontextmanager
 
 import pytest
-from certificates import Authority
 from redis.asyncio import Redis
 
 from builders import rank
+from certificates import Authority
 from router.errors import ConfigError
 from router.loading import load_router_config
 from router.metrics import RouterMetrics
