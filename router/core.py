@@ -9,6 +9,7 @@ answer and the effects that the world owes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -383,7 +384,8 @@ class RouterCore:
             cached_tokens = self._placer.cached_tokens(request, prompt, now_s)
             uncached_tokens = prompt.isl_tokens - cached_tokens
             index = queue.classes.index(request.policy_class, uncached_tokens)
-        if not len(queue) and self._placer.has_room(request, queue.classes.all[index]):
+        policy_class = queue.classes.all[index]
+        if not len(queue) and self._placer.has_room(request, policy_class, now_s):
             placement, effects = self.select_and_reserve(request, prompt, now_s)
             self.waiting.charge(request, index, placement.uncached_tokens, now_s)
             return placement, effects
@@ -395,7 +397,7 @@ class RouterCore:
 
     def admit(self, now_s: float) -> Admission | None:
         """Place somebody whose turn it is, if a rank has room; the caller goes on until None."""
-        taken = self.waiting.take(self._placer.has_room, now_s)
+        taken = self.waiting.take(partial(self._placer.has_room, now_s=now_s), now_s)
         if taken is None:
             return None
         waiting, pending = taken

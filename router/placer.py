@@ -161,7 +161,7 @@ class Placer:
             )
         return self.gate.pass_through(request, candidates, self._prefill_labels(request))
 
-    def has_room(self, request: SelectRequest, policy_class: PolicyClass) -> bool:
+    def has_room(self, request: SelectRequest, policy_class: PolicyClass, now_s: float) -> bool:
         """Whether not all that may serve a request are busy, by the standards of its class.
 
         With nobody left to serve it ever, it has its turn, to be told so.
@@ -172,10 +172,11 @@ class Placer:
             return False
         except KvRouterError:
             return True
-        values, slots = self._ranks.values, candidates.slots
-        prefill_tokens = values[:, PREFILL_TOKENS][slots]
-        most_tokens = step_tokens(values[:, MAX_BATCHED_TOKENS][slots])
-        busy = policy_class.are_busy(prefill_tokens, most_tokens)
+        rows = self._ranks.values[candidates.slots]
+        if self._settings.models_prefill:
+            model_progress(rows, candidates.ranks, now_s, self._tracker.active)
+        most_tokens = step_tokens(rows[:, MAX_BATCHED_TOKENS])
+        busy = policy_class.are_busy(rows[:, PREFILL_TOKENS], most_tokens)
         return not busy.all()
 
     def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
@@ -243,7 +244,7 @@ class Placer:
         elif not tracking.kv_reuse:
             table.column(NEW_BLOCKS)[:] = np.ceil(prompt.isl_tokens / table.column(BLOCK_SIZE))
         if self._settings.models_prefill:
-            model_progress(table, self._tracker.active)
+            model_progress(table.values, table.ranks, now_s, self._tracker.active)
         return table
 
     def _selector(self, request: SelectRequest) -> Selector:

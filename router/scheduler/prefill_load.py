@@ -6,12 +6,12 @@ they were booked, each in the time its engine is predicted to take for it alone.
 1.6.1, `router_prefill_load_model`, whose times come from a simulator; ours are learned.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from router.protocol.values import Rank
-from router.scheduler.terms import FloatArray, TermTable
+from router.scheduler.terms import FloatArray
 from router.sequence.active import ActiveSequences
 from router.sequence.footprint import Footprint
 from router.sequence.rank_table import (
@@ -27,15 +27,21 @@ from router.sequence.rank_table import (
 )
 
 
-def model_progress(table: TermTable, active: Callable[[Rank], ActiveSequences]) -> None:
-    """Take off each candidate what its engine should have computed. O(prompts being computed)."""
-    values = table.values
+def model_progress(
+    values: FloatArray,
+    ranks: Sequence[Rank],
+    now_s: float,
+    active: Callable[[Rank], ActiveSequences],
+) -> None:
+    """Take off the rows of these ranks what their engines should have computed by now. `values`:
+    copies of the rank table's rows, or terms made from them. O(prompts being computed).
+    """
     for index in np.flatnonzero(values[:, HEAD_TOKENS] > 0).tolist():
         row = values[index]
-        elapsed_s = max(table.now_s - row[HEAD_SINCE_S], 0.0)
-        left = active(table.ranks[index]).prefill_left(elapsed_s, _seconds(row))
+        elapsed_s = max(now_s - row[HEAD_SINCE_S], 0.0)
+        left = active(ranks[index]).prefill_left(elapsed_s, _seconds(row))
         row[[PREFILL_TOKENS, PREFILL_CONTEXTS, HEAD_TOKENS, HEAD_CONTEXTS]] = left
-        row[HEAD_SINCE_S] = table.now_s
+        row[HEAD_SINCE_S] = now_s
 
 
 def _seconds(row: FloatArray) -> Callable[[Footprint], float]:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from builders import World, rank
+from router.effects import AdmitWaiting
 from router.protocol.requests import ConfigOverride, SelectRequest
+from router.scheduler.waiting_room import Queueing
 from router.sequence.prompt import prepare
 from router.sequence.rank_table import (
     BASE_S,
@@ -21,7 +23,7 @@ RATES = [0.0, 0.001, 0.0, 0.0, 0.0]
 
 def world_of(**fields):
     world = World(**{"models_prefill": True, **fields})
-    world.worker(1)
+    world.worker(1, agent_is_engine=False)
     world.core.ranks.row(rank(1))[BASE_S : BASE_S + 5] = RATES
     return world
 
@@ -104,6 +106,19 @@ def test_without_the_model_a_prompt_counts_whole_until_it_is_told_to_be_complete
     assert left(world, 99.0) == 1000.0
     world.core.prefill_complete("a", 99.0)
     assert left(world, 99.0) == 0.0
+
+
+@pytest.mark.parametrize(("models_prefill", "is_placed"), [(True, True), (False, False)])
+def test_who_waits_is_placed_once_there_should_be_room(models_prefill, is_placed):
+    world = world_of(models_prefill=models_prefill, queueing=Queueing(0.1, "fcfs"))
+    book(world, "a", 1000, 10.0)
+    request = SelectRequest(token_ids=[1], request_id="b")
+    ticket, _ = world.core.submit(request, prepare(request, ()), 10.1)
+    assert isinstance(ticket, int)  # 900 tokens are left, above 0.1 · 8,192
+    assert world.core.admit(10.1) is None
+    assert AdmitWaiting() in world.core.tick(10.3)
+    admission = world.core.admit(10.3)
+    assert (admission is not None and admission.outcome.rank == rank(1)) == is_placed
 
 
 def test_a_policy_that_models_it_anyway_counts_nothing_twice():
