@@ -154,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """An answer is sent; its request may have more to say, which nobody reads."""
         cycle = self.cycle
         super().on_response_complete()
-        if cycle.more_body and not self.transport.is_closing():
+        if cycle.response_complete and cycle.more_body and not self.transport.is_closing():
             self.loop.call_later(REST_S, self._close_unless_past, cycle)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
