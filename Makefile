@@ -48,6 +48,7 @@ FUZZ_SERVER_FIRST ?= 1
 fuzz: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
+	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/http/test_openapi.py
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
 

@@ -31,10 +31,12 @@ from router.protocol.requests import (
     BookRequest,
     BusyThresholdRequest,
     OutputBlockRequest,
+    PrefillCompleteRequest,
     PromptRequest,
     ReplicaPeerRequest,
     SelectRequest,
 )
+from router.protocol.values import U64_MAX
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.shadow import ShadowReport
 from router.views import WorkerView
@@ -119,9 +121,10 @@ ROUTES = (
         "POST",
         "/reservations/{request_id}/prefill_complete",
         "prefill_complete",
-        "A booked prompt is computed",
+        "A booked prompt is computed; its body may say its engine's usage",
         Ok,
-        refusals=(404,),
+        PrefillCompleteRequest | None,
+        refusals=(400, 404, 408, 413, 422),
         is_hot=True,
     ),
     Route(
@@ -188,7 +191,7 @@ ROUTES = (
         "remove_worker",
         "Forget a registered worker",
         WorkerView,
-        refusals=(404, 409),
+        refusals=(400, 404, 409),
     ),
     Route(
         "GET",
@@ -247,7 +250,7 @@ ROUTES = (
         "Load of every rank, were a prompt there",
         list[PotentialLoad],
         PromptRequest,
-        refusals=BODY,
+        refusals=(*BODY, 503),
     ),
     Route(
         "POST",
@@ -256,7 +259,7 @@ ROUTES = (
         "Cached prefix of a prompt on every rank",
         OverlapScoresReply,
         PromptRequest,
-        refusals=BODY,
+        refusals=(*BODY, 503),
     ),
     Route(
         "GET",
@@ -280,7 +283,7 @@ ROUTES = (
         "block_holders",
         "Who holds a block",
         BlockHolders,
-        refusals=(422,),
+        refusals=(400,),
     ),
     Route("GET", "/health", "health", "The process lives", Ok),
     Route("GET", "/ready", "ready", "The process can be relied on", Ready, refusals=(503,)),
@@ -288,13 +291,13 @@ ROUTES = (
 )
 
 _REASONS = {
-    400: "a field is missing or the body is not JSON",
+    400: "the body is not JSON, or what it says can not be true",
     404: "no such worker, reservation or index",
     408: "the body did not arrive in time",
     409: "the id is taken, or what is there contradicts it",
     413: "the body is too large",
     415: "the body is not application/json",
-    422: "a field has the wrong type or range",
+    422: "a field is missing, or has the wrong type or range",
     429: "as much of this tenant waits as its share of a full queue; see Retry-After",
     501: "this version lacks it",
     503: "nobody can take it now",
@@ -307,6 +310,9 @@ def document(app: FastAPI, routes: Sequence[Route]) -> None:
     types = [t for route in routes for t in (route.body, route.answer) if t is not None]
     named = [*types, Refusal, ReservationStep]  # items of batches are named, not typed
     _, components = msgspec.json.schema_components(named, ref_template=_REF)
+    for name in ("PromptRequest", "SelectRequest"):
+        if name in components:
+            components[name]["anyOf"] = _PROMPTS
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -325,7 +331,7 @@ def extra(route: Route) -> dict[str, Any]:
     }
     if route.body is not None:
         content = _content("", route.body)["content"]
-        result["requestBody"] = {"required": True, "content": content}
+        result["requestBody"] = {"required": not _is_optional(route.body), "content": content}
     names = [part.strip("{}") for part in route.path.split("/") if part.startswith("{")]
     if names:
         result["parameters"] = [_parameter(name) for name in names]
@@ -333,6 +339,22 @@ def extra(route: Route) -> dict[str, Any]:
 
 
 _REF = "#/components/schemas/{name}"
+
+_NUMBERS = ("worker_id", "sequence_hash")
+"""Parts of paths that are numbers."""
+
+_PROMPTS = [
+    {"required": ["token_ids"], "properties": {"token_ids": {"type": "array"}}},
+    {
+        "required": ["sequence_hashes", "isl_tokens"],
+        "properties": {"sequence_hashes": {"type": "array"}, "isl_tokens": {"type": "integer"}},
+    },
+]
+"""A prompt comes as tokens or as hashes."""
+
+
+def _is_optional(body: Any) -> bool:
+    return type(None) in getattr(body, "__args__", ())
 
 
 def _content(description: str, answer: Any) -> dict[str, Any]:
@@ -342,6 +364,7 @@ def _content(description: str, answer: Any) -> dict[str, Any]:
 
 
 def _parameter(name: str) -> dict[str, Any]:
-    plain, _, kind = name.partition(":")
-    schema = {"type": "integer", "minimum": 0} if kind == "int" else {"type": "string"}
-    return {"name": plain, "in": "path", "required": True, "schema": schema}
+    schema = {"type": "string", "minLength": 1}
+    if name in _NUMBERS:
+        schema = {"type": "integer", "minimum": 0, "maximum": U64_MAX}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
