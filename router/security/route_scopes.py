@@ -27,6 +27,8 @@ ROUTE = (
     "POST /select",
     "POST /select_and_reserve",
     "POST /reservations",
+    "POST /select:batch",
+    "POST /reservations:batch",
     "POST /reservations/{request_id}/prefill_complete",
     "POST /reservations/{request_id}/output_block",
     "DELETE /reservations/{request_id}",
@@ -52,6 +54,9 @@ ADMIN = (
     "POST /busy_threshold",
     "GET /loads",
     "GET /shadow",
+    "GET /replica_sync/peers",
+    "POST /replica_sync/register_peer",
+    "POST /replica_sync/deregister_peer",
     "GET /dump",
     "GET /blocks/{sequence_hash}",
     # of the index alone
