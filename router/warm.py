@@ -12,6 +12,7 @@ import router.publisher._held_kernel
 import router.publisher._map_kernel
 import router.publisher._map_store
 import router.publisher._map_whole
+import router.scheduler._busy_kernel
 import router.scheduler._claims_kernel
 import router.scheduler._cost_kernel
 import router.scheduler._gather
@@ -31,6 +32,7 @@ KERNEL_MODULES = (
     router.publisher._map_kernel,
     router.publisher._map_store,
     router.publisher._map_whole,
+    router.scheduler._busy_kernel,
     router.scheduler._claims_kernel,
     router.scheduler._cost_kernel,
     router.scheduler._gather,

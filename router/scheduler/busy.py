@@ -6,15 +6,18 @@ judged by what is booked at the moment of the decision, so that no message has t
 recover. Source of the thresholds: Dynamo's `KvWorkerMonitor`, which has no band.
 """
 
+from math import nan
 from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from router.scheduler._busy_kernel import UNKNOWN_STEP_TOKENS, mark_busy
 from router.scheduler.terms import FloatArray
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Slots: TypeAlias = npt.NDArray[np.int64]
 
 
 class BusyThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,44 +40,31 @@ class BusyThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_THRESHOLDS = BusyThresholds()
 
 
-class Busyness(Struct, frozen=True, eq=False):
-    """How busy ranks are, one element each."""
+def busy_ranks(
+    values: FloatArray,
+    slots: Slots,
+    thresholds: BusyThresholds,
+    hysteresis: float,
+    *,
+    is_latched: bool,
+) -> tuple[Mask, int]:
+    """Who of the ranks in these rows of the rank table is busy now, and how many are.
 
-    decode_blocks: FloatArray
-    capacity_blocks: FloatArray
-    prefill_tokens: FloatArray
-    max_batched_tokens: FloatArray
-
-    def exceeds(self, thresholds: BusyThresholds, scale: float) -> Mask:
-        """Where a measure is above `scale` times its threshold."""
-        above = np.zeros(len(self.decode_blocks), np.bool_)
-        fraction = thresholds.active_decode_blocks_threshold
-        if fraction is not None:
-            above |= self.decode_blocks > scale * fraction * self.capacity_blocks
-        tokens = thresholds.active_prefill_tokens_threshold
-        if tokens is not None:
-            above |= self.prefill_tokens > scale * tokens
-        steps = thresholds.active_prefill_tokens_threshold_frac
-        if steps is not None:
-            above |= self.prefill_tokens > scale * steps * self.max_batched_tokens
-        return above
+    `hysteresis`: the band below each threshold, as a fraction of it, where a rank stays what it
+    was; latched, it is what it is found to be from now on. O(ranks).
+    """
+    busy = np.empty(len(slots), np.bool_)
+    limits = (
+        thresholds.active_decode_blocks_threshold,
+        thresholds.active_prefill_tokens_threshold,
+        thresholds.active_prefill_tokens_threshold_frac,
+    )
+    decode, tokens, steps = (nan if each is None else float(each) for each in limits)
+    kept = 1.0 - hysteresis
+    count = mark_busy(values, slots, decode, tokens, steps, kept, is_latched, busy)
+    return busy, count
 
 
 def step_tokens(max_batched_tokens: FloatArray) -> FloatArray:
-    """What engines compute in one step, at most; a great deal where nobody knows (0), as Dynamo
-    has it.
-    """
-    return np.where(max_batched_tokens > 0, max_batched_tokens, 10_000_000.0)
-
-
-def capacity(capacity_blocks: FloatArray) -> FloatArray:
-    """Blocks of ranks; more than there are anywhere where nobody knows (0)."""
-    return np.where(capacity_blocks > 0, capacity_blocks, 1e18)
-
-
-def busy_ranks(
-    now: Busyness, was_busy: Mask, thresholds: BusyThresholds, hysteresis: float
-) -> Mask:
-    """Who is busy now. `hysteresis`: the band below each threshold, as a fraction of it."""
-    stays: Mask = was_busy & now.exceeds(thresholds, 1.0 - hysteresis)
-    return now.exceeds(thresholds, 1.0) | stays
+    """What engines compute in one step, at most."""
+    return np.where(max_batched_tokens > 0, max_batched_tokens, UNKNOWN_STEP_TOKENS)

@@ -49,11 +49,37 @@ class Candidates(Struct, frozen=True, eq=False):
         pairs = list(chain.from_iterable(((rank, w) for rank in w.ranks) for w in workers))
         return _laid_out(pairs, [table.slot(rank) for rank, _ in pairs])
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> "Candidates":
-        """Those at positions where `keep` is true, of shape (candidates,)."""
+
+class Narrowing:
+    """Candidates from which some are taken again and again: laid out in arrays for that."""
+
+    __slots__ = ("_candidates", "_group_of", "_ranks", "_workers")
+
+    def __init__(self, candidates: Candidates) -> None:
+        count = len(candidates)
+        self._candidates = candidates
+        self._ranks = np.fromiter(candidates.ranks, object, count)
+        self._workers = np.fromiter(candidates.workers, object, count)
+        self._group_of = np.empty(count, np.int64)
+        for group, (_, positions) in enumerate(candidates.groups):
+            self._group_of[positions] = group
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Candidates:
+        """Those at positions where `keep` is true, of shape (candidates,). O(candidates), without
+        a step of Python for each.
+        """
         kept = np.flatnonzero(keep)
-        pairs = [(self.ranks[i], self.workers[i]) for i in kept.tolist()]
-        return _laid_out(pairs, self.slots[kept])
+        group_of = self._group_of[kept]
+        groups = (
+            (identity, np.flatnonzero(group_of == group))
+            for group, (identity, _) in enumerate(self._candidates.groups)
+        )
+        return Candidates(
+            tuple(self._ranks[kept].tolist()),
+            tuple(self._workers[kept].tolist()),
+            self._candidates.slots[kept],
+            tuple((identity, positions) for identity, positions in groups if len(positions)),
+        )
 
 
 def _laid_out(

@@ -10,16 +10,8 @@ from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RoutingConstraints, SelectRequest
 from router.protocol.values import Rank, Scope
 from router.scheduler.adapters import LoadedAdapters
-from router.scheduler.busy import (
-    NO_THRESHOLDS,
-    Busyness,
-    BusyThresholds,
-    Mask,
-    busy_ranks,
-    capacity,
-    step_tokens,
-)
-from router.scheduler.candidates import Candidates
+from router.scheduler.busy import NO_THRESHOLDS, BusyThresholds, Mask, busy_ranks
+from router.scheduler.candidates import Candidates, Narrowing
 from router.scheduler.filters import (
     NO_CONSTRAINTS,
     Eligible,
@@ -30,15 +22,7 @@ from router.scheduler.filters import (
     transfer_constraints,
 )
 from router.scheduler.terms import FloatArray
-from router.sequence.rank_table import (
-    BUSY,
-    CAPACITY_BLOCKS,
-    DECODE_BLOCKS,
-    MAX_BATCHED_TOKENS,
-    PREFILL_TOKENS,
-    USED_BLOCKS,
-    RankTable,
-)
+from router.sequence.rank_table import RankTable
 
 NAMED_RANKS = 16
 """Of the ranks that a filter removed, an error names so many."""
@@ -60,11 +44,12 @@ class GateSettings(Struct, frozen=True):
 class _Known:
     """Candidates of a scope, their pool, and those among them that were asked for of late."""
 
-    __slots__ = ("_narrowed", "candidates", "pool")
+    __slots__ = ("_narrowed", "_narrowing", "candidates", "pool")
 
     def __init__(self, candidates: Candidates) -> None:
         self.candidates = candidates
         self.pool = Pool(candidates.ranks, candidates.workers)
+        self._narrowing = Narrowing(candidates)
         self._narrowed: dict[bytes, Candidates] = {}
 
     def only(self, mask: Mask) -> Candidates:
@@ -74,7 +59,7 @@ class _Known:
         if narrowed is None:
             if len(self._narrowed) >= NARROWED_LIMIT:
                 self._narrowed.clear()
-            narrowed = self._narrowed[key] = self.candidates.only(mask)
+            narrowed = self._narrowed[key] = self._narrowing.only(mask)
         return narrowed
 
 
@@ -121,15 +106,21 @@ class Gate:
 
         Raises NoEndpointsError, WorkersOverloadedError.
         """
-        thresholds = self.thresholds(request.model_name)
-        if not (demands_something(request) or prefill is not None or thresholds.are_set):
-            return Passed(candidates)
+        thresholds, busy, busy_count = self.thresholds(request.model_name), None, 0
+        if thresholds.are_set:
+            values, hysteresis = self._table.values, self._settings.hysteresis
+            busy, busy_count = busy_ranks(
+                values, candidates.slots, thresholds, hysteresis, is_latched=True
+            )
+        if not (demands_something(request) or prefill is not None):
+            if busy is None or not busy_count:
+                return Passed(candidates)
+            return self._less_busy(request, candidates, busy)
         known = self._known(request.scope, candidates)
         pool = known.pool
         constraints = request.routing_constraints or NO_CONSTRAINTS
         if prefill is not None:
             constraints = merged(constraints, transfer_constraints(prefill))
-        busy = self._latched(candidates, thresholds) if thresholds.are_set else None
         is_hard = self._settings.is_affinity_hard
         found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
         if not found.mask.any():
@@ -182,19 +173,17 @@ class Gate:
 
     def busy(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
         """Who of these is busy now. Mutates nothing. O(candidates)."""
-        rows = self._table.values[candidates.slots]
-        now = Busyness(
-            np.maximum(rows[:, DECODE_BLOCKS], rows[:, USED_BLOCKS]),
-            capacity(rows[:, CAPACITY_BLOCKS]),
-            rows[:, PREFILL_TOKENS],
-            step_tokens(rows[:, MAX_BATCHED_TOKENS]),
-        )
-        return busy_ranks(now, rows[:, BUSY] > 0, thresholds, self._settings.hysteresis)
+        hysteresis = self._settings.hysteresis
+        values, slots = self._table.values, candidates.slots
+        return busy_ranks(values, slots, thresholds, hysteresis, is_latched=False)[0]
 
-    def _latched(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
-        busy = self.busy(candidates, thresholds)
-        self._table.values[candidates.slots, BUSY] = busy
-        return busy
+    def _less_busy(self, request: SelectRequest, candidates: Candidates, busy: Mask) -> Passed:
+        """Those that are not busy, for a request without other demands."""
+        known = self._known(request.scope, candidates)
+        found = Eligible(~busy, (("busy", busy),))
+        if busy.all():
+            raise _refusal(request, known.pool, found)
+        return Passed(known.only(found.mask), None, known.pool, found)
 
 
 def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> KvRouterError:

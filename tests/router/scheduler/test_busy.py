@@ -3,16 +3,27 @@
 import numpy as np
 import pytest
 
-from router.scheduler.busy import NO_THRESHOLDS, Busyness, BusyThresholds, busy_ranks
+from router.scheduler.busy import NO_THRESHOLDS, BusyThresholds, busy_ranks
+from router.sequence import rank_table as ranks
 
 
-def busyness(decode=0.0, prefill=0.0, capacity=100.0, batched=1000.0):
-    return Busyness(*(np.array([each]) for each in (decode, capacity, prefill, batched)))
+def row(decode=0.0, prefill=0.0, capacity=100.0, batched=1000.0, was_busy=False, used=0.0):
+    made = np.zeros(ranks.RANK_COLUMNS)
+    made[[ranks.DECODE_BLOCKS, ranks.USED_BLOCKS, ranks.CAPACITY_BLOCKS]] = decode, used, capacity
+    made[[ranks.PREFILL_TOKENS, ranks.MAX_BATCHED_TOKENS]] = prefill, batched
+    made[ranks.BUSY] = was_busy
+    return made
 
 
-def is_busy(thresholds, *, was_busy=False, hysteresis=0.1, **measures):
-    was = np.array([was_busy])
-    return bool(busy_ranks(busyness(**measures), was, thresholds, hysteresis)[0])
+def busy_of(rows, thresholds, hysteresis=0.1, *, is_latched=False):
+    slots = np.arange(len(rows))
+    busy, count = busy_ranks(rows, slots, thresholds, hysteresis, is_latched=is_latched)
+    assert count == busy.sum()
+    return busy.tolist()
+
+
+def is_busy(thresholds, *, hysteresis=0.1, **measures):
+    return busy_of(np.array([row(**measures)]), thresholds, hysteresis) == [True]
 
 
 DECODE = BusyThresholds(active_decode_blocks_threshold=0.8)
@@ -64,7 +75,19 @@ def test_without_thresholds_nobody_is_busy():
 
 
 def test_each_rank_is_judged_by_itself():
-    now = Busyness(
-        np.array([90.0, 90.0, 10.0]), np.array([100.0, 200.0, 100.0]), np.zeros(3), np.ones(3)
-    )
-    assert busy_ranks(now, np.zeros(3, bool), DECODE, 0.1).tolist() == [True, False, False]
+    rows = np.array([row(90.0), row(90.0, capacity=200.0), row(10.0), row(used=90.0)])
+    assert busy_of(rows, DECODE) == [True, False, False, True]
+
+
+def test_what_nobody_knows_is_no_limit():
+    assert not is_busy(DECODE, decode=1e9, capacity=0.0)
+    assert not is_busy(STEPS, prefill=19_000_000.0, batched=0.0)
+
+
+def test_latched_the_answer_is_remembered_and_only_then():
+    rows = np.array([row(prefill=501), row(prefill=499)])
+    busy_of(rows, TOKENS)
+    assert rows[:, ranks.BUSY].tolist() == [0, 0]
+    busy_of(rows, TOKENS, is_latched=True)
+    rows[:, ranks.PREFILL_TOKENS] = 470
+    assert busy_of(rows, TOKENS, is_latched=True) == [True, False]

@@ -8,7 +8,7 @@ from router.indexer.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.requests import PromptRequest
 from router.protocol.values import SCHEME, Identity, Rank, Tier
-from router.scheduler.candidates import Candidates
+from router.scheduler.candidates import Candidates, Narrowing
 from router.scheduler.terms import (
     CACHED_BLOCKS,
     NEW_BLOCKS,
@@ -122,7 +122,7 @@ def test_a_rank_that_comes_later_is_found_too():
 
 
 def test_some_candidates_only(world):
-    some = world.candidates().only(np.array([False, True]))
+    some = Narrowing(world.candidates()).only(np.array([False, True]))
     table = world.weigh({EIGHT: {B: Overlap(2, 2, 2, 2)}}, some)
     assert (table.ranks, len(table)) == ((B,), 1)
     assert table.terms(0).overlap_blocks == 2
