@@ -2,8 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from router.core import RouterCore
@@ -24,6 +30,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges of this moment."""
+        yield InfoMetricFamily("kv_router", "What runs here", {"version": version("kv-router")})
         yield _gauge("up", "1 while the process runs", 1)
         if self._status.has_bus:
             connected = self._core.fleet.is_connected

@@ -61,7 +61,7 @@ def _told(registry):
     for family in registry.collect():
         made = registry._names_to_collectors.get(family.name)
         labels = getattr(family, "_labelnames", None) or getattr(made, "_labelnames", ())
-        name = family.name + "_total" * (family.type == "counter")
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         yield name, (family.type, ", ".join(labels), family.documentation)
 
 

@@ -24,6 +24,7 @@ def test_names_keep_the_conventions():
         assert re.fullmatch(r"kv_(router|engine)_[a-z0-9_]+", name), name
         assert not re.search(r"_(ms|secs?|minutes|kb|mb)(_|$)", name), name
         assert (kind == "counter") == name.endswith("_total"), name
+        assert (kind == "info") == name.endswith("_info"), name
         assert (kind == "histogram") <= name.endswith("_seconds"), name
         assert text, name
 
