@@ -74,7 +74,7 @@ class FakeWorker:
                 )
                 if self.bus.client.is_connected:
                     await self.bus.client.publish(SUBJECTS.load(rank), encode_load_report(sent))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
 
 
 class RunningService:
@@ -90,7 +90,8 @@ class RunningService:
     async def running(self):
         self._task = asyncio.create_task(self.service.run(self._stop))
         try:
-            await eventually(self.is_up)
+            await eventually(lambda: self._task.done() or self.is_up())
+            assert not self._task.done(), self._task
             yield self
         finally:
             await self._stack.aclose()
@@ -148,6 +149,10 @@ class RunningRouter(RunningService):
         await eventually(lambda: self.trusts(worker_id))
         await eventually(lambda: self.schedules(worker_id))
         return worker
+
+    async def workers(self, *worker_ids):
+        """So many of them, at once."""
+        return await asyncio.gather(*map(self.worker, worker_ids))
 
     async def trusts(self, worker_id):
         view = await self.view(worker_id)

@@ -197,7 +197,11 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             env={"PYTHONPATH": str(Path(__file__).parent)},
         )
-        self._until("ready")
+        try:
+            self._until("ready")
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self):
         if self._process is not None:

@@ -11,6 +11,7 @@ the file behind it, it can be read.
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
+import numpy as np
 from msgspec import DecodeError, Struct, json
 
 from router.errors import RecordingError
@@ -71,7 +72,14 @@ class _Marked(Struct, frozen=True):
     version: int
 
 
-_encoder = json.Encoder()
+def _listed(value: object) -> object:
+    """Tokens of a request that came over the wire are an array."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is nothing to be recorded")
+
+
+_encoder = json.Encoder(enc_hook=_listed)
 _marked_decoder = json.Decoder(_Marked)
 _header_decoder = json.Decoder(Header)
 _line_decoder = json.Decoder(Line)

@@ -6,6 +6,7 @@ What the index shows is compared with what the engines hold, per rank.
 import asyncio
 import itertools
 import random
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -75,17 +76,21 @@ class DirectFleet:
     def __init__(self, directory, engines=3):
         self.port = free_port()
         self.engines = [HoldingEngine(worker_id) for worker_id in range(1, engines + 1)]
+        self._options = {"http-port": self.port, "drain-s": 0, "data-dir": directory / "kept"}
+        self._directory = directory
+        self._stack = AsyncExitStack()
+
+    async def start(self):
         for engine in self.engines:
+            self._stack.callback(engine.stop)
             engine.start()
-        options = {"http-port": self.port, "drain-s": 0, "data-dir": directory / "kept"}
-        self.router = Process(directory, "router", "router", "serve", **options)
+        self.router = Process(self._directory, "router", "router", "serve", **self._options)
+        self._stack.callback(self.router.end)
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self._stack.push_async_callback(self.client.aclose)
 
     async def close(self):
-        await self.client.aclose()
-        self.router.end()
-        for engine in self.engines:
-            engine.stop()
+        await self._stack.aclose()
 
     async def is_up(self):
         try:
@@ -138,6 +143,7 @@ class DirectFleet:
 async def fleet(tmp_path):
     fleet = DirectFleet(tmp_path)
     try:
+        await fleet.start()
         await eventually(fleet.is_up)
         for engine in fleet.engines:
             await fleet.register(engine)

@@ -129,7 +129,7 @@ async def test_a_checkpoint_larger_than_a_message_comes_in_parts(router, eventua
 
 
 async def test_a_late_router_reads_from_the_last_checkpoints(router, nats_server, eventually):
-    workers = [await router.worker(i) for i in (1, 2)]
+    workers = await router.workers(1, 2)
     for worker in workers:
         await cache(worker, 8)
         await cache(worker)
@@ -163,7 +163,7 @@ async def test_orders_reach_every_router_and_outlive_them(router, nats_server, e
 
 
 async def test_a_silent_worker_is_out(router, eventually):
-    workers = [await router.worker(i) for i in (1, 2, 3)]
+    workers = await router.workers(1, 2, 3)
     workers[0].is_reporting = False
     await eventually(lambda: equals(router.view(1), None))
     assert await router.metric('kv_router_workers_gone_total{reason="silent"}') == 1
@@ -171,7 +171,7 @@ async def test_a_silent_worker_is_out(router, eventually):
 
 
 async def test_a_worker_that_was_only_silent_comes_back(router, eventually):
-    workers = [await router.worker(i) for i in (1, 2, 3)]
+    workers = await router.workers(1, 2, 3)
     await cache(workers[0])
     workers[0].is_reporting = False
     await eventually(lambda: equals(router.view(1), None))

@@ -24,7 +24,7 @@ def hashes(tokens, **seed):
 @pytest.fixture
 async def fleet(router, eventually):
     """Three workers; the second holds the prompt's first 20 tokens, the third, salted, all."""
-    workers = [await router.worker(i) for i in (1, 2, 3)]
+    workers = await router.workers(1, 2, 3)
     workers[1].journals[rank(2)].stored(Tier.DEVICE, hashes(PROMPT[:20]), None)
     workers[2].journals[rank(3)].stored(Tier.DEVICE, hashes(PROMPT, cache_salt="t"), None)
     for worker in workers:

@@ -17,7 +17,7 @@ BINARY = {"content-type": "application/octet-stream"}
 
 @pytest.fixture
 async def fleet(router, eventually):
-    workers = [await router.worker(i) for i in (1, 2)]
+    workers = await router.workers(1, 2)
     hashes = chain(local_block_hashes(token_array(PROMPT), 4)).tolist()
     workers[1].journals[rank(2)].stored(Tier.DEVICE, hashes, None)
     await workers[1].deliver()
