@@ -35,7 +35,7 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 	DYNAMO_PYTHON_1_0_2=$(abspath .dynamo-1.0.2-venv)/bin/python \
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
-		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime
+		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
 # for hours), more runs of the fault simulator (FUZZ_FIRST is the first seed of those), and random faults with real
