@@ -38,10 +38,12 @@ test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
-# for hours), more runs of the fault simulator (FUZZ_FIRST is the first seed of those), and random faults with real
-# servers (an hour; FUZZ_SERVER_FIRST is the first seed, and failures name theirs).
+# for hours), more runs of the fault simulator and odd bodies for the parser of tokens (FUZZ_FIRST is
+# the first seed of those), and random faults with real servers (an hour; FUZZ_SERVER_FIRST is the
+# first seed, and failures name theirs).
 FUZZ_SEQUENCES ?= 2000
 FUZZ_RUNS ?= 20000
+FUZZ_BODIES ?= 10000000
 FUZZ_FIRST ?= 0
 FUZZ_SERVER_RUNS ?= 200
 FUZZ_SERVER_FIRST ?= 1
@@ -49,6 +51,7 @@ fuzz: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
 	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/http/test_openapi.py
+	PYTHONPATH=.:tests $(BIN)/python tests/token_fuzz.py --inputs $(FUZZ_BODIES) --seed $(FUZZ_FIRST)
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
 

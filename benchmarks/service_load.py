@@ -20,11 +20,17 @@ PATIENCE_S = 60.0
 
 
 class Load(Struct, frozen=True):
-    """What a round of requests came to."""
+    """What a round of requests came to. `processor_s`: of the server."""
 
     seconds: float
     latencies_s: list[float]
     failures: list[bytes]
+    processor_s: float = 0.0
+
+    @property
+    def processor_s_each(self) -> float:
+        """Of the server's core."""
+        return self.processor_s / len(self.latencies_s)
 
     @property
     def per_s(self) -> float:

@@ -15,7 +15,7 @@ from peer import PYTHON, REQUIREMENTS, VENV
 
 SERVER_CORE, GENERATOR_CORE = 0, 1
 PEER_THREADS = 2
-START_S = 60.0
+START_S = 300.0  # kernels may have to be compiled first
 
 
 class ServerProcess:

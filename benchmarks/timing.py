@@ -51,7 +51,9 @@ class Bounded(Row, frozen=True):
 
 
 def margin(row: Row) -> float:
-    """How many times over it meets its goal."""
+    """How many times over it meets its goal; a goal of 0 is none."""
+    if not row.goal:
+        return math.inf
     if isinstance(row, Bounded):
         return row.goal / row.ours if row.lower else row.ours / row.goal
     return row.ratio / row.goal

@@ -1,0 +1,204 @@
+"""Rows of the comparison of two services."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Self
+
+import msgspec
+from rows import Row
+from service_feed import fed
+from service_load import Load, request, run_load
+from service_servers import GENERATOR_CORE, ServerProcess, our_server, peer_server
+from service_world import Tokens, World, running_world
+from timing import Bounded, Quicker, alternate
+
+JSON_GOALS = {512: 0.9, 8_192: 2.0, 100_000: 2.5}
+BINARY_GOALS = {512: 1.1, 8_192: 5.0, 100_000: 10.0}
+ALONE_GOALS = {512: 1 / 1.2, 8_192: 1.0, 100_000: 1.0}
+"""How many times as long the peer has to take, at least."""
+
+REQUESTS = {512: 20_000, 8_192: 4_000, 100_000: 400}
+ALONE_REQUESTS = {512: 4_000, 8_192: 2_000, 100_000: 300}
+CONCURRENCIES = (1, 16, 64)
+GOAL_CONCURRENCY = 16
+INGEST_TOKENS, INGEST_GOAL_MS, INGEST_S = 8_192, 5.0, 10.0
+SOAK_SHARE, SOAK_SLICE_S, SOAK_GROWTH = 0.8, 10.0, 1.05
+QUERY = "model_name=m&routing_group=g"
+
+
+class ServiceScale:
+    """How much is measured: all of it, or what ends within 45 s."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 5
+        self.share = 0.05 if quick else 1.0
+        self.concurrencies = (GOAL_CONCURRENCY,) if quick else CONCURRENCIES
+        self.ingest_s = 2.0 if quick else INGEST_S
+
+    def count(self, requests: int) -> int:
+        return max(20, int(requests * self.share))
+
+    def __str__(self) -> str:
+        return f"medians of {self.rounds} interleaved rounds"
+
+
+class Servers:
+    """Both, and the engines that told them what they hold."""
+
+    def __enter__(self) -> Self:
+        os.sched_setaffinity(0, {min(GENERATOR_CORE, (os.cpu_count() or 1) - 1)})
+        with ExitStack() as stack:
+            self.world: World = stack.enter_context(running_world())
+            self.ours: ServerProcess = stack.enter_context(our_server())
+            self.peer: ServerProcess = stack.enter_context(peer_server())
+            for server in (self.ours, self.peer):
+                self.world.register(server.url)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def json(self, tokens: int) -> list[bytes]:
+        """A request for each prompt of that length."""
+        return [_json_request(prompt) for prompt in self.world.prompts[tokens]]
+
+    def binary(self, tokens: int) -> list[bytes]:
+        """The same with packed tokens."""
+        return [_binary_request(prompt) for prompt in self.world.prompts[tokens]]
+
+
+def json_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    return _rate_rows(servers, scale, servers.json, JSON_GOALS)
+
+
+def binary_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    return _rate_rows(servers, scale, servers.binary, BINARY_GOALS)
+
+
+def alone_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    rows: list[Row] = []
+    for tokens, goal in ALONE_GOALS.items():
+        requests, count = servers.json(tokens), scale.count(ALONE_REQUESTS[tokens])
+        ours, peer = _loads(servers, (requests, requests), 1, count, scale.rounds)
+        for label, figure in (("p50", 0.5), ("p99", 0.99)):
+            times = [median(_percentile_us(load, figure) for load in side) for side in (ours, peer)]
+            least = goal if figure > 0.5 else 0.0
+            rows.append(Quicker(f"{tokens}, {label}", *times, "µs", least, lower=False))
+    return rows
+
+
+def ingest_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    requests = servers.json(INGEST_TOKENS)
+    most_per_s = median(
+        _checked(run_load(servers.ours.port, requests, GOAL_CONCURRENCY, 2_000)).per_s
+        for _ in range(scale.rounds)
+    )
+    per_s = most_per_s / 2
+    with fed(servers.ours.url) as told:
+        load = _checked(
+            run_load(
+                servers.ours.port, requests, GOAL_CONCURRENCY, int(per_s * scale.ingest_s), per_s
+            )
+        )
+        blocks_per_s = told()
+    goal, name = INGEST_GOAL_MS, f"{INGEST_TOKENS}, p99, {blocks_per_s / 1e3:.0f} k blocks/s"
+    return [Bounded(name, load.p99_s * 1e3, goal, "ms", goal, lower=True)]
+
+
+def soaked(servers: Servers, seconds: float) -> int:
+    """Hold ours at 80 % of its most; 0 if nothing failed and memory did not grow."""
+    requests, server = servers.json(512), servers.ours
+    most_per_s = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, 20_000)).per_s
+    per_s, end_s = SOAK_SHARE * most_per_s, time.monotonic() + seconds
+    resident_bytes: list[int] = []
+    while time.monotonic() < end_s:
+        count = int(per_s * SOAK_SLICE_S)
+        load = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, count, per_s))
+        resident_bytes.append(server.resident_bytes)
+        memory = f"{resident_bytes[-1] / 1e6:.1f} MB"
+        print(f"{load.per_s:,.0f}/s, p99 {load.p99_s * 1e3:.2f} ms, {memory}", flush=True)
+    settled, last = resident_bytes[len(resident_bytes) // 4], resident_bytes[-1]
+    print(f"memory: {last / settled:.3f} times what it was after a quarter of the time")
+    return 0 if last <= SOAK_GROWTH * settled else 1
+
+
+MEASURE: dict[str, Callable[[Servers, ServiceScale], list[Row]]] = {
+    "json": json_rows,
+    "binary": binary_rows,
+    "alone": alone_rows,
+    "ingest": ingest_rows,
+}
+
+
+def _rate_rows(
+    servers: Servers,
+    scale: ServiceScale,
+    requests_of: Callable[[int], list[bytes]],
+    goals: dict[int, float],
+) -> list[Row]:
+    rows = []
+    for tokens, goal in goals.items():
+        sides = (requests_of(tokens), servers.json(tokens))
+        count = scale.count(REQUESTS[tokens])
+        for concurrency in scale.concurrencies:
+            loads = _loads(servers, sides, concurrency, count, scale.rounds)
+            rates = [median(load.per_s for load in side) for side in loads]
+            least = goal if concurrency == GOAL_CONCURRENCY else 0.0
+            name = f"{tokens}, {concurrency} at once"
+            rows.append(Row(name, *rates, "1/s", least, lower=False))
+            if concurrency == GOAL_CONCURRENCY:
+                rows.append(_processor_row(f"{tokens}, of a core's time", loads, goal))
+    return rows
+
+
+def _processor_row(name: str, loads: Sequence[Sequence[Load]], goal: float) -> Row:
+    """What each request took of the core: on a busy machine the better figure."""
+    times = [median(load.processor_s_each for load in side) * 1e6 for side in loads]
+    return Quicker(name, *times, "µs", goal, lower=False)
+
+
+def _loads(
+    servers: Servers,
+    requests: tuple[Sequence[bytes], Sequence[bytes]],
+    concurrency: int,
+    count: int,
+    rounds: int,
+) -> list[list[Load]]:
+    pairs = zip((servers.ours, servers.peer), requests, strict=True)
+    sides = [_side(server, asked, concurrency, count) for server, asked in pairs]
+    return alternate(sides, rounds, warm_up=True)
+
+
+def _side(
+    server: ServerProcess, requests: Sequence[bytes], concurrency: int, count: int
+) -> Callable[[int], Load]:
+    def measure(_: int) -> Load:
+        before_s = server.processor_s
+        load = _checked(run_load(server.port, requests, concurrency, count))
+        return msgspec.structs.replace(load, processor_s=server.processor_s - before_s)
+
+    return measure
+
+
+def _checked(load: Load) -> Load:
+    if load.failures:
+        raise RuntimeError(f"{len(load.failures)} requests failed: {load.failures[0]!r}")
+    return load
+
+
+def _percentile_us(load: Load, share: float) -> float:
+    ordered = sorted(load.latencies_s)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6
+
+
+def _json_request(prompt: Tokens) -> bytes:
+    body = {"token_ids": prompt.tolist(), "model_name": "m", "routing_group": "g"}
+    return request("/select", msgspec.json.encode(body), "application/json")
+
+
+def _binary_request(prompt: Tokens) -> bytes:
+    return request(f"/select?{QUERY}", prompt.astype("<u4").tobytes(), "application/octet-stream")
