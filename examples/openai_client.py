@@ -98,7 +98,7 @@ def main() -> None:
     """Read the command line and converse."""
     parser = argparse.ArgumentParser(description="A conversation, placed by the router.")
     parser.add_argument("--router", default="http://127.0.0.1:8092", help="its URL")
-    parser.add_argument("--model", default="reference", help="what the engines call it")
+    parser.add_argument("--model", default="default", help="what the engines call it")
     parser.add_argument("--max-tokens", type=int, default=64, help="of every answer")
     options = parser.parse_args()
     asyncio.run(converse(options.router, options.model, options.max_tokens))
