@@ -38,6 +38,10 @@ class Script:
         self._http = httpx.Client(base_url=url, timeout=30)
         self.results: dict[str, str] = {}
 
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._http.close()
+
     def step(
         self,
         name: str,
@@ -124,6 +128,7 @@ def run(url: str) -> dict[str, str]:
         _refusals(script)
         _end(script)
     finally:
+        script.close()
         for engine in engines:
             engine.close()
     return script.results
