@@ -10,7 +10,10 @@ from msgspec import Struct, to_builtins
 
 
 class Row(Struct, frozen=True):
-    """One figure. `goal` bounds the ratio ours / peer: at least, or where `lower` at most."""
+    """One figure. `goal` bounds the ratio ours / peer: at least, or where `lower` at most.
+
+    `error`: half the width of the ratio's 95 % confidence interval, all of which has to hold.
+    """
 
     name: str
     ours: float
@@ -18,6 +21,7 @@ class Row(Struct, frozen=True):
     unit: str
     goal: float
     lower: bool
+    error: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -25,12 +29,14 @@ class Row(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return self.ratio <= self.goal if self.lower else self.ratio >= self.goal
+        if self.lower:
+            return self.ratio + self.error <= self.goal
+        return self.ratio - self.error >= self.goal
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """`{name, ours, peer, unit, ratio, goal, holds}` each."""
-    fields = ("name", "ours", "peer", "unit", "goal")
+    """`{name, ours, peer, unit, ratio, goal, holds, error}` each."""
+    fields = ("name", "ours", "peer", "unit", "goal", "error")
     return json.dumps(
         [
             {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
@@ -42,9 +48,11 @@ def as_json(rows: Sequence[Row]) -> str:
 
 def as_table(rows: Sequence[Row], peer: str) -> str:
     """The same for people."""
-    lines = [f"{'':<24}{'ours':>12}{peer:>14}  {'unit':<8}{'ratio':>7}  goal"]
+    width = max([24, *(len(row.name) + 1 for row in rows)])
+    lines = [f"{'':<{width}}{'ours':>12}{peer:>14}  {'unit':<8}{'ratio':>7}         goal"]
     lines += [
-        f"{row.name:<24}{row.ours:>12.1f}{row.peer:>14.1f}  {row.unit:<8}{row.ratio:>7.2f}  "
+        f"{row.name:<{width}}{row.ours:>12.1f}{row.peer:>14.1f}  {row.unit:<8}{row.ratio:>7.3f}"
+        f"{f' ± {row.error:.3f}' if row.error else '':<8}  "
         f"{'at most' if row.lower else 'at least'} {row.goal:g}: {'yes' if row.holds else 'NO'}"
         for row in rows
     ]

@@ -1,6 +1,6 @@
 """Replays for `scheduling.py`: what is replayed, by which policy, and how rates are learned."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from router.core_settings import CoreSettings
 from router.fleet import LivenessLimits
 from router.indexer.radix_tree import RadixTree
 from router.protocol.loads import LoadReport
+from router.scheduler.cache_aware import CacheAware
 from router.scheduler.predictor import Predictor
 from router.scheduler.settings import PolicySettings
 from router.sequence.rank_table import BASE_S, KV_S
@@ -52,8 +53,12 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The policy with what it was told."""
-        told = ",".join(f"{name}={value:g}" for name, value in self.settings)
-        return f"{self.policy}:{told}" if told else self.policy
+        return f"{self.policy}:{self.told}" if self.told else self.policy
+
+    @property
+    def told(self) -> str:
+        """Its settings."""
+        return ",".join(f"{name}={value:g}" for name, value in self.settings)
 
 
 class SharedRates(Predictor):
@@ -82,11 +87,11 @@ class ScrambledRates(Predictor):
 PREDICTORS = {"rank": Predictor, "shared": SharedRates, "scrambled": ScrambledRates}
 
 
-def run_all(cases: Iterable[Case], jobs: int) -> Mapping[Case, Summary]:
-    """Every case once, in processes of their own."""
+def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
+    """Every case, each in turn as soon as it is over, in processes of their own."""
     wanted = list(dict.fromkeys(cases))
     with ProcessPoolExecutor(jobs) as pool:
-        return dict(zip(wanted, pool.map(run, wanted), strict=True))
+        yield from zip(wanted, pool.map(run, wanted), strict=True)
 
 
 def run(case: Case) -> Summary:
@@ -108,15 +113,17 @@ def run(case: Case) -> Summary:
 
 
 def _core(case: Case, rng: Random) -> RouterCore:
+    told = dict(case.settings)
+    selectors = [CacheAware(**told)] if case.policy == CacheAware.name else None
     settings = CoreSettings(
         router_id=rng.getrandbits(53),
-        policy=PolicySettings(**dict(case.settings)),
+        policy=PolicySettings() if selectors else PolicySettings(**told),
         liveness=LivenessLimits(),
         reservation_ttl_s=3_600.0,
         max_reservations=1_000_000,
         default_policy=case.policy,
     )
-    core = RouterCore(settings, RadixTree, rng)
+    core = RouterCore(settings, RadixTree, rng, selectors)
     core.predictor = PREDICTORS[case.rates](core.ranks)
     return core
 

@@ -54,6 +54,7 @@ def settings(**fields):
         "liveness": LivenessLimits(),
         "reservation_ttl_s": 300.0,
         "max_reservations": 1000,
+        "default_policy": "dynamo-1.0",  # whose costs are counted by hand
     }
     return CoreSettings(**{**defaults, **fields})
 

@@ -131,7 +131,8 @@ class RunningRouter(RunningService):
 
     def __init__(self, nats_url, **fields):
         port = free_port()
-        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
+        foreseeable = {"policy": "dynamo-1.0"}  # whose costs are counted by hand
+        settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **foreseeable, **fields}
         self.config = RouterConfig(nats_url=nats_url, http_port=port, **settings)
         super().__init__(RouterService(self.config), port)
 

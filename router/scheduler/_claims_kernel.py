@@ -7,7 +7,7 @@ from router.compiled import device, kernel
 from router.scheduler._predictive_kernel import (
     COST_S,
     PARTS,
-    arrivals_per_free_s,
+    arrivals_behind,
     mean_weighted,
     predict,
 )
@@ -79,7 +79,7 @@ def claim(
     for i in range(len(unseen)):
         take_back(values[int(unseen[i, 0])], unseen[i, 1], unseen[i, 2], unseen[i, 3])
     output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
-    arrivals = arrivals_per_free_s(values)
+    arrivals = arrivals_behind(values)
     followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
     parts = np.empty(PARTS)
     costs = np.empty(len(values))

@@ -82,13 +82,17 @@ def mean_weighted(values: Array, column: int, weight: int) -> float:
 
 
 @device
-def arrivals_per_free_s(values: Array) -> float:
-    """Requests that a rank receives on average, for each second that no prompt keeps it busy."""
+def arrivals_behind(values: Array) -> float:
+    """Requests that a rank receives on average and that queue there, until the queue is gone.
+
+    Whoever finds a rank free goes there: so many queue as find all computing prompts, and a queue
+    is gone after so much longer as new work keeps the rank from it.
+    """
     requests_per_s, share = 0.0, 0.0
     for i in range(len(values)):
-        requests_per_s += values[i, REQUESTS_PER_S]
-        share += values[i, PREFILL_SHARE]
-    return requests_per_s / max(len(values) - share, 1e-9)
+        requests_per_s += values[i, REQUESTS_PER_S] / len(values)
+        share += values[i, PREFILL_SHARE] / len(values)
+    return requests_per_s * share / max(1.0 - share, 1e-9)
 
 
 @device
@@ -184,7 +188,7 @@ def predictive(
     output_tokens = expected_output_tokens
     if math.isnan(output_tokens):
         output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
-    arrivals = arrivals_per_free_s(values)
+    arrivals = arrivals_behind(values)
     followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
     for i in range(len(values)):
         row = values[i]

@@ -27,9 +27,9 @@ from router.sequence.rank_table import RELATIVE_ERROR, SLOW_START
 class Predictive(Policy):
     """Predicted seconds, from rates learned online; see the README for the formula.
 
-    Among candidates within one standard error of the best it chooses at random: so several routers
-    that know the same do not all run to the same rank. In bursts that is not enough; there the
-    routers take turns, see `crowd.py`.
+    A router that has heard others chooses at random among candidates within one standard error of
+    the best: so several that know the same do not all run to the same rank. In bursts that is not
+    enough; there the routers take turns, see `crowd.py`.
     """
 
     __slots__ = ()
@@ -72,11 +72,14 @@ _PARTS = (*PREDICTED, "slow_start_s", "preference")
 
 
 def _equals(costs: FloatArray, table: TermTable) -> npt.NDArray[np.int64]:
-    """Those that cannot be told from the best; where routers take turns, the first of the best."""
+    """Those that cannot be told from the best; where routers take turns, the first of the best.
+
+    A router that is alone has nobody to avoid: the best, and whoever costs exactly as much.
+    """
     best = costs.argmin()
     if table.claims:
         return np.array([best])
-    error = table.values[best, RELATIVE_ERROR]
+    error = 0.0 if table.claims is None else table.values[best, RELATIVE_ERROR]
     return np.flatnonzero(costs <= costs[best] * (1.0 + error))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.scheduler import _predictive_kernel as kernel
+from router.scheduler.claims import NO_CLAIMS
 from router.scheduler.predictive import Predictive, predicted_parts
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import (
@@ -85,9 +86,9 @@ def test_the_worked_example():
     assert example[kernel.PREFILL_OWN_S] == pytest.approx(0.2596)
     assert example[kernel.STREAM_S] == pytest.approx(2.4001)
     assert example[kernel.DELAY_S] == pytest.approx(3.72735)
-    assert example[kernel.FUTURE_S] == pytest.approx(0.092748)
+    assert example[kernel.FUTURE_S] == pytest.approx(0.046374)
     assert example[kernel.PUSHED_S] == pytest.approx(0.025)
-    assert example[kernel.COST_S] == pytest.approx(1.230793)
+    assert example[kernel.COST_S] == pytest.approx(1.184419)
 
 
 def test_a_prompt_that_began_long_ago_is_as_good_as_done():
@@ -191,8 +192,8 @@ def test_more_requests_there_never_cost_less(few, more):
     assert cost({ranks.REQUESTS: few}) <= cost({ranks.REQUESTS: few + more})
 
 
-def chosen(*rows, **settings):
-    rng, of = Random(3), asked(*rows)
+def chosen(*rows, claims=None, **settings):
+    rng, of = Random(3), replace(asked(*rows), claims=claims)
     made = PolicySettings(**settings)
     return Counter(Predictive().choose(of, made, rng).index for _ in range(300))
 
@@ -202,13 +203,28 @@ def test_takes_the_cheapest_where_it_is_sure():
     assert chosen(longer, row()) == {1: 300}
 
 
-def test_takes_any_of_those_it_cannot_tell_apart():
-    unsure = {ranks.RELATIVE_ERROR: 0.05}
-    near = row({**unsure, ranks.PREFILL_TOKENS: 4_100})
-    far = row({**unsure, ranks.PREFILL_TOKENS: 9_000})
-    counted = chosen(far, row(unsure), near)
+UNSURE = {ranks.RELATIVE_ERROR: 0.05}
+NEAR = row({**UNSURE, ranks.PREFILL_TOKENS: 4_100})
+FAR = row({**UNSURE, ranks.PREFILL_TOKENS: 9_000})
+
+
+def test_beside_other_routers_takes_any_of_those_it_cannot_tell_apart():
+    counted = chosen(FAR, row(UNSURE), NEAR, claims=NO_CLAIMS)
     assert set(counted) == {1, 2}
     assert min(counted.values()) > 100
+
+
+def test_alone_takes_the_best_and_any_that_costs_exactly_as_much():
+    counted = chosen(FAR, row(UNSURE), NEAR, row(UNSURE))
+    assert set(counted) == {1, 3}
+    assert min(counted.values()) > 100
+
+
+def test_who_will_come_is_delayed_as_far_as_all_ranks_compute_prompts():
+    tried = (0, 0.5, 0.8)
+    future = {share: parts({ranks.PREFILL_SHARE: share})[kernel.FUTURE_S] for share in tried}
+    assert future[0] == 0
+    assert future[0.8] == pytest.approx(4 * future[0.5])
 
 
 def test_a_temperature_draws_from_all():
