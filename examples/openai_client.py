@@ -69,7 +69,9 @@ class RoutedCompletions:
 
 
 def _usage(chunk: Completion) -> Usage:
-    """What the router compares with its prediction."""
+    """What the engine says of its prompt. Streams say it last, when the router knows by the first
+    token that the prompt is computed: it counts usage that comes before that.
+    """
     assert chunk.usage is not None
     details = chunk.usage.prompt_tokens_details
     cached_tokens = (details.cached_tokens or 0) if details else 0
