@@ -82,6 +82,7 @@ def test_other_variables_of_dynamo_are_none_of_ours():
     assert load_router_config((), {"DYN_NAMESPACE": "x", "DYN_SYSTEM_PORT": "1"}) == RouterConfig()
 
 
+REDIS = ("--redis-url", "redis://h", "--session-affinity-ttl-s", "9")
 CONTRADICTIONS = {
     ("router_track_output_blocks", "router_track_active_blocks"): (
         "--router-track-output-blocks", "--no-router-track-active-blocks",
@@ -106,6 +107,18 @@ CONTRADICTIONS = {
     ("event_threads", "use_kv_events"): ("--event-threads", "2", "--no-use-kv-events"),
     ("session_affinity_mode", "session_affinity_ttl_s"): ("--session-affinity-mode", "soft"),
     ("redis_url", "session_affinity_ttl_s"): ("--redis-url", "redis://h"),
+    ("redis_username", "redis_password_file"): ("--redis-username", "u", *REDIS),
+    ("redis_username", "redis_url"): ("--redis-username", "u", "--redis-password-file", "p"),
+    ("redis_password_file", "redis_url"): ("--redis-password-file", "p"),
+    ("redis_tls_ca_file", "redis_url"): ("--redis-tls-ca-file", "c"),
+    ("redis_tls_cert_file", "redis_tls_key_file"): (
+        *("--redis-tls-cert-file", "c", "--redis-url", "rediss://h"),
+        *("--session-affinity-ttl-s", "9"),
+    ),
+    ("redis_tls_cert_file", "redis_url"): (
+        "--redis-tls-cert-file", "c", "--redis-tls-key-file", "k",
+    ),
+    ("redis_tls_key_file", "redis_url"): ("--redis-tls-key-file", "k"),
     ("reset_state", "nats_url"): ("--reset-state",),
     ("shadow", "session_affinity_ttl_s"): ("--shadow", "--session-affinity-ttl-s", "9"),
     ("router_queue_policy", "router_queue_threshold"): ("--router-queue-policy", "wspt"),
