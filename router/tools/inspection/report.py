@@ -39,8 +39,6 @@ def worker_report(worker: WorkerView, ranks: Sequence[RankView]) -> str:
 
 def prompt_report(scores: OverlapScoresReply, isl_tokens: int) -> str:
     """Who holds how much of a prompt, the most first."""
-    if not scores.workers:
-        return "no worker serves this model and group; see `kv-router inspect workers`"
     ranks = sorted(scores.workers, key=lambda rank: (-rank.remote_blocks, -rank.device_blocks))
     heads = ("worker", "dp", "blocks", *TIER_WORDS.values(), "predicted", "trust")
     rows = [_overlap_row(rank, isl_tokens) for rank in ranks]
