@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 PROGRAM = Path(__file__).parent / "dynamo_process.py"
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 
 
 class DynamoProcess:

@@ -5,7 +5,7 @@ import pytest
 from running import RunningRouter
 from servers import eventually
 
-pytestmark = [pytest.mark.dynamo, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.dynamo
 
 FORMS = [("1.0.2", "jetstream"), ("1.0.2", "core"), ("1.6.1", "core")]
 SETTINGS = {"dynamo_namespace": "ns1", "dynamo_component": "backend", "dynamo_block_size": 16}
@@ -82,7 +82,7 @@ async def test_dynamos_own_choices_are_booked_and_compared(nats_server, fleet, v
             await worker.ask("stored", PROMPT, [111, 222, 333])
             await eventually(lambda: finds(router, {(worker.started, 0): 3}))
             async with dynamo.running("router", mode) as theirs:
-                await eventually(lambda: chooses(theirs, "warm-up", worker.started), timeout_s=30)
+                await eventually(lambda: chooses(theirs, "warm-up", worker.started))
                 await eventually(lambda: active(router, worker.started, 1))
                 report = (await router.client.get("/shadow")).json()
                 (scope,) = report["scopes"]
@@ -114,7 +114,7 @@ async def test_what_dynamos_router_purged_is_read_from_its_dump(nats_server, bus
         await worker.ask("removed", [444])
         await eventually(lambda: finds(early, {rank: 3}))
         async with dynamo.running("router", "jetstream"):
-            await eventually(lambda: is_purged(bus), timeout_s=30)
+            await eventually(lambda: is_purged(bus))
         await worker.ask("stored", [8] * 16, [555], 333)
         expected, tokens = {rank: 4}, [*PROMPT, *[8] * 16]
         await eventually(lambda: finds(early, expected, tokens=tokens))
