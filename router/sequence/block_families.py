@@ -7,13 +7,18 @@
 """
 
 from collections.abc import Sequence
-from struct import pack
 
 import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.sequence.hashing import HASH_SEED, hash_seed
+from router.sequence.hashing import (
+    HASH_SEED,
+    chain_hash,
+    hash_seed,
+    local_block_hash,
+    token_array,
+)
 
 
 class BlockNames(Struct, frozen=True):
@@ -32,11 +37,8 @@ class BlockFamily(Struct, frozen=True):
 
     def names(self, tokens: Sequence[int], parent_sequence_hash: int | None) -> BlockNames:
         """Names of a full block after its parent. O(tokens)."""
-        block_hash = xxh3_64_intdigest(pack(f"<{len(tokens)}I", *tokens), self.block_seed)
-        if parent_sequence_hash is None:
-            return BlockNames(block_hash, block_hash, None)
-        step = pack("<QQ", parent_sequence_hash, block_hash)
-        sequence_hash = xxh3_64_intdigest(step, self.chain_seed)
+        block_hash = local_block_hash(token_array(tokens), self.block_seed)
+        sequence_hash = chain_hash(parent_sequence_hash, block_hash, self.chain_seed)
         return BlockNames(block_hash, sequence_hash, parent_sequence_hash)
 
 

@@ -53,11 +53,11 @@ def local_block_hash(tokens: TokenArray, seed: int) -> int:
     return xxh3_64_intdigest(tokens.tobytes(), seed)
 
 
-def chain_hash(parent_sequence_hash: int | None, local_hash: int) -> int:
+def chain_hash(parent_sequence_hash: int | None, local_hash: int, seed: int = HASH_SEED) -> int:
     """Sequence hash of a block after its parent; of a first block, its local hash itself."""
     if parent_sequence_hash is None:
         return local_hash
-    return xxh3_64_intdigest(_U64_PAIR.pack(parent_sequence_hash, local_hash), HASH_SEED)
+    return xxh3_64_intdigest(_U64_PAIR.pack(parent_sequence_hash, local_hash), seed)
 
 
 def local_block_hashes(

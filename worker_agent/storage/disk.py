@@ -9,7 +9,6 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from router.block_errors import StorageError
 from worker_agent.layout.strides import round_up
+from worker_agent.storage.own_file import own_file
 
 PAGE_BYTES = 4096
 ZERO_BYTES = 16 * 1024 * 1024
@@ -63,15 +63,9 @@ class DiskStorage:
         self.path = path
         self.num_blocks = num_blocks
         self.stride_bytes = round_up(block_bytes, PAGE_BYTES)
-        with _told_of(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                reserved = self._reserve(zero_fill=zero_fill)
-                self.abilities = DiskAbilities(self._go_direct(), reserved)
-            except OSError:
-                os.close(self._descriptor)
-                raise
+        with own_file(path) as self._descriptor:
+            reserved = self._reserve(zero_fill=zero_fill)
+            self.abilities = DiskAbilities(self._go_direct(), reserved)
 
     def read(self, blocks: Sequence[int], buffer: memoryview) -> list[OSError | None]:
         """Read blocks into the strides of `buffer`, in order; what went wrong with each, if
@@ -179,12 +173,3 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
             yield first, place - first
             first = place
-
-
-@contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        allowed = "a file that no other process has, and room for it"
-        raise StorageError("path", f"{path}: {error.strerror}", allowed) from error

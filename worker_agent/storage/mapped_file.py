@@ -5,7 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from router.block_errors import StorageError
+from worker_agent.storage.own_file import own_file
 
 
 class MappedFile:
@@ -22,16 +22,9 @@ class MappedFile:
         Raises StorageError when it cannot be had, or another process has it.
         """
         self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StorageError("path", f"{path}: {error.strerror}", "a file of ours") from error
-        try:
+        with own_file(path) as self._descriptor:
             self.is_new = self._prepare(size_bytes)
             self.buffer = mmap.mmap(self._descriptor, size_bytes)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise StorageError("path", f"{path}: {error.strerror}", _ALLOWED) from error
 
     def close(self) -> None:
         """Let it go. Whoever still has a view of `buffer` keeps it mapped, but it is another's."""
@@ -43,12 +36,8 @@ class MappedFile:
         self.path.unlink(missing_ok=True)
 
     def _prepare(self, size_bytes: int) -> bool:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(self._descriptor).st_size == size_bytes:
             return False
         os.ftruncate(self._descriptor, 0)
         os.posix_fallocate(self._descriptor, 0, size_bytes)
         return True
-
-
-_ALLOWED = "a file that no other process has, and room for it"
