@@ -76,7 +76,7 @@ class DecisionMetrics(Collector):
         self._cached_tokens += cached_tokens
         if stages is None:
             return
-        self._rows.extend((ROLES.index(role), stages.total_s, *stages.seconds))
+        self._rows.extend((ROLES.index(role), stages.total_s - stages.waited_s, *stages.seconds))
         if len(self._rows) == _COLUMNS * _MOST_ROWS:
             self._add_up()
 

@@ -13,6 +13,7 @@ from router.sequence.tracking import Tracking
 from router.service_config import ServiceConfig
 
 PrefillLoadModel: TypeAlias = Literal["none", "ais"]
+TrackingHash: TypeAlias = Literal["public-xxh3-v1", "keyed-xxh3-v1"]
 AffinityMode: TypeAlias = Literal["hard", "soft"]
 
 
@@ -35,6 +36,16 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
         PrefillLoadModel,
         Meta(description="ais: policies see booked prompts as far as they should be computed"),
     ] = "none"
+    router_tracking_hash: Annotated[
+        TrackingHash,
+        Meta(description="keyed: bookings name blocks under a secret, also towards other routers"),
+    ] = "public-xxh3-v1"
+    router_tracking_key_file: Annotated[
+        str, Meta(description="its secret: 32 bytes, or as many in hexadecimal")
+    ] = ""
+    router_tracking_key_id: Annotated[
+        str, Meta(max_length=256, description="which secret it is; part of every name")
+    ] = ""
     active_decode_blocks_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(description="a rank with more of its blocks in use gets nothing more; none: no limit"),

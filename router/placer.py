@@ -27,6 +27,7 @@ from router.placement import Explained, Placement
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
+from router.scheduler._growth_kernel import grow
 from router.scheduler.busy import step_tokens
 from router.scheduler.candidates import Candidates
 from router.scheduler.crowd import Crowd
@@ -43,7 +44,7 @@ from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
     MAX_BATCHED_TOKENS,
-    PREFILL_TOKENS,
+    QUEUED_TOKENS,
     RankTable,
 )
 from router.sequence.stages import FIND, SCHEDULING
@@ -106,18 +107,24 @@ class Placer:
 
         Raises NoEndpointsError, WorkersOverloadedError.
         """
-        passed = self.eligible(request)
-        candidates, override = passed.candidates, request.router_config_override
-        prompt.end(SCHEDULING)
-        overlaps = self._find(request.scope, prompt, candidates)
-        prompt.end(FIND)
+        scope, override = request.scope, request.router_config_override
+        passed = self._eligible(request, self.schedulable(scope))
+        candidates = passed.candidates
+        stages = prompt.stages
+        if stages is not None:
+            stages.end(SCHEDULING)
+        overlaps = self._find(scope, prompt, candidates)
+        if stages is not None:
+            stages.end(FIND)
         tracking, expected_tokens = self.tracking(override), request.expected_output_tokens
         table = self._weigh(request, prompt, candidates, overlaps, expected_tokens, tracking, now_s)
         if passed.factors is not None:
             table.column(TAINT_FACTOR)[:] = passed.factors
         if (claims := self._crowd.claims(now_s)) is not None:
             table = replace(table, claims=claims)
-        settings = self._settings.policy.overridden(override)
+        settings = self._settings.policy
+        if override is not None:
+            settings = settings.overridden(override)
         choice = self._selector(request).choose(table, settings, self._rng)
         worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed = prompt.hashed(worker.identity)
@@ -139,7 +146,7 @@ class Placer:
         """Every rank of a scope that may be chosen; laid out once for each change of the fleet."""
         fleet_version, slots_version = self._fleet.version, self._ranks.version
         known = self._candidates.get(scope)
-        if known is not None and known[:2] == (fleet_version, slots_version):
+        if known is not None and known[0] == fleet_version and known[1] == slots_version:
             return known[2]
         workers = self._fleet.schedulable(scope)
         candidates = Candidates.of(workers, self._ranks)
@@ -151,8 +158,10 @@ class Placer:
 
     def eligible(self, request: SelectRequest) -> Passed:
         """Who may serve a request. Raises NoEndpointsError, WorkersOverloadedError."""
-        candidates = self.schedulable(request.scope)
-        if not len(candidates):
+        return self._eligible(request, self.schedulable(request.scope))
+
+    def _eligible(self, request: SelectRequest, candidates: Candidates) -> Passed:
+        if not candidates.ranks:
             raise NoEndpointsError(
                 request.model_name,
                 request.routing_group,
@@ -161,8 +170,10 @@ class Placer:
             )
         return self.gate.pass_through(request, candidates, self._prefill_labels(request))
 
-    def has_room(self, request: SelectRequest, policy_class: PolicyClass, now_s: float) -> bool:
-        """Whether not all that may serve a request are busy, by the standards of its class.
+    def has_room(
+        self, request: SelectRequest, policy_class: PolicyClass, part: float, now_s: float
+    ) -> bool:
+        """Whether not all that may serve a request are busy: above this part of the threshold.
 
         With nobody left to serve it ever, it has its turn, to be told so.
         """
@@ -176,7 +187,7 @@ class Placer:
         if self._settings.models_prefill:
             model_progress(rows, candidates.ranks, now_s, self._tracker.active)
         most_tokens = step_tokens(rows[:, MAX_BATCHED_TOKENS])
-        busy = policy_class.are_busy(rows[:, PREFILL_TOKENS], most_tokens)
+        busy = policy_class.are_busy(rows[:, QUEUED_TOKENS], most_tokens, part)
         return not busy.all()
 
     def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
@@ -196,6 +207,8 @@ class Placer:
     def overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
         """The cached prefix of every rank of a scope, guesses included."""
         known = self._index.find_matches(scope, prompt.sequence_hashes)
+        if not self._predictions.are_made:
+            return known
         return self._predictions.added_to(known, scope, prompt.sequence_hashes)
 
     def find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
@@ -210,15 +223,14 @@ class Placer:
 
     def tracking(self, override: ConfigOverride | None) -> Tracking:
         """What of a booking is counted."""
-        return self._settings.tracking.overridden(override)
+        tracking = self._settings.tracking
+        return tracking if override is None else tracking.overridden(override)
 
     def _find(
         self, scope: Scope, prompt: Prompt, candidates: Candidates
     ) -> dict[Identity, OverlapScores]:
-        return {
-            identity: self.overlaps(scope, prompt.hashed(identity))
-            for identity, _ in candidates.groups
-        }
+        find, hashed = self.overlaps, prompt.hashed
+        return {identity: find(scope, hashed(identity)) for identity in candidates.identities}
 
     def _weighed(
         self, request: PromptRequest, prompt: Prompt, candidates: Candidates, now_s: float
@@ -239,6 +251,8 @@ class Placer:
         table = self._weighing.weigh(
             request, prompt, candidates, overlaps, expected_output_tokens, now_s
         )
+        if self._tracker.is_growing:
+            grow(table.values, now_s, self._settings.tracking.counts_output)
         if not tracking.active_blocks:
             table.column(DECODE_BLOCKS)[:] = np.nan
         elif not tracking.kv_reuse:

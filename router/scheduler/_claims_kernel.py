@@ -6,6 +6,7 @@ import numpy.typing as npt
 from router.compiled import device, kernel
 from router.scheduler._predictive_kernel import (
     COST_S,
+    FOLLOWING,
     PARTS,
     arrivals_behind,
     mean_weighted,
@@ -19,8 +20,8 @@ from router.sequence.rank_table import (
     HEAD_SINCE_S,
     HEAD_TOKENS,
     OUTPUT_TOKENS,
-    PREFILL_CONTEXTS,
-    PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
     REQUESTS,
     REQUESTS_PER_S,
     REUSE,
@@ -38,8 +39,8 @@ def put(
         row[HEAD_TOKENS] = weight * tokens
         row[HEAD_CONTEXTS] = weight * contexts
         row[HEAD_SINCE_S] = now_s
-    row[PREFILL_TOKENS] += weight * tokens
-    row[PREFILL_CONTEXTS] += weight * contexts
+    row[QUEUED_TOKENS] += weight * tokens
+    row[QUEUED_CONTEXTS] += weight * contexts
     row[REQUESTS] += weight
     if row[BLOCK_SIZE] > 0:
         row[DECODE_BLOCKS] += weight * isl_tokens / row[BLOCK_SIZE]
@@ -48,8 +49,8 @@ def put(
 @device
 def take_back(row: Array, tokens: float, contexts: float, booked_s: float) -> None:
     """As it was before we booked a request there."""
-    row[PREFILL_TOKENS] = max(row[PREFILL_TOKENS] - tokens, 0.0)
-    row[PREFILL_CONTEXTS] = max(row[PREFILL_CONTEXTS] - contexts, 0.0)
+    row[QUEUED_TOKENS] = max(row[QUEUED_TOKENS] - tokens, 0.0)
+    row[QUEUED_CONTEXTS] = max(row[QUEUED_CONTEXTS] - contexts, 0.0)
     row[REQUESTS] = max(row[REQUESTS] - 1, 0.0)
     if row[HEAD_SINCE_S] >= booked_s:
         row[HEAD_TOKENS] = 0.0
@@ -80,14 +81,15 @@ def claim(
         take_back(values[int(unseen[i, 0])], unseen[i, 1], unseen[i, 2], unseen[i, 3])
     output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
     arrivals = arrivals_behind(values)
-    followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    followers = FOLLOWING * reuse  # nobody has anything of a usual request
     parts = np.empty(PARTS)
     costs = np.empty(len(values))
     for i in range(len(values)):
         values[i, CACHED_BLOCKS] = 0.0
         values[i, TAINT_FACTOR] = 1.0
-        predict(values[i], tokens, isl_tokens, output_tokens, arrivals, followers, now_s,
-                delay_weight, parts)  # fmt: skip
+        predict(values[i], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
+                now_s, delay_weight, parts)  # fmt: skip
         costs[i] = parts[COST_S]
     for turn in range(len(turns)):
         best = 0
@@ -98,6 +100,6 @@ def claim(
         if weight > 0:
             put(claimed[best], weight, tokens, contexts, isl_tokens, now_s)
         put(values[best], weight if weight > 0 else 1.0, tokens, contexts, isl_tokens, now_s)
-        predict(values[best], tokens, isl_tokens, output_tokens, arrivals, followers, now_s,
-                delay_weight, parts)  # fmt: skip
+        predict(values[best], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
+                now_s, delay_weight, parts)  # fmt: skip
         costs[best] = parts[COST_S]

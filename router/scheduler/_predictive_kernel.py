@@ -33,14 +33,14 @@ from router.sequence.rank_table import (
     HELD_BLOCKS,
     KV_S,
     OUTPUT_TOKENS,
-    PREFILL_CONTEXTS,
     PREFILL_S,
     PREFILL_SHARE,
-    PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
     REQUESTS,
     REQUESTS_PER_S,
     REUSE,
-    SLOW_START,
+    SLOW_UNTIL_S,
     TRUST_WEIGHT,
 )
 
@@ -57,6 +57,16 @@ PUSHED_S = 6  # it takes to compute again what is pushed out and wanted again
 COST_S = 7
 
 PARTS = 8
+
+SLOW_START_S = 30.0
+"""A rank that has never finished a request counts double at first, and as it is after so long."""
+
+FOLLOWING = 1 / 3
+"""Of those who will find here what a request computes, so many delay who is there now, or whoever
+comes after them. If all sessions are n requests long, it is the sum of (1 - k / n)^2, both sides
+still there at the k-th: two thirds of n / 2. Half of the time a session is between two requests.
+"""
+
 PREDICTED = ("queue_s", "room_s", "prefill_s", "stream_s", "delay_s", "future_s", "pushed_s")
 
 
@@ -96,6 +106,43 @@ def arrivals_behind(values: Array) -> float:
 
 
 @device
+def followers_of(
+    values: Array, isl_tokens: float, host_weight: float, disk_weight: float, remote_weight: float
+) -> float:
+    """Requests that will be bound to where this one goes, and delay there who is there now.
+
+    Who finds the same everywhere is bound to nobody: it is the part of the prompt that candidates
+    do not have, on average, by which a place becomes the only one.
+    """
+    cached_tokens = 0.0
+    for i in range(len(values)):
+        saved = saved_tokens(values[i], host_weight, disk_weight, remote_weight)
+        cached_tokens += saved / len(values)
+    bound = max(1.0 - cached_tokens / max(isl_tokens, 1.0), 0.0)
+    return FOLLOWING * bound * mean_weighted(values, REUSE, REQUESTS_PER_S)
+
+
+@device
+def begun_s(row: Array, step_s: float, chunk_tokens: float, now_s: float) -> tuple[float, float]:
+    """How long the step under way still takes, and how much of the head is computed after it.
+
+    A step cannot be joined. Where others decode, a prompt that came to nobody's prompts has waited
+    for the end of one, on average half a step; and so has who comes now, where none is computed.
+    """
+    lag_s = step_s / 2 if row[DECODING_REQUESTS] + row[FOREIGN_REQUESTS] > 0 else 0.0
+    if row[HEAD_TOKENS] <= 0:
+        return lag_s, 0.0
+    steps = max(math.ceil(row[HEAD_TOKENS] / chunk_tokens), 1)
+    compute_s = row[HEAD_TOKENS] * row[PREFILL_S] + row[HEAD_CONTEXTS] * row[CONTEXT_S]
+    each_s = step_s + compute_s / steps
+    elapsed_s = max(now_s - row[HEAD_SINCE_S], 0.0) - lag_s
+    if elapsed_s < 0:
+        return -elapsed_s, 0.0
+    begun = min(math.floor(elapsed_s / each_s) + 1, steps)
+    return max(begun * each_s - elapsed_s, 0.0), begun / steps
+
+
+@device
 def predict(
     row: Array,
     new_tokens: float,
@@ -103,6 +150,7 @@ def predict(
     output_tokens: float,
     arrivals: float,
     followers: float,
+    reuse: float,
     now_s: float,
     delay_weight: float,
     parts: Array,
@@ -116,32 +164,37 @@ def predict(
         kv_tokens *= decoding / row[DECODING_REQUESTS]
     step_s = row[BASE_S] + decoding * row[DECODE_S] + kv_tokens * row[KV_S]
     chunk_tokens = max(row[CHUNK_TOKENS] - decoding, 1.0)
-    token_s = row[PREFILL_S] + step_s / chunk_tokens
 
-    queued_tokens = row[PREFILL_TOKENS] + row[FOREIGN_TOKENS]
-    queue_s = queued_tokens * token_s + row[PREFILL_CONTEXTS] * row[CONTEXT_S]
-    if row[HEAD_TOKENS] > 0:
-        head_s = row[HEAD_TOKENS] * token_s + row[HEAD_CONTEXTS] * row[CONTEXT_S]
-        queue_s -= min(max(now_s - row[HEAD_SINCE_S], 0.0), head_s)
-    elif decoding > 0:
-        queue_s += step_s / 2
-
+    wait_s, done = begun_s(row, step_s, chunk_tokens, now_s)
+    queued_tokens = row[QUEUED_TOKENS] + row[FOREIGN_TOKENS] - done * row[HEAD_TOKENS]
+    queued_tokens = max(queued_tokens, 0.0)
+    queued_contexts = max(row[QUEUED_CONTEXTS] - done * row[HEAD_CONTEXTS], 0.0)
+    queue_steps = math.floor(queued_tokens / chunk_tokens)
+    steps = math.ceil((queued_tokens + new_tokens) / chunk_tokens) - queue_steps
     contexts = new_tokens * (isl_tokens - new_tokens / 2)
     compute_s = new_tokens * row[PREFILL_S] + contexts * row[CONTEXT_S]
-    steps = max(new_tokens / chunk_tokens, 1.0)
     token_kv_s = row[DECODE_S] + (isl_tokens + output_tokens / 2) * row[KV_S]
 
-    parts[QUEUE_S] = queue_s
+    queued_s = queued_tokens * row[PREFILL_S] + queued_contexts * row[CONTEXT_S]
+    parts[QUEUE_S] = wait_s + queue_steps * step_s + queued_s
     parts[ROOM_S] = room_s(row, isl_tokens, output_tokens, step_s)
-    parts[PREFILL_OWN_S] = compute_s + steps * step_s
+    parts[PREFILL_OWN_S] = compute_s + max(steps, 1) * step_s
     parts[STREAM_S] = output_tokens * (step_s + token_kv_s)
     parts[DELAY_S] = (1.0 + followers) * there * (compute_s + output_tokens * token_kv_s)
-    parts[FUTURE_S] = arrivals * compute_s * (queue_s + parts[PREFILL_OWN_S] / 2)
-    parts[PUSHED_S] = pushed_tokens(row, isl_tokens, output_tokens) * row[REUSE] * row[PREFILL_S]
+    held_s = compute_s + new_tokens / chunk_tokens * step_s
+    parts[FUTURE_S] = arrivals * held_s * (parts[QUEUE_S] + parts[PREFILL_OWN_S] / 2)
+    parts[PUSHED_S] = pushed_tokens(row, isl_tokens, output_tokens) * reuse * row[PREFILL_S]
     late_s = parts[STREAM_S] + parts[DELAY_S] + parts[PUSHED_S]
     first_s = parts[QUEUE_S] + parts[ROOM_S] + parts[PREFILL_OWN_S]
     cost_s = first_s + parts[FUTURE_S] + delay_weight * late_s
-    parts[COST_S] = cost_s * (1.0 + row[SLOW_START]) * row[TAINT_FACTOR]
+    parts[COST_S] = cost_s * (1.0 + slow_start(row, now_s)) * row[TAINT_FACTOR]
+
+
+@device
+def slow_start(row: Array, now_s: float) -> float:
+    """How much more than predicted a rank counts for because it is new."""
+    extra: float = max(row[SLOW_UNTIL_S] - now_s, 0.0) / SLOW_START_S
+    return extra
 
 
 @device
@@ -189,7 +242,8 @@ def predictive(
     if math.isnan(output_tokens):
         output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
     arrivals = arrivals_behind(values)
-    followers = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    followers = followers_of(values, isl_tokens, host_weight, disk_weight, remote_weight)
+    reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
     for i in range(len(values)):
         row = values[i]
         saved = saved_tokens(row, host_weight, disk_weight, remote_weight)
@@ -201,6 +255,7 @@ def predictive(
             output_tokens,
             arrivals,
             followers,
+            reuse,
             now_s,
             delay_weight,
             parts[i],

@@ -1,5 +1,7 @@
 """The arithmetic of `rates.py`: a Kalman filter of a few rates."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -8,29 +10,35 @@ from router.compiled import device, kernel
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
+SURPRISING = 3.0
+"""Standard deviations."""
 
-@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[:, ::1], f8)")
-def relax(
-    mean: Vector, covariance: Matrix, prior_mean: Vector, prior_covariance: Matrix, kept: float
-) -> None:
-    """Go back towards the prior; `kept` is what is left of the difference, 0 to 1."""
-    for i in range(len(mean)):
-        mean[i] = prior_mean[i] + kept * (mean[i] - prior_mean[i])
-        for j in range(len(mean)):
-            prior = prior_covariance[i, j]
-            covariance[i, j] = prior + kept * kept * (covariance[i, j] - prior)
+NOISE_VARIANCE = 0  # what engines stray from the formula, relative to busy seconds
+SUSPICION = 1  # the sign of the last surprise, if nobody has believed it; else 0
+
+_LEAST = 1e-4
+_RESOLUTION_S = 1e-4
+_NOISE_MEMORY = 0.9
 
 
-@kernel("void(f8[::1], f8[:, ::1], f8, f8, f8[:, ::1])")
-def vary(mean: Vector, covariance: Matrix, common: float, each: float, varied: Matrix) -> None:
+@device
+def varied(mean: Vector, covariance: Matrix, common: float, each: float, i: int, j: int) -> float:
     """Covariance of rates that differ from these by a common factor, and each by one of its own."""
-    for i in range(len(mean)):
-        for j in range(len(mean)):
-            factor = common * common + (each * each if i == j else 0.0)
-            varied[i, j] = covariance[i, j] + factor * mean[i] * mean[j]
+    factor = common * common + (each * each if i == j else 0.0)
+    value: float = covariance[i, j] + factor * mean[i] * mean[j]
+    return value
 
 
-@kernel("f8(f8[:, ::1], f8[::1])")
+@device
+def product(one: Vector, other: Vector) -> float:
+    """Σ one · other."""
+    total = 0.0
+    for i in range(len(one)):
+        total += one[i] * other[i]
+    return total
+
+
+@device
 def spread(covariance: Matrix, work: Vector) -> float:
     """Variance of what is predicted for this work."""
     variance = 0.0
@@ -40,32 +48,130 @@ def spread(covariance: Matrix, work: Vector) -> float:
     return max(variance, 0.0)
 
 
+@kernel("f8(f8[::1], f8[:, ::1], f8[::1])")
+def relative_error(mean: Vector, covariance: Matrix, work: Vector) -> float:
+    """Standard error of what is predicted for this work, as a fraction of it."""
+    predicted = product(mean, work)
+    return math.sqrt(spread(covariance, work)) / predicted if predicted else 0.0
+
+
+@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[:, ::1], f8, f8, f8)")
+def relax(
+    mean: Vector,
+    covariance: Matrix,
+    prior_mean: Vector,
+    prior_covariance: Matrix,
+    common: float,
+    each: float,
+    kept: float,
+) -> None:
+    """Go back towards the prior, varied; `kept` is what is left of the difference, 0 to 1."""
+    for i in range(len(mean)):
+        mean[i] = prior_mean[i] + kept * (mean[i] - prior_mean[i])
+        for j in range(len(mean)):
+            prior = varied(prior_mean, prior_covariance, common, each, i, j)
+            covariance[i, j] = prior + kept * kept * (covariance[i, j] - prior)
+
+
+@kernel("f8(f8[::1], f8[::1], f8, f8[::1], f8[::1], f8[:, ::1], f8, f8)")
+def slowness(
+    usual: Vector,
+    work: Vector,
+    kept: float,
+    model_mean: Vector,
+    mean: Vector,
+    covariance: Matrix,
+    excused: float,
+    most_spread: float,
+) -> float:
+    """How many times as long as its model an engine takes for its usual work, which is now that of
+    before, of which this much is kept, and this; 1 as far as that is not known.
+    """
+    for i in range(len(usual)):
+        usual[i] = kept * usual[i] + (1.0 - kept) * work[i]
+    taken_s = product(mean, usual)
+    error = math.sqrt(spread(covariance, usual)) / taken_s
+    known = excused * most_spread**2 / (most_spread**2 + error**2)
+    return math.pow(taken_s / product(model_mean, usual), known)
+
+
 @device
-def _raise(mean: Vector, covariance: Matrix, least: float) -> None:
+def _raise(mean: Vector, covariance: Matrix) -> None:
     """Raise each rate to the least it can be, and the others with it as they are correlated."""
     for i in range(len(mean)):
-        missing = least - mean[i]
+        missing = _LEAST - mean[i]
         if missing > 0 and covariance[i, i] > 0:
             for j in range(len(mean)):
                 mean[j] += covariance[i, j] / covariance[i, i] * missing
     for i in range(len(mean)):
-        mean[i] = max(mean[i], least)
+        mean[i] = max(mean[i], _LEAST)
 
 
-@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8, f8, f8)")
-def learn(
-    mean: Vector, covariance: Matrix, work: Vector, surprise: float, variance: float, least: float
+@device
+def _explain(
+    mean: Vector, covariance: Matrix, work: Vector, surprise_s: float, variance: float
 ) -> None:
-    """Explain a surprise of this variance, rates and noise together, by rates of at least `least`.
+    """Explain a surprise of this variance, rates and noise together, by other rates.
 
-    What is learned of one rate moves the others by how they are correlated.
+    What is learned of one rate moves the others by how they are correlated. A variance that
+    rounding made negative is none.
     """
     shared = np.zeros(len(work))
     for i in range(len(work)):
         for j in range(len(work)):
             shared[i] += covariance[i, j] * work[j]
     for i in range(len(work)):
-        mean[i] += shared[i] / variance * surprise
+        mean[i] += shared[i] / variance * surprise_s
         for j in range(len(work)):
             covariance[i, j] -= shared[i] * shared[j] / variance
-    _raise(mean, covariance, least)
+    for i in range(len(work)):
+        if covariance[i, i] < 0:
+            for j in range(len(work)):
+                covariance[i, j] = 0.0
+                covariance[j, i] = 0.0
+    _raise(mean, covariance)
+
+
+@device
+def _note_noise(state: Vector, surprise: float, known: float, least: float, most: float) -> None:
+    """What the uncertainty of the rates does not explain is noise; all relative."""
+    noise = state[NOISE_VARIANCE]
+    unexplained = min(max(surprise**2 - known, 0.0), SURPRISING**2 * noise)
+    gain = (1.0 - _NOISE_MEMORY) * noise / (noise + known)
+    mixed = noise + gain * (unexplained - noise)
+    state[NOISE_VARIANCE] = min(max(mixed, least**2), most**2)
+
+
+@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8)")
+def learn(
+    mean: Vector,
+    covariance: Matrix,
+    state: Vector,
+    work: Vector,
+    busy_s: float,
+    anything_mean: Vector,
+    anything_covariance: Matrix,
+    common: float,
+    each: float,
+    least_noise: float,
+    most_noise: float,
+) -> None:
+    """Work made an engine busy for so long; see `Rates.learn`."""
+    predicted_s = product(mean, work)
+    surprise_s = busy_s - predicted_s
+    scale_s = max(min(busy_s, predicted_s), _RESOLUTION_S)
+    noise = state[NOISE_VARIANCE] * scale_s**2
+    known = spread(covariance, work)
+    is_surprising = surprise_s**2 > SURPRISING**2 * (known + noise)
+    _note_noise(state, surprise_s / scale_s, known / scale_s**2, least_noise, most_noise)
+    if is_surprising:
+        before = state[SUSPICION]
+        state[SUSPICION] = math.copysign(1.0, surprise_s)
+        if state[SUSPICION] != before:
+            return
+        for i in range(len(mean)):
+            for j in range(len(mean)):
+                covariance[i, j] += varied(anything_mean, anything_covariance, common, each, i, j)
+        known = spread(covariance, work)
+    state[SUSPICION] = 0.0
+    _explain(mean, covariance, work, surprise_s, known + noise)

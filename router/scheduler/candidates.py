@@ -18,18 +18,15 @@ Positions = npt.NDArray[np.int64]
 class Candidates(Struct, frozen=True, eq=False):
     """Ranks in order, each with its worker and its slot in the rank table.
 
-    `groups`: under which identity a prompt is hashed for the candidates at which positions.
+    `groups`: under which identity a prompt is hashed for the candidates at which positions;
+    `identities`: under which it is hashed at all.
     """
 
     ranks: Sequence[Rank]
     workers: Sequence[WorkerAnnouncement]
     slots: Positions
     groups: Sequence[tuple[Identity, Positions]]
-
-    @property
-    def identities(self) -> list[Identity]:
-        """Under which a prompt is hashed."""
-        return [identity for identity, _ in self.groups]
+    identities: Sequence[Identity]
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -70,15 +67,17 @@ class Narrowing:
         """
         kept = np.flatnonzero(keep)
         group_of = self._group_of[kept]
-        groups = (
-            (identity, np.flatnonzero(group_of == group))
+        groups = [
+            (identity, positions)
             for group, (identity, _) in enumerate(self._candidates.groups)
-        )
+            if len(positions := np.flatnonzero(group_of == group))
+        ]
         return Candidates(
             tuple(self._ranks[kept].tolist()),
             tuple(self._workers[kept].tolist()),
             self._candidates.slots[kept],
-            tuple((identity, positions) for identity, positions in groups if len(positions)),
+            tuple(groups),
+            tuple(identity for identity, _ in groups),
         )
 
 
@@ -93,4 +92,5 @@ def _laid_out(
         tuple(worker for _, worker in pairs),
         np.array(slots, np.int64),
         tuple((each, np.array(found, np.int64)) for each, found in by_identity.items()),
+        tuple(by_identity),
     )

@@ -49,8 +49,13 @@ class Waiting(Struct, frozen=True, kw_only=True):
         return (-self.strict_priority, self.order, self.ticket)
 
 
-IsFree: TypeAlias = Callable[[Waiting, PolicyClass], bool]
-"""Whether a request could be sent somewhere now. The same for all of a lane."""
+IsFree: TypeAlias = Callable[[Waiting, PolicyClass, float], bool]
+"""Whether a request could be sent somewhere now, at such a part of its class's threshold. The same
+for all of a lane.
+"""
+
+ABOVE_SHARE = 0.5
+"""Of the threshold, where others are there: what is left is for those who were given less."""
 
 
 class Usage:
@@ -149,7 +154,8 @@ class ClassQueue:
         """Whose turn it is among those that could be sent somewhere. O(lanes · log lanes)."""
         for *_, ticket in sorted(lane[0] for lane in self._lanes.values()):
             waiting = self._by_ticket[ticket]
-            if is_free(waiting, self.settings):
+            part = ABOVE_SHARE if self.shares.is_above(waiting.tenant) else 1.0
+            if is_free(waiting, self.settings, part):
                 return waiting
         return None
 

@@ -5,12 +5,13 @@ from msgspec import structs
 from router.protocol.loads import LoadCounters, LoadReport
 
 MOST = 1e18
-"""More than any engine counts of anything, and little enough to reckon with."""
+"""More than any engine counts of everything together, and little enough to reckon with."""
 
 
 def is_sane(counters: LoadCounters) -> bool:
     """Can this have been counted? What is on the wire may be anything."""
-    return all(0 <= value <= MOST for value in structs.astuple(counters))
+    values = structs.astuple(counters)
+    return bool(min(values) >= 0 and sum(values) <= MOST)  # a sum with NaN is not below
 
 
 def counted_since(before: LoadReport | None, report: LoadReport) -> LoadCounters:
@@ -21,8 +22,8 @@ def counted_since(before: LoadReport | None, report: LoadReport) -> LoadCounters
     """
     if before is None or is_new_life(before, report):
         return report.counters
-    now, then = structs.asdict(report.counters), structs.asdict(before.counters)
-    return LoadCounters(**{name: max(now[name] - then[name], 0) for name in now})
+    now, then = structs.astuple(report.counters), structs.astuple(before.counters)
+    return LoadCounters(*[max(each - was, 0) for each, was in zip(now, then, strict=True)])
 
 
 def is_new_life(before: LoadReport, report: LoadReport) -> bool:

@@ -10,15 +10,18 @@ from math import inf, log, log2
 
 HALF_LIFE_S = 10.0
 
+_ROUNDING = 1e-6
+
 
 class FairShares:
     """Tokens given, by tenant. At most twice `max_tenants` are remembered."""
 
-    __slots__ = ("_all", "_levels", "_max_tenants")
+    __slots__ = ("_all", "_levels", "_max_tenants", "_squares")
 
     def __init__(self, max_tenants: int = 4096) -> None:
         self._levels: dict[str, float] = {}
         self._all = -inf
+        self._squares = -inf
         self._max_tenants = max_tenants
 
     def level(self, tenant: str) -> float:
@@ -27,9 +30,16 @@ class FairShares:
 
     def charge(self, tenant: str, tokens: int, now_s: float) -> None:
         """Note tokens given to a tenant, at least one."""
-        given = log2(tokens) + now_s / HALF_LIFE_S
-        self._levels[tenant] = _sum(self.level(tenant), given)
+        given, before = log2(tokens) + now_s / HALF_LIFE_S, self.level(tenant)
+        after = self._levels[tenant] = _sum(before, given)
         self._all = _sum(self._all, given)
+        self._squares = _sum(self._squares, given + _sum(after, before))
+
+    def is_above(self, tenant: str) -> bool:
+        """Was this tenant given more than an equal share? That is Σ share² / Σ share: of n tenants
+        that were given the same the n-th part, and nobody alone is above it.
+        """
+        return self.level(tenant) > self._squares - self._all + _ROUNDING
 
     def tokens(self, tenant: str, now_s: float) -> float:
         """What a tenant was given weighs so much now."""

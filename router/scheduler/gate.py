@@ -42,15 +42,19 @@ class GateSettings(Struct, frozen=True):
 
 
 class _Known:
-    """Candidates of a scope, their pool, and those among them that were asked for of late."""
+    """Candidates of a scope, their pool, and those among them that were asked for of late.
 
-    __slots__ = ("_narrowed", "_narrowing", "candidates", "pool")
+    `less_busy`: who passed while these were busy, by their mask.
+    """
+
+    __slots__ = ("_narrowed", "_narrowing", "candidates", "less_busy", "pool")
 
     def __init__(self, candidates: Candidates) -> None:
         self.candidates = candidates
         self.pool = Pool(candidates.ranks, candidates.workers)
         self._narrowing = Narrowing(candidates)
         self._narrowed: dict[bytes, Candidates] = {}
+        self.less_busy: dict[bytes, Passed] = {}
 
     def only(self, mask: Mask) -> Candidates:
         """Those in the mask. O(ranks / 64) where they are known, else O(ranks)."""
@@ -115,7 +119,7 @@ class Gate:
         if not (demands_something(request) or prefill is not None):
             if busy is None or not busy_count:
                 return Passed(candidates)
-            return self._less_busy(request, candidates, busy)
+            return self._less_busy(request, candidates, busy, busy_count)
         known = self._known(request.scope, candidates)
         pool = known.pool
         constraints = request.routing_constraints or NO_CONSTRAINTS
@@ -177,13 +181,20 @@ class Gate:
         values, slots = self._table.values, candidates.slots
         return busy_ranks(values, slots, thresholds, hysteresis, is_latched=False)[0]
 
-    def _less_busy(self, request: SelectRequest, candidates: Candidates, busy: Mask) -> Passed:
+    def _less_busy(
+        self, request: SelectRequest, candidates: Candidates, busy: Mask, busy_count: int
+    ) -> Passed:
         """Those that are not busy, for a request without other demands."""
         known = self._known(request.scope, candidates)
-        found = Eligible(~busy, (("busy", busy),))
-        if busy.all():
-            raise _refusal(request, known.pool, found)
-        return Passed(known.only(found.mask), None, known.pool, found)
+        passed = known.less_busy.get(key := busy.tobytes())
+        if passed is None:
+            found = Eligible(~busy, (("busy", busy),))
+            if busy_count == len(busy):
+                raise _refusal(request, known.pool, found)
+            if len(known.less_busy) >= NARROWED_LIMIT:
+                known.less_busy.clear()
+            passed = known.less_busy[key] = Passed(known.only(found.mask), None, known.pool, found)
+        return passed
 
 
 def _refusal(request: SelectRequest, pool: Pool, found: Eligible) -> KvRouterError:

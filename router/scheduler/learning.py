@@ -10,8 +10,10 @@ import math
 import numpy as np
 
 from router.protocol.loads import LoadCounters, LoadReport
+from router.scheduler._predictive_kernel import SLOW_START_S
+from router.scheduler._rates_kernel import slowness
 from router.scheduler.counted import counted_since, is_new_life, measured_busy_s
-from router.scheduler.rates import NOMINAL_S, Belief, Noise, Rates, Vector, work_of
+from router.scheduler.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
 from router.scheduler.traffic import Excess, Traffic
 
 IDLE_MEMORY_S = 15.0
@@ -22,10 +24,7 @@ BUSY_MEMORY_S = 200.0
 
 MODEL_MEMORY_S = 3_600.0
 
-SLOW_START_S = 30.0
-"""A rank that has never finished a request counts double at first, and as it is after so long."""
-
-_ANYTHING = Belief.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
+_ANYTHING = Prior.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
 _MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0)
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
@@ -56,11 +55,11 @@ class ModelLearning:
         self._spread = _MOST_SPREAD**2
 
     @property
-    def belief(self) -> Belief:
+    def prior(self) -> Prior:
         """What to expect of a rank nothing is known of: it differs from the model as its ranks do
         from each other, and the model is known so well only.
         """
-        return self.rates.belief.varied(self.error, _EACH * self.error)
+        return self._varied(self.error)
 
     @property
     def error(self) -> float:
@@ -68,9 +67,9 @@ class ModelLearning:
         return math.sqrt(self._spread)
 
     @property
-    def anything(self) -> Belief:
+    def anything(self) -> Prior:
         """What to expect of a rank that has changed."""
-        return self.rates.belief.varied(_MOST_SPREAD, _EACH * _MOST_SPREAD)
+        return self._varied(_MOST_SPREAD)
 
     def note_slowness(self, slowness: float) -> None:
         """How far its ranks differ: a running mean of squared logarithms."""
@@ -83,11 +82,15 @@ class ModelLearning:
         self._learned_s = now_s
         self.rates.learn(work, busy_s, _ANYTHING)
 
+    def _varied(self, error: float) -> Prior:
+        return Prior(self.rates.mean, self.rates.covariance, error, _EACH * error)
+
 
 class RankLearning:
     """What one rank was heard to say, and what follows.
 
-    `work` is what it usually does in a second; `slow_until_s`: new before that.
+    `work` is what it usually does in a second; `slow_until_s`: new before that, from when it
+    appeared or began anew, unless it says that it has finished requests.
     """
 
     __slots__ = (
@@ -104,12 +107,12 @@ class RankLearning:
 
     def __init__(self, model: ModelLearning, now_s: float) -> None:
         self.model = model
-        self.rates = Rates(model.belief, _RANK_NOISE)
+        self.rates = Rates(model.prior, _RANK_NOISE)
         self.traffic = Traffic()
         self.excess_requests = Excess()
         self.excess_tokens = Excess()
         self.work = np.ones(len(NOMINAL_S))
-        self.slow_until_s = -math.inf
+        self.slow_until_s = now_s + SLOW_START_S
         self._report: LoadReport | None = None
         self._heard_s = now_s
 
@@ -118,7 +121,9 @@ class RankLearning:
         before, elapsed_s = self._report, max(now_s - self._heard_s, 0.0)
         self._report, self._heard_s = report, now_s
         is_new = before is None or is_new_life(before, report)
-        if is_new and not report.counters.requests_finished:
+        if is_new and report.counters.requests_finished:
+            self.slow_until_s = 0.0
+        elif is_new and before is not None:
             self.slow_until_s = now_s + SLOW_START_S
         counted = counted_since(before, report)
         busy_s = measured_busy_s(before, report, counted, elapsed_s)
@@ -129,23 +134,22 @@ class RankLearning:
     def _learn(self, work: Vector, busy_s: float | None, elapsed_s: float, now_s: float) -> None:
         busy_share_s = min(busy_s or 0.0, elapsed_s)
         faded = (elapsed_s - busy_share_s) / IDLE_MEMORY_S + busy_share_s / BUSY_MEMORY_S
-        self.rates.relax(self.model.belief, math.exp(-faded))
-        if busy_s and work.any():
-            self.work = _WORK_KEPT * self.work + (1 - _WORK_KEPT) * work
-            slowness = self._slowness
-            self.model.note_slowness(slowness)
-            self.model.learn(work, busy_s / slowness, now_s)
+        self.rates.relax(self.model.prior, math.exp(-faded))
+        if busy_s and any(work.tolist()):
+            slower = self._slowness(work)
+            self.model.note_slowness(slower)
+            self.model.learn(work, busy_s / slower, now_s)
             self.rates.learn(work, busy_s, self.model.anything)
 
-    @property
-    def _slowness(self) -> float:
-        """How many times as long as its model it takes, as far as that is known."""
-        usual_s = self.model.rates.belief.mean @ self.work
-        error = self.rates.relative_error(self.work)
-        known = _EXCUSED * _MOST_SPREAD**2 / (_MOST_SPREAD**2 + error**2)
-        return math.pow(self.rates.belief.mean @ self.work / usual_s, known)
+    def _slowness(self, work: Vector) -> float:
+        """How many times as long as its model it takes for its usual work, of which this is some,
+        as far as that is known.
+        """
+        mean, covariance = self.rates.mean, self.rates.covariance
+        usual = (self.work, work, _WORK_KEPT, self.model.rates.mean)
+        return slowness(*usual, mean, covariance, _EXCUSED, _MOST_SPREAD)
 
     def _prefill_s(self, counted: LoadCounters) -> float:
-        seconds = self.rates.seconds
+        seconds = self.rates.seconds.tolist()
         tokens_s = counted.prefill_tokens * seconds[_PREFILL]
         return float(tokens_s + counted.prefill_token_contexts * seconds[_CONTEXT])

@@ -10,7 +10,7 @@ from router.scheduler.predictive import Predictive
 from router.scheduler.selector import Selector
 from router.scheduler.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
 
-DEFAULT_POLICY = "dynamo-1.0"
+DEFAULT_POLICY = "predictive"
 
 NO_GROUPS: Mapping[str, str] = MappingProxyType({})
 

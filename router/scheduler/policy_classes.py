@@ -53,8 +53,11 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         thresholds = (self.prefill_busy_threshold, self.prefill_busy_threshold_frac)
         return thresholds != (None, None)
 
-    def are_busy(self, prefill_tokens: FloatArray, max_batched_tokens: FloatArray) -> Mask:
-        """Which of these ranks are busy."""
+    def are_busy(
+        self, prefill_tokens: FloatArray, max_batched_tokens: FloatArray, part: float = 1.0
+    ) -> Mask:
+        """Which of these ranks are busy, at such a part of the threshold."""
+        prefill_tokens = prefill_tokens / part
         tokens, fraction = self.prefill_busy_threshold, self.prefill_busy_threshold_frac
         if tokens is not None and fraction is not None:
             return prefill_tokens > np.minimum(tokens, fraction * max_batched_tokens)

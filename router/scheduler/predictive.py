@@ -13,6 +13,7 @@ from router.scheduler._predictive_kernel import (
     PARTS,
     PREDICTED,
     PUSHED_S,
+    SLOW_START_S,
     STREAM_S,
     predictive,
 )
@@ -21,7 +22,7 @@ from router.scheduler.pick import pick
 from router.scheduler.selector import Choice, Names, Policy
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, TermTable
-from router.sequence.rank_table import RELATIVE_ERROR, SLOW_START
+from router.sequence.rank_table import RELATIVE_ERROR, SLOW_UNTIL_S
 
 
 class Predictive(Policy):
@@ -43,7 +44,7 @@ class Predictive(Policy):
         self, costs: FloatArray, table: TermTable, settings: PolicySettings, rng: Random
     ) -> int:
         """Any of the best, as far as they can be told apart; by temperature, if one is set."""
-        if settings.router_temperature > 0:
+        if settings.router_temperature > 0 or table.claims is None:
             return pick(costs, settings.router_temperature, rng)
         equals = _equals(costs, table)
         return int(equals[rng.randrange(len(equals))]) if len(equals) > 1 else int(equals[0])
@@ -63,8 +64,10 @@ class Predictive(Policy):
         weights = np.ones(COST_S)
         weights[[STREAM_S, DELAY_S, PUSHED_S]] = settings.delay_weight
         own = seconds[:, :COST_S] * weights
-        slow = own.sum(axis=1) * table.column(SLOW_START)
-        preference = seconds[:, COST_S] - own.sum(axis=1) - slow
+        slow_start = np.maximum(table.column(SLOW_UNTIL_S) - table.now_s, 0.0) / SLOW_START_S
+        slow = own.sum(axis=1) * slow_start
+        multiplied = seconds[:, COST_S] - own.sum(axis=1) - slow
+        preference = np.where(np.isclose(multiplied, 0.0, atol=1e-9), 0.0, multiplied)
         return _PARTS, np.column_stack([own, slow, preference])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from router.protocol.loads import LoadReport
 from router.protocol.values import Rank
 from router.scheduler.counted import is_sane
-from router.scheduler.learning import LEAST_SPREAD, SLOW_START_S, ModelLearning, RankLearning
+from router.scheduler.learning import LEAST_SPREAD, ModelLearning, RankLearning
 from router.scheduler.rates import NOMINAL_S, Vector
 from router.scheduler.traffic import Traffic
 from router.sequence.rank_table import (
@@ -26,14 +26,12 @@ from router.sequence.rank_table import (
     FOREIGN_TOKENS,
     KV_S,
     MAX_BATCHED_TOKENS,
-    OUTPUT_TOKENS,
-    PREFILL_SHARE,
-    PREFILL_TOKENS,
+    QUEUED_TOKENS,
     RELATIVE_ERROR,
     REQUESTS,
     REQUESTS_PER_S,
     REUSE,
-    SLOW_START,
+    SLOW_UNTIL_S,
     RankTable,
 )
 
@@ -46,6 +44,7 @@ UNHEARD_S = 1.0
 _DEFAULT_CHUNK_TOKENS = 8_192
 _MOST_PREFILL_SHARE = 0.9
 _RATES = slice(BASE_S, KV_S + 1)
+_TRAFFIC = slice(REQUESTS_PER_S, REUSE + 1)
 
 
 class _Model:
@@ -77,7 +76,9 @@ class Predictor:
             model = self._models[model_name] = _Model(now_s)
         model.ranks += 1
         model.unheard[rank] = None
-        self._ranks[rank] = (model_name, RankLearning(model.learning, now_s))
+        learning = RankLearning(model.learning, now_s)
+        self._ranks[rank] = (model_name, learning)
+        self._table.row(rank)[SLOW_UNTIL_S] = learning.slow_until_s
         self._write_unheard(model, [rank])
 
     def drop(self, rank: Rank) -> None:
@@ -94,18 +95,19 @@ class Predictor:
 
     def observe(self, report: LoadReport, now_s: float) -> None:
         """A rank reports. O(1), but once a second for its model's ranks that never did."""
-        known = self._ranks.get(report.rank)
+        rank = report.rank
+        known = self._ranks.get(rank)
         if known is None or not is_sane(report.counters):
             return
         model_name, learning = known
         model = self._models[model_name]
-        model.unheard.pop(report.rank, None)
+        model.unheard.pop(rank, None)
         learning.hear(report, now_s)
-        row = self._table.row(report.rank)
+        row = self._table.row(rank)
         _write_rates(row, learning, report)
         _write_traffic(row, learning.traffic)
         _write_foreign(row, learning, report)
-        row[SLOW_START] = max(learning.slow_until_s - now_s, 0.0) / SLOW_START_S
+        row[SLOW_UNTIL_S] = learning.slow_until_s
         if model.unheard and now_s >= model.written_s + UNHEARD_S:
             model.written_s = now_s
             self._write_unheard(model, list(model.unheard))
@@ -153,10 +155,8 @@ def _write_rates(row: Vector, learning: RankLearning, report: LoadReport) -> Non
 
 
 def _write_traffic(row: Vector, traffic: Traffic) -> None:
-    row[REQUESTS_PER_S] = traffic.requests_per_s
-    row[PREFILL_SHARE] = min(traffic.prefill_share, _MOST_PREFILL_SHARE)
-    row[OUTPUT_TOKENS] = traffic.output_tokens
-    row[REUSE] = traffic.reuse
+    share = min(traffic.prefill_share, _MOST_PREFILL_SHARE)
+    row[_TRAFFIC] = traffic.requests_per_s, share, traffic.output_tokens, traffic.reuse
 
 
 def _write_foreign(row: Vector, learning: RankLearning, report: LoadReport) -> None:
@@ -169,6 +169,6 @@ def _write_foreign(row: Vector, learning: RankLearning, report: LoadReport) -> N
     if not requests:
         row[FOREIGN_REQUESTS] = row[FOREIGN_TOKENS] = 0.0
         return
-    tokens = gauges.waiting_uncached_tokens - row[PREFILL_TOKENS]
-    row[FOREIGN_REQUESTS] = learning.excess_requests.note(requests - row[REQUESTS])
+    tokens = gauges.waiting_uncached_tokens - float(row[QUEUED_TOKENS])
+    row[FOREIGN_REQUESTS] = learning.excess_requests.note(requests - float(row[REQUESTS]))
     row[FOREIGN_TOKENS] = max(learning.excess_tokens.note(tokens), 0.0)

@@ -52,18 +52,14 @@ class Traffic:
 
     def add(self, counted: LoadCounters, prefill_s: float, elapsed_s: float) -> None:
         """What was counted in so long, and how long its prompts took."""
-        self._fade(math.exp(-elapsed_s / MEMORY_S))
-        self._elapsed_s += elapsed_s
-        self._received += counted.requests_received
-        self._finished += counted.requests_finished
-        self._generated_tokens += counted.decode_requests
-        self._cached_tokens += counted.cached_tokens
-        self._computed_tokens += counted.prefill_tokens
-        self._prefill_s += prefill_s
-
-    def _fade(self, kept: float) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) * kept)
+        kept = math.exp(-elapsed_s / MEMORY_S)
+        self._elapsed_s = self._elapsed_s * kept + elapsed_s
+        self._received = self._received * kept + counted.requests_received
+        self._finished = self._finished * kept + counted.requests_finished
+        self._generated_tokens = self._generated_tokens * kept + counted.decode_requests
+        self._cached_tokens = self._cached_tokens * kept + counted.cached_tokens
+        self._computed_tokens = self._computed_tokens * kept + counted.prefill_tokens
+        self._prefill_s = self._prefill_s * kept + prefill_s
 
 
 class Excess:
@@ -83,10 +79,11 @@ class Excess:
 
     def note(self, excess: float) -> float:
         """The excess of the newest report; what lasts of it."""
-        self._recent = [*self._recent[1 - self.REPORTS :], excess]
-        if len(self._recent) < self.REPORTS:
+        recent = self._recent = [*self._recent[1 - self.REPORTS :], excess]
+        if len(recent) < self.REPORTS:
             return 0.0
-        return max(min(self._recent), 0.0) + min(max(self._recent), 0.0)
+        least, most = min(recent), max(recent)
+        return least if least > 0 else min(most, 0.0)
 
 
 def _ratio(part: float, whole: float) -> float:

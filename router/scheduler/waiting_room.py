@@ -46,7 +46,7 @@ class Pending(Struct, frozen=True, eq=False):
     policy_class: str
 
 
-HasRoom: TypeAlias = Callable[[SelectRequest, PolicyClass], bool]
+HasRoom: TypeAlias = Callable[[SelectRequest, PolicyClass, float], bool]
 Refused: TypeAlias = tuple[int, KvRouterError]
 """The ticket of a request that waits no more, and what its caller is told."""
 
@@ -150,7 +150,7 @@ class WaitingRoom:
             if not len(queue):
                 continue
             waiting = queue.take(
-                lambda each, settings: has_room(self._pending[each.ticket].request, settings), now_s
+                lambda each, *at: has_room(self._pending[each.ticket].request, *at), now_s
             )
             if waiting is not None:
                 return waiting, self._forget(waiting)

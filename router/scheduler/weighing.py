@@ -50,7 +50,7 @@ class Weighing:
 
         O(candidates + matches).
         """
-        values = np.empty((len(candidates), COLUMNS))
+        values = np.empty((len(candidates.ranks), COLUMNS))
         for identity, positions in candidates.groups:
             hashed = prompt.hashed(identity)
             self._gather(hashed, identity, candidates.slots, positions, overlaps[identity], values)

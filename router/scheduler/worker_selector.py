@@ -26,7 +26,13 @@ from router.scheduler.terms import (
     FloatArray,
     TermTable,
 )
-from router.sequence.rank_table import BLOCK_SIZE, DECODE_BLOCKS, HELD_BLOCKS, PREFILL_TOKENS
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    HELD_BLOCKS,
+    PREFILL_TOKENS,
+    QUEUED_TOKENS,
+)
 
 _NONE: Mapping[Rank, int] = MappingProxyType({})
 
@@ -132,7 +138,7 @@ def _values(ranks: list[Rank], request: SchedulingRequest, block_size: int) -> F
         uncached_tokens = max(request.isl_tokens - overlap_blocks * block_size, 0)
         potential_tokens = request.prefill_tokens.get(rank, request.isl_tokens)
         row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1] = overlap_blocks
-        row[PREFILL_TOKENS] = potential_tokens - uncached_tokens
+        row[[PREFILL_TOKENS, QUEUED_TOKENS]] = potential_tokens - uncached_tokens
         row[DECODE_BLOCKS] = request.decode_blocks.get(rank, math.nan)
         row[HELD_BLOCKS] = request.tree_sizes.get(rank, 0)
     return values

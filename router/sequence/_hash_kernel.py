@@ -55,11 +55,33 @@ def block_hashes(
     hash_windows(base, stride, _4 * np.uint64(window), np.uint64(seed), out)
 
 
-@kernel("void(Array(uint64, 1, 'C', readonly=True), Array(uint64, 1, 'C'))")
-def chain_hashes(local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint64]) -> None:
-    """XXH3-64 of parent and local hash, block after block; of the first, its local hash itself."""
+@device
+def _chain(local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint64]) -> None:
     parent = np.uint64(0)
     for block in range(len(out)):
         local_hash = local_hashes[block]
         parent = chained(parent, local_hash) if block else local_hash
         out[block] = parent
+
+
+@kernel("void(Array(uint64, 1, 'C', readonly=True), Array(uint64, 1, 'C'))")
+def chain_hashes(local_hashes: npt.NDArray[np.uint64], out: npt.NDArray[np.uint64]) -> None:
+    """XXH3-64 of parent and local hash, block after block; of the first, its local hash itself."""
+    _chain(local_hashes, out)
+
+
+@kernel(
+    "void(Array(uint32, 1, 'C', readonly=True, aligned=False), int64, int64, uint64,"
+    " Array(uint64, 1, 'C'))"
+)
+def prompt_hashes(
+    tokens: npt.NDArray[np.uint32],
+    block_size: int,
+    window: int,
+    seed: int,
+    out: npt.NDArray[np.uint64],
+) -> None:
+    """`block_hashes`, and then `chain_hashes` of them."""
+    base, stride = np.uint64(tokens.ctypes.data), _4 * np.uint64(block_size)
+    hash_windows(base, stride, _4 * np.uint64(window), np.uint64(seed), out)
+    _chain(out, out)

@@ -29,6 +29,8 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
 _OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY = 0x7B, 0x7D, 0x5B, 0x5D
 _ZERO = 0x30
 
+_KEY = np.frombuffer(b"token_ids", np.uint8)
+
 _WORD_BYTES = 8
 _8, _16, _32, _64 = np.uint64(8), np.uint64(16), np.uint64(32), np.uint64(64)
 _ZEROS = np.uint64(0x3030303030303030)
@@ -108,11 +110,11 @@ def _after_value(body: Bytes, at: int) -> int:
 
 
 @device
-def _is_key(body: Bytes, start: int, end: int, key: Bytes) -> bool:
+def _is_key(body: Bytes, start: int, end: int) -> bool:
     same = 0
-    while same < min(len(key), end - start) and _byte(body, start + same) == key[same]:
+    while same < min(len(_KEY), end - start) and _byte(body, start + same) == _KEY[same]:
         same += 1
-    return same == len(key) == end - start
+    return same == len(_KEY) == end - start
 
 
 @device
@@ -184,40 +186,36 @@ def _read_array(
     return NOT_PLAIN, at
 
 
-@kernel(
-    "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
-    " Array(uint32, 1, 'C'), Array(int64, 1, 'C'))"
-)
-def find_tokens(
-    body: Bytes, key: Bytes, tokens: npt.NDArray[np.uint32], span: npt.NDArray[np.int64]
-) -> int:
-    """Write the numbers of the array under this key of the body's object, and where it begins and
-    ends. How many they are; NO_TOKENS, NOT_PLAIN.
+@kernel("UniTuple(int64, 3)(Array(uint8, 1, 'C', readonly=True), Array(uint32, 1, 'C'))")
+def find_tokens(body: Bytes, tokens: npt.NDArray[np.uint32]) -> tuple[int, int, int]:
+    """Write the numbers of the array `token_ids` of the body's object. How many they are, or
+    NO_TOKENS, NOT_PLAIN; and where the array begins and ends.
 
     `tokens` has room for one every two bytes of the body, and one more. O(bytes).
     """
+    start = end_of_array = 0
     base = np.uint64(body.ctypes.data)
     at = _after_space(body, 0)
     if at >= len(body) or _byte(body, at) != _OPEN:
-        return NOT_PLAIN
+        return NOT_PLAIN, 0, 0
     count = NO_TOKENS
     at = _after_space(body, at + 1)
     while at < len(body) and _byte(body, at) == _QUOTE:
         end = _after_string(body, at)
         if _has_backslash(body, at, end):
-            return NOT_PLAIN
-        is_ours = _is_key(body, at + 1, end - 1, key)
+            return NOT_PLAIN, 0, 0
+        is_ours = _is_key(body, at + 1, end - 1)
         at = _value_of(body, end)
         if is_ours:
             if count != NO_TOKENS:
-                return NOT_PLAIN
-            span[0] = at
+                return NOT_PLAIN, 0, 0
+            start = at
             count, at = _read_array(body, base, at, tokens)
-            span[1] = at
+            end_of_array = at
             at = _after_space(body, at)
         else:
             at = _after_value(body, at)
         if count == NOT_PLAIN or at >= len(body) or _byte(body, at) != _COMMA:
             break
         at = _after_space(body, at + 1)
-    return count
+    return count, start, end_of_array

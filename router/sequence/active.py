@@ -7,7 +7,9 @@ by a fraction, as its output nears the expected length. Source: Dynamo's `Active
     active_blocks = round(shared + Σ own − Σ (1 − fraction) over fractional blocks)
 
 Prompts are computed in the order in which they were booked: the oldest that is not complete is the
-head, and since when it is the head tells how far it may have come.
+head, and since when it is the head tells how far it may have come. A prompt that should be complete
+by now may be taken to be: it is `active` until somebody says so, but not `queued` any more, and its
+request counts among those that decode.
 """
 
 from collections.abc import Callable
@@ -31,8 +33,10 @@ class _Request(Struct):
     end: Node
     own_blocks: int
     kv_tokens: int
+    booked_s: float
     own_discount_micro: int = 0
     decay_fraction: float | None = None
+    is_compared: bool = False
 
     @property
     def output_blocks(self) -> int:
@@ -51,8 +55,11 @@ class _Request(Struct):
 class ActiveSequences:
     """Requests of one rank, whose slot in the trie of all ranks' prompts this is.
 
+    `active_prefill_tokens` are those of prompts that nobody said are complete, `queued_*` of those
+    among them that do not seem to be.
+
     Invariants: every request is either among the prefills, which are in booking order, or decoding;
-    the running sums equal the sums they stand for.
+    only of the latter may it be unsaid; the running sums equal the sums they stand for.
     """
 
     __slots__ = (
@@ -63,10 +70,12 @@ class ActiveSequences:
         "_shared_blocks",
         "_slot",
         "_trie",
-        "active_prefill_contexts",
+        "_unsaid",
         "active_prefill_tokens",
         "decoding_kv_tokens",
         "head_since_s",
+        "queued_contexts",
+        "queued_tokens",
     )
 
     def __init__(self, trie: PromptTrie, slot: int) -> None:
@@ -74,11 +83,13 @@ class ActiveSequences:
         self._slot = slot
         self._requests: dict[BookingId, _Request] = {}
         self._prefills: dict[BookingId, Footprint] = {}
+        self._unsaid: dict[BookingId, Footprint] = {}
         self._shared_blocks = 0
         self._own_blocks = 0
         self._discount_micro = 0
         self.active_prefill_tokens = 0
-        self.active_prefill_contexts = 0.0
+        self.queued_tokens = 0
+        self.queued_contexts = 0.0
         self.decoding_kv_tokens = 0
         self.head_since_s = 0.0
 
@@ -97,12 +108,12 @@ class ActiveSequences:
 
     @property
     def decoding_requests(self) -> int:
-        """Those whose prompt is complete."""
+        """Those whose prompt seems to be complete."""
         return len(self._requests) - len(self._prefills)
 
     @property
     def head(self) -> Footprint | None:
-        """The oldest prompt that is not complete."""
+        """The oldest prompt that does not seem to be complete."""
         return next(iter(self._prefills.values()), None)
 
     @property
@@ -112,24 +123,40 @@ class ActiveSequences:
         return (blocks + MICRO // 2) // MICRO
 
     def prefill_left(
-        self, elapsed_s: float, seconds: Callable[[Footprint], float]
+        self, now_s: float, seconds: Callable[[Footprint], float]
     ) -> tuple[float, float, float, float]:
         """Tokens and attention work that should be left of the prompts being computed, and of the
-        one that should be now, since when the head is the head; `seconds`: what a prompt takes.
+        one that should be now; `seconds`: what a prompt takes, from when it is booked and the one
+        before it is done.
         """
-        tokens, contexts = float(self.active_prefill_tokens), self.active_prefill_contexts
-        for prompt in self._prefills.values():
+        tokens, contexts = float(self.queued_tokens), self.queued_contexts
+        begun_s = self.head_since_s
+        for request_id, prompt in self._prefills.items():
+            begun_s = max(begun_s, self._requests[request_id].booked_s)
             took_s = seconds(prompt)
-            if elapsed_s < took_s:
-                done = elapsed_s / took_s
+            if now_s < begun_s + took_s:
+                done = max(now_s - begun_s, 0.0) / took_s
                 head_tokens, head_contexts = prompt.prefill_tokens, prompt.prefill_contexts
                 tokens -= done * head_tokens
                 contexts -= done * head_contexts
                 return tokens, contexts, (1 - done) * head_tokens, (1 - done) * head_contexts
-            elapsed_s -= took_s
+            begun_s += took_s
             tokens -= prompt.prefill_tokens
             contexts -= prompt.prefill_contexts
         return 0.0, 0.0, 0.0, 0.0
+
+    def end_overdue(self, now_s: float, seconds: Callable[[Footprint], float]) -> None:
+        """Take those prompts for complete that should be by now; `seconds`: see `prefill_left`.
+
+        O(those).
+        """
+        while self._prefills:
+            request_id, prompt = next(iter(self._prefills.items()))
+            ended_s = self.head_since_s + seconds(prompt)
+            if ended_s > now_s:
+                return
+            self._begin_decoding(request_id, ended_s)
+            self._unsaid[request_id] = prompt
 
     def new_blocks(self, footprint: Footprint) -> int:
         """How many blocks a request would add. O(nodes on its way)."""
@@ -141,7 +168,7 @@ class ActiveSequences:
         assert request_id not in self._requests
         end, change = self._trie.add(self._slot, footprint.sequence_hashes)
         self._requests[request_id] = _Request(
-            footprint, end, footprint.own_blocks, footprint.isl_tokens
+            footprint, end, footprint.own_blocks, footprint.isl_tokens, now_s
         )
         if not self._prefills:
             self.head_since_s = now_s
@@ -150,13 +177,16 @@ class ActiveSequences:
         self._own_blocks += footprint.own_blocks
         self._discount_micro -= change.discount_micro
         self.active_prefill_tokens += footprint.prefill_tokens
-        self.active_prefill_contexts += footprint.prefill_contexts
+        self.queued_tokens += footprint.prefill_tokens
+        self.queued_contexts += footprint.prefill_contexts
 
     def prefill_complete(self, request_id: BookingId, now_s: float) -> None:
-        """Its prompt is computed. Idempotent."""
+        """Its prompt is computed, as somebody says. Idempotent."""
         if request_id in self._prefills:
-            self._end_prefill(request_id, now_s)
-            self.decoding_kv_tokens += self._requests[request_id].kv_tokens
+            self._begin_decoding(request_id, now_s)
+            self.active_prefill_tokens -= self._requests[request_id].footprint.prefill_tokens
+        elif (unsaid := self._unsaid.pop(request_id, None)) is not None:
+            self.active_prefill_tokens -= unsaid.prefill_tokens
 
     def add_output_blocks(
         self, request_id: BookingId, blocks: int, decay_fraction: float | None = None
@@ -176,23 +206,32 @@ class ActiveSequences:
             request.decay_fraction = decay_fraction
             self._decay(request, round(decay_fraction * MICRO))
 
+    def is_decoding(self, request_id: BookingId) -> bool:
+        """Whether its prompt seems to be complete."""
+        return request_id in self._requests and request_id not in self._prefills
+
     def footprint(self, request_id: BookingId) -> Footprint:
         """What a request was booked as."""
         return self._requests[request_id].footprint
 
+    def take_prediction(self, request_id: BookingId) -> Footprint | None:
+        """What a request was booked as, the first time that somebody wants to compare it."""
+        request = self._requests[request_id]
+        is_first, request.is_compared = not request.is_compared, True
+        return request.footprint if is_first else None
+
     def progress(self, request_id: BookingId) -> Progress:
         """How far a request has come."""
         request = self._requests[request_id]
-        is_complete = request_id not in self._prefills
+        is_complete = not (request_id in self._prefills or request_id in self._unsaid)
         return Progress(is_complete, request.output_blocks, request.decay_fraction)
 
     def free(self, request_id: BookingId, now_s: float) -> None:
         """It ended, whether or not its prefill was marked complete. O(nodes on its way)."""
-        request = self._requests.pop(request_id)
-        if request_id in self._prefills:
-            self._end_prefill(request_id, now_s)
-        else:
-            self.decoding_kv_tokens -= request.kv_tokens
+        request = self._requests[request_id]
+        self.prefill_complete(request_id, now_s)
+        del self._requests[request_id]
+        self.decoding_kv_tokens -= request.kv_tokens
         change = self._trie.remove(self._slot, request.end)
         self._shared_blocks -= change.blocks
         self._own_blocks -= request.own_blocks
@@ -204,21 +243,27 @@ class ActiveSequences:
         names = [{int(each) for each in request.footprint.sequence_hashes} for request in requests]
         assert self._shared_blocks == len(set().union(*names))
         assert self._own_blocks == sum(r.own_blocks for r in requests)
-        prefills = self._prefills.values()
-        assert self.active_prefill_tokens == sum(p.prefill_tokens for p in prefills)
-        assert self.active_prefill_contexts == sum(p.prefill_contexts for p in prefills)
+        queued, unsaid = self._prefills.values(), self._unsaid.values()
+        assert self.queued_tokens == sum(p.prefill_tokens for p in queued)
+        assert self.queued_contexts == sum(p.prefill_contexts for p in queued)
+        unsaid_tokens = sum(p.prefill_tokens for p in unsaid)
+        assert self.active_prefill_tokens == self.queued_tokens + unsaid_tokens
+        assert not self._prefills.keys() & self._unsaid.keys()
+        assert self._unsaid.keys() <= self._requests.keys()
         assert [i for i in self._requests if i in self._prefills] == list(self._prefills)
         decoding = [r for i, r in self._requests.items() if i not in self._prefills]
         assert self.decoding_requests == len(decoding)
         assert self.decoding_kv_tokens == sum(r.kv_tokens for r in decoding)
         assert self._discount_micro >= sum(r.own_discount_micro for r in requests)
 
-    def _end_prefill(self, request_id: BookingId, now_s: float) -> None:
-        if next(iter(self._prefills)) == request_id:
-            self.head_since_s = now_s
-        footprint = self._prefills.pop(request_id)
-        self.active_prefill_tokens -= footprint.prefill_tokens
-        self.active_prefill_contexts -= footprint.prefill_contexts
+    def _begin_decoding(self, request_id: BookingId, now_s: float) -> None:
+        is_head = next(iter(self._prefills)) == request_id
+        prompt = self._prefills.pop(request_id)
+        self.queued_tokens -= prompt.prefill_tokens
+        self.queued_contexts -= prompt.prefill_contexts
+        self.decoding_kv_tokens += self._requests[request_id].kv_tokens
+        if is_head and self._prefills:
+            self.head_since_s = max(now_s, self._requests[next(iter(self._prefills))].booked_s)
 
     def _decay(self, request: _Request, weight_micro: int) -> None:
         self._discount_micro -= request.own_discount_micro

@@ -18,8 +18,9 @@ class Footprint(Struct, frozen=True, eq=False):
     """A prompt as a booking counts it.
 
     `sequence_hashes` are blocks that requests can share, `own_blocks` such as nobody can: an
-    incomplete last block, say. `cached_tokens` need not be computed. `expected_output_tokens`: how
-    long the answer will be, where its caller says so.
+    incomplete last block, say. `cached_tokens` need not be computed: all of them, where the prompt
+    `is_prefilled_elsewhere`. `expected_output_tokens`: how long the answer will be, where its
+    caller says so.
     """
 
     sequence_hashes: HashArray
@@ -28,6 +29,7 @@ class Footprint(Struct, frozen=True, eq=False):
     cached_tokens: int
     block_size: int
     expected_output_tokens: int | None = None
+    is_prefilled_elsewhere: bool = False
 
     @property
     def prefill_tokens(self) -> int:

@@ -19,20 +19,23 @@ from xxhash import xxh3_64_intdigest
 
 from router.protocol.requests import BlockMmInfo
 from router.protocol.values import U64_MAX, HashArray
-from router.sequence._hash_kernel import block_hashes, chain_hashes
+from router.sequence._hash_kernel import block_hashes, chain_hashes, prompt_hashes
 
 TokenArray: TypeAlias = npt.NDArray[np.uint32]
 
 HASH_SEED = 1337
 
 _U64_PAIR = struct.Struct("<QQ")
+_TOKEN = np.dtype("<u4")
 
 
 def token_array(token_ids: Sequence[int] | TokenArray) -> TokenArray:
     """Token ids as little-endian u32; an array of those is taken as it is. Raises OverflowError
     for an id outside u32.
     """
-    return np.asarray(token_ids, dtype="<u4")
+    if isinstance(token_ids, np.ndarray) and token_ids.dtype == _TOKEN:
+        return token_ids
+    return np.asarray(token_ids, _TOKEN)
 
 
 def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
@@ -83,6 +86,15 @@ def local_block_hashes(
             start = index * block_size
             content = tokens[start : start + window].tobytes() + _mm_suffix(info)
             hashes[index] = xxh3_64_intdigest(content, seed)
+    return hashes
+
+
+def sequence_hashes(
+    tokens: TokenArray, block_size: int, *, seed: int = HASH_SEED, eagle: bool = False
+) -> HashArray:
+    """The chain of the local hashes of a prompt without multimodal objects, in one go."""
+    hashes = np.empty(max(len(tokens) - eagle, 0) // block_size, np.uint64)
+    prompt_hashes(np.ascontiguousarray(tokens), block_size, block_size + eagle, seed, hashes)
     return hashes
 
 

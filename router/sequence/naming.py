@@ -14,15 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from router.protocol.values import SCHEME, HashArray
+from router.protocol.requests import PromptRequest
+from router.protocol.values import SCHEME, HashArray, Identity
 from router.security.block_keys import BlockKey
 from router.sequence._siphash import keyed_names
+from router.sequence.tracking_names import TrackingKey
 
 
 class BlockNaming(Struct, frozen=True):
-    """How blocks are named; two processes name them alike whose schemes are equal."""
+    """How blocks are named; two processes name them alike whose schemes are equal. `tracking`: how
+    they are named in bookings, where that is otherwise.
+    """
 
     key: BlockKey | None = None
+    tracking: TrackingKey | None = None
 
     @property
     def scheme(self) -> str:
@@ -37,6 +42,14 @@ class BlockNaming(Struct, frozen=True):
         hashes = np.ascontiguousarray(sequence_hashes, np.uint64)
         keyed_names(self.key.low, self.key.high, hashes, names)
         return names
+
+    def load_names(
+        self, sequence_hashes: HashArray, request: PromptRequest, identity: Identity
+    ) -> HashArray:
+        """Names in bookings of a request's public hashes. O(blocks)."""
+        if self.tracking is None:
+            return self.names(sequence_hashes)
+        return self.tracking.names(sequence_hashes, request, identity)
 
     def listed(self, sequence_hashes: Sequence[int]) -> Sequence[int] | HashArray:
         """The same of a list."""

@@ -7,7 +7,14 @@ from msgspec import Struct
 from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import HashArray, Identity
 from router.sequence.footprint import Footprint, reusable_blocks
-from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
+from router.sequence.hashing import (
+    HASH_SEED,
+    chain,
+    hash_seed,
+    local_block_hashes,
+    sequence_hashes,
+    token_array,
+)
 from router.sequence.known_hashes import (
     NO_HASHES,
     check_hashes,
@@ -69,6 +76,7 @@ class Prompt:
     """
 
     __slots__ = (
+        "_about",
         "_by_identity",
         "_isl_tokens",
         "_known",
@@ -93,9 +101,12 @@ class Prompt:
             blocks = request.block_hashes
             found_by = load_hashes if blocks is None else chain(hash_array(blocks))
             self._known = (found_by, load_hashes)
-        self._seed = hash_seed(request.lora_name, request.cache_salt)
+        self._seed = HASH_SEED
+        if request.lora_name or request.cache_salt:
+            self._seed = hash_seed(request.lora_name, request.cache_salt)
         self._mm_infos: Sequence[BlockMmInfo | None] = request.block_mm_infos or ()
         self._by_identity: dict[Identity, HashedPrompt] = {}
+        self._about = None if naming.tracking is None else _whose(request)
 
     @property
     def isl_tokens(self) -> int:
@@ -113,26 +124,51 @@ class Prompt:
         if self._known is not None:
             fits = len(self._known[1]) == full_blocks(self.isl_tokens, identity)
             found_by, public = self._known if fits else (NO_HASHES, NO_HASHES)
-            load = self._naming.names(public)
-            found = load if found_by is public else self._naming.names(found_by)
+            found = self._naming.names(found_by)
+            load = self._load_names(found, found_by, public, identity)
             return HashedPrompt(found, load, self.isl_tokens, identity.block_size, public)
+        public = self._public_hashes(identity.block_size, identity.eagle)
+        names = self._naming.names(public)
+        load = self._load_names(names, public, public, identity)
+        self.end(SEQUENCE_HASHING)
+        return HashedPrompt(names, load, self._isl_tokens, identity.block_size, public)
+
+    def _public_hashes(self, block_size: int, eagle: bool) -> HashArray:
+        """In two steps where each has to be timed, or where blocks are of more than tokens."""
+        if self.stages is None and not self._mm_infos:
+            return sequence_hashes(self._tokens, block_size, seed=self._seed, eagle=eagle)
         local_hashes = local_block_hashes(
             self._tokens,
-            identity.block_size,
+            block_size,
             seed=self._seed,
             block_mm_infos=self._mm_infos,
-            eagle=identity.eagle,
+            eagle=eagle,
         )
         self.end(BLOCK_HASHING)
-        public = chain(local_hashes)
-        names = self._naming.names(public)
-        self.end(SEQUENCE_HASHING)
-        return HashedPrompt(names, names, self.isl_tokens, identity.block_size, public)
+        return chain(local_hashes)
+
+    def _load_names(
+        self, found: HashArray, found_by: HashArray, public: HashArray, identity: Identity
+    ) -> HashArray:
+        """Names in bookings: those in caches, unless they are of other hashes or under a key."""
+        if self._about is None:
+            return found if found_by is public else self._naming.names(public)
+        return self._naming.load_names(public, self._about, identity)
 
     def end(self, stage: int) -> None:
         """A stage of the decision about it ended."""
         if self.stages is not None:
             self.stages.end(stage)
+
+
+def _whose(request: PromptRequest) -> PromptRequest:
+    """Without its tokens, which may be many in a long queue."""
+    return PromptRequest(
+        model_name=request.model_name,
+        routing_group=request.routing_group,
+        lora_name=request.lora_name,
+        cache_salt=request.cache_salt,
+    )
 
 
 def prepare(

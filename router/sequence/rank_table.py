@@ -20,44 +20,49 @@ HELD_BLOCKS = 4  # in the index, once a tier
 TRUST_WEIGHT = 5  # what a block of overlap counts for in predictions, 0 to 1
 
 # Of what is booked there, written by the tracker.
-PREFILL_TOKENS = 6  # not cached, of prompts that are not complete yet
-PREFILL_CONTEXTS = 7  # Σ n · (cached + n / 2) over those prompts: their attention work
-HEAD_TOKENS = 8  # the oldest such prompt's part of these two, and since when it is the oldest
-HEAD_CONTEXTS = 9
-HEAD_SINCE_S = 10
-DECODE_BLOCKS = 11  # blocks of all requests, shared ones once
-REQUESTS = 12
-DECODING_REQUESTS = 13  # those whose prompt is complete, and their tokens, output included
-DECODING_KV_TOKENS = 14
+PREFILL_TOKENS = 6  # not cached, of prompts that nobody said are complete
+QUEUED_TOKENS = 7  # the same without those that seem to be
+QUEUED_CONTEXTS = 8  # Σ n · (cached + n / 2) over these: their attention work
+HEAD_TOKENS = 9  # the oldest such prompt's part of these two, and since when it is the oldest
+HEAD_CONTEXTS = 10
+HEAD_SINCE_S = 11
+DECODE_BLOCKS = 12  # blocks of all requests, shared ones once
+REQUESTS = 13
+DECODING_REQUESTS = 14  # those whose prompt seems to be complete, and their tokens, output included
+DECODING_KV_TOKENS = 15
 
 # Of what its engine reports, written by the predictor.
-FOREIGN_TOKENS = 15  # left to compute for others than us, and how many requests those are
-FOREIGN_REQUESTS = 16
+FOREIGN_TOKENS = 16  # left to compute for others than us, and how many requests those are
+FOREIGN_REQUESTS = 17
 BASE_S = (
-    17  # seconds a step; a prompt token; a token · context; a request and step; a token and step
+    18  # seconds a step; a prompt token; a token · context; a request and step; a token and step
 )
-PREFILL_S = 18
-CONTEXT_S = 19
-DECODE_S = 20
-KV_S = 21
-CHUNK_TOKENS = 22  # a step computes at most
-RELATIVE_ERROR = 23  # standard error of what these predict, as a fraction
-SLOW_START = 24  # above 0 for a rank that is new: how much more than predicted it counts for
+PREFILL_S = 19
+CONTEXT_S = 20
+DECODE_S = 21
+KV_S = 22
+CHUNK_TOKENS = 23  # a step computes at most
+RELATIVE_ERROR = 24  # standard error of what these predict, as a fraction
+SLOW_UNTIL_S = 25  # a rank that is new counts for more than predicted until then
 
 # Of its worker again.
-DECODE_SIDE = 25  # 1: its worker decodes only
+DECODE_SIDE = 26  # 1: its worker decodes only
 
 # Of what its engine reports, again.
-REQUESTS_PER_S = 26  # that it receives, from whomever
-PREFILL_SHARE = 27  # of its time that goes into prompts, 0 to below 1
-OUTPUT_TOKENS = 28  # that a request of its generates, on average
-REUSE = 29  # prompt tokens found cached for each one computed
+REQUESTS_PER_S = 27  # that it receives, from whomever
+PREFILL_SHARE = 28  # of its time that goes into prompts, 0 to below 1
+OUTPUT_TOKENS = 29  # that a request of its generates, on average
+REUSE = 30  # prompt tokens found cached for each one computed
 
 # Of whether it may have more, written by the core and by the gate.
-USED_BLOCKS = 30  # of its capacity, as its engine says; 0 where that is silent
-BUSY = 31  # 1: above a threshold, and not yet below its band
+USED_BLOCKS = 31  # of its capacity, as its engine says; 0 where that is silent
+BUSY = 32  # 1: above a threshold, and not yet below its band
 
-RANK_COLUMNS = 32
+# Of what is booked there, again.
+GROWING_REQUESTS = 33  # decoding ones that are reported in batches
+GROWING_SINCE_S = 34  # when each was last spoken of, summed
+
+RANK_COLUMNS = 35
 
 FIRST_CAPACITY = 16
 

@@ -13,18 +13,25 @@ class Stages:
     stage's: a thread or the loop was waited for.
     """
 
-    __slots__ = ("_clock", "_since_s", "begun_s", "seconds")
+    __slots__ = ("_clock", "_since_s", "begun_s", "seconds", "waited_s")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.seconds = [0.0, 0.0, 0.0, 0.0]
         self.begun_s = self._since_s = clock()
+        self.waited_s = 0.0
 
     def end(self, stage: int) -> None:
         """What passed since the last one ended was this stage."""
         now_s = self._clock()
         self.seconds[stage] += now_s - self._since_s
         self._since_s = now_s
+
+    def admitted(self) -> None:
+        """Its turn has come: so long it waited in the queue, which is no part of the decision."""
+        before_s = self._since_s
+        self.resume()
+        self.waited_s += self._since_s - before_s
 
     def resume(self) -> None:
         """Go on, after a wait."""

@@ -1,7 +1,7 @@
 """Who booked what, where, until when: the reservations of all ranks."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -11,9 +11,18 @@ from router.protocol.replicas import SharedReservation
 from router.protocol.values import HashArray, Rank, pack_hashes
 from router.sequence.active import ActiveSequences, BookingId, ForeignId
 from router.sequence.footprint import Footprint
+from router.sequence.growth import Growth
 from router.sequence.ledger import Ledger
 from router.sequence.prompt_trie import PromptTrie, SlotDepths
-from router.sequence.rank_table import DECODING_KV_TOKENS, PREFILL_TOKENS, RankTable
+from router.sequence.rank_table import (
+    DECODING_KV_TOKENS,
+    EAGLE,
+    GROWING_REQUESTS,
+    GROWING_SINCE_S,
+    PREFILL_TOKENS,
+    RankTable,
+)
+from router.sequence.silence import Silence
 
 
 class Reservation(Struct, frozen=True):
@@ -33,13 +42,24 @@ class Tracker:
     """Reservations by id, by rank, and by expiry; and the columns of the table that tell of them.
 
     Those of other routers weigh as ours do, but are theirs: `len` does not count them, and they do
-    not expire here. `ledger`, where there is one, notes every change of ours. Time never goes back.
+    not expire here. `ledger`, where there is one, notes every change of ours; `silence` notes how
+    ours end. Time never goes back.
 
     Invariants: every reservation is in exactly one rank's sequences; ours are in the order in which
     they expire; no rank is kept without reservations; a rank's columns are what its sequences say.
     """
 
-    __slots__ = ("_by_id", "_by_rank", "_foreign", "_table", "_trie", "_ttl_s", "ledger")
+    __slots__ = (
+        "_by_id",
+        "_by_rank",
+        "_foreign",
+        "_growing",
+        "_table",
+        "_trie",
+        "_ttl_s",
+        "ledger",
+        "silence",
+    )
 
     def __init__(self, ttl_s: float, table: RankTable) -> None:
         self._ttl_s = ttl_s
@@ -48,7 +68,9 @@ class Tracker:
         self._by_id: OrderedDict[str, Reservation] = OrderedDict()
         self._foreign: dict[ForeignId, Rank] = {}
         self._by_rank: dict[Rank, ActiveSequences] = {}
+        self._growing: dict[Rank, Growth] = {}
         self.ledger: Ledger | None = None
+        self.silence = Silence()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -61,6 +83,16 @@ class Tracker:
         reservation = self._by_id.get(request_id)
         if reservation is not None:
             raise DuplicateReservationError(request_id, *astuple(reservation.rank))
+
+    @property
+    def ranks(self) -> Iterable[Rank]:
+        """Those with reservations."""
+        return self._by_rank
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether any request grows untold."""
+        return bool(self._growing)
 
     @property
     def foreign_count(self) -> int:
@@ -119,37 +151,50 @@ class Tracker:
         else:
             self._foreign[request_id] = rank
 
-    def prefill_complete(self, request_id: BookingId, now_s: float) -> Rank:
-        """Its prompt is computed; idempotent. Raises ReservationNotFoundError."""
+    def prefill_complete(
+        self, request_id: BookingId, now_s: float, *, in_batch: bool = False
+    ) -> Rank:
+        """Its prompt is computed; idempotent. Raises ReservationNotFoundError.
+
+        What is told `in_batch` is told from time to time: until the next time it grows untold.
+        """
         rank = self.progress(request_id, now_s)
         active = self._by_rank[rank]
         active.prefill_complete(request_id, now_s)
         self._note(rank, active)
+        self._note_told(request_id, rank, now_s, in_batch)
         if isinstance(request_id, str):
             self._tell(request_id)
         return rank
 
     def add_output_blocks(
-        self, request_id: BookingId, blocks: int, decay_fraction: float | None, now_s: float
+        self,
+        request_id: BookingId,
+        blocks: int,
+        decay_fraction: float | None,
+        now_s: float,
+        *,
+        in_batch: bool = False,
     ) -> Rank:
-        """It grew. Raises ReservationNotFoundError."""
+        """It grew; see `prefill_complete`. Raises ReservationNotFoundError."""
         rank = self.progress(request_id, now_s)
         active = self._by_rank[rank]
         active.add_output_blocks(request_id, blocks, decay_fraction)
         self._note(rank, active)
+        self._note_told(request_id, rank, now_s, in_batch)
         if isinstance(request_id, str) and self.ledger is not None:
             self.ledger.touch_later(request_id)
         return rank
 
-    def prefilling(self, request_id: str) -> tuple[Rank, Footprint] | None:
-        """Where one of our requests is booked whose prompt is not complete, and what as."""
-        reservation = self._by_id.get(request_id)
-        if reservation is None:
+    def take_prediction(self, request_id: str) -> int | None:
+        """Tokens of a request's prompt that were expected to be cached; None where nobody expected
+        anything, and after the first time. Raises ReservationNotFoundError.
+        """
+        rank = self._rank(request_id)
+        footprint = self._by_rank[rank].take_prediction(request_id)
+        if footprint is None or footprint.is_prefilled_elsewhere:
             return None
-        active = self._by_rank[reservation.rank]
-        if active.progress(request_id).is_prefill_complete:
-            return None
-        return reservation.rank, active.footprint(request_id)
+        return footprint.reusable_tokens(eagle=bool(self._table.row(rank)[EAGLE]))
 
     def progress(self, request_id: BookingId, now_s: float) -> Rank:
         """It lives, whatever it does. Raises ReservationNotFoundError."""
@@ -159,20 +204,18 @@ class Tracker:
             self._by_id.move_to_end(request_id)
         return rank
 
-    def free(self, request_id: BookingId, now_s: float) -> Rank:
-        """It ended. O(nodes on its way). Raises ReservationNotFoundError."""
-        rank = self._rank(request_id)
+    def end_overdue(self, rank: Rank, now_s: float, seconds: Callable[[Footprint], float]) -> None:
+        """Take for complete the prompts of a rank that should be; see `ActiveSequences`."""
         active = self._by_rank[rank]
-        active.free(request_id, now_s)
-        if not active.active_requests:
-            del self._by_rank[rank]
+        active.end_overdue(now_s, seconds)
         self._note(rank, active)
+
+    def free(self, request_id: BookingId, now_s: float) -> Rank:
+        """It ended, as somebody says. O(nodes on its way). Raises ReservationNotFoundError."""
+        active = self._by_rank[self._rank(request_id)]
         if isinstance(request_id, str):
-            del self._by_id[request_id]
-            self._tell(request_id)
-        else:
-            del self._foreign[request_id]
-        return rank
+            self.silence.note(is_told=active.progress(request_id).is_prefill_complete)
+        return self._drop(request_id, now_s)
 
     def drop_rank(self, rank: Rank) -> list[BookingId]:
         """Free everything booked on a rank; the ids. O(its reservations)."""
@@ -181,7 +224,7 @@ class Tracker:
             return []
         ids = active.request_ids
         for request_id in ids:
-            self.free(request_id, active.head_since_s)
+            self._drop(request_id, active.head_since_s)
         return ids
 
     def expire(self, now_s: float) -> list[tuple[str, Rank]]:
@@ -191,7 +234,7 @@ class Tracker:
             request_id, reservation = next(iter(self._by_id.items()))
             if reservation.expires_s > now_s:
                 break
-            expired.append((request_id, self.free(request_id, now_s)))
+            expired.append((request_id, self._drop(request_id, now_s)))
         return expired
 
     def check_invariants(self) -> None:
@@ -209,6 +252,12 @@ class Tracker:
         for rank in self._table:
             row = self._table.row(rank)[PREFILL_TOKENS : DECODING_KV_TOKENS + 1]
             assert tuple(row) == _columns(self.active(rank))
+            growth = self._growing.get(rank, Growth())
+            growth.check_invariants()
+            row = self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1]
+            assert row.tolist() == [len(growth), growth.since_s]
+            assert all(self._by_rank[rank].is_decoding(each) for each in growth)
+        assert all(map(len, self._growing.values()))
 
     def _rank(self, request_id: BookingId) -> Rank:
         if isinstance(request_id, str):
@@ -219,6 +268,43 @@ class Tracker:
         if rank is None:
             raise ReservationNotFoundError(_name(request_id))
         return rank
+
+    def _drop(self, request_id: BookingId, now_s: float) -> Rank:
+        rank = self._rank(request_id)
+        active = self._by_rank[rank]
+        active.free(request_id, now_s)
+        if not active.active_requests:
+            del self._by_rank[rank]
+        self._note(rank, active)
+        self._note_dropped(request_id, rank)
+        if isinstance(request_id, str):
+            del self._by_id[request_id]
+            self._tell(request_id)
+        else:
+            del self._foreign[request_id]
+        return rank
+
+    def _note_told(self, request_id: BookingId, rank: Rank, now_s: float, in_batch: bool) -> None:
+        growth = self._growing.get(rank)
+        is_growing = growth is not None and request_id in growth
+        if not (in_batch or is_growing) or not self._by_rank[rank].is_decoding(request_id):
+            return
+        if growth is None:
+            growth = self._growing[rank] = Growth()
+        growth.note(request_id, now_s)
+        self._write_growth(rank, growth)
+
+    def _note_dropped(self, request_id: BookingId, rank: Rank) -> None:
+        growth = self._growing.get(rank)
+        if growth is None or request_id not in growth:
+            return
+        growth.drop(request_id)
+        self._write_growth(rank, growth)
+        if not len(growth):
+            del self._growing[rank]
+
+    def _write_growth(self, rank: Rank, growth: Growth) -> None:
+        self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1] = len(growth), growth.since_s
 
     def _tell(self, request_id: str) -> None:
         if self.ledger is not None:
@@ -237,7 +323,8 @@ def _columns(active: ActiveSequences) -> tuple[float, ...]:
     head = active.head
     return (
         active.active_prefill_tokens,
-        active.active_prefill_contexts,
+        active.queued_tokens,
+        active.queued_contexts,
         0 if head is None else head.prefill_tokens,
         0 if head is None else head.prefill_contexts,
         0 if head is None else active.head_since_s,

@@ -47,4 +47,5 @@ class Tracking(Struct, frozen=True, kw_only=True):
             changes["own_blocks"] = blocks if self.active_blocks else 0
         if not self.prefill_tokens:
             changes["cached_tokens"] = footprint.isl_tokens
+            changes["is_prefilled_elsewhere"] = True
         return replace(footprint, **changes)

@@ -46,7 +46,7 @@ def load_source(text: str, block_size: int, seed: int) -> Source:
 def _read(name: str, file: BinaryIO, block_size: int) -> Source:
     first = file.readline(LINE_LIMIT_BYTES)
     if FORMAT.encode() not in first[:64]:
-        return Source(read_mooncake(name, chain([first], file), block_size))
+        return Source(read_mooncake(name, chain([first] if first else [], file), block_size))
     header = decode_header(first)
     lines = iter(lambda: file.readline(LINE_LIMIT_BYTES), b"")
     recorded = read_recording(name, decode_lines(lines))

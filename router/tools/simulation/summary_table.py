@@ -5,8 +5,8 @@ from math import isnan
 
 from msgspec import Struct
 
+from router.process.tables import table
 from router.tools.simulation.results import Result
-from router.tools.tables import table
 
 
 class Column(Struct, frozen=True):

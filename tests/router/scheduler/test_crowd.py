@@ -103,7 +103,7 @@ def idle(count, holder=None, isl_tokens=4_000):
         row[terms.CACHED_BLOCKS] = row[terms.OVERLAP_DEVICE]
         row[[ranks.TRUST_WEIGHT, ranks.OUTPUT_TOKENS, ranks.REQUESTS_PER_S]] = 1, 100, 1
         row[[ranks.BASE_S, ranks.PREFILL_S, ranks.CHUNK_TOKENS]] = 0.01, 0.0001, 8_192
-        row[ranks.PREFILL_TOKENS] = row[ranks.HEAD_TOKENS] = 10 * position  # told apart
+        row[ranks.QUEUED_TOKENS] = row[ranks.HEAD_TOKENS] = 10 * position  # told apart
         rows.append(row)
     return table(*rows, isl_tokens=isl_tokens)
 
@@ -129,8 +129,8 @@ def test_a_prompt_goes_to_its_holder_where_that_is_worth_more_than_a_turn():
 
 def test_a_second_request_takes_our_second_turn():
     asked = idle(4)
-    asked.values[0, ranks.PREFILL_TOKENS] += 8_000
-    asked.values[0, ranks.PREFILL_CONTEXTS] += 3.2e7
+    asked.values[0, ranks.QUEUED_TOKENS] += 8_000
+    asked.values[0, ranks.QUEUED_CONTEXTS] += 3.2e7
     asked.values[0, ranks.REQUESTS] += 1
     ours = (Unspread(0.0, asked.ranks[0], 8_000, 3.2e7), Unspread(0.0, Rank(99, 0), 1, 1.0))
     assert chosen(asked, 0, 1, 0, 1, ours=ours) == 2

@@ -43,6 +43,37 @@ def test_the_rate_is_that_of_late():
     assert shares.tokens("a", 200.0) == pytest.approx(250 * HALF_LIFE_S / log(2), rel=0.01)
 
 
+def given(**tokens):
+    shares = FairShares()
+    for tenant, count in tokens.items():
+        shares.charge(tenant, count, 1e6)
+    return {tenant for tenant in [*tokens, "new"] if shares.is_above(tenant)}
+
+
+def test_nobody_is_above_an_equal_share():
+    assert given(a=700) == set()
+    assert given(a=700, b=700) == set()
+    assert given(a=700, b=700, c=700, d=700, e=700, f=700, g=700) == set()
+
+
+def test_above_is_who_was_given_more_than_that():
+    """10 and 1: (100 + 1) / 11 = 9.2. 5, 3, 3 and 1: 44 / 12 = 3.7. 5, 4 and 4: 57 / 13 = 4.4."""
+    assert given(a=10, b=1) == {"a"}
+    assert given(a=5, b=3, c=3, d=1) == {"a"}
+    assert given(a=5, b=4, c=4) == {"a"}
+
+
+def test_who_was_above_is_not_once_others_were_given_as_much():
+    shares = FairShares()
+    shares.charge("a", 1000, 0.0)
+    shares.charge("b", 100, 0.0)
+    assert shares.is_above("a")
+    shares.charge("b", 400, HALF_LIFE_S)
+    assert not shares.is_above("b")
+    shares.charge("b", 150, HALF_LIFE_S)
+    assert (shares.is_above("a"), shares.is_above("b")) == (False, True)
+
+
 def test_those_who_were_given_least_are_forgotten_when_there_are_too_many():
     shares = FairShares(max_tenants=2)
     for index, tenant in enumerate("abcd"):

@@ -72,6 +72,7 @@ def test_busy_is_above_either_threshold(thresholds, busy):
     tokens, batched = np.array([0.0, 1000.0, 1001.0, 4097.0]), np.array([1.0, 100, 8192, 8192])
     settings = PolicyClass(name="a", **thresholds)
     assert np.flatnonzero(settings.are_busy(tokens, batched)).tolist() == busy
+    assert np.flatnonzero(settings.are_busy(tokens / 2, batched, 0.5)).tolist() == busy
 
 
 def orders(policy, requests):

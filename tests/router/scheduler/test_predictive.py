@@ -31,8 +31,8 @@ EXAMPLE = {
     ranks.CAPACITY_BLOCKS: 10_000,
     ranks.HELD_BLOCKS: 9_900,
     ranks.TRUST_WEIGHT: 1,
-    ranks.PREFILL_TOKENS: 4_000,
-    ranks.PREFILL_CONTEXTS: 8e6,
+    ranks.QUEUED_TOKENS: 4_000,
+    ranks.QUEUED_CONTEXTS: 8e6,
     ranks.HEAD_TOKENS: 4_000,
     ranks.HEAD_CONTEXTS: 8e6,
     ranks.HEAD_SINCE_S: 99.8,
@@ -81,14 +81,14 @@ def cost(changes=None, **request):
 
 def test_the_worked_example():
     example = parts()
-    assert example[kernel.QUEUE_S] == pytest.approx(0.2632)
+    assert example[kernel.QUEUE_S] == pytest.approx(0.275)
     assert example[kernel.ROOM_S] == 0
     assert example[kernel.PREFILL_OWN_S] == pytest.approx(0.2596)
     assert example[kernel.STREAM_S] == pytest.approx(2.4001)
-    assert example[kernel.DELAY_S] == pytest.approx(3.72735)
-    assert example[kernel.FUTURE_S] == pytest.approx(0.046374)
+    assert example[kernel.DELAY_S] == pytest.approx(2.56773)
+    assert example[kernel.FUTURE_S] == pytest.approx(0.05254304)
     assert example[kernel.PUSHED_S] == pytest.approx(0.025)
-    assert example[kernel.COST_S] == pytest.approx(1.184419)
+    assert example[kernel.COST_S] == pytest.approx(1.08642604)
 
 
 def test_a_prompt_that_began_long_ago_is_as_good_as_done():
@@ -96,12 +96,42 @@ def test_a_prompt_that_began_long_ago_is_as_good_as_done():
 
 
 def test_only_the_oldest_prompt_has_begun():
-    behind = {ranks.HEAD_SINCE_S: 0.0, ranks.PREFILL_TOKENS: 5_000}
-    assert parts(behind)[kernel.QUEUE_S] == pytest.approx(1_000 * 0.0001118)
+    behind = {ranks.HEAD_SINCE_S: 0.0, ranks.QUEUED_TOKENS: 5_000}
+    assert parts(behind)[kernel.QUEUE_S] == pytest.approx(1_000 * 0.0001)
+
+
+SHORT = {ranks.QUEUED_TOKENS: 300, ranks.QUEUED_CONTEXTS: 0, ranks.HEAD_TOKENS: 300}
+SHORT |= {ranks.HEAD_CONTEXTS: 0, CACHED_BLOCKS: 612.5}
+"""A prompt of 300 tokens is there, and one of 200 comes."""
+
+
+def first_token_s(changes):
+    made = parts(changes)
+    return made[kernel.QUEUE_S] + made[kernel.PREFILL_OWN_S]
+
+
+def test_a_step_that_has_not_begun_is_shared():
+    own_s = 200 * 0.0001 + 200 * 9_900 * 2e-9
+    just_now = {**SHORT, ranks.HEAD_SINCE_S: 100.0}
+    assert first_token_s(just_now) == pytest.approx(0.0118 + 300 * 0.0001 + own_s + 0.0236)
+
+
+def test_a_step_that_has_begun_cannot_be_joined():
+    own_s = 200 * 0.0001 + 200 * 9_900 * 2e-9
+    begun = {**SHORT, ranks.HEAD_SINCE_S: 99.97}
+    left_s = 0.0118 + 0.0236 + 300 * 0.0001 - 0.03
+    assert first_token_s(begun) == pytest.approx(left_s + own_s + 0.0236)
+
+
+def test_a_step_takes_what_fits_and_a_token_more_takes_another():
+    free = {ranks.QUEUED_TOKENS: 0, ranks.QUEUED_CONTEXTS: 0, ranks.HEAD_TOKENS: 0}
+    fits = parts(free)[kernel.PREFILL_OWN_S]
+    more = parts(free, isl_tokens=10_001)[kernel.PREFILL_OWN_S]
+    assert more - fits == pytest.approx(0.0236, rel=0.02)
 
 
 def test_among_decoding_requests_alone_half_a_step_is_left_on_average():
-    decoding = {ranks.PREFILL_TOKENS: 0, ranks.PREFILL_CONTEXTS: 0, ranks.HEAD_TOKENS: 0}
+    decoding = {ranks.QUEUED_TOKENS: 0, ranks.QUEUED_CONTEXTS: 0, ranks.HEAD_TOKENS: 0}
     assert parts(decoding)[kernel.QUEUE_S] == pytest.approx(0.0236 / 2)
     nobody = {**decoding, ranks.DECODING_REQUESTS: 0, ranks.DECODING_KV_TOKENS: 0}
     assert parts(nobody)[kernel.QUEUE_S] == 0
@@ -110,7 +140,7 @@ def test_among_decoding_requests_alone_half_a_step_is_left_on_average():
 def test_what_others_sent_counts_like_what_we_booked():
     more = {ranks.FOREIGN_TOKENS: 1_000, ranks.FOREIGN_REQUESTS: 1}
     assert parts(more)[kernel.QUEUE_S] > parts()[kernel.QUEUE_S] + 0.1
-    assert parts(more)[kernel.DELAY_S] == pytest.approx(3.72735 * 10 / 9)
+    assert parts(more)[kernel.DELAY_S] == pytest.approx(2.56773 * 10 / 9)
 
 
 def test_untrusted_overlap_saves_less():
@@ -165,14 +195,30 @@ def test_answers_are_as_long_as_where_most_requests_go():
     assert both[0, kernel.STREAM_S] == pytest.approx(parts()[kernel.STREAM_S])
 
 
+def delay_s(reuse, *cached_blocks):
+    rows = [row({ranks.REUSE: reuse, CACHED_BLOCKS: each}) for each in cached_blocks]
+    return predicted_parts(asked(*rows), SETTINGS)[0, kernel.DELAY_S]
+
+
 def test_where_prompts_are_used_again_a_delay_comes_back_with_each_follower():
-    assert parts({ranks.REUSE: 0})[kernel.DELAY_S] == pytest.approx(2.4849)
-    assert parts({ranks.REUSE: 3})[kernel.DELAY_S] == pytest.approx(4 * 2.4849)
+    assert delay_s(0, 500, 0) == pytest.approx(2.4849)
+    assert delay_s(3, 500, 0) == pytest.approx((1 + 3 / 3 * (1 - 4_000 / 10_000)) * 2.4849)
+
+
+def test_who_finds_the_same_everywhere_is_bound_to_nobody():
+    assert delay_s(3, 625, 625) == pytest.approx(delay_s(0, 625, 625))
+
+
+def test_what_is_pushed_out_is_wanted_as_often_as_prompts_are_used_again_anywhere():
+    wanted, unwanted = row({ranks.REUSE: 3}), row({ranks.REUSE: 0})
+    both = predicted_parts(asked(wanted, unwanted), SETTINGS)[:, kernel.PUSHED_S]
+    assert both.tolist() == pytest.approx([0.075, 0.075])
 
 
 def test_a_new_rank_and_a_taint_multiply():
-    assert cost({ranks.SLOW_START: 1}) == pytest.approx(2 * cost())
-    assert cost({ranks.SLOW_START: 0.5}) == pytest.approx(1.5 * cost())
+    assert cost({ranks.SLOW_UNTIL_S: 130}) == pytest.approx(2 * cost())
+    assert cost({ranks.SLOW_UNTIL_S: 115}) == pytest.approx(1.5 * cost())
+    assert cost({ranks.SLOW_UNTIL_S: 99}) == cost()
 
 
 columns = st.lists(st.floats(0, 1e6), min_size=COLUMNS, max_size=COLUMNS)
@@ -199,13 +245,13 @@ def chosen(*rows, claims=None, **settings):
 
 
 def test_takes_the_cheapest_where_it_is_sure():
-    longer = row({ranks.PREFILL_TOKENS: 4_100})
+    longer = row({ranks.QUEUED_TOKENS: 4_100})
     assert chosen(longer, row()) == {1: 300}
 
 
 UNSURE = {ranks.RELATIVE_ERROR: 0.05}
-NEAR = row({**UNSURE, ranks.PREFILL_TOKENS: 4_100})
-FAR = row({**UNSURE, ranks.PREFILL_TOKENS: 9_000})
+NEAR = row({**UNSURE, ranks.QUEUED_TOKENS: 4_100})
+FAR = row({**UNSURE, ranks.QUEUED_TOKENS: 9_000})
 
 
 def test_beside_other_routers_takes_any_of_those_it_cannot_tell_apart():
@@ -228,7 +274,7 @@ def test_who_will_come_is_delayed_as_far_as_all_ranks_compute_prompts():
 
 
 def test_a_temperature_draws_from_all():
-    far = row({ranks.PREFILL_TOKENS: 9_000})
+    far = row({ranks.QUEUED_TOKENS: 9_000})
     assert set(chosen(far, row(), router_temperature=5.0)) == {0, 1}
 
 

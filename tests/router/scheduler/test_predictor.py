@@ -4,13 +4,15 @@ from random import Random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from engine_work import LARGE_S, CountingEngine, mixed_second
 from router.protocol.loads import LoadGauges
 from router.protocol.values import Rank
-from router.scheduler.learning import SLOW_START_S
+from router.scheduler.predictive import Predictive
 from router.scheduler.predictor import MOST_MODELS, Predictor
 from router.scheduler.rates import NOMINAL_S
+from router.scheduler.settings import PolicySettings
 from router.sequence.rank_table import (
     BASE_S,
     CHUNK_TOKENS,
@@ -23,14 +25,16 @@ from router.sequence.rank_table import (
     OUTPUT_TOKENS,
     PREFILL_S,
     PREFILL_SHARE,
-    PREFILL_TOKENS,
+    QUEUED_TOKENS,
+    RANK_COLUMNS,
     RELATIVE_ERROR,
     REQUESTS,
     REQUESTS_PER_S,
     REUSE,
-    SLOW_START,
+    SLOW_UNTIL_S,
     RankTable,
 )
+from terms import candidate, table
 
 RATES = slice(BASE_S, KV_S + 1)
 BUSY = LoadGauges(running_requests=4)
@@ -228,7 +232,7 @@ def test_traffic_is_of_the_rank():
 def test_others_than_we_keep_it_busy_too():
     fleet = Fleet(1)
     row = fleet.row(1)
-    row[REQUESTS], row[PREFILL_TOKENS] = 3, 1_000
+    row[REQUESTS], row[QUEUED_TOKENS] = 3, 1_000
     fleet.engines[1].gauges = LoadGauges(
         running_requests=4, waiting_requests=2, waiting_uncached_tokens=5_000
     )
@@ -241,7 +245,7 @@ def test_others_than_we_keep_it_busy_too():
 def test_what_it_has_done_already_is_taken_off_what_we_booked():
     fleet = Fleet(1)
     row = fleet.row(1)
-    row[REQUESTS], row[PREFILL_TOKENS] = 9, 1_000
+    row[REQUESTS], row[QUEUED_TOKENS] = 9, 1_000
     fleet.engines[1].gauges = LoadGauges(running_requests=4)
     fleet.pass_seconds(3, working=[])
     assert (row[FOREIGN_REQUESTS], row[FOREIGN_TOKENS]) == (-5, 0)
@@ -256,17 +260,42 @@ def test_an_engine_that_says_nothing_takes_nothing_off():
     assert row[FOREIGN_REQUESTS] == 0
 
 
-def test_a_new_rank_starts_slowly():
-    fleet = Fleet(1, 2)
+def test_a_new_rank_starts_slowly_from_when_it_appears():
+    fleet = Fleet(1, 2, 3)
     fleet.engines[2].finished = 100
-    fleet.pass_seconds(1, working=[1, 2])
-    assert fleet.row(1)[SLOW_START] == 1
-    assert fleet.row(2)[SLOW_START] == 0
+    silent = fleet.engines.pop(3)
+    fleet.pass_seconds(10, working=[1, 2])
+    assert [fleet.row(each)[SLOW_UNTIL_S] for each in (1, 2, 3)] == [1_030, 0, 1_030]
     fleet.engines[1].finished = 7
-    fleet.pass_seconds(int(SLOW_START_S) // 2, working=[1, 2])
-    assert fleet.row(1)[SLOW_START] == pytest.approx(0.5)
-    fleet.pass_seconds(int(SLOW_START_S), working=[1, 2])
-    assert fleet.row(1)[SLOW_START] == 0
+    fleet.engines[3] = silent
+    fleet.pass_seconds(10, working=[1, 2, 3])
+    assert [fleet.row(each)[SLOW_UNTIL_S] for each in (1, 2, 3)] == [1_030, 0, 1_030]
+
+
+def test_an_engine_that_starts_anew_starts_slowly_again():
+    fleet = Fleet(1)
+    fleet.engines[1].finished = 100
+    fleet.pass_seconds(10, working=[1])
+    fleet.engines[1].restart()
+    fleet.pass_seconds(1, working=[1])
+    assert fleet.row(1)[SLOW_UNTIL_S] == 1_011 + 30
+
+
+def test_who_was_never_heard_is_not_preferred_to_who_just_was():
+    """Both are new; half a slow start later both count one and a half times."""
+    fleet = Fleet(1, 2)
+    fleet.row(1)[MAX_BATCHED_TOKENS] = 2_048  # as the other says
+    del fleet.engines[1]
+    fleet.pass_seconds(1, working=[])
+    costs = []
+    for now_s in (1_001.0, 1_015.0, 1_030.0):
+        rows = np.stack([candidate(), candidate()])
+        rows[:, :RANK_COLUMNS] = [fleet.row(1), fleet.row(2)]
+        asked = replace(table(*rows), now_s=now_s)
+        costs.append(Predictive().score(asked, PolicySettings()))
+    assert costs[0] / costs[2] == pytest.approx(59 / 30)
+    assert costs[1] / costs[2] == pytest.approx(1.5)
+    assert costs[2][0] == pytest.approx(costs[2][1])
 
 
 def test_models_whose_ranks_are_gone_are_remembered_up_to_a_limit():

@@ -6,15 +6,17 @@ import pytest
 from builders import World, rank
 from router.effects import AdmitWaiting
 from router.protocol.requests import ConfigOverride, SelectRequest
+from router.scheduler._predictive_kernel import QUEUE_S
 from router.scheduler.waiting_room import Queueing
 from router.sequence.prompt import prepare
 from router.sequence.rank_table import (
     BASE_S,
     HEAD_SINCE_S,
     HEAD_TOKENS,
-    PREFILL_CONTEXTS,
     PREFILL_S,
     PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
 )
 
 RATES = [0.0, 0.001, 0.0, 0.0, 0.0]
@@ -29,9 +31,7 @@ def world_of(**fields):
 
 
 def book(world, request_id, tokens, now_s, first=0):
-    prompt = list(range(first, first + tokens))
-    request = SelectRequest(token_ids=prompt, request_id=request_id)
-    world.core.select_and_reserve(request, prepare(request, ()), now_s)
+    world.book(request_id, list(range(first, first + tokens)), now_s)
 
 
 def weighed(world, now_s):
@@ -66,7 +66,7 @@ def test_when_all_should_be_computed_nothing_is_left():
     world = world_of()
     book(world, "a", 1000, 10.0)
     row = weighed(world, 99.0)
-    assert row[[PREFILL_TOKENS, PREFILL_CONTEXTS, HEAD_TOKENS]].tolist() == [0.0, 0.0, 0.0]
+    assert row[[PREFILL_TOKENS, QUEUED_CONTEXTS, HEAD_TOKENS]].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_time_counts_from_when_a_prompt_became_the_oldest():
@@ -134,3 +134,77 @@ def test_a_policy_that_models_it_anyway_counts_nothing_twice():
         costs.append(choice.costs[0])
         assert choice.table.values[0, HEAD_SINCE_S] == (10.4 if models_prefill else 10.0)
     assert costs[0] == pytest.approx(costs[1])
+
+
+def test_a_prompt_begins_no_earlier_than_it_was_booked():
+    world = world_of()
+    book(world, "a", 1000, 10.0)
+    book(world, "b", 400, 50.0, first=5000)
+    assert left(world, 50.1) == 300.0
+
+
+def of_silent_callers():
+    """Eleven of the last hundred requests ended without a word: 1 − 0.99 ** 11 = 0.105."""
+    world = world_of(models_prefill=False)
+    for number in range(11):
+        book(world, f"before{number}", 100, 0.0)
+        world.core.free(f"before{number}", 1.0)
+    return world
+
+
+def seen(world, now_s):
+    """After a tick: tokens as Dynamo counts them, tokens that `predictive` sees, its queue."""
+    world.core.tick(now_s)
+    world.core.tracker.check_invariants()
+    row = weighed(world, now_s)
+    request = SelectRequest(
+        token_ids=[1], router_config_override=ConfigOverride(policy="predictive")
+    )
+    placement = world.core.select(request, prepare(request, ()), now_s)
+    queue_s = world.core.explain(request, placement).predicted_s[0, QUEUE_S]
+    return row[PREFILL_TOKENS], row[QUEUED_TOKENS], pytest.approx(queue_s)
+
+
+def test_where_callers_never_say_it_prompts_leave_the_queue_by_prediction():
+    """1,000 tokens from 10.0 and 400 from 11.0 are computed at 11.4; 600 booked at 20 at 20.6."""
+    world = of_silent_callers()
+    book(world, "a", 1000, 10.0)
+    book(world, "b", 400, 10.1, first=5000)
+    assert seen(world, 10.2) == (1400, 1400, 1.2)
+    assert seen(world, 11.1) == (1400, 400, 0.3)
+    assert world.core.tracker.active(rank(1)).decoding_requests == 1
+    assert seen(world, 11.5) == (1400, 0, 0.0)
+    book(world, "c", 600, 20.0, first=9000)
+    assert seen(world, 20.4) == (2000, 600, 0.2)
+    assert seen(world, 20.6) == (2000, 0, 0.0)
+    world.core.prefill_complete("a", 21.0)
+    assert seen(world, 21.0) == (1000, 0, 0.0)
+    world.core.free("b", 21.0)
+    world.core.free("c", 21.0)
+    assert seen(world, 21.0) == (0, 0, 0.0)
+
+
+def test_where_callers_say_it_a_late_prompt_is_still_being_computed():
+    world = world_of(models_prefill=False)
+    for number in range(50):
+        book(world, f"before{number}", 100, 0.0)
+        world.core.prefill_complete(f"before{number}", 1.0)
+        world.core.free(f"before{number}", 1.0)
+    book(world, "a", 1000, 10.0)
+    book(world, "b", 400, 10.1, first=5000)
+    assert seen(world, 99.0) == (1400, 1400, 0.4)
+
+
+def test_who_waits_behind_silent_callers_is_placed_once_there_should_be_room():
+    world = world_of(models_prefill=False, queueing=Queueing(0.1, "fcfs"))
+    for number in range(11):
+        book(world, f"before{number}", 100, 0.0)
+        world.core.free(f"before{number}", 1.0)
+    book(world, "a", 1000, 10.0)
+    request = SelectRequest(token_ids=[1], request_id="b")
+    ticket, _ = world.core.submit(request, prepare(request, ()), 10.1)
+    world.core.tick(10.9)
+    assert isinstance(ticket, int)
+    assert world.core.admit(10.9) is None
+    assert AdmitWaiting() in world.core.tick(11.0)
+    assert world.core.admit(11.0).outcome.rank == rank(1)

@@ -53,6 +53,20 @@ def test_the_lowest_order_goes_first_and_equals_as_they_came():
     assert len(queue) == 0
 
 
+def test_what_is_left_below_the_threshold_is_for_tenants_that_were_given_less():
+    """Half of it is taken: enough for who was given 100, not for who was given 900."""
+    queue = queue_of(1)
+    for tenant, tokens in (("much", 900), ("little", 100)):
+        queue.charge(0, tenant, tokens, 0.0)
+    much, _ = fill(queue, 0, waiting(tenant="much"), waiting(tenant="little", cost=700))
+    assert [each.tenant for each in served(queue, lambda _, __, part: part > 0.6)] == ["little"]
+    assert much.ticket in queue
+    alone = queue_of(1)
+    alone.charge(0, "much", 900, 0.0)
+    fill(alone, 0, waiting(tenant="much"))
+    assert len(served(alone, lambda _, __, part: part > 0.6)) == 1
+
+
 def test_strict_priority_goes_before_everything():
     queue = queue_of(1)
     queue.charge(0, "busy", 10_000, 0.0)
@@ -65,7 +79,7 @@ def test_strict_priority_goes_before_everything():
 def test_a_request_that_only_a_busy_rank_can_take_holds_up_nobody_else():
     queue = queue_of(1)
     pinned, other = fill(queue, 0, waiting(order=0.0, lane="busy"), waiting(order=1.0))
-    assert served(queue, lambda each, _: each.lane != "busy") == [other]
+    assert served(queue, lambda each, *_: each.lane != "busy") == [other]
     assert served(queue) == [pinned]
 
 
@@ -122,7 +136,7 @@ def test_a_class_that_can_send_nobody_is_granted_nothing():
     queue = queue_of(10, 10)
     fill(queue, 0, waiting(1000, lane="x"))
     fill(queue, 1, *(waiting(10) for _ in range(50)))
-    assert len(served(queue, lambda each, _: each.lane != "x")) == 50
+    assert len(served(queue, lambda each, *_: each.lane != "x")) == 50
     assert queue.queues[0].deficit_tokens == 0
 
 
@@ -132,7 +146,7 @@ def test_thresholds_are_each_classs_own():
     )
     fill(queue, 0, waiting())
     (b,) = fill(queue, 1, waiting())
-    assert served(queue, lambda _, settings: settings.prefill_busy_threshold > 5) == [b]
+    assert served(queue, lambda _, settings, __: settings.prefill_busy_threshold > 5) == [b]
 
 
 class Naive:
@@ -202,7 +216,7 @@ class Consistent(RuleBasedStateMachine):
             heads = [self.head(index) for index in range(3)]
             index = self.naive.next([head and head.cost_tokens for head in heads])
             expected = None if index is None else heads[index]
-            taken = self.queue.take(lambda each, _: each.lane not in self.busy, self.now_s)
+            taken = self.queue.take(lambda each, *_: each.lane not in self.busy, self.now_s)
             assert taken == expected
             if expected is not None:
                 tenant, cost = expected.tenant, expected.cost_tokens

@@ -41,8 +41,8 @@ def p99(requests, ranks, key=lambda tenant: tenant):
     tickets, tenants = count(), {}
     booked, free_s, ends, measured = [0] * ranks, [0.0] * ranks, [], defaultdict(list)
 
-    def is_free(_, settings):
-        return min(booked) <= settings.prefill_busy_threshold
+    def is_free(_, settings, part):
+        return min(booked) <= part * settings.prefill_busy_threshold
 
     def send(request, now_s):
         rank = booked.index(min(booked))
@@ -73,7 +73,7 @@ def p99(requests, ranks, key=lambda tenant: tenant):
     return np.percentile(measured["a"], 99, axis=0)
 
 
-@pytest.fixture(scope="module", params=[0.7, 0.9])
+@pytest.fixture(scope="module", params=[0.5, 0.7, 0.9])
 def worlds(request):
     """p99s of `a` alone on half the fleet, beside `b` on all of it, and so without tenants."""
     a = arrivals(1, "a", request.param, RANKS / 2)

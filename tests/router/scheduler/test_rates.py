@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from engine_work import LARGE_S, mixed_second
 from fuzzing import examples
 from router.protocol.loads import LoadCounters
-from router.scheduler.rates import NOMINAL_S, Belief, Noise, Rates, work_of
+from router.scheduler.rates import NOMINAL_S, Noise, Prior, Rates, work_of
 
-ANYTHING = Belief.around(np.ones(5), common=10.0, each=5.0)
+ANYTHING = Prior.around(np.ones(5), common=10.0, each=5.0)
 NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
 factors = st.lists(st.floats(0.2, 5), min_size=5, max_size=5)
@@ -64,7 +64,7 @@ def test_is_as_unsure_as_its_data_are_noisy():
 
 
 def test_what_always_comes_together_keeps_its_proportion():
-    prior = Belief.around(np.ones(5), common=0.5, each=0.2)
+    prior = Prior.around(np.ones(5), common=0.5, each=0.2)
     rates = Rates(prior, NOISE)
     counted = np.array([10.0, 2_000.0, 8e6, 100.0, 1e6])
     for _ in range(30):
@@ -102,14 +102,26 @@ def test_a_change_is_believed_the_second_time(times):
 
 
 def test_goes_back_to_its_prior():
-    prior = Belief.around(np.full(5, 2.0), common=0.5, each=0.2)
+    prior = Prior.around(np.full(5, 2.0), common=0.5, each=0.2)
     rates = learned(LARGE_S, Random(1), 60)
     rates.relax(prior, kept=0.5)
     assert rates.seconds == pytest.approx((2 * NOMINAL_S + LARGE_S) / 2, rel=0.02)
     rates.relax(prior, kept=0.0)
     assert rates.seconds == pytest.approx(2 * NOMINAL_S)
-    assert rates.belief.covariance == pytest.approx(prior.covariance)
+    assert np.diagonal(rates.covariance) == pytest.approx(np.full(5, 4 * (0.5**2 + 0.2**2)))
+    assert rates.covariance[0, 1] == pytest.approx(4 * 0.5**2)
     assert rates.relative_error(np.ones(5)) == pytest.approx((0.5**2 + 0.2**2 / 5) ** 0.5)
+
+
+def test_a_variance_that_rounding_makes_negative_is_none():
+    """Two kinds of work that are known together to 1 in 10 ** 16, and hardly each by itself."""
+    rates = Rates(ANYTHING, NOISE)
+    random = Random(4)
+    for exponent in [*range(18), *range(18, 0, -1)]:
+        work = np.array([1.0, random.random(), random.random(), 1e-9, 10.0**exponent])
+        for _ in range(2):
+            rates.learn(work * 10.0**exponent, 10.0 ** random.uniform(0, 18), ANYTHING)
+            rates.check_invariants()
 
 
 def test_no_rate_is_ever_nothing():

@@ -7,7 +7,7 @@ import pytest
 
 from router.scheduler.policies import builtin_policies
 from router.scheduler.settings import PolicySettings
-from router.sequence.rank_table import BASE_S, DECODE_SIDE, RELATIVE_ERROR, SLOW_START
+from router.sequence.rank_table import BASE_S, DECODE_SIDE, RELATIVE_ERROR, SLOW_UNTIL_S
 from terms import candidate, table
 
 POLICIES = {policy.name: type(policy) for policy in builtin_policies()}
@@ -32,7 +32,7 @@ def mixed():
     ]  # fmt: skip
     of = table(*rows)
     of.values[:, BASE_S : BASE_S + 5] = (0.02, 1e-4, 2e-9, 2e-4, 2e-8)
-    of.values[1, SLOW_START] = 0.5
+    of.values[1, SLOW_UNTIL_S] = 15.0
     of.values[:, RELATIVE_ERROR] = 0.1
     of.values[3, DECODE_SIDE] = 1.0
     return of

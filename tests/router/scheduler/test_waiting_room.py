@@ -75,19 +75,19 @@ def test_whether_there_is_room_is_asked_of_the_request_and_its_class():
     wait(here, asked("b", policy_class="agents"), index=1)
     seen = []
 
-    def has_room(request, policy_class):
-        seen.append((request.request_id, policy_class.name))
+    def has_room(request, policy_class, part):
+        seen.append((request.request_id, policy_class.name, part))
         return False
 
     assert here.take(has_room, 0.0) is None
-    assert seen == [("a", "all_all"), ("b", "agents")]
+    assert seen == [("a", "all_all", 1.0), ("b", "agents", 1.0)]
 
 
 def test_scopes_wait_for_themselves():
     here = room()
     wait(here, asked("a", group="x"))
     wait(here, asked("b", group="y"))
-    _, pending = here.take(lambda each, _: each.routing_group == "y", 0.0)
+    _, pending = here.take(lambda each, *_: each.routing_group == "y", 0.0)
     assert pending.request.request_id == "b"
     assert here.usage(Scope("m", "x")) == (1, 10)
 
@@ -99,7 +99,7 @@ def test_demands_are_lanes_of_their_own():
     wait(here, asked("too", pinned_worker=RankTarget(7)))
     seen = []
 
-    def has_room(request, _):
+    def has_room(request, *_):
         seen.append(request.request_id)
         return request.pinned_worker is None
 
@@ -164,7 +164,7 @@ class Consistent(RuleBasedStateMachine):
     @rule(group=st.sampled_from("xy"))
     def take(self, group):
         waited, _ = self.room.usage(Scope("m", group))
-        taken = self.room.take(lambda each, _: each.routing_group == group, self.now_s)
+        taken = self.room.take(lambda each, *_: each.routing_group == group, self.now_s)
         assert (taken is None) == (waited == 0)
         if taken is not None:
             assert taken[1].request.routing_group == group

@@ -87,9 +87,9 @@ def test_the_oldest_prompt_that_is_not_complete_is_the_head():
 def test_attention_work_grows_with_what_is_cached_before_it():
     active = idle()
     active.add("a", footprint([1], 0, 100, cached_tokens=1000), 0.0)
-    assert active.active_prefill_contexts == 100 * (1000 + 50)
+    assert active.queued_contexts == 100 * (1000 + 50)
     active.prefill_complete("a", 1.0)
-    assert active.active_prefill_contexts == 0
+    assert active.queued_contexts == 0
 
 
 def test_decoding_requests_hold_their_prompt_and_their_output():
@@ -102,6 +102,23 @@ def test_decoding_requests_hold_their_prompt_and_their_output():
     assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160 + 2 * 16)
     active.free("a", 2.0)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (0, 0)
+
+
+def test_what_should_be_complete_is_queued_no_more_and_counts_until_it_is_said():
+    """At 100 tokens a second, `a` ends at 4.0; `b`, booked after that, at 6.5."""
+    active = idle()
+    active.add("a", footprint([1], 0, 100, cached_tokens=60), 3.0)
+    active.add("b", footprint([2], 0, 50), 6.0)
+    active.end_overdue(6.4, lambda prompt: prompt.prefill_tokens / 100)
+    assert (active.active_prefill_tokens, active.queued_tokens) == (150, 50)
+    assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160)
+    assert (active.head.prefill_tokens, active.head_since_s) == (50, 6.0)
+    assert not active.progress("a").is_prefill_complete
+    active.prefill_complete("a", 6.4)
+    active.end_overdue(6.5, lambda prompt: prompt.prefill_tokens / 100)
+    assert (active.active_prefill_tokens, active.queued_tokens) == (50, 0)
+    active.free("b", 7.0)
+    assert (active.active_prefill_tokens, active.decoding_kv_tokens) == (0, 160)
 
 
 def test_output_blocks_add_up():
@@ -170,14 +187,14 @@ IDS = st.sampled_from("abcd")
 class Consistent(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.active = idle()
+        self.active, self.now_s = idle(), 0.0
 
     @rule(request_id=IDS, prompt=st.integers(0, 2), length=st.integers(0, 4),
           own=st.integers(0, 1), tokens=st.integers(0, 99))  # fmt: skip
     def add(self, request_id, prompt, length, own, tokens):
         if request_id not in self.active:
             path = [0, *range(10 * prompt, 10 * prompt + 4)][:length]
-            self.active.add(request_id, footprint(path, own, tokens), 0.0)
+            self.active.add(request_id, footprint(path, own, tokens), self.now_s)
 
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data(), fraction=st.none() | st.floats(0, 1))
@@ -188,12 +205,18 @@ class Consistent(RuleBasedStateMachine):
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data())
     def complete(self, data):
-        self.active.prefill_complete(data.draw(st.sampled_from(self.active.request_ids)), 0.0)
+        request_id = data.draw(st.sampled_from(self.active.request_ids))
+        self.active.prefill_complete(request_id, self.now_s)
+
+    @rule(seconds=st.floats(0.0, 2.0))
+    def pass_time(self, seconds):
+        self.now_s += seconds
+        self.active.end_overdue(self.now_s, lambda prompt: prompt.prefill_tokens / 50)
 
     @precondition(lambda self: self.active.active_requests)
     @rule(data=st.data())
     def free(self, data):
-        self.active.free(data.draw(st.sampled_from(self.active.request_ids)), 0.0)
+        self.active.free(data.draw(st.sampled_from(self.active.request_ids)), self.now_s)
         if not self.active.active_requests:
             assert self.active.active_blocks == 0
 

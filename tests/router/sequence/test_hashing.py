@@ -17,6 +17,7 @@ from router.sequence.hashing import (
     hash_seed,
     local_block_hash,
     local_block_hashes,
+    sequence_hashes,
     token_array,
 )
 
@@ -58,6 +59,14 @@ def test_empty_lora_and_salt_count_as_none():
 def test_counts_full_blocks_only(token_ids, block_size, eagle):
     hashes = local_block_hashes(token_array(token_ids), block_size, eagle=eagle)
     assert len(hashes) == max(len(token_ids) - eagle, 0) // block_size
+
+
+@given(tokens, st.integers(1, 80), st.booleans(), st.integers(0, 2**64 - 1))
+def test_in_one_go_is_as_in_two(token_ids, block_size, eagle, seed):
+    prompt = token_array(token_ids)
+    in_two = chain(local_block_hashes(prompt, block_size, seed=seed, eagle=eagle))
+    in_one = sequence_hashes(prompt, block_size, seed=seed, eagle=eagle)
+    assert in_one.tolist() == in_two.tolist()
 
 
 @given(tokens, st.integers(1, 20))

@@ -108,10 +108,17 @@ class Consistent(RuleBasedStateMachine):
             self.tracker.book(request_id, rank, prompt(tokens, first), self.now_s)
             self.live[request_id] = self.now_s + 10.0
 
-    @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1))
-    def grow(self, request_id, fraction):
+    @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1),
+          in_batch=st.booleans())  # fmt: skip
+    def grow(self, request_id, fraction, in_batch):
         if request_id in self.live:
-            self.tracker.add_output_blocks(request_id, 1, fraction, self.now_s)
+            self.tracker.add_output_blocks(request_id, 1, fraction, self.now_s, in_batch=in_batch)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"), in_batch=st.booleans())
+    def complete(self, request_id, in_batch):
+        if request_id in self.live:
+            self.tracker.prefill_complete(request_id, self.now_s, in_batch=in_batch)
             self.live[request_id] = self.now_s + 10.0
 
     @rule(request_id=st.sampled_from("abcdef"))
