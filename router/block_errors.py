@@ -12,6 +12,7 @@ KvRouterError
 ├── BlockStateError                  a block is not in a state for that
 ├── ReleasedBlocksError              the handle's blocks are no longer its own
 ├── NotEnoughBlocksError             fewer blocks can be had than are wanted
+├── PoolClosedError                  a pool hands out no blocks any more
 ├── PoolInUseError                   blocks are in use that everything was to be taken from
 ├── StorageError                     memory, a file or a store for blocks can not be had
 │   └── RegistrationError            a name that relies on a storage, twice or never
@@ -170,3 +171,12 @@ class TransferError(KvRouterError):
         super().__init__(f"{field}: {reason} (allowed: {allowed})")
         self.field = field
         self.rule = rule
+
+
+class PoolClosedError(KvRouterError):
+    """The pool's blocks are handed out no longer: its manager was closed, or is being closed."""
+
+    code = "pool_closed"
+
+    def __init__(self) -> None:
+        super().__init__("pool: closed (allowed: one of a block manager that is open)")

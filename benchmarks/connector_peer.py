@@ -1,0 +1,125 @@
+"""Blocks of another process: by a plain socket, and as workers get them.
+
+python benchmarks/connector_peer.py BLOCKS      the other process; three addresses, on a line each
+"""
+
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from threading import Thread
+from typing import Self
+
+import torch
+
+from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.names import BlockName
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.leases import Leases
+from worker_agent.shared_pool import SharedPool
+from worker_agent.storage.mapped_file import MappedFile
+from worker_agent.storage.memory import MemoryStorage, host_memory, shared_memory
+from worker_agent.transfer.outcome import leading
+from worker_agent.transfer.peer_client import PeerClient
+from worker_agent.transfer.peer_giving import SharedSet
+from worker_agent.transfer.peer_server import PeerServer
+from worker_agent.transfer.physical import PhysicalLayout, physical
+from worker_agent.transfer.window import Window
+
+TOKEN = b"of a benchmark"
+BLOCK_BYTES = 2 << 20
+WORKER_ID = 1
+
+
+class PeerWorld:
+    """A process that has so many blocks of 2 MiB, and room for them here."""
+
+    def __init__(self, blocks: int) -> None:
+        self.size_bytes = blocks * BLOCK_BYTES
+        self._blocks = blocks
+        self._layout = _layout(blocks, host_memory(self.size_bytes))
+        self._window = Window(self._layout)
+        self._names = [_name(number).identity for number in range(blocks)]
+
+    def __enter__(self) -> Self:
+        torch.set_num_threads(1)
+        here = Path(__file__)
+        arguments = [sys.executable, str(here), str(self._blocks)]
+        environment = {"PYTHONPATH": ":".join([str(here.parents[1]), *sys.path])}
+        self._process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
+        plain, *ways = (self._process.stdout.readline().strip() for _ in range(3))
+        host, port = plain.split(":")
+        self._plain = socket.create_connection((host, int(port)))
+        self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._over_tcp, self._mapped = (PeerClient(way, WORKER_ID, TOKEN) for way in ways)
+        self._source = torch.ones(self.size_bytes, dtype=torch.uint8)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._plain.close()
+        self._over_tcp.close()
+        self._mapped.close()
+        self._process.communicate()  # it ends with its input
+
+    def get_plainly(self) -> None:
+        """Every byte, to where it belongs."""
+        self._plain.sendall(b"x")
+        for view in self._window.incoming(range(self._blocks)).views:
+            while len(view):
+                view = view[self._plain.recv_into(view) :]
+
+    def get(self) -> None:
+        self._get(self._over_tcp)
+
+    def copy_plainly(self) -> None:
+        """As many bytes, from one memory of this process to another."""
+        self._layout.regions[0].copy_(self._source)
+
+    def get_mapped(self) -> None:
+        self._get(self._mapped)
+
+    def _get(self, client: PeerClient) -> None:
+        room = self._window.incoming(range(self._blocks))
+        assert leading(client.get_named(self._names, room)) == self._blocks
+
+
+def _name(number: int) -> BlockName:
+    return BlockName(number.to_bytes(16, "little"), number)
+
+
+def _layout(blocks: int, memory: MemoryStorage) -> PhysicalLayout:
+    config = LayoutConfig(blocks, 32, 2, 16, BLOCK_BYTES // (32 * 2 * 16 * 2))
+    return physical("1").configured(config).laid_out(LayoutKind.CONTIGUOUS).over_memory([memory])
+
+
+def main() -> None:
+    count = int(sys.argv[1])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        path = Path(directory) / "memory"
+        layout = _layout(count, shared_memory(MappedFile(path, count * BLOCK_BYTES)))
+        bits = torch.randint(0, 256, layout.regions[0].shape, dtype=torch.uint8)
+        layout.regions[0].copy_(bits)
+        pool, names = SharedPool(count, LruEviction()), list(map(_name, range(count)))
+        pool.release(pool.register(pool.allocate(count), names))
+        window = Window(layout)
+        listener = socket.create_server(("127.0.0.1", 0))
+        Thread(target=_serve_plainly, args=(listener, window, count), daemon=True).start()
+        sets = {0: SharedSet(pool, window, path)}
+        server = PeerServer(Leases(WORKER_ID, 1), sets, TOKEN, path=Path(directory) / "socket")
+        print("{}:{}".format(*listener.getsockname()), *server.addresses, sep="\n", flush=True)
+        sys.stdin.read()
+        server.close(60)
+
+
+def _serve_plainly(listener: socket.socket, window: Window, count: int) -> None:
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while connection.recv(1):
+        for view in window.outgoing(range(count)):
+            connection.sendall(view)
+
+
+if __name__ == "__main__":
+    main()

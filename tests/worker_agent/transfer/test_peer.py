@@ -1,0 +1,251 @@
+"""Blocks between workers over TCP: whole, proven, and only what leases allow."""
+
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import peering
+from peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
+from router.block_errors import TransferError
+from router.blockset_errors import BlocksetError
+from worker_agent.blockset import (
+    BlockDescriptorList,
+    RemoteBlocksets,
+    check_put,
+    described_blocks,
+    encode,
+)
+from worker_agent.transfer.outcome import Outcome
+from worker_agent.transfer.peer_messages import Challenge, Proof, Welcome
+from worker_agent.transfer.peer_wire import Line
+
+DONE, FAILED, MISSING = Outcome.DONE, Outcome.FAILED, Outcome.MISSING
+
+
+@pytest.fixture
+def owner():
+    with Worker(1337) as worker:
+        yield worker
+
+
+@pytest.fixture
+def other():
+    with Worker(1338) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(owner):
+    client = owner.client()
+    yield client
+    client.close()
+
+
+def granted(owner, index=HOST, count=4, until_s=FOREVER_S):
+    return owner.leases.grant(owner.tiers[index].allocate(count), index, "lease", until_s)
+
+
+def remote(owner, other, listed):
+    """What the other worker makes of an export and a list."""
+    blocksets = RemoteBlocksets(other.worker_id, 77, peering.config_of(1))
+    blocksets.import_remote_blockset(owner.export(), 0.0)
+    return blocksets.get_remote_blocks_mutable(encode(listed), 0.0)
+
+
+@pytest.mark.parametrize("ours", [DEVICE, HOST])
+@pytest.mark.parametrize("theirs", [DEVICE, HOST])
+def test_blocks_are_put_and_got_byte_for_byte(owner, other, client, ours, theirs):
+    """Whatever the layout on either side."""
+    sources = other.tiers[ours].allocate(4)
+    other.write(ours, sources.block_ids, range(4))
+    targets = remote(owner, other, granted(owner, theirs)).listed
+    check_put(described_blocks(sources, other.worker_id, ours), targets)
+    blocks = other.windows[ours].outgoing(sources.block_ids)
+    assert client.put(blocks, targets) == [DONE] * 4
+    assert owner.read(theirs, targets.block_indices) == [content(n) for n in range(4)]
+    owner.write(theirs, targets.block_indices, range(10, 14))
+    room = other.windows[ours].incoming(sources.block_ids)
+    assert client.get(targets, room) == [DONE] * 4
+    assert other.read(ours, sources.block_ids) == [content(n) for n in range(10, 14)]
+    counters = owner.server.counters
+    assert (counters.received_blocks, counters.corrupt_blocks, counters.refused) == (4, 0, 0)
+
+
+def test_onto_themselves_blocks_are_not_put(owner, other):
+    listed = remote(owner, other, granted(owner)).listed
+    with pytest.raises(TransferError, match="is a source, too"):
+        check_put(listed, listed)
+
+
+def test_blocks_are_had_by_name_as_far_as_they_are_there(owner, other, client):
+    owner.keep(HOST, [1, 2]).release()
+    owner.keep(DEVICE, [5]).release()
+    blocks = other.tiers[HOST].allocate(3).block_ids
+    room = other.windows[HOST].incoming(blocks)
+    assert client.get_named(identities(1, 9, 2), room) == [DONE, MISSING, DONE]
+    assert other.read(HOST, [blocks[0], blocks[2]]) == [content(1), content(2)]
+    assert client.get_named(identities(5), other.windows[HOST].incoming(blocks[:1])) == [DONE]
+    assert client.get_named(identities(8), room) == [MISSING]
+    assert owner.tiers[HOST].pool.used_blocks == owner.tiers[DEVICE].pool.used_blocks == 0
+
+
+def test_the_owner_enforces_its_leases_and_the_connection_goes_on(owner, other, client):
+    handle = owner.keep(HOST, [1])
+    listed = owner.leases.grant(handle, HOST, "read only", FOREVER_S)
+    blocks = other.windows[HOST].outgoing([0])
+    with pytest.raises(BlocksetError, match="immutable") as refused:
+        client.put(blocks, BlockDescriptorList(1337, HOST, "mutable", *_rest(listed)))
+    assert refused.value.rule == "immutable"
+    with pytest.raises(BlocksetError) as refused:
+        client.put(blocks, granted(owner, count=1, until_s=time.monotonic() - 1.0))
+    assert refused.value.rule == "lease_expired"
+    assert client.get(listed, other.windows[HOST].incoming([0])) == [DONE]
+    assert owner.server.counters.refused == 2
+
+
+def _rest(listed):
+    return listed.block_indices, listed.lease, listed.epoch
+
+
+def test_blocks_of_another_size_are_refused(owner):
+    with Worker(1338, inner_dim=32) as other, pytest.raises(BlocksetError) as refused:
+        owner.client().put(other.windows[HOST].outgoing([0]), granted(owner, count=1))
+    assert refused.value.rule == "other_layout"
+
+
+@pytest.mark.parametrize("token", [b"", b"another"])
+def test_who_does_not_know_the_token_gets_nothing(owner, other, token):
+    with pytest.raises(BlocksetError) as refused:
+        owner.client(token).get(granted(owner), other.windows[HOST].incoming(range(4)))
+    assert refused.value.rule == "token"
+    assert owner.server.counters.sent_blocks == 0
+
+
+def test_a_server_that_does_not_know_it_is_not_believed(other):
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        served = threads.submit(welcome_anybody, listener)
+        address = "tcp://{}:{}".format(*listener.getsockname())
+        client = peering.PeerClient(address, 1337, peering.TOKEN)
+        room = other.windows[HOST].incoming([0])
+        assert client.get_named(identities(1), room) == [FAILED]
+        served.result(60)
+
+
+def welcome_anybody(listener):
+    line = Line(listener.accept()[0], "test", time.monotonic() + 60)
+    line.send(Challenge(1337, bytes(32)))
+    line.receive(Proof)
+    line.send(Welcome(bytes(32)))
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xff\xff\xff\x7f", b"\x03\x00\x00\x00abc", b"GET / HTTP/1.1\r\n\r\n", b""]
+)
+def test_whoever_talks_nonsense_is_hung_up_on(owner, said):
+    host, port = owner.server.addresses[0].removeprefix("tcp://").split(":")
+    connection = socket.create_connection((host, int(port)), 60)
+    with connection, suppress(OSError):  # it may have hung up already
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    assert owner.server.counters.sent_blocks == 0
+
+
+def test_more_connections_than_may_be_are_refused():
+    with Worker(1337, max_connections=1) as owner:
+        first, second = owner.client(), owner.client()
+        listed = granted(owner, count=1)
+        target = owner.windows[DEVICE].incoming([0])
+        assert first.get(listed, target) == [DONE]
+        assert second.get(listed, target) == [FAILED]
+        first.close()
+
+
+def test_another_worker_than_is_expected_there_is_not_asked(owner, other):
+    client = peering.PeerClient(owner.server.addresses[0], 99, peering.TOKEN)
+    assert client.get_named(identities(1), other.windows[HOST].incoming([0])) == [FAILED]
+
+
+def test_where_nobody_listens_blocks_fail(owner, other):
+    client = owner.client(timeout_s=5)
+    owner.server.close(60)
+    assert client.get_named(identities(1), other.windows[HOST].incoming([0])) == [FAILED]
+    assert client.put(other.windows[HOST].outgoing([0]), granted(owner, count=1)) == [FAILED]
+
+
+def test_one_who_does_not_answer_is_not_waited_for_longer_than_the_deadline(other):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = "tcp://{}:{}".format(*mute.getsockname())
+        client = peering.PeerClient(address, 1337, peering.TOKEN, timeout_s=0.2)
+        room = other.windows[HOST].incoming([0, 1])
+        assert client.get_named(identities(1, 2), room) == [FAILED, FAILED]
+
+
+class Process:
+    """A worker in a process of its own."""
+
+    def __init__(self, inner_dim):
+        here = Path(peering.__file__)
+        arguments = [sys.executable, str(here), "1337", str(inner_dim)]
+        environment = {"PYTHONPATH": ":".join([str(here.parents[1]), *sys.path])}
+        self.process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
+        self.export = self.process.stdout.readline().encode()
+        self.listed = self.process.stdout.readline().encode()
+
+    def read(self, *blocks):
+        self.process.stdin.write(" ".join(map(str, blocks)) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_two_processes_and_one_killed_in_the_middle(other):
+    """Large blocks, so that the middle lasts: what had come is right, the rest has failed."""
+    with Process(inner_dim=1 << 17) as peer, Worker(1338, inner_dim=1 << 17) as here:
+        blocksets = RemoteBlocksets(1338, 77, peering.config_of(1, 1 << 17))
+        blocksets.import_remote_blockset(peer.export, 0.0)
+        targets = blocksets.get_remote_blocks_mutable(peer.listed, 0.0)
+        client = peering.PeerClient(targets.addresses[0], 1337, peering.TOKEN, timeout_s=30.0)
+        size_bytes = here.windows[HOST].block_bytes
+        here.write(HOST, range(4), [20, 21, 22, 23])
+        assert client.put(here.windows[HOST].outgoing(range(4)), targets.listed) == [DONE] * 4
+        digest = sha256(content(21, size_bytes)).hexdigest()
+        assert peer.read(targets.listed.block_indices[1]) == [digest]
+        room = here.windows[HOST].incoming(range(8, 12))
+        room.views = _Killing(peer.process, room.views)
+        outcomes = client.get(targets.listed, room)
+        assert outcomes[0] is DONE
+        assert outcomes[-1] is FAILED
+        right = outcomes.count(DONE)
+        expected = [content(n, size_bytes) for n in range(20, 20 + right)]
+        assert here.read(HOST, range(8, 8 + right)) == expected
+        client.close()
+
+
+class _Killing(list):
+    """Views; when the second is asked for, the peer dies."""
+
+    def __init__(self, process, views):
+        super().__init__(views)
+        self.process = process
+
+    def __getitem__(self, place):
+        if place == 1:
+            self.process.kill()
+            self.process.wait(60)
+        return super().__getitem__(place)

@@ -1,0 +1,75 @@
+"""The engine's own KV tensors, as blocks that can be gathered and scattered.
+
+Whoever registers them says how they are laid out; nothing is guessed from shapes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from router.block_errors import LayoutError
+from worker_agent.layout.groups import LayoutGroup, grouped
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.storage.base import StorageKind
+from worker_agent.storage.memory import MemoryStorage
+from worker_agent.transfer.device_copies import DeviceCopies
+from worker_agent.transfer.physical import PhysicalLayout, physical
+
+
+class DeviceMemory:
+    """Blocks over the tensors of all layers. A row is a block: its part in each group in turn."""
+
+    __slots__ = ("_copies", "_sizes_bytes", "block_bytes", "layers", "num_blocks")
+
+    def __init__(
+        self, agent: str, tensors: Mapping[str, Tensor], groups: Sequence[LayoutGroup]
+    ) -> None:
+        """Raises LayoutError, naming the tensor, for what is not as the groups say."""
+        if not groups:
+            raise LayoutError("groups", "none", "at least one", rule="groups_must_not_be_empty")
+        counts = {group.config.num_blocks for group in groups}
+        if len(counts) > 1:
+            shown = " and ".join(str(count) for count in sorted(counts))
+            rule = "groups_must_have_as_many_blocks"
+            raise LayoutError("groups", f"{shown} blocks", "equally many", rule=rule)
+        [self.num_blocks] = counts
+        members = grouped(tensors, groups)
+        self.layers = tuple(layer for group in groups for layer in group.layers)
+        self._sizes_bytes = [group.config.block_bytes for group in groups]
+        self.block_bytes = sum(self._sizes_bytes)
+        self._copies = [
+            DeviceCopies(_laid_out(agent, group, members[group.name])) for group in groups
+        ]
+
+    def gather(self, blocks: Sequence[int]) -> Tensor:
+        """(blocks, block bytes) on the host. Raises TransferError for a block that is none."""
+        parts = []
+        for copies in self._copies:
+            rows = copies.host_rows(len(blocks))
+            copies.gather(blocks, rows)
+            parts.append(rows)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
+        """The first rows, on the host, into blocks. Raises TransferError."""
+        start = 0
+        for copies, size_bytes in zip(self._copies, self._sizes_bytes, strict=True):
+            part = rows[: len(blocks), start : start + size_bytes]
+            copies.scatter(blocks, part.contiguous())
+            start += size_bytes
+
+
+def _laid_out(agent: str, group: LayoutGroup, tensors: Sequence[Tensor]) -> PhysicalLayout:
+    """Raises RegionError for memory that is too small."""
+    regions = tensors[:1] if group.kind is LayoutKind.CONTIGUOUS else tensors
+    storages = [MemoryStorage(_bytes(group, each), StorageKind.DEVICE) for each in regions]
+    return physical(agent).configured(group.config).laid_out(group.kind).over_memory(storages)
+
+
+def _bytes(group: LayoutGroup, tensor: Tensor) -> Tensor:
+    if not tensor.is_contiguous():
+        reason = f"strides {list(tensor.stride())}"
+        rule = "tensor_must_be_contiguous"
+        raise LayoutError(group.name, reason, "one piece of memory", rule=rule)
+    return tensor.view(torch.uint8).flatten()

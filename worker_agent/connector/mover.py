@@ -1,0 +1,158 @@
+"""Moves blocks between the engine's memory and the tiers below it.
+
+    load:   stack ─▶ rows on the host, proven ─▶ scatter ─▶ Completion: an error for each other
+    store:  offer ─▶ due ─▶ gather ─▶ stack             ─▶ Completion, once nothing of it waits
+
+Everything happens on the engine's worker thread, between forward passes: what is not scattered when
+a transfer is given up never will be, and what is not gathered neither. So no transfer touches the
+engine's blocks after its completion.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from worker_agent.connector.device_memory import DeviceMemory
+from worker_agent.connector.protocol import Completion, Operation
+from worker_agent.tiers.loading import Loading
+from worker_agent.tiers.stack import TierChange, TierStack
+
+
+class _Load(Struct, frozen=True):
+    operation: Operation
+    loading: Loading
+
+
+class _Store(Struct):
+    """`waiting`: blocks that are not gathered, by identity, as places in the operation."""
+
+    operation: Operation
+    waiting: dict[bytes, int]
+
+
+class StackMover:
+    """Transfers under way, by uuid. `load_timeout_s`: after so long what has come is all."""
+
+    __slots__ = (
+        "_completions",
+        "_device",
+        "_loads",
+        "_stack",
+        "_stores",
+        "_wanted",
+        "changes",
+        "load_timeout_s",
+    )
+
+    def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
+        self.load_timeout_s = load_timeout_s
+        self.changes: list[TierChange] = []
+        """What happened in the tiers, until somebody takes it."""
+        self._stack = stack
+        self._device = device
+        self._loads: dict[int, _Load] = {}
+        self._stores: dict[int, _Store] = {}
+        self._wanted: dict[bytes, list[int]] = {}
+        self._completions: list[Completion] = []
+
+    @property
+    def under_way(self) -> int:
+        """Transfers that are not over."""
+        return len(self._loads) + len(self._stores)
+
+    def load(self, operation: Operation, now_s: float) -> None:
+        """Begin to load."""
+        identities = [name.identity for name in operation.names]
+        loading = self._stack.load(identities, now_s, self.load_timeout_s)
+        if loading is None:
+            self._complete(operation, range(len(operation.blocks)), "computing it is faster")
+        else:
+            self._loads[operation.uuid] = _Load(operation, loading)
+
+    def store(self, operation: Operation) -> None:
+        """Begin to store."""
+        waiting = {name.identity: place for place, name in enumerate(operation.names)}
+        self._stores[operation.uuid] = _Store(operation, waiting)
+        for identity in waiting:
+            self._wanted.setdefault(identity, []).append(operation.uuid)
+        self._stack.offer(operation.names, container=operation.uuid)
+
+    def give_up(self, uuid: int, reason: str) -> bool:
+        """End a transfer with what it has done so far; False if it is over."""
+        if uuid in self._loads:
+            load = self._loads.pop(uuid)
+            load.loading.cancel()
+            self._complete(load.operation, range(len(load.operation.blocks)), reason)
+            return True
+        if uuid in self._stores:
+            store = self._stores[uuid]
+            self._stack.cancel(uuid)
+            self._end_store(store, reason)
+            return True
+        return False
+
+    def sift(self, uuid: int) -> None:
+        """Names of a store that nobody waits for any more (there already, or not worth it) are
+        over. O(its blocks).
+        """
+        store = self._stores.get(uuid)
+        if store is None or any(self._stack.is_offered(each) for each in store.waiting):
+            return
+        self._end_store(store, "not stored")
+
+    def poll(self, now_s: float, *, is_decoding: bool) -> None:
+        """Scatter what has come."""
+        self.changes += self._stack.poll(now_s, is_decoding=is_decoding)
+        for load in [each for each in self._loads.values() if each.loading.is_done]:
+            self._land(load)
+
+    def gather_due(self, now_s: float) -> None:
+        """Gather what is to be stored now; a name comes up once, for all that want it."""
+        while due := self._stack.due(now_s):
+            wanted = [each for each in due if each.name.identity in self._wanted]
+            if not wanted:
+                continue
+            rows = self._device.gather([self._source(each.name.identity) for each in wanted])
+            self._stack.store(wanted, rows)
+            for each in wanted:
+                self._gathered(each.name.identity)
+
+    def take_completions(self) -> list[Completion]:
+        """What is over since the last call."""
+        completions, self._completions = self._completions, []
+        return completions
+
+    def _land(self, load: _Load) -> None:
+        operation, loading = load.operation, load.loading
+        right = loading.usable_blocks
+        if right:
+            self._device.scatter(operation.blocks[:right], loading.rows)
+        del self._loads[operation.uuid]
+        reasons = dict(enumerate(loading.outcomes))
+        errors = {
+            place: str(reasons.get(place, "lost")) for place in range(right, len(operation.blocks))
+        }
+        self._completions.append(Completion(operation.uuid, errors))
+
+    def _source(self, identity: bytes) -> int:
+        store = self._stores[self._wanted[identity][0]]
+        return store.operation.blocks[store.waiting[identity]]
+
+    def _gathered(self, identity: bytes) -> None:
+        for uuid in self._wanted.pop(identity):
+            store = self._stores[uuid]
+            del store.waiting[identity]
+            if not store.waiting:
+                self._end_store(store, "")
+
+    def _end_store(self, store: _Store, reason: str) -> None:
+        for identity in store.waiting:
+            wanted = self._wanted[identity]
+            wanted.remove(store.operation.uuid)
+            if not wanted:
+                del self._wanted[identity]
+        del self._stores[store.operation.uuid]
+        self._complete(store.operation, store.waiting.values(), reason)
+
+    def _complete(self, operation: Operation, places: Iterable[int], reason: str) -> None:
+        self._completions.append(Completion(operation.uuid, dict.fromkeys(places, reason)))

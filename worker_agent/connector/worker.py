@@ -1,0 +1,280 @@
+"""The connector in the engine's worker: does what the leader plans, and says what became of it.
+
+    engine's step:  bind ─▶ start_load ─▶ (wait_for_layer, save_layer) ×layers ─▶ end_step
+                         ─▶ get_finished ─▶ take_load_errors ─▶ take_report
+
+Everything is asynchronous: the engine computes a request after `get_finished` has named it, so a
+layer never waits. All calls are made on one thread; time is an argument.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from torch import Tensor
+
+from router.errors import InvalidFieldError
+from router.slot_errors import RequestKey
+from worker_agent.connector.counters import WorkerCounters
+from worker_agent.connector.device_memory import DeviceMemory
+from worker_agent.connector.mover import StackMover
+from worker_agent.connector.progress import Progress
+from worker_agent.connector.protocol import (
+    Completion,
+    LeaderTransferRequest,
+    Operation,
+    SchedulingDecision,
+    StepPlan,
+    StepReport,
+    TransferKind,
+    WorkerTransferRequest,
+    failed,
+)
+from worker_agent.connector.scheduler import TransferScheduler
+from worker_agent.connector.under_way import UnderWay
+from worker_agent.layout.groups import LayoutGroup
+from worker_agent.tiers.stack import TierChange, TierStack
+
+LINGER_S = 1.0
+"""So long blocks of a finished request wait to be stored: the engine misses them."""
+
+
+class FinishedTransfers(Struct, frozen=True):
+    """Requests whose blocks the engine may free, and requests whose loads are over."""
+
+    stored: set[RequestKey]
+    loaded: set[RequestKey]
+
+
+class ConnectorWorker:
+    """Invariant: a request that the leader told of is named by `get_finished` once it is over, at
+    most `LINGER_S` later, and forgotten; no transfer touches its blocks after that.
+    """
+
+    __slots__ = (
+        "_completions",
+        "_finished_s",
+        "_is_decoding",
+        "_load_errors",
+        "_loaded",
+        "_mover",
+        "_num_blocks",
+        "_scheduler",
+        "_stored",
+        "_under_way",
+        "counters",
+    )
+
+    def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
+        """`load_timeout_s`: what has not come by then has failed."""
+        self.counters = WorkerCounters()
+        self._num_blocks = device.num_blocks
+        self._mover = StackMover(stack, device, load_timeout_s)
+        self._scheduler = TransferScheduler(Progress(device.layers))
+        self._under_way = UnderWay()
+        self._finished_s: dict[RequestKey, float] = {}
+        self._loaded: set[RequestKey] = set()
+        self._load_errors: set[int] = set()
+        self._completions: list[Completion] = []
+        self._stored: list[RequestKey] = []
+        self._is_decoding = False
+
+    @property
+    def under_way(self) -> int:
+        """Transfers that are not over."""
+        return len(self._under_way)
+
+    # ── A step ───────────────────────────────────────────────────────────────────────────────────
+
+    def void(self, uuids: Iterable[int]) -> None:
+        """The engine writes over the blocks of these from now on; again is nothing."""
+        for uuid in uuids:
+            self.counters.voided += self._give_up(uuid, "voided")
+        self._take_completions()
+
+    def bind(self, plan: StepPlan) -> None:
+        """What is to be done in this step. Raises InvalidFieldError for one out of order.
+
+        A step before it that never ended may have computed nothing: none of it is stored.
+        """
+        is_after_end = self._scheduler.progress.is_over
+        self._scheduler.progress.begin(plan.iteration)
+        if not is_after_end:
+            self._cancel_stores()
+        self._is_decoding = plan.is_decoding
+        self.void(plan.voided)
+        for each in plan.new_slots:
+            if self._scheduler.has_slot(each.key):
+                self._scheduler.expect(each.key, each.immediate)
+            else:
+                self._scheduler.create_slot(each.key, each.immediate)
+                self._under_way.follow(each.key)
+        for operation in plan.operations:
+            self._take_on(operation)
+
+    def start_load(self, now_s: float) -> None:
+        """Begin what waits for nothing."""
+        self._run_decided(now_s)
+
+    def wait_for_layer(self, name: str) -> None:
+        """A layer is to be computed; nothing is loaded into what it reads. Raises InvalidFieldError
+        for a layer nobody registered.
+        """
+        self._scheduler.progress.check_layer(name)
+
+    def save_layer(self, name: str) -> None:
+        """A layer was computed. Raises InvalidFieldError."""
+        self._scheduler.progress.complete_layer(name)
+        self.counters.saved_layers += 1
+        self._scheduler.advance()
+
+    def end_step(self, now_s: float) -> None:
+        """The forward pass is over, if there was one: stores begin, unless a load failed."""
+        self._mover.poll(now_s, is_decoding=self._is_decoding)
+        self._take_completions()
+        if self._load_errors:
+            self._cancel_stores()
+        self._scheduler.progress.end()
+        self._scheduler.advance()
+        self._run_decided(now_s)
+
+    def get_finished(self, finished: Iterable[RequestKey], now_s: float) -> FinishedTransfers:
+        """The engine is done with these requests; what is over since the last call.
+
+        Each request is named once as stored, and at most once for each time that it is loaded.
+        """
+        if not self._scheduler.progress.is_over:
+            self.end_step(now_s)
+        for key in finished:
+            self._finish(key, now_s)
+        stored = {key for key in list(self._finished_s) if self._is_stored(key, now_s)}
+        self._stored += stored
+        loaded, self._loaded = self._loaded - stored, set()
+        return FinishedTransfers(stored, loaded)
+
+    def take_load_errors(self) -> set[int]:
+        """The engine's blocks that were to be loaded, and were not, since the last call."""
+        errors, self._load_errors = self._load_errors, set()
+        return errors
+
+    def take_report(self) -> StepReport:
+        """What is over since the last call, for the leader."""
+        completions, self._completions = self._completions, []
+        stored, self._stored = self._stored, []
+        return StepReport(completions, stored)
+
+    def take_changes(self) -> list[TierChange]:
+        """What happened to names in the lower tiers since the last call."""
+        changes, self._mover.changes = self._mover.changes, []
+        return changes
+
+    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_on(self, operation: Operation) -> None:
+        key, uuid = operation.key, operation.uuid
+        if not self._is_fit(operation) or not self._under_way.add(operation):
+            self.counters.refused += 1
+            if self._under_way.get(uuid) is None:
+                self._completions.append(failed(operation, "refused"))
+            return
+        request_type, after = operation.request_type, operation.requirement
+        known = WorkerTransferRequest(key, uuid, operation.kind, request_type)
+        self._scheduler.request_from_worker(known)
+        ready = LeaderTransferRequest(key, uuid, request_type, after)
+        self._scheduler.request_from_leader(ready)
+
+    def _is_fit(self, operation: Operation) -> bool:
+        blocks = operation.blocks
+        return 0 < len(blocks) == len(operation.names) == len(set(blocks)) and (
+            0 <= min(blocks) <= max(blocks) < self._num_blocks
+        )
+
+    def _run_decided(self, now_s: float) -> None:
+        for decided in self._scheduler.take_decisions():
+            operation = self._under_way.get(decided.uuid)
+            if operation is None:
+                continue
+            if decided.decision is SchedulingDecision.CANCEL:
+                self._complete(failed(operation, "cancelled"))
+            elif operation.kind is TransferKind.LOAD:
+                self._mover.load(operation, now_s)
+            else:
+                self._mover.store(operation)
+        self._mover.gather_due(now_s)
+        self._take_completions()
+
+    def _cancel_stores(self) -> None:
+        """What was computed in this step may come from what was not loaded."""
+        stores = self._under_way.stores()
+        self.counters.cancelled_stores += sum(self._scheduler.cancel(uuid) for uuid in stores)
+
+    def _finish(self, key: RequestKey, now_s: float) -> None:
+        if key not in self._under_way:
+            self.counters.unknown_finished += 1
+            return
+        self._finished_s.setdefault(key, now_s)
+        for uuid in self._under_way.of(key, TransferKind.LOAD):
+            self._give_up(uuid, "cancelled")
+        self._take_completions()
+
+    def _is_stored(self, key: RequestKey, now_s: float) -> bool:
+        """Whether nothing of it is under way any more, or has to be."""
+        is_late = now_s >= self._finished_s[key] + LINGER_S
+        for uuid in self._under_way.of(key):
+            if is_late:
+                self._give_up(uuid, "not stored in time")
+            else:
+                self._mover.sift(uuid)
+        self._take_completions()
+        if not (is_late or self._scheduler.is_complete(key)):
+            return False
+        self._scheduler.forget(key)
+        self._under_way.forget(key)
+        del self._finished_s[key]
+        return True
+
+    def _give_up(self, uuid: int, reason: str) -> bool:
+        """Whatever it is doing; False if it is over."""
+        operation = self._under_way.get(uuid)
+        if operation is None:
+            return False
+        if not self._mover.give_up(uuid, reason):
+            self._scheduler.cancel(uuid)
+            self._complete(failed(operation, reason))
+        return True
+
+    def _take_completions(self) -> None:
+        for completion in self._mover.take_completions():
+            self._complete(completion)
+
+    def _complete(self, completion: Completion) -> None:
+        operation = self._under_way.pop(completion.uuid)
+        key = operation.key
+        self._scheduler.completed(key, completion.uuid)
+        self._completions.append(completion)
+        if operation.kind is TransferKind.LOAD and key not in self._finished_s:
+            self._note_loaded(operation, completion)
+
+    def _note_loaded(self, operation: Operation, completion: Completion) -> None:
+        self.counters.failed_loads += len(completion.errors)
+        self._load_errors.update(operation.blocks[place] for place in completion.errors)
+        if not self._under_way.of(operation.key, TransferKind.LOAD):
+            self._loaded.add(operation.key)
+
+
+def register_kv_caches(
+    agent: str,
+    stack: TierStack,
+    tensors: Mapping[str, Tensor],
+    groups: Sequence[LayoutGroup],
+    load_timeout_s: float,
+) -> ConnectorWorker:
+    """A worker over the engine's own tensors, laid out as the groups say.
+
+    Raises LayoutError for tensors that are not; InvalidFieldError for blocks of another size than
+    the tiers'.
+    """
+    device = DeviceMemory(agent, tensors, groups)
+    if device.block_bytes != stack.block_bytes:
+        reason = f"blocks of {device.block_bytes} bytes"
+        raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, as the tiers have")
+    return ConnectorWorker(stack, device, load_timeout_s)
