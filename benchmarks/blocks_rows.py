@@ -7,8 +7,9 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
+import blocks_cuda
 import torch
 from blocks_disk import DiskWorld
 from blocks_remote import RemoteWorld
@@ -17,6 +18,7 @@ from report import report as report_sections
 from rows import Row, machine
 from timing import Bounded, alternate
 
+from worker_agent.blocks.eviction.base import Eviction
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.names import BlockName
@@ -24,7 +26,8 @@ from worker_agent.blocks.pool import BlockPool
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.storage.memory import host_memory
-from worker_agent.transfer.physical import physical
+from worker_agent.transfer.layout_copies import LayoutCopies
+from worker_agent.transfer.physical import PhysicalLayout, physical
 from worker_agent.transfer.rows import Rows
 from worker_agent.transfer.slots import MemorySlots
 
@@ -60,25 +63,47 @@ def pool_rows(size: Size) -> list[Row]:
 
 
 def copy_rows(size: Size) -> list[Row]:
+    """Contiguous blocks of a device that is the CPU, and the slots of a tier of the host."""
     rows = []
     for block_bytes in (MIB // 2, MIB, 2 * MIB):
         count = size.copied_bytes // block_bytes
-        slots = MemorySlots(host_memory(size.copied_bytes), count)
-        staging = torch.ones((count, block_bytes), dtype=torch.uint8)
         order = random.Random(1).sample(range(count), count)
-        for name, call in (("write", slots.write), ("read", slots.read)):
-            label = f"{name} {block_bytes / MIB:g} MiB"
-            rows.append(_against_memcpy(label, 0.85, partial(call, order, staging), staging))
+        device, host = (_contiguous(count, block_bytes) for _ in range(2))
+        staging = torch.ones((count, block_bytes), dtype=torch.uint8)
+        slots = MemorySlots(host_memory(size.copied_bytes), count)
+        calls = {
+            "to the host": partial(LayoutCopies(device, host).copy, order, range(count)),
+            "from the host": partial(LayoutCopies(host, device).copy, range(count), order),
+            "into a tier": partial(slots.write, order, list(staging)),
+            "out of a tier": partial(slots.read, order, list(staging)),
+        }
+        for name, call in calls.items():
+            label = f"{name}, {block_bytes / MIB:g} MiB"
+            rows.append(_against_memcpy(label, 0.85, call, staging))
     return rows
 
 
+def _contiguous(count: int, block_bytes: int) -> PhysicalLayout:
+    config = LayoutConfig(
+        num_blocks=count,
+        num_layers=1,
+        outer_dim=2,
+        page_size=16,
+        inner_dim=block_bytes // (2 * 16 * 2),
+    )
+    of = physical("1").configured(config).laid_out(LayoutKind.CONTIGUOUS).allocated_on_host()
+    of.regions[0].fill_(1)  # memory that is there
+    return of
+
+
 def gather_rows(size: Size) -> list[Row]:
+    del size
     config = LayoutConfig(
         num_blocks=2 * GATHERED_BLOCKS,
         num_layers=32,
         outer_dim=2,
         page_size=16,
-        inner_dim=size.copied_bytes // GATHERED_BLOCKS // (32 * 2 * 16 * 2),
+        inner_dim=MIB // (32 * 2 * 16 * 2),
     )
     blocks = random.Random(1).sample(range(config.num_blocks), GATHERED_BLOCKS)
     rows = []
@@ -108,11 +133,17 @@ def disk_rows(size: Size) -> list[Row]:
 def remote_rows(size: Size) -> list[Row]:
     with RemoteWorld(size.remote_blocks) as world:
         sides = [world.put_plainly, world.put, world.get_plainly, world.get]
-        times = alternate([_timed(side) for side in sides], ROUNDS, warm_up=True)
+        timed = [lambda _: world.next_round() or 0, *map(_timed, sides)]
+        _, *times = alternate(timed, ROUNDS, warm_up=True)
     return [
         _rate("put", 0.7, times[1], times[0], world.size_bytes),
         _rate("get", 0.7, times[3], times[2], world.size_bytes),
     ]
+
+
+def cuda_rows(size: Size) -> list[Row]:
+    del size
+    return blocks_cuda.cuda_rows()
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Size], list[Row]]]] = {
@@ -120,6 +151,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Size], list[Row]]]] = {
     "copy": ("blocks between two memories of the host, beside one copy of all", copy_rows),
     "gather": ("256 blocks out of a layout and into it, beside one copy of all", gather_rows),
     "disk": ("blocks of 1 MiB from a file, beside a plain reader; then their checksums", disk_rows),
+    "cuda": ("512 blocks of 2 MiB to and from a GPU, beside one copy of all", cuda_rows),
     "remote": ("blocks of 256 KiB to and from a Redis, beside a plain pipeline", remote_rows),
 }
 
@@ -133,21 +165,22 @@ def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
         for name, (title, measure) in SECTIONS.items()
         if name in names
     }
-    with_cuda = "; CUDA is there, and not measured yet" if torch.cuda.is_available() else "; no GPU"
-    head = [machine() + with_cuda, f"medians of {ROUNDS} interleaved rounds"]
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: no row of cuda"
+    head = [f"{machine()}; {cuda}", f"medians of {ROUNDS} interleaved rounds"]
     return report_sections(sections, "machine", head, as_rows)
 
 
-def _pool_time(eviction: object, identities: list[bytes], names: list[BlockName]) -> int:
+def _pool_time(eviction: Eviction, identities: list[bytes], names: list[BlockName]) -> int:
+    """Of the processor: nothing is waited for."""
     pool = BlockPool(len(names) // 2, eviction)
-    start = perf_counter_ns()
+    start = process_time_ns()
     for first in range(0, len(names), POOL_RUN_BLOCKS):
         run = slice(first, first + POOL_RUN_BLOCKS)
         blocks = pool.register(pool.allocate(len(names[run])), names[run])
         pool.release(pool.match(identities[run]))
         pool.release(blocks)
         pool.take_changes()
-    return perf_counter_ns() - start
+    return process_time_ns() - start
 
 
 def _identity(number: int) -> bytes:
@@ -161,17 +194,20 @@ def _name(identity: bytes, before: bytes | None) -> BlockName:
 def _against_memcpy(
     name: str, goal: float, call: Callable[[], object], staging: torch.Tensor
 ) -> Row:
+    """Both by processor time: one thread, and nothing is waited for."""
     target = torch.empty_like(staging)
-    sides = [_timed(lambda: target.copy_(staging)), _timed(call)]
+    sides = [_timed(lambda: target.copy_(staging), process_time_ns), _timed(call, process_time_ns)]
     memcpy, ours = alternate(sides, ROUNDS, warm_up=True)
     return _rate(name, goal, ours, memcpy, staging.numel())
 
 
-def _timed(call: Callable[[], object]) -> Callable[[int], int]:
+def _timed(
+    call: Callable[[], object], clock: Callable[[], int] = perf_counter_ns
+) -> Callable[[int], int]:
     def time(_: int) -> int:
-        start = perf_counter_ns()
+        start = clock()
         call()
-        return perf_counter_ns() - start
+        return clock() - start
 
     return time
 

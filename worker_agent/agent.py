@@ -5,14 +5,15 @@
          └─ presence on the bus
 
 It stops in the order in which it is depended on: first routers forget it, then requests end, then
-the server closes.
+the server closes, then the tiers.
 """
 
 import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from secrets import randbits, token_bytes
+from contextlib import ExitStack
+from secrets import randbits
 
 import torch
 
@@ -26,10 +27,18 @@ from router.publisher.journal import EventJournal
 from router.publisher.local_index import LocalIndex
 from router.security.edge import Edge
 from router.security.guarded import Guarded
+from worker_agent.agent_tiers import cache_secret, manager_config
+from worker_agent.blocks.levels import CacheLevel
 from worker_agent.blocks.names import Naming
 from worker_agent.config import ReferenceConfig
+from worker_agent.engine.cache import CacheLayout
 from worker_agent.engine.model import Model, ModelConfig
 from worker_agent.engine.reference import EngineConfig, ReferenceEngine
+from worker_agent.engine.tiering import RankMemory
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager import KvBlockManager
+from worker_agent.operations.bus import TierAnswers
+from worker_agent.operations.control import ControlledRank, TierControl
 from worker_agent.presence import Presence
 from worker_agent.runner import RankRunner
 from worker_agent.server import EngineServer
@@ -38,8 +47,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4096
 
-SECRET_BYTES = 32
-"""No cache outlives its process, so that nobody else need know the secret."""
+ADVICE_TIMEOUT_S = 60.0
+"""A tier that was not measured by then is said nothing of."""
 
 
 class WorkerAgent:
@@ -52,13 +61,23 @@ class WorkerAgent:
         self._beacons = HeardBeacons()
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
-        self._naming = Naming(token_bytes(SECRET_BYTES), config.model_name)
-        self._runners = [self._runner(model, rank) for rank in config.ranks]
+        self._secret = cache_secret(config)
+        self._managers: dict[Rank, KvBlockManager] = {}
+        with ExitStack() as undo:
+            self._runners = [self._runner(model, rank, undo) for rank in config.ranks]
+            self._closing = undo.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then withdraw, drain, close. Raises ConfigError, and TwinError
         in a group.
         """
+        try:
+            await self._serve(stop)
+        finally:
+            await asyncio.to_thread(self._closing.close)
+        log.info("worker stopped")
+
+    async def _serve(self, stop: asyncio.Event) -> None:
         edge, limits = Edge(self._config), self._config.http_limits(MAX_CONNECTIONS)
         with (
             listening(self._config.host, self._config.http_port) as listener,
@@ -66,13 +85,20 @@ class WorkerAgent:
         ):
             endpoint = self._config.endpoint or endpoint_of(listener, has_tls=edge.tls is not None)
             announcement = self._announcement(endpoint)
-            presence = Presence(self._config, announcement, self._runners, self._beacons)
-            server_of = EngineServer(self._config, self._runners, lambda: presence.is_announced)
+            tiers = self._tier_control()
+            answers = TierAnswers(tiers, self._config.id, edge.guard)
+            presence = Presence(
+                self._config, announcement, self._runners, self._beacons, [answers.run]
+            )
+            server_of = EngineServer(
+                self._config, self._runners, tiers, lambda: presence.is_announced
+            )
             server = HttpServer(Guarded(server_of.app(), edge.guard), limits, edge.tls)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve([listener]))
                 running = [group.create_task(r.run(executor)) for r in self._runners]
                 running.append(group.create_task(edge.run()))
+                running.append(group.create_task(self._advise()))
                 on_bus = group.create_task(presence.run())
                 log.info(
                     "worker %d (%s) listens on %s", self._config.id, self._config.name, endpoint
@@ -84,7 +110,22 @@ class WorkerAgent:
                 await serving
                 for task in running:
                     task.cancel()
-        log.info("worker stopped")
+
+    async def _advise(self) -> None:
+        """Say what is to be said of the tiers, once they were measured."""
+        for rank, manager in self._managers.items():
+            deadline_s = time.monotonic() + ADVICE_TIMEOUT_S
+            while not manager.stack.is_probed and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.1)
+            for line in manager.advice():
+                log.warning("rank %d: %s", rank.dp_rank, line)
+
+    def _tier_control(self) -> TierControl:
+        ranks = {
+            runner.rank.dp_rank: ControlledRank(self._managers[runner.rank], runner.wake)
+            for runner in self._runners
+        }
+        return TierControl(self._config.id, self._config.naming, ranks)
 
     async def _drain(self) -> None:
         deadline_s = time.monotonic() + self._config.drain_s
@@ -112,11 +153,20 @@ class WorkerAgent:
             labels=c.labels(),
         )
 
-    def _runner(self, model: Model, rank: Rank) -> RankRunner:
+    def _runner(self, model: Model, rank: Rank, undo: ExitStack) -> RankRunner:
         c = self._config
         engine_config = EngineConfig(
-            c.num_blocks, c.block_size, c.max_num_batched_tokens, c.max_running_requests
+            c.num_blocks,
+            c.block_size,
+            c.max_num_batched_tokens,
+            c.max_running_requests,
+            layout=CacheLayout(LayoutKind(c.kv_layout)),
+            load_timeout_s=c.onboard_timeout_s,
         )
+        tiers = manager_config(c, rank.dp_rank, str(model.device))
+        manager = undo.enter_context(KvBlockManager(tiers))
+        self._managers[rank] = manager
+        naming = Naming(self._secret, f"{tiers.model.fingerprint:016x}")
         multiplier = randbits(64) | 1
         journal = EventJournal(
             rank, self._incarnation, c.identity, multiplier=multiplier, naming=c.naming
@@ -129,7 +179,7 @@ class WorkerAgent:
         return RankRunner(
             rank,
             self._incarnation,
-            ReferenceEngine(model, engine_config, self._naming),
+            ReferenceEngine(model, engine_config, naming, _memory(manager)),
             events,
             LocalIndex(journal),
             self._subjects.load(rank),
@@ -137,6 +187,12 @@ class WorkerAgent:
             max_waiting=c.max_waiting_requests,
             beacons=self._beacons,
         )
+
+
+def _memory(manager: KvBlockManager) -> RankMemory:
+    device = manager.block_sets()[CacheLevel.G1]
+    assert device.memory.physical is not None
+    return RankMemory(device.blocks.pool, device.memory.physical, manager.stack)
 
 
 def _model_config(config: ReferenceConfig) -> ModelConfig:

@@ -6,18 +6,24 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from router.block_errors import StorageError
 from router.errors import ConfigError, TwinError
+from router.process.health import health, started_with
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal
+from router.process.settings import AGENT_PREFIX
 from worker_agent.bridge_config import BridgeConfig
 from worker_agent.config import ReferenceConfig, load_agent_config
+from worker_agent.operations.command import tiers
 
 USAGE = """\
 usage: kv-worker-agent run [--engine reference|vllm|sglang|trtllm] [--help] [options]
 
+  health  ask the agent of this container whether it lives; for its HEALTHCHECK
   run     join a fleet on a NATS server: with the reference engine, or beside a
           running engine, whose events and load it passes on; options depend on
           the engine: run --engine vllm --help
+  tiers   how the tiers of a running agent are, again and again: tiers --help
 """
 
 TWIN_STATUS = 3
@@ -29,13 +35,18 @@ Run: TypeAlias = Callable[[asyncio.Event], Awaitable[None]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status: 2 for a wrong command line or setting, 3 for a taken id."""
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
+    if command == "health":
+        _, *options = rest or started_with("kv-worker-agent") or ["run"]
+        return health(options, os.environ, AGENT_PREFIX, 8000)
+    if command == "tiers":
+        return tiers(rest)
     if command != "run":
         sys.stderr.write(USAGE)
         return 0 if command in ("-h", "--help") else WRONG_STATUS
     status = 0
     try:
         _run(rest)
-    except* (ConfigError, TwinError) as group:
+    except* (ConfigError, StorageError, TwinError) as group:
         error = _innermost(group)
         sys.stderr.write(f"kv-worker-agent: {error}\n")
         status = TWIN_STATUS if isinstance(error, TwinError) else WRONG_STATUS

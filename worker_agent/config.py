@@ -10,12 +10,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
-from router.process.settings import AGENT_PREFIX, first_look, load_with_sources
+from router.process.aliases import Alias, check_variables
+from router.process.settings import AGENT_PREFIX, Loaded, first_look, load_with_sources
 from router.protocol.values import Identity
 from router.publisher.metrics_dialects import EngineKind
 from router.security.config import check_security
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.common_config import AgentConfig
+from worker_agent.kvbm_names import ALIASES, PREFIX, REFUSED
+from worker_agent.tier_settings import TierSettings, check_tiers
 
 T = TypeVar("T", bound=AgentConfig)
 
@@ -23,14 +26,20 @@ REFERENCE = "reference"
 _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
 
 
-class ReferenceConfig(AgentConfig, frozen=True, kw_only=True):
+class ReferenceConfig(TierSettings, frozen=True, kw_only=True):
     """An agent that is its own engine: the reference engine."""
 
     model_name: Annotated[str, Meta(min_length=1, max_length=256, description="model served")] = (
         "default"
     )
-    block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens in a block")] = 16
+    block_size: Annotated[
+        int, Meta(ge=1, le=1024, description="tokens in a block; a power of two")
+    ] = 16
     num_blocks: Annotated[int, Meta(ge=1, description="blocks in the pool of each rank")] = 2048
+    kv_layout: Annotated[
+        Literal["contiguous", "block_first", "block_second"],
+        Meta(description="how blocks lie on the device: in one piece, or layer by layer"),
+    ] = "contiguous"
     max_num_batched_tokens: Annotated[
         int, Meta(ge=16, description="tokens in a step: every decode, then chunks of prefill")
     ] = 256
@@ -79,11 +88,13 @@ def _load(
 ) -> ReferenceConfig | BridgeConfig:
     if is_reference:
         elsewhere = _only_in(BridgeConfig, ReferenceConfig, "beside an engine: --engine vllm, …")
-        config = _loaded(ReferenceConfig, arguments, environment, elsewhere)
-        _check_reference(config)
-        return config
+        check_variables(environment, PREFIX, ALIASES, REFUSED)
+        loaded = _loaded(ReferenceConfig, arguments, environment, elsewhere, ALIASES)
+        check_tiers(loaded.config, loaded.sources)
+        _check_reference(loaded.config)
+        return loaded.shown()
     elsewhere = _only_in(ReferenceConfig, BridgeConfig, "with --engine reference")
-    bridge = _loaded(BridgeConfig, arguments, environment, elsewhere)
+    bridge = _loaded(BridgeConfig, arguments, environment, elsewhere).shown()
     rank_addresses(bridge)
     return bridge
 
@@ -93,10 +104,13 @@ def _loaded(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     elsewhere: Mapping[str, str],
-) -> T:
-    loaded = load_with_sources(config_type, arguments, environment, AGENT_PREFIX, elsewhere)
+    aliases: Sequence[Alias] = (),
+) -> Loaded[T]:
+    loaded = load_with_sources(
+        config_type, arguments, environment, AGENT_PREFIX, elsewhere, aliases
+    )
     check_security(loaded.config, loaded.sources)
-    return loaded.shown()
+    return loaded
 
 
 def _only_in(config_type: type[Struct], other: type[Struct], where: str) -> Mapping[str, str]:
@@ -112,6 +126,8 @@ def _check_reference(config: ReferenceConfig) -> None:
     _divides("num_kv_heads", config.num_kv_heads, "num_heads", config.num_heads)
     if (config.hidden_size // config.num_heads) % 2:
         raise ConfigError("hidden_size", "odd head dimension", "an even multiple of num_heads")
+    if config.block_size & (config.block_size - 1):
+        raise ConfigError("block_size", str(config.block_size), "a power of two")
     if config.max_model_len > config.num_blocks * config.block_size:
         capacity = config.num_blocks * config.block_size
         raise ConfigError(

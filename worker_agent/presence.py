@@ -6,9 +6,9 @@ connect ▶ look, refuse a twin, claim ▶ renew, events, loads, answers, contro
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from router.errors import BusError, LogConflictError, TwinError
 from router.protocol.catalogue import WorkerAnnouncement, encode_entry, worker_key
@@ -33,6 +33,8 @@ from worker_agent.control import (
 )
 
 log = logging.getLogger(__name__)
+
+Answering: TypeAlias = Callable[[Bus, Subjects], Coroutine[Any, Any, None]]
 
 LAST_WORDS_S = 2.0
 """So long the bus has, after the withdrawal, to take what is still unsaid."""
@@ -69,8 +71,11 @@ class Presence:
         announcement: WorkerAnnouncement,
         ranks: Sequence[RankOnBus],
         beacons: HeardBeacons,
+        answering: Sequence[Answering] = (),
     ) -> None:
+        """`answering`: who else answers there, as long as there is a bus."""
         self._config = config
+        self._answering = answering
         self._subjects = Subjects(config.namespace)
         self._announcement = announcement
         self._ranks = ranks
@@ -110,6 +115,8 @@ class Presence:
                 group.create_task(listen_for_beacons(bus, self._subjects, self._beacons))
                 if not config.event_flush_s:
                     group.create_task(follow_fleet_size(bus, self._subjects, publishers.values()))
+                for answer in self._answering:
+                    group.create_task(answer(bus, self._subjects))
                 for each in self._ranks:
                     group.create_task(each.events.run(transport, announcer.verify))
                     group.create_task(each.loads.run(transport))

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from worker_agent.metrics import BUS_READINGS, RankCollector, Reading
+from worker_agent.operations.control import TierControl
+from worker_agent.operations.messages import StatusQuery
+from worker_agent.operations.metrics import tier_metrics
 from worker_agent.runner import RankRunner
 
 _READINGS: tuple[Reading[RankRunner], ...] = (
@@ -51,8 +54,13 @@ _READINGS: tuple[Reading[RankRunner], ...] = (
 class AgentCollector(RankCollector[RankRunner]):
     """Every rank, and the size of its cache."""
 
-    def __init__(self, model_name: str, block_size: int, runners: Sequence[RankRunner]) -> None:
+    def __init__(
+        self, model_name: str, block_size: int, runners: Sequence[RankRunner], tiers: TierControl
+    ) -> None:
+        self._model_name = model_name
+        self._tiers = tiers
         self._block_size = block_size
+        self._runners = runners
         self._num_blocks = runners[0].constants.num_blocks
         super().__init__(lambda: model_name, _READINGS, lambda: runners)
 
@@ -63,3 +71,13 @@ class AgentCollector(RankCollector[RankRunner]):
         info = GaugeMetricFamily("vllm:cache_config_info", "Size of a rank's cache", labels=labels)
         info.add_metric((str(self._block_size), str(self._num_blocks)), 1)
         yield info
+        prompt_tokens = {
+            runner.rank.dp_rank: runner.counters.prefill_tokens + runner.counters.cached_tokens
+            for runner in self._runners
+        }
+        yield from tier_metrics(
+            self._model_name,
+            self._block_size,
+            self._tiers.status(StatusQuery()).tiers,
+            prompt_tokens,
+        )

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from router.errors import KvRouterError
 from router.protocol.loads import LoadCounters, LoadGauges, LoadReport
@@ -89,17 +90,36 @@ class RankRunner:
         self._arrived.clear_cache = True
         self._work.set()
 
+    def wake(self) -> None:
+        """Take a step, also if there is nothing to compute: blocks were given up."""
+        self._work.set()
+
     async def run(self, executor: Executor) -> None:
         """Compute steps on the executor until cancelled."""
         loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a tier that outlives the loop
+                loop.call_soon_threadsafe(self.wake)
+
+        self._engine.on_news(wake)
+        self.wake()  # tiers may have told something before
+        wait_s: float | None = None
         while True:
-            await self._work.wait()
-            self._work.clear()
+            await self._wait(wait_s)
             arrived, self._arrived = self._arrived, StepInput()
             output = await loop.run_in_executor(executor, self._engine.step, arrived)
             if output.has_work:
                 self._work.set()
+            wait_s = output.wait_s
             self._take(output)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Until there is work, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+        self._work.clear()
 
     async def _tokens(
         self, request_id: str, stream: asyncio.Queue[Generated]
@@ -116,11 +136,13 @@ class RankRunner:
                 self._work.set()
 
     def _take(self, output: StepOutput) -> None:
+        for each in output.tier_changes:
+            self._publish(each.tier, each.change)
         for change in output.changes:
-            self._publish(change)
+            self._publish(Tier.DEVICE, change)
         for generated in output.generated:
             self._hand_over(generated)
-        if output.gauges != self.gauges or output.changes:
+        if output.gauges != self.gauges or output.changes or output.tier_changes:
             self.loads.changed()
         self.gauges, self.counters = output.gauges, output.counters
 
@@ -132,15 +154,15 @@ class RankRunner:
             if generated.is_last:
                 del self._streams[generated.request_id]
 
-    def _publish(self, change: Change) -> None:
+    def _publish(self, tier: Tier, change: Change) -> None:
         match change:
             case BlockStored(name):
                 parent = name.parent_sequence_hash
-                self.events.stored(Tier.DEVICE, [name.sequence_hash], parent)
+                self.events.stored(tier, [name.sequence_hash], parent)
             case BlockRemoved(name):
-                self.events.removed(Tier.DEVICE, [name.sequence_hash])
+                self.events.removed(tier, [name.sequence_hash])
             case _:
-                self.events.cleared()
+                self.events.cleared(tier)
 
     def _report(self) -> LoadReport:
         self._report_count += 1

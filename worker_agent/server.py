@@ -18,6 +18,8 @@ from worker_agent.completions import Answer, CompletionRequest, checked
 from worker_agent.config import ReferenceConfig
 from worker_agent.engine.reference import Generated
 from worker_agent.http import Handler, dump_response, json_response, metrics_response
+from worker_agent.operations.control import TierControl
+from worker_agent.operations.http import TierRoutes
 from worker_agent.reference_metrics import AgentCollector
 from worker_agent.runner import RankRunner
 
@@ -32,12 +34,17 @@ class EngineServer:
     """The handlers. `is_ready` says whether routers know of us."""
 
     def __init__(
-        self, config: ReferenceConfig, runners: Sequence[RankRunner], is_ready: Callable[[], bool]
+        self,
+        config: ReferenceConfig,
+        runners: Sequence[RankRunner],
+        tiers: TierControl,
+        is_ready: Callable[[], bool],
     ) -> None:
         self._config = config
+        self._tiers = TierRoutes(tiers)
         self._runners = {runner.rank.dp_rank: runner for runner in runners}
         self._is_ready = is_ready
-        self._metrics = AgentCollector(config.model_name, config.block_size, runners)
+        self._metrics = AgentCollector(config.model_name, config.block_size, runners, tiers)
         self._decode = msgspec.json.Decoder(CompletionRequest).decode
         self._request_numbers = itertools.count(1)
         self._started_ns = time.time_ns()
@@ -52,6 +59,7 @@ class EngineServer:
             ("GET", "/health", self.health),
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
+            *self._tiers.routes(),
         )
         return Starlette(
             routes=[Route(path, _answering(handler), methods=[m]) for m, path, handler in routes]

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
+from agents import RunningAgent
 from router.errors import TwinError
 from router.protocol.catalogue import decode_worker
 from router.protocol.events import Checkpoint, decode_log_message
@@ -14,52 +13,10 @@ from router.protocol.loads import decode_load_report
 from router.protocol.ranges import RangeRequest, decode_range_answer, encode_range_request
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank, unpack_hashes
-from servers import eventually, free_port
-from worker_agent.agent import WorkerAgent
-from worker_agent.config import ReferenceConfig
+from servers import eventually
 
 SUBJECTS = Subjects("test")
 RANK = Rank(7, 0)
-
-
-class RunningAgent:
-    def __init__(self, nats_url, **fields):
-        self.port = free_port()
-        small = {
-            "num_layers": 1, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2,
-            "num_blocks": 64, "max_model_len": 512, "block_size": 16,
-        }  # fmt: skip
-        defaults = {"namespace": "test", "worker_id": 7, "name": "w7", **small, **fields}
-        config = ReferenceConfig(nats_url=nats_url, http_port=self.port, **defaults)
-        self.agent = WorkerAgent(config)
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
-        self.stop = asyncio.Event()
-        self.task = None
-
-    @asynccontextmanager
-    async def running(self, path="/ready"):
-        self.task = asyncio.create_task(self.agent.run(self.stop))
-        try:
-            await eventually(lambda: self.answers(path))
-            yield self
-        finally:
-            self.stop.set()
-            await asyncio.wait([self.task])
-            await self.client.aclose()
-
-    async def answers(self, path):
-        if self.task.done():
-            await self.task
-        try:
-            return (await self.client.get(path)).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    async def complete(self, prompt, **fields):
-        headers = fields.pop("headers", {})
-        body = {"prompt": prompt, "max_tokens": 4, "return_token_ids": True, **fields}
-        answer = await self.client.post("/v1/completions", json=body, headers=headers)
-        return answer.status_code, answer.json()
 
 
 @pytest.fixture
@@ -266,3 +223,21 @@ async def test_a_full_queue_is_said_so(nats_server):
         )
     statuses = [status for status, _ in answers]
     assert set(statuses) == {200, 429}
+
+
+async def test_what_it_kept_on_disk_it_knows_when_it_starts_again(nats_server, tmp_path):
+    disk = {"disk_cache_blocks": 64, "disk_cache_dir": str(tmp_path)}
+
+    async def on_disk(agent):
+        return len((await agent.client.get("/dump")).json()["ranks"]["0"]["disk"])
+
+    async with RunningAgent(nats_server.url, **disk).running() as agent:
+        _, cold = await agent.complete("x" * 100)
+        await eventually(lambda: on_disk(agent))
+        kept = await on_disk(agent)
+    async with RunningAgent(nats_server.url, **disk).running() as agent:
+        await eventually(lambda: on_disk(agent))
+        assert await on_disk(agent) >= kept
+        _, warm = await agent.complete("x" * 100)
+        assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+        assert cached(warm) == 96

@@ -461,8 +461,9 @@ def test_no_torch_and_no_engine_are_loaded():
     program = (
         "import sys; from worker_agent.cli import main; import worker_agent.bridge_agent; "
         "main(['--help']); "
+        "moves = ('engine', 'storage', 'transfer', 'tiers', 'blocks.pool', 'manager'); "
         "print([m for m in sys.modules if m.split('.')[0] == 'torch' "
-        "or m.startswith(('worker_agent.engine.', 'worker_agent.blocks'))])"
+        "or m in [f'worker_agent.{each}' for each in moves]])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert ran.stdout.decode().strip() == "[]"

@@ -10,41 +10,71 @@ A handle stands for the blocks of one request, in prompt order, and is released 
 """
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from router.block_errors import NotEnoughBlocksError, ReleasedBlocksError
+from router.block_errors import NotEnoughBlocksError, PoolClosedError, ReleasedBlocksError
 from router.errors import InvalidFieldError
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.pool_values import PoolStatus
 
 
 class Tier:
-    """A pool whose blocks are handed out in handles."""
+    """A pool whose blocks are handed out in handles, until it is closed."""
 
-    __slots__ = ("__weakref__", "leaked_blocks", "pool")
+    __slots__ = ("__weakref__", "_collected", "_is_closed", "leaked_blocks", "pool")
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.leaked_blocks = 0
         """Blocks that nobody released before their handle was collected."""
+        self._collected: deque[tuple[int, ...]] = deque()
+        self._is_closed = False
+
+    @property
+    def status(self) -> PoolStatus:
+        """All blocks, by what becomes of them."""
+        self._take_back()
+        return self.pool.status
 
     def allocate(self, count: int) -> "MutableBlocks":
-        """Blocks to fill. Raises NotEnoughBlocksError, allocating none."""
+        """Blocks to fill. Raises NotEnoughBlocksError, allocating none; PoolClosedError."""
+        self._ready()
         blocks = self.pool.allocate(count)
         if blocks is None:
             raise NotEnoughBlocksError(count, self.pool.available_blocks)
         return MutableBlocks(self, blocks)
 
     def match(self, identities: Sequence[bytes]) -> "ImmutableBlocks":
-        """The leading blocks of a prompt that are here; there may be none."""
+        """The leading blocks of a prompt that are here; there may be none. Raises
+        PoolClosedError.
+        """
+        self._ready()
         return ImmutableBlocks(self, self.pool.match(identities))
 
-    def take_back(self, blocks: Sequence[int]) -> None:
-        """A handle was collected that nobody released."""
-        self.leaked_blocks += len(blocks)
-        self.pool.release(blocks)
+    def close(self) -> None:
+        """Hand out no block any more; those in use are released as ever."""
+        self._is_closed = True
+
+    def collected(self, blocks: tuple[int, ...]) -> None:
+        """A handle was collected that nobody released. This may be in the middle of any call of the
+        pool, so that its blocks go back before the next.
+        """
+        self._collected.append(blocks)
+
+    def _ready(self) -> None:
+        if self._is_closed:
+            raise PoolClosedError
+        self._take_back()
+
+    def _take_back(self) -> None:
+        while self._collected:
+            blocks = self._collected.popleft()
+            self.leaked_blocks += len(blocks)
+            self.pool.release(blocks)
 
 
 class Handle:
@@ -55,7 +85,7 @@ class Handle:
     def __init__(self, tier: Tier, blocks: Sequence[int]) -> None:
         self.tier = tier
         self._blocks: tuple[int, ...] | None = tuple(blocks)
-        self._finalizer = weakref.finalize(self, tier.take_back, self._blocks)
+        self._finalizer = weakref.finalize(self, tier.collected, self._blocks)
         self._finalizer.atexit = False
 
     def __len__(self) -> int:

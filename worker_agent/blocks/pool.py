@@ -20,60 +20,25 @@ are released tail first, so that a suffix is older than the prefix it is worthle
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
-from typing import Final
-
-from msgspec import Struct
 
 from router.block_errors import BlockStateError, PoolInUseError
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared, Change
 from worker_agent.blocks.eviction.base import Eviction, Unused
 from worker_agent.blocks.names import BlockName
-
-
-class Duplicates(StrEnum):
-    """What happens to a block whose name another block already has."""
-
-    KEPT = "kept"
-    """It stays in use as it is, until its user releases it."""
-    REJECTED = "rejected"
-    """Its user is given the other block, and it is free."""
-
-
-class PoolStatus(Struct, frozen=True):
-    """How many blocks are in use, kept unused, and empty."""
-
-    active_blocks: int
-    inactive_blocks: int
-    empty_blocks: int
-
-
-class ResetOutcome(Struct, frozen=True):
-    """What became of names that were to be given up."""
-
-    reset_blocks: list[bytes]
-    not_found: list[bytes]
-    not_reset: list[bytes]
-    """Somebody uses them."""
-
-
-class PoolCounters(Struct):
-    """What a pool did since it was made."""
-
-    allocations: int = 0
-    evictions: int = 0
-    registrations: int = 0
-    duplicates: int = 0
-    requested: int = 0
-    matched: int = 0
-
-
-_FREE: Final = 0
-_PRIVATE: Final = 1
-_SHARED: Final = 2
-_NAMELESS: Final = 3
-_UNUSED: Final = 4
-_STATES: Final = ("free", "private", "shared", "nameless", "unused")
+from worker_agent.blocks.pool_values import (
+    FREE,
+    NAMELESS,
+    PRIVATE,
+    SHARED,
+    STATES,
+    UNUSED,
+    BlockMetadata,
+    Duplicates,
+    NamedBlocks,
+    PoolCounters,
+    PoolStatus,
+    ResetOutcome,
+)
 
 
 class BlockPool:
@@ -85,6 +50,7 @@ class BlockPool:
     """
 
     __slots__ = (
+        "_acquired_ticks",
         "_by_identity",
         "_changes",
         "_duplicates",
@@ -92,6 +58,7 @@ class BlockPool:
         "_free",
         "_names",
         "_priorities",
+        "_returned_ticks",
         "_states",
         "_tick",
         "_users",
@@ -105,6 +72,8 @@ class BlockPool:
         self._states = bytearray(num_blocks)
         self._users = [0] * num_blocks
         self._priorities = [0] * num_blocks
+        self._acquired_ticks = [0] * num_blocks
+        self._returned_ticks = [0] * num_blocks
         self._names: list[BlockName | None] = [None] * num_blocks
         self._by_identity: dict[bytes, int] = {}
         self._eviction = eviction
@@ -137,42 +106,68 @@ class BlockPool:
         """What a block is called, if it has a name."""
         return self._names[block]
 
+    def state(self, block: int) -> str:
+        """Which of the states in the module's docstring."""
+        return STATES[self._states[block]]
+
+    def metadata(self, block: int) -> BlockMetadata:
+        """Its priority, and when it was last given back and taken: counts that grow."""
+        return BlockMetadata(
+            self._priorities[block], self._returned_ticks[block], self._acquired_ticks[block]
+        )
+
+    @property
+    def private_blocks(self) -> int:
+        """Blocks in use that are to be named. O(blocks), of a byte each."""
+        return self._states.count(PRIVATE)
+
     # ── Looking ──────────────────────────────────────────────────────────────────────────────────
 
     def matching(self, identities: Sequence[bytes]) -> int:
         """How many leading blocks of a prompt are here. Mutates nothing. O(matches)."""
-        known = self._by_identity
-        for position, identity in enumerate(identities):
-            if identity not in known:
-                return position
-        return len(identities)
+        return len(self._leading(identities))
 
     def scan(self, identities: Iterable[bytes]) -> list[int | None]:
-        """The block that holds each of these, if one does. Mutates nothing."""
-        return [self._by_identity.get(identity) for identity in identities]
+        """The block that holds each of these, if one does. Mutates nothing but what it counts."""
+        found = self._found(identities)
+        self.counters.scanned += len(found)
+        self.counters.found += len(found) - found.count(None)
+        return found
+
+    def named(self) -> "NamedBlocks":
+        """All named blocks, as of now. O(blocks)."""
+        return NamedBlocks(list(self._names), bytes(self._states))
 
     # ── Using ────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, identities: Sequence[bytes]) -> list[int]:
         """Use the leading blocks of a prompt that are here. O(matches)."""
-        matched = identities[: self.matching(identities)]
+        blocks = self._leading(identities)
         self.counters.requested += len(identities)
-        return self._use_known(matched)
+        self._use_asked(blocks, identities[: len(blocks)])
+        return blocks
 
     def match_scattered(self, identities: Sequence[bytes]) -> list[int | None]:
         """Use those of these blocks that are here, wherever there are gaps."""
+        found = self._found(identities)
         known = [identity for identity in identities if identity in self._by_identity]
         self.counters.requested += len(identities)
-        self._use_known(known)
-        return self.scan(identities)
+        self._use_asked([block for block in found if block is not None], known)
+        return found
+
+    def hold(self, identities: Sequence[bytes]) -> list[int | None]:
+        """The same, but nobody asked for them: it counts for no rate and no frequency."""
+        found = self._found(identities)
+        self._use([block for block in found if block is not None])
+        return found
 
     def use_again(self, blocks: Sequence[int]) -> Sequence[int]:
         """Another user of blocks that are in use, named or nameless. Raises BlockStateError for
         one that is neither, using none.
         """
         for block in blocks:
-            if self._states[block] not in {_SHARED, _NAMELESS}:
-                raise BlockStateError(block, _STATES[self._states[block]], "shared or nameless")
+            if self._states[block] not in {SHARED, NAMELESS}:
+                raise BlockStateError(block, STATES[self._states[block]], "shared or nameless")
         for block in blocks:
             self._users[block] += 1
         return blocks
@@ -181,12 +176,15 @@ class BlockPool:
         """Use so many private blocks, evicting what is needed; None, and nothing done, if not."""
         if count > self.available_blocks:
             return None
-        while len(self._free) < count:
-            self._evict()
-        blocks = [self._free.popleft() for _ in range(count)]
+        if count > len(self._free):
+            self._evict(count - len(self._free))
+        take, states, users = self._free.popleft, self._states, self._users
+        blocks = [take() for _ in range(count)]
+        self._tick += 1
         for block in blocks:
-            self._states[block] = _PRIVATE
-            self._users[block] = 1
+            states[block] = PRIVATE
+            users[block] = 1
+            self._acquired_ticks[block] = self._tick
         self.counters.allocations += count
         return blocks
 
@@ -198,35 +196,55 @@ class BlockPool:
         Raises BlockStateError for one that is not private, naming none.
         """
         for block in blocks:
-            if self._states[block] != _PRIVATE:
-                raise BlockStateError(block, _STATES[self._states[block]], "a private block")
-        self._eviction.note_uses(name.identity for name in names)
-        return [self._register(*each, priority) for each in zip(blocks, names, strict=True)]
+            if self._states[block] != PRIVATE:
+                raise BlockStateError(block, STATES[self._states[block]], "a private block")
+        if len(set(blocks)) < len(blocks):
+            twice = next(block for block in blocks if blocks.count(block) > 1)
+            raise BlockStateError(twice, "there twice", "each block once")
+        identities = [name.identity for name in names]
+        self._eviction.note_uses(identities)
+        are_new = self._by_identity.keys().isdisjoint(identities)
+        if are_new and len(set(identities)) == len(blocks):
+            self._name(blocks, names, identities, priority)
+            return list(blocks)
+        return [
+            self._register_one(*each, priority)
+            for each in zip(blocks, names, identities, strict=True)
+        ]
 
-    def adopt(self, block: int, name: BlockName) -> bool:
-        """Keep a free block under a name that a former life gave it; False if it is not free, or
-        another has the name. O(free blocks).
+    def adopt(self, entries: Sequence[tuple[int, BlockName]]) -> list[bool]:
+        """Keep free blocks, in prompt order, under names that a former life gave them; False for
+        one that is not free, or whose name another has. O(blocks).
         """
-        if self._states[block] != _FREE or name.identity in self._by_identity:
-            return False
-        self._free.remove(block)
-        self._states[block] = _PRIVATE
-        self._users[block] = 1
-        self.release([self._register(block, name, 0)])
-        return True
+        kept, adopted = [], []
+        for block, name in entries:
+            is_kept = self._states[block] == FREE and name.identity not in self._by_identity
+            kept.append(is_kept)
+            if is_kept:
+                self._states[block] = PRIVATE
+                self._users[block] = 1
+                self._name([block], [name], [name.identity], 0)
+                adopted.append(block)
+        self._free = deque(block for block in self._free if self._states[block] == FREE)
+        self.release(adopted)
+        return kept
 
     def release(self, blocks: Sequence[int]) -> None:
         """Use these blocks, in prompt order, no longer. Raises BlockStateError for one that has
-        no user left, releasing none of those before it.
+        no user left, releasing none.
         """
-        users = self._users
+        users, retired = self._users, []
         for position in range(len(blocks) - 1, -1, -1):
             block = blocks[position]
-            if not users[block]:
-                raise BlockStateError(block, _STATES[self._states[block]], "a block in use")
-            users[block] -= 1
-            if not users[block]:
-                self._retire(block)
+            left = users[block] - 1
+            if left < 0:
+                for each in blocks[position + 1 :]:
+                    users[each] += 1
+                raise BlockStateError(block, STATES[self._states[block]], "a block in use")
+            users[block] = left
+            if not left:
+                retired.append(block)
+        self._retire(retired)
 
     # ── Tending ──────────────────────────────────────────────────────────────────────────────────
 
@@ -252,18 +270,33 @@ class BlockPool:
             elif self._users[block]:
                 outcome.not_reset.append(identity)
             else:
-                self._eviction.remove(block)
-                self._forget(block)
+                self._eviction.remove([block])
+                self._forget([block])
                 outcome.reset_blocks.append(identity)
         return outcome
 
+    def forget(self, identities: Iterable[bytes]) -> int:
+        """Take these names away: what is kept under them is wrong. Blocks in use go on without;
+        how many there were.
+        """
+        known = [each for each in dict.fromkeys(identities) if each in self._by_identity]
+        for identity in known:
+            block = self._by_identity[identity]
+            if self._users[block]:
+                self._unname([block])
+                self._states[block] = NAMELESS
+            else:
+                self._eviction.remove([block])
+                self._forget([block])
+        return len(known)
+
     def clear(self) -> None:
         """Take every name away; blocks in use go on without."""
-        while len(self._eviction):
-            self._forget(self._eviction.pop())
+        self._forget(self._eviction.pop(len(self._eviction)))
         for block in self._by_identity.values():
             self._names[block] = None
-            self._states[block] = _NAMELESS
+            self._priorities[block] = 0
+            self._states[block] = NAMELESS
         self._by_identity.clear()
         self._changes = [CacheCleared()]
 
@@ -275,75 +308,114 @@ class BlockPool:
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(blocks)."""
         states = self._states
-        assert sorted(self._free) == [b for b in range(self.num_blocks) if states[b] == _FREE]
-        assert len(self._eviction) == states.count(_UNUSED)
+        assert sorted(self._free) == [b for b in range(self.num_blocks) if states[b] == FREE]
+        assert len(self._eviction) == states.count(UNUSED)
         self._eviction.check_invariants()
         for block, (users, name) in enumerate(zip(self._users, self._names, strict=True)):
             state = states[block]
-            assert (users > 0) == (state in {_PRIVATE, _SHARED, _NAMELESS})
-            assert users == 1 or state != _PRIVATE
-            assert (name is not None) == (state in {_SHARED, _UNUSED})
+            assert (users > 0) == (state in {PRIVATE, SHARED, NAMELESS})
+            assert users == 1 or state != PRIVATE
+            assert (name is not None) == (state in {SHARED, UNUSED})
             assert name is None or self._by_identity[name.identity] == block
-        assert len(self._by_identity) == states.count(_SHARED) + states.count(_UNUSED)
+        assert len(self._by_identity) == states.count(SHARED) + states.count(UNUSED)
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _use_known(self, identities: Sequence[bytes]) -> list[int]:
-        blocks = [self._by_identity[identity] for identity in identities]
-        self._eviction.note_uses(identities)
-        for block in blocks:
-            self._use(block)
-        self.counters.matched += len(blocks)
+    def _found(self, identities: Iterable[bytes]) -> list[int | None]:
+        return [self._by_identity.get(identity) for identity in identities]
+
+    def _leading(self, identities: Sequence[bytes]) -> list[int]:
+        """The leading blocks that are here. O(matches)."""
+        known, blocks = self._by_identity, []
+        for identity in identities:
+            block = known.get(identity)
+            if block is None:
+                break
+            blocks.append(block)
         return blocks
 
-    def _use(self, block: int) -> None:
-        if not self._users[block]:
-            self._eviction.remove(block)
-            self._states[block] = _SHARED
-        self._users[block] += 1
+    def _use_asked(self, blocks: Sequence[int], identities: Sequence[bytes]) -> None:
+        self._eviction.note_uses(identities)
+        self._use(blocks)
+        self.counters.matched += len(blocks)
 
-    def _register(self, block: int, name: BlockName, priority: int) -> int:
-        identity = name.identity
+    def _use(self, blocks: Sequence[int]) -> None:
+        users, returned = self._users, []
+        for block in blocks:
+            if not users[block]:
+                returned.append(block)
+                self._states[block] = SHARED
+            users[block] += 1
+        if returned:
+            self._tick += 1
+            for block in returned:
+                self._acquired_ticks[block] = self._tick
+            self._eviction.remove(returned)
+
+    def _register_one(self, block: int, name: BlockName, identity: bytes, priority: int) -> int:
         known = self._by_identity.get(identity)
-        if known is not None:
-            return self._register_duplicate(block, known)
-        self._states[block] = _SHARED
-        self._names[block] = name
-        self._priorities[block] = priority
-        self._by_identity[identity] = block
-        self._changes.append(BlockStored(name))
-        self.counters.registrations += 1
-        return block
-
-    def _register_duplicate(self, block: int, known: int) -> int:
+        if known is None:
+            self._name([block], [name], [identity], priority)
+            return block
         self.counters.duplicates += 1
         if self._duplicates is Duplicates.KEPT:
-            self._states[block] = _NAMELESS
+            self.counters.kept_duplicates += 1
+            self._states[block] = NAMELESS
             return block
-        self._use(known)
+        self._use([known])
         self.release([block])
         return known
 
-    def _retire(self, block: int) -> None:
-        name = self._names[block]
-        if name is None:
-            self._states[block] = _FREE
-            self._free.append(block)
-            return
-        self._tick += 1
-        self._states[block] = _UNUSED
-        priority = self._priorities[block]
-        self._eviction.add(block, Unused(name, priority, self._tick))
+    def _name(
+        self,
+        blocks: Sequence[int],
+        names: Sequence[BlockName],
+        identities: Sequence[bytes],
+        priority: int,
+    ) -> None:
+        """Private blocks become shared, under names that no block has."""
+        for block, name in zip(blocks, names, strict=True):
+            self._states[block] = SHARED
+            self._names[block] = name
+            self._priorities[block] = priority
+        self._by_identity.update(zip(identities, blocks, strict=True))
+        self._changes.extend(map(BlockStored, names))
+        self.counters.registrations += len(blocks)
 
-    def _evict(self) -> None:
-        self._forget(self._eviction.pop())
-        self.counters.evictions += 1
+    def _retire(self, blocks: Sequence[int]) -> None:
+        """Nobody uses these any more."""
+        named, unused = [], []
+        tick = self._tick
+        for block in blocks:
+            name = self._names[block]
+            if name is None:
+                self._states[block] = FREE
+                self._free.append(block)
+                continue
+            tick += 1
+            self._states[block] = UNUSED
+            self._returned_ticks[block] = tick
+            named.append(block)
+            unused.append(Unused(name, self._priorities[block], tick))
+        self._tick = tick
+        self._eviction.add(named, unused)
 
-    def _forget(self, block: int) -> None:
-        name = self._names[block]
-        assert name is not None
-        self._names[block] = None
-        self._states[block] = _FREE
-        del self._by_identity[name.identity]
-        self._free.append(block)
-        self._changes.append(BlockRemoved(name))
+    def _evict(self, count: int) -> None:
+        self._forget(self._eviction.pop(count))
+        self.counters.evictions += count
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Blocks that nobody uses lose their names, and are free."""
+        self._unname(blocks)
+        for block in blocks:
+            self._states[block] = FREE
+        self._free.extend(blocks)
+
+    def _unname(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            name = self._names[block]
+            assert name is not None
+            self._names[block] = None
+            self._priorities[block] = 0
+            del self._by_identity[name.identity]
+            self._changes.append(BlockRemoved(name))

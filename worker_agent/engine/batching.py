@@ -30,7 +30,8 @@ class GenerationRequest(Struct, frozen=True):
 
 class Running:
     """A request in the making. Tokens [0, computed) have their keys and values in `blocks`, the
-    first `registered` of which are named in the pool; `names` are those of all full blocks.
+    first `registered` of which are named in the pool; `names` are those of all full blocks. While
+    it `is_loading`, the blocks behind those come from another tier, and nothing is computed.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Running:
         "blocks",
         "cached_tokens",
         "computed",
+        "is_loading",
         "names",
         "registered",
         "request",
@@ -59,6 +61,7 @@ class Running:
         self.registered = 0
         self.computed = 0
         self.cached_tokens = 0
+        self.is_loading = False
 
     def append(self, token: int) -> None:
         """It generated a token."""
@@ -130,8 +133,10 @@ class Batcher:
 
     @property
     def has_work(self) -> bool:
-        """Is there anything to compute?"""
-        return bool(self.waiting or self.running)
+        """Is there anything to compute, or anybody to admit for whom there is room?"""
+        if not self.running:
+            return bool(self.waiting)
+        return any(not running.is_loading for running in self.running)
 
     @property
     def waiting_uncached_tokens(self) -> int:
@@ -173,7 +178,7 @@ class Batcher:
         chunks = []
         for running in sorted(self.running, key=lambda r: not r.is_decoding):
             count = min(running.remaining_tokens, budget)
-            if count:
+            if count and not running.is_loading:
                 chunks.append(Chunk(running, running.computed, running.computed + count))
                 budget -= count
         return chunks
@@ -187,6 +192,19 @@ class Batcher:
             running.append(sampled)
         if running.is_finished:
             self._retire(running)
+
+    def reusable(self, running: Running) -> list[BlockName]:
+        """What the prompt's blocks behind the named ones are called, short of its last token."""
+        return running.names[running.registered : self._reusable_blocks(running)]
+
+    def loaded(self, running: Running, blocks: int) -> None:
+        """So many blocks behind the named ones are filled, from another tier; the others are to be
+        computed.
+        """
+        running.is_loading = False
+        running.computed += blocks * self._block_size
+        running.cached_tokens += blocks * self._block_size
+        self._name_full_blocks(running)
 
     def _place(self, waiting: Running) -> bool:
         request = waiting.request
@@ -204,8 +222,10 @@ class Batcher:
 
     def _reusable(self, waiting: Running) -> list[bytes]:
         """What the prompt's blocks hold, short of its last token."""
-        reusable_blocks = (len(waiting.request.prompt) - 1) // self._block_size
-        return [name.identity for name in waiting.names[:reusable_blocks]]
+        return [name.identity for name in waiting.names[: self._reusable_blocks(waiting)]]
+
+    def _reusable_blocks(self, running: Running) -> int:
+        return (len(running.request.prompt) - 1) // self._block_size
 
     def _name_full_blocks(self, running: Running) -> None:
         new = slice(running.registered, running.computed // self._block_size)
@@ -214,4 +234,5 @@ class Batcher:
 
     def _retire(self, running: Running) -> None:
         self.running.remove(running)
+        running.is_loading = False
         self._pool.release(running.blocks)

@@ -6,6 +6,7 @@ noise for the same prompt, whatever was cached.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
@@ -105,14 +106,14 @@ class Model:
         self._head = weight(VOCABULARY, size, 4.0)
         self._cos, self._sin = self._rotations()
 
-    def forward(self, tile: TileInput, cache: Tensor) -> Tensor:
+    def forward(self, tile: TileInput, cache: Sequence[Tensor]) -> Tensor:
         """Logits of every row, (TILE, VOCABULARY); writes the rows' keys and values to the cache.
 
-        `cache`: (blocks, layers, 2, block_size, kv_heads, head_dim).
+        `cache`: one a layer, (blocks, 2, block_size, kv_heads, head_dim).
         """
         hidden = self._embedding[tile.tokens]
         for index, layer in enumerate(self._layers):
-            attended = self._attention(layer, _normed(hidden), tile, cache[:, index])
+            attended = self._attention(layer, _normed(hidden), tile, cache[index])
             hidden = hidden + attended @ layer.out.T
             gate, up = (_normed(hidden) @ layer.gate_up.T).chunk(2, dim=-1)
             hidden = hidden + (silu(gate) * up) @ layer.down.T

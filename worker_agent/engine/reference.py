@@ -5,7 +5,7 @@ may therefore run on any thread, as long as it is one at a time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -18,17 +18,35 @@ from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.names import Naming
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.engine.batching import Batcher, Chunk, GenerationRequest, Running
-from worker_agent.engine.model import Model, PagedContext, TileInput
+from worker_agent.engine.cache import CacheLayout, CacheShape, PagedCache
+from worker_agent.engine.model import Model, ModelConfig, PagedContext, TileInput
+from worker_agent.engine.tiering import EngineTiers, RankMemory
 from worker_agent.engine.tiles import TILE, Segment, Tile, pack
+from worker_agent.tiers.stack import TierChange
 
 
 class EngineConfig(Struct, frozen=True):
-    """Size of a rank."""
+    """Size of a rank, and how its cache lies."""
 
     num_blocks: int
     block_size: int
     max_num_batched_tokens: int
     max_running_requests: int
+    layout: CacheLayout = CacheLayout()
+    load_timeout_s: float = 5.0
+    """What has not come from another tier by then is computed."""
+
+
+def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> CacheShape:
+    """So many blocks of a model."""
+    return CacheShape(num_blocks, model.num_layers, block_size, model.num_kv_heads, model.head_dim)
+
+
+def _cache(model: Model, config: EngineConfig, memory: RankMemory | None) -> PagedCache:
+    shape = cache_shape(model.config, config.num_blocks, config.block_size)
+    if memory is None:
+        return PagedCache.allocated(shape, config.layout, model.device)
+    return PagedCache(shape, config.layout, memory.physical.regions)
 
 
 class StepInput(Struct):
@@ -49,22 +67,32 @@ class Generated(Struct, frozen=True):
 
 
 class StepOutput(Struct, frozen=True):
-    """What came of a step. `changes` are to blocks' names, in order."""
+    """What came of a step. `changes` are to blocks' names, in order, on the device and in the tiers
+    below; the latter are older. `wait_s`: how long at most until the next step, where there is no
+    work; None: until something arrives, or `on_news` is called.
+    """
 
     generated: list[Generated]
     changes: list[Change]
+    tier_changes: list[TierChange]
     counters: LoadCounters
     gauges: LoadGauges
     has_work: bool
+    wait_s: float | None
 
 
 class ReferenceEngine:
-    """One rank: a block pool, its keys and values in one tensor, and the requests on it."""
+    """One rank: a block pool, its keys and values, and the requests on it."""
 
-    def __init__(self, model: Model, config: EngineConfig, naming: Naming) -> None:
+    def __init__(
+        self, model: Model, config: EngineConfig, naming: Naming, memory: RankMemory | None = None
+    ) -> None:
+        """`memory`: what its blocks lie in, and the tiers below, which nobody else calls while it
+        computes; None: memory of its own, and no other tier.
+        """
         self._model = model
         self._config = config
-        self._pool = BlockPool(config.num_blocks, LruEviction())
+        self._pool = memory.pool if memory else BlockPool(config.num_blocks, LruEviction())
         self._batcher = Batcher(
             self._pool,
             naming,
@@ -72,12 +100,11 @@ class ReferenceEngine:
             config.max_num_batched_tokens,
             config.max_running_requests,
         )
-        shape = model.config
-        self._cache = torch.zeros(
-            (config.num_blocks, shape.num_layers, 2, config.block_size, shape.num_kv_heads,
-             shape.head_dim),
-            device=model.device,
-        )  # fmt: skip
+        self._cache = _cache(model, config, memory)
+        self._tiers: EngineTiers | None = None
+        if memory:
+            timeout_s = config.load_timeout_s
+            self._tiers = EngineTiers(memory, self._batcher, config.layout, timeout_s)
         self._counters = LoadCounters()
         self._samplers: dict[str, torch.Generator] = {}
 
@@ -92,26 +119,49 @@ class ReferenceEngine:
 
     def step(self, arrived: StepInput) -> StepOutput:
         """Take in what arrived, and compute one step if there is anything to compute."""
-        started_s = time.perf_counter()
+        started_s = time.monotonic()
+        tier_changes = self._tiers.poll(started_s) if self._tiers else []
         aborted = self._take_in(arrived)
         admitted = self._batcher.admit()
+        if self._tiers:
+            self._tiers.begin(admitted, started_s)
         chunks = self._batcher.plan()
+        prefilled_tokens = self._counters.prefill_tokens
         self._count(len(arrived.added), aborted, admitted, chunks)
         generated = self._compute(chunks) if chunks else []
         if chunks:
-            self._count_busy(time.perf_counter() - started_s, generated)
+            prefill_tokens = self._counters.prefill_tokens - prefilled_tokens
+            self._count_busy(time.monotonic() - started_s, prefill_tokens, generated)
+        changes = self._pool.take_changes()
         return StepOutput(
             generated,
-            self._pool.take_changes(),
+            changes,
+            tier_changes,
             self._counters,
             self._gauges(),
             self._batcher.has_work,
+            self._tend_tiers(changes),
         )
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when a step has something to take in."""
+        if self._tiers:
+            self._tiers.stack.on_news = wake
+
+    def _tend_tiers(self, changes: Sequence[Change]) -> float | None:
+        """Store what is due; how long at most until the next step."""
+        if self._tiers is None:
+            return None
+        now_s = time.monotonic()
+        self._tiers.store(changes, now_s)
+        return self._tiers.wait_s(now_s)
 
     def _take_in(self, arrived: StepInput) -> int:
         """How many of the aborted requests there were."""
         if arrived.clear_cache:
             self._pool.clear()
+            if self._tiers:
+                self._tiers.clear()
         for request in arrived.added:
             self._batcher.add(request)
         for request_id in arrived.aborted:
@@ -122,7 +172,7 @@ class ReferenceEngine:
     def _compute(self, chunks: list[Chunk]) -> list[Generated]:
         last_rows: dict[int, Tensor] = {}
         for tile in pack((i, chunk.start, chunk.stop) for i, chunk in enumerate(chunks)):
-            logits = self._model.forward(self._tile_input(tile, chunks), self._cache)
+            logits = self._model.forward(self._tile_input(tile, chunks), self._cache.layers)
             for segment in tile.segments:
                 last_rows[segment.request] = logits[segment.rows[-1]]
         return [
@@ -200,6 +250,7 @@ class ReferenceEngine:
         prefill = [chunk for chunk in chunks if chunk.is_prefill]
         decode = [chunk for chunk in chunks if not chunk.is_prefill]
         sizes = [chunk.stop - chunk.start for chunk in prefill]
+        loaded = self._tiers.take_loaded_tokens() if self._tiers else 0
         self._counters = msgspec.structs.replace(
             before,
             steps=before.steps + bool(chunks),
@@ -210,10 +261,12 @@ class ReferenceEngine:
             resident_kv_tokens=before.resident_kv_tokens + sum(c.stop for c in decode),
             requests_received=before.requests_received + added,
             requests_finished=before.requests_finished + aborted,
-            cached_tokens=before.cached_tokens + sum(r.cached_tokens for r in admitted),
+            cached_tokens=before.cached_tokens + sum(r.cached_tokens for r in admitted) + loaded,
         )
 
-    def _count_busy(self, busy_s: float, generated: list[Generated]) -> None:
+    def _count_busy(self, busy_s: float, prefill_tokens: int, generated: list[Generated]) -> None:
+        if self._tiers:
+            self._tiers.note_prefill(prefill_tokens, busy_s)
         self._counters = msgspec.structs.replace(
             self._counters,
             busy_s=self._counters.busy_s + busy_s,

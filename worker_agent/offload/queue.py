@@ -40,6 +40,9 @@ class OffloadQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._keys
+
     def add(self, names: Sequence[BlockName], priority: int, container: int) -> list[BlockName]:
         """Let blocks wait; those that gave way, which may be the new ones themselves."""
         for name in names:
@@ -60,6 +63,12 @@ class OffloadQueue:
         for identity in identities:
             del self._waiting[self._keys.pop(identity)]
         return len(identities)
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self._waiting.clear()
+        self._keys.clear()
+        self._containers.clear()
 
     def check_invariants(self) -> None:
         """Assert the invariant in the class's docstring. O(blocks)."""

@@ -8,6 +8,7 @@ tier is worth trying: how else would it be measured.
 """
 
 from router.errors import InvalidFieldError
+from worker_agent.offload.probe import TierProbe
 
 NEWEST = 0.1
 
@@ -46,6 +47,11 @@ class TierSpeed:
         if copied_s > 0:
             self._bandwidth.note(blocks * self._block_bytes / copied_s)
 
+    def note_probe(self, probe: TierProbe) -> None:
+        """What was measured on purpose."""
+        self._latency.note(probe.latency_s)
+        self._bandwidth.note(probe.read_bytes_per_s)
+
     def load_s(self, blocks: int) -> float:
         """How long so many blocks take from now; 0 before anything was measured."""
         if self._bandwidth.value is None:
@@ -62,6 +68,11 @@ class Worth:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._prefill = Average()
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast prompts are computed; None before anything was measured."""
+        return self._prefill.value
 
     def note_prefill(self, tokens: int, busy_s: float) -> None:
         """So many prompt tokens were computed."""

@@ -16,15 +16,19 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from router.block_errors import StorageError
+from worker_agent.layout.layout import MemoryRegion
 from worker_agent.layout.strides import round_up
+from worker_agent.storage.base import Registrations, StorageKind
 from worker_agent.storage.own_file import own_file
 
 PAGE_BYTES = 4096
 ZERO_BYTES = 16 * 1024 * 1024
+MAX_BUFFERS = 1024
+"""What one call takes (IOV_MAX)."""
 _LACKING = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS})
 
 
-Step: TypeAlias = Callable[[int, list[memoryview], int], int]
+Step: TypeAlias = Callable[[int, Sequence[memoryview], int], int]
 """`os.preadv` or `os.pwritev`."""
 
 
@@ -47,16 +51,33 @@ class DiskAbilities(Struct, frozen=True):
 class DiskStorage:
     """`num_blocks` blocks of `block_bytes` in a file; blocking calls, for a thread.
 
-    Buffers are any page-aligned memory of whole strides (`aligned_buffer`): a block takes
-    `stride_bytes` there as in the file.
+    A buffer holds one block, takes `stride_bytes` as in the file, and begins at a page
+    (`aligned_buffer`).
     """
 
-    __slots__ = ("_descriptor", "abilities", "num_blocks", "path", "stride_bytes")
+    __slots__ = (
+        "_descriptor",
+        "_is_open",
+        "abilities",
+        "num_blocks",
+        "path",
+        "registrations",
+        "stride_bytes",
+    )
+    kind = StorageKind.DISK
+    device_id = 0
 
     def __init__(
-        self, path: Path, num_blocks: int, block_bytes: int, *, zero_fill: bool = False
+        self,
+        path: Path,
+        num_blocks: int,
+        block_bytes: int,
+        *,
+        zero_fill: bool = False,
+        wants_direct: bool = True,
     ) -> None:
         """`zero_fill`: where room cannot be reserved at once, reserve it by writing zeros.
+        `wants_direct`: go past the page cache, if the file system can.
 
         Raises StorageError when there is no room, and when another process has the file.
         """
@@ -65,51 +86,63 @@ class DiskStorage:
         self.stride_bytes = round_up(block_bytes, PAGE_BYTES)
         with own_file(path) as self._descriptor:
             reserved = self._reserve(zero_fill=zero_fill)
-            self.abilities = DiskAbilities(self._go_direct(), reserved)
+            self.abilities = DiskAbilities(wants_direct and self._go_direct(), reserved)
+        self.registrations = Registrations()
+        self._is_open = True
 
-    def read(self, blocks: Sequence[int], buffer: memoryview) -> list[OSError | None]:
-        """Read blocks into the strides of `buffer`, in order; what went wrong with each, if
-        anything did. Raises StorageError for a block that is none, and a buffer that is too small.
+    @property
+    def region(self) -> MemoryRegion:
+        """All of the file, by offset. Raises StorageError once it is closed."""
+        if not self._is_open:
+            raise StorageError("storage", "closed", "an open one")
+        return MemoryRegion(0, self.num_blocks * self.stride_bytes)
+
+    def read(self, blocks: Sequence[int], buffers: Sequence[memoryview]) -> list[OSError | None]:
+        """Read each block into its buffer; what went wrong with each, if anything did. Raises
+        StorageError for a block that is none, and buffers that are too few or too small.
         """
-        return self._transfer(blocks, buffer, os.preadv)
+        return self._transfer(blocks, buffers, os.preadv)
 
-    def write(self, blocks: Sequence[int], buffer: memoryview) -> list[OSError | None]:
-        """Write the strides of `buffer` to blocks, in order; like `read`."""
-        return self._transfer(blocks, buffer, os.pwritev)
+    def write(self, blocks: Sequence[int], buffers: Sequence[memoryview]) -> list[OSError | None]:
+        """Write each buffer to its block; like `read`."""
+        return self._transfer(blocks, buffers, os.pwritev)
 
     def close(self) -> None:
-        """Let the file go; it stays."""
-        os.close(self._descriptor)
+        """Let the file go, once everybody registered has; it stays. Again is nothing."""
+        self.registrations.release_all()
+        if self._is_open:
+            self._is_open = False
+            os.close(self._descriptor)
 
     def remove(self) -> None:
         """No later process is to find it."""
         self.path.unlink(missing_ok=True)
 
     def _transfer(
-        self, blocks: Sequence[int], buffer: memoryview, step: Step
+        self, blocks: Sequence[int], buffers: Sequence[memoryview], step: Step
     ) -> list[OSError | None]:
-        self._check(blocks, buffer)
+        self._check(blocks, buffers)
         errors: list[OSError | None] = []
         for first, count in _runs(blocks):
-            error = self._move(blocks[first], first, count, buffer, step)
+            run = buffers[first : first + count]
+            error = self._move(blocks[first], run, step)
             if error is None or count == 1:
                 errors += [error] * count
                 continue
             # Which of them it was, one by one says.
-            each = range(first, first + count)
-            errors += [self._move(blocks[i], i, 1, buffer, step) for i in each]
+            errors += [self._move(blocks[first + i], run[i : i + 1], step) for i in range(count)]
         return errors
 
-    def _move(
-        self, block: int, place: int, count: int, buffer: memoryview, step: Step
-    ) -> OSError | None:
+    def _move(self, block: int, buffers: Sequence[memoryview], step: Step) -> OSError | None:
         """Whole adjacent blocks, in as many calls as the system makes of it."""
-        start, size_bytes = place * self.stride_bytes, count * self.stride_bytes
-        done = 0
+        stride = self.stride_bytes
+        done, size_bytes = 0, len(buffers) * stride
         while done < size_bytes:
-            part = buffer[start + done : start + size_bytes]
+            first, *rest = buffers[done // stride :]
             try:
-                moved = step(self._descriptor, [part], block * self.stride_bytes + done)
+                moved = step(
+                    self._descriptor, [first[done % stride :], *rest], block * stride + done
+                )
             except OSError as error:
                 return error
             if not moved:
@@ -117,15 +150,19 @@ class DiskStorage:
             done += moved
         return None
 
-    def _check(self, blocks: Sequence[int], buffer: memoryview) -> None:
+    def _check(self, blocks: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for block in blocks:
             if not 0 <= block < self.num_blocks:
                 raise StorageError("block", f"{block}", f"0 to {self.num_blocks - 1}")
-        needed_bytes = len(blocks) * self.stride_bytes
-        if buffer.nbytes < needed_bytes:
-            raise StorageError("buffer", f"{buffer.nbytes} bytes", f"at least {needed_bytes}")
+        if len(buffers) < len(blocks):
+            raise StorageError("buffers", f"{len(buffers)}", f"{len(blocks)}, one a block")
+        for buffer in buffers:
+            if buffer.nbytes != self.stride_bytes:
+                allowed = f"{self.stride_bytes}"
+                raise StorageError("buffers", f"one of {buffer.nbytes} bytes", allowed)
 
     def _reserve(self, *, zero_fill: bool) -> Reserved:
+        """By the first of these steps that the file system can take."""
         size_bytes = self.num_blocks * self.stride_bytes
         if os.fstat(self._descriptor).st_size > size_bytes:
             os.ftruncate(self._descriptor, size_bytes)
@@ -170,6 +207,7 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Where runs of adjacent blocks begin in the list, and how long they are."""
     first = 0
     for place in range(1, len(blocks) + 1):
-        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
+        is_end = place == len(blocks) or place - first == MAX_BUFFERS
+        if is_end or blocks[place] != blocks[place - 1] + 1:
             yield first, place - first
             first = place

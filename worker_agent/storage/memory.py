@@ -5,59 +5,15 @@ anybody is registered it is not given back: whoever still holds its address woul
 that belongs to another.
 """
 
-from collections.abc import Callable
-from enum import StrEnum
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from router.block_errors import RegistrationError, StorageError
+from router.block_errors import StorageError
 from worker_agent.layout.layout import MemoryRegion
+from worker_agent.storage.base import Registrations, StorageKind
 from worker_agent.storage.mapped_file import MappedFile
-
-
-class StorageKind(StrEnum):
-    """Where bytes lie."""
-
-    SYSTEM = "system"
-    PINNED = "pinned"
-    SHARED = "shared"
-    DEVICE = "device"
-    DISK = "disk"
-    REMOTE = "remote"
-
-
-class Registrations:
-    """Who else relies on a storage, by name."""
-
-    __slots__ = ("_releases",)
-
-    def __init__(self) -> None:
-        self._releases: dict[str, Callable[[], None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._releases)
-
-    def add(self, key: str, release: Callable[[], None]) -> None:
-        """`release` is called when the storage is to go. Raises RegistrationError for a name that
-        is registered.
-        """
-        if key in self._releases:
-            raise RegistrationError(key, "registered already", "a name that is not")
-        self._releases[key] = release
-
-    def drop(self, key: str) -> None:
-        """It relies on the storage no longer. Raises RegistrationError for one that never did."""
-        if self._releases.pop(key, None) is None:
-            raise RegistrationError(key, "not registered", ", ".join(self._releases) or "none")
-
-    def release_all(self) -> None:
-        """Tell everybody, the last to come first. One that fails stays registered, and raises."""
-        while self._releases:
-            key = next(reversed(self._releases))
-            self._releases[key]()
-            del self._releases[key]
 
 
 class MemoryStorage:
@@ -88,6 +44,11 @@ class MemoryStorage:
     def region(self) -> MemoryRegion:
         """Where it lies, in the addresses of its own device."""
         return MemoryRegion(self.tensor.data_ptr(), self.tensor.numel())
+
+    @property
+    def device_id(self) -> int:
+        """Which of several devices; 0 on the host."""
+        return self.tensor.device.index or 0
 
     def view(self, offset_bytes: int, size_bytes: int) -> Tensor:
         """A part of it, not copied. Raises StorageError for one that is not within."""

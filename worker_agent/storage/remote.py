@@ -1,21 +1,23 @@
 """Blocks in a Redis that workers share (G4).
 
-    {namespace}:{fingerprint}:{identity}          {checksum, data}; expires
+    {namespace}:{fingerprint}:{identity}          a sealed block: 8 bytes of checksum, data; expires
     {namespace}:{fingerprint}:{identity}:lease    who writes it now; expires soon
     {namespace}:{fingerprint}:stored              identities by when they were stored, for the bound
 
 The fingerprint stands for model, dtype and layout: blocks of another one are not found. A block is
-written by one worker: the others see its lease, and leave it be. Whatever fails is told of the
-block it was.
+written by one worker, at once with its checksum: the others see its lease, and leave it be.
+Whatever fails is told of the block it was.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from router.block_errors import StorageError
 
@@ -27,6 +29,12 @@ class Lease(StrEnum):
     ALREADY_STORED = "already_stored"
     LEASED = "leased"
     """Another worker writes it."""
+
+
+CLEARED_AT_ONCE = 1000
+BRIEFLY_MS = 10_000
+SEAL_BYTES = 8
+"""A sealed block begins with its checksum, little-endian."""
 
 
 class RemoteSettings(Struct, frozen=True):
@@ -44,14 +52,6 @@ class RemoteSettings(Struct, frozen=True):
     lease_s: float = 30.0
 
 
-class RemoteBlock(Struct, frozen=True):
-    """A block to be stored."""
-
-    identity: bytes
-    checksum: int
-    data: memoryview
-
-
 class RemoteStorage:
     """Each call is a round trip or two of one pipeline, and blocks for as long as the client's
     timeouts allow: for a thread. Raises StorageError from every call when nobody answers.
@@ -60,7 +60,7 @@ class RemoteStorage:
     __slots__ = ("_client", "_prefix", "_settings")
 
     def __init__(self, client: Redis, settings: RemoteSettings) -> None:
-        """`client`: of bytes, with timeouts."""
+        """`client`: of bytes, with timeouts (`redis_client`)."""
         self._client = client
         self._settings = settings
         self._prefix = f"{settings.namespace}:{settings.fingerprint}:".encode()
@@ -72,92 +72,106 @@ class RemoteStorage:
                 pipeline.exists(self._key(identity))
             return [bool(each) for each in _answers(pipeline)]
 
-    def lease(self, identities: Sequence[bytes]) -> list[Lease]:
+    def lease(self, identities: Sequence[bytes]) -> list[Lease | StorageError]:
         """Ask to write these. What is granted is ours for `lease_s`, or until it is put."""
         lease_ms = int(self._settings.lease_s * 1000)
-        owner = self._settings.owner
+        keys = [self._key(identity) for identity in identities]
         with self._client.pipeline(transaction=False) as pipeline:
-            for identity in identities:
-                key = self._key(identity)
-                pipeline.set(key + _LEASE, owner, nx=True, px=lease_ms)
-                pipeline.exists(key)
-            answers = _answers(pipeline)
-        pairs = zip(answers[::2], answers[1::2], strict=True)
-        return [
-            Lease.ALREADY_STORED if is_stored else Lease.GRANTED if is_ours else Lease.LEASED
-            for is_ours, is_stored in pairs
-        ]
+            pipeline.eval(_LEASE_ALL, len(keys), *keys, self._settings.owner, lease_ms)
+            [answer] = _answers(pipeline)
+        if isinstance(answer, list):
+            return [_LEASES[each] for each in answer]
+        error = _error(answer)
+        assert error is not None
+        return [error] * len(keys)
 
-    def put(self, blocks: Sequence[RemoteBlock], now_s: float) -> list[StorageError | None]:
-        """Store blocks, and give their leases back; what went wrong with each, if anything did.
-
-        More than `max_blocks` are not kept: those stored first go.
+    def put(
+        self, identities: Sequence[bytes], sealed: Sequence[memoryview], now_s: float
+    ) -> list[StorageError | None]:
+        """Store sealed blocks, at least one, and give their leases back; what went wrong with each,
+        if anything did. More than `max_blocks` are not kept: those stored first go.
         """
         ttl_ms = int(self._settings.ttl_s * 1000)
+        keys = [self._key(identity) for identity in identities]
+        stored = self._prefix + _STORED
         with self._client.pipeline(transaction=False) as pipeline:
-            for block in blocks:
-                key = self._key(block.identity)
-                pipeline.hset(key, _CHECKSUM, block.checksum.to_bytes(8, "little"))
-                pipeline.hset(key, _DATA, block.data)
-                pipeline.pexpire(key, ttl_ms)
-                pipeline.delete(key + _LEASE)
-                pipeline.zadd(self._prefix + _STORED, {block.identity: now_s})
-            answers = _answers(pipeline)
-        errors = [_error(answers[i : i + 5]) for i in range(0, len(answers), 5)]
-        self._keep_bound(now_s)
-        return errors
+            for key, block in zip(keys, sealed, strict=True):
+                pipeline.set(key, block, px=ttl_ms)
+            pipeline.unlink(*(key + _LEASE for key in keys))
+            pipeline.zadd(stored, dict.fromkeys(identities, now_s))
+            pipeline.zremrangebyscore(stored, "-inf", now_s - self._settings.ttl_s)
+            pipeline.zrange(stored, 0, -self._settings.max_blocks - 1)
+            *answers, _, is_noted, _, surplus = _answers(pipeline)
+        if isinstance(surplus, list) and surplus:
+            self.remove(surplus)
+        refused = _error(is_noted)
+        return [_error(each) or refused for each in answers]
 
-    def get(
-        self, identities: Sequence[bytes], targets: Sequence[memoryview]
-    ) -> list[int | StorageError | None]:
-        """Copy blocks into memory of ours: the checksum each was stored with, None for one that is
-        not there, an error for one that cannot be this block.
-        """
+    def put_briefly(
+        self, identities: Sequence[bytes], sealed: Sequence[memoryview]
+    ) -> list[StorageError | None]:
+        """Store blocks that nobody is to find, and that count for no bound: to measure."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for identity, block in zip(identities, sealed, strict=True):
+                pipeline.set(self._key(identity), block, px=BRIEFLY_MS)
+            return [_error(each) for each in _answers(pipeline)]
+
+    def get(self, identities: Sequence[bytes]) -> list[bytes | StorageError | None]:
+        """Sealed blocks as they are there, None for one that is not; not yet proven right."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
-                pipeline.hmget(self._key(identity), _CHECKSUM, _DATA)
+                pipeline.get(self._key(identity))
             answers = _answers(pipeline)
-        return [self._taken(*each) for each in zip(answers, targets, strict=True)]
+        return [each if isinstance(each, bytes) else _error(each) for each in answers]
 
-    def remove(self, identities: Sequence[bytes]) -> None:
-        """Nobody is to find these."""
+    def touch(self, identities: Sequence[bytes], now_s: float) -> None:
+        """Keep these, at least one, as long as if they had been stored now."""
+        ttl_ms = int(self._settings.ttl_s * 1000)
+        with self._client.pipeline(transaction=False) as pipeline:
+            for identity in identities:
+                pipeline.pexpire(self._key(identity), ttl_ms)
+            pipeline.zadd(self._prefix + _STORED, dict.fromkeys(identities, now_s), xx=True)
+            _answers(pipeline)
+
+    def remove(self, identities: Sequence[bytes]) -> list[bool]:
+        """Nobody is to find these, at least one; which of them were there."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
                 pipeline.unlink(self._key(identity))
-                pipeline.zrem(self._prefix + _STORED, identity)
-            _answers(pipeline)
+            pipeline.zrem(self._prefix + _STORED, *identities)
+            *answers, _ = _answers(pipeline)
+        return [each == 1 for each in answers]
 
-    def _taken(self, answer: object, target: memoryview) -> int | StorageError | None:
-        if isinstance(answer, RedisError):
-            return _told(answer)
-        assert isinstance(answer, list)
-        checksum, data = answer
-        if checksum is None or data is None:
-            return None
-        block_bytes = self._settings.block_bytes
-        if len(data) != block_bytes or len(checksum) != 8:
-            return StorageError("block", f"{len(data)} bytes", f"{block_bytes} bytes")
-        target[:block_bytes] = data
-        return int.from_bytes(checksum, "little")
-
-    def _keep_bound(self, now_s: float) -> None:
-        """Forget what expired, and give up what is too many."""
-        stored = self._prefix + _STORED
+    def clear(self) -> None:
+        """Nobody is to find any of this fingerprint, whoever stored it."""
         with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.zremrangebyscore(stored, "-inf", now_s - self._settings.ttl_s)
-            pipeline.zrange(stored, 0, -self._settings.max_blocks - 1)
-            surplus = _answers(pipeline)[1]
-        if isinstance(surplus, list) and surplus:
-            self.remove(surplus)
+            pipeline.zrange(self._prefix + _STORED, 0, -1)
+            [stored] = _answers(pipeline)
+        identities = stored if isinstance(stored, list) else []
+        for start in range(0, len(identities), CLEARED_AT_ONCE):
+            self.remove(identities[start : start + CLEARED_AT_ONCE])
+
+    def close(self) -> None:
+        """Let the client go; what is stored stays."""
+        self._client.close()
 
     def _key(self, identity: bytes) -> bytes:
         return self._prefix + identity.hex().encode()
 
 
 _LEASE = b":lease"
+_LEASES = (Lease.GRANTED, Lease.ALREADY_STORED, Lease.LEASED)
+_LEASE_ALL = """
+local answers = {}
+for i, key in ipairs(KEYS) do
+  if redis.call('EXISTS', key) == 1 then answers[i] = 1
+  elseif redis.call('SET', key .. ':lease', ARGV[1], 'NX', 'PX', ARGV[2]) then answers[i] = 0
+  else answers[i] = 2 end
+end
+return answers
+"""
+"""At once for all: nobody stores between the question and the lease."""
 _STORED = b"stored"
-_CHECKSUM = b"c"
-_DATA = b"d"
 
 
 def _answers(pipeline: Pipeline) -> list[object]:
@@ -169,10 +183,19 @@ def _answers(pipeline: Pipeline) -> list[object]:
     return answers
 
 
-def _error(answers: Iterable[object]) -> StorageError | None:
-    """Of the commands that store one block, the first."""
-    return next((_told(each) for each in answers if isinstance(each, RedisError)), None)
+def _error(answer: object) -> StorageError | None:
+    return _told(answer) if isinstance(answer, RedisError) else None
 
 
 def _told(error: Exception) -> StorageError:
     return StorageError("redis", str(error), "a Redis that answers, with room")
+
+
+def redis_client(url: str, timeout_s: float) -> Redis:
+    """A client that waits so long for an answer, and does not ask again."""
+    return Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+    )

@@ -30,9 +30,11 @@ LAYER_ALIGNMENT_BYTES = 512
 
 
 class PhysicalLayout:
-    """Blocks in memory. `layout` says where, `regions` are the memory: (bytes,) uint8 each."""
+    """Blocks in memory. `layout` says where, `regions` are the memory: (bytes,) uint8 each, in
+    `storages`.
+    """
 
-    __slots__ = ("_storages", "agent", "kind", "layout", "regions")
+    __slots__ = ("agent", "kind", "layout", "regions", "storages")
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class PhysicalLayout:
         self.layout = layout
         self.regions = tuple(regions)
         self.kind = storages[0].kind
-        self._storages = tuple(storages)
+        self.storages = tuple(storages)
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +61,7 @@ class PhysicalLayout:
     def close(self) -> None:
         """Give the memory back, once everybody registered with it has let go."""
         self.regions = ()
-        for storage in self._storages:
+        for storage in self.storages:
             storage.close()
 
 

@@ -40,12 +40,7 @@ def checked_copies(
         counts = f"{len(sources)} sources, {len(targets)} targets"
         raise TransferError("targets", counts, "as many as sources", rule="count_mismatch")
     _check_range("sources", sources, source_blocks)
-    _check_range("targets", targets, target_blocks)
-    distinct = set(targets)
-    if len(distinct) < len(targets):
-        doubled = next(block for block in distinct if targets.count(block) > 1)
-        rule = "duplicate_destination_blocks"
-        raise TransferError("targets", f"{doubled} twice", "each block once", rule=rule)
+    distinct = check_distinct("targets", targets, target_blocks)
     if is_same_memory and not distinct.isdisjoint(sources):
         both = min(distinct.intersection(sources))
         reason = f"{both} is a source, too"
@@ -53,7 +48,18 @@ def checked_copies(
     return Copies(tuple(sources), tuple(targets))
 
 
+def check_distinct(field: str, blocks: Sequence[int], count: int) -> set[int]:
+    """Blocks of a layout of `count`, each once. Raises TransferError."""
+    _check_range(field, blocks, count)
+    distinct = set(blocks)
+    if len(distinct) < len(blocks):
+        doubled = next(block for block in distinct if blocks.count(block) > 1)
+        rule = "duplicate_destination_blocks"
+        raise TransferError(field, f"{doubled} twice", "each block once", rule=rule)
+    return distinct
+
+
 def _check_range(field: str, blocks: Sequence[int], count: int) -> None:
-    if min(blocks) < 0 or max(blocks) >= count:
-        odd = next(block for block in blocks if not 0 <= block < count)
+    odd = next((block for block in blocks if not 0 <= block < count), None)
+    if odd is not None:
         raise TransferError(field, f"{odd}", f"0 to {count - 1}", rule="block_out_of_range")

@@ -31,6 +31,12 @@ class Rows:
         self.tensor = tensor
         self._pieces = list(_pieces(layout, tensor))
 
+    @classmethod
+    def of(cls, layout: PhysicalLayout, num_rows: int) -> "Rows":
+        """Rows of their own memory, on the layout's device."""
+        shape = num_rows, layout.layout.config.block_bytes
+        return cls(layout, torch.empty(shape, dtype=torch.uint8, device=layout.device))
+
     def gather(self, blocks: Sequence[int]) -> None:
         """Copy blocks into the first rows. O(bytes)."""
         index = _index(blocks, self._layout)
@@ -41,7 +47,18 @@ class Rows:
         """Copy the first rows into blocks, each of which may be there once. O(bytes)."""
         index = _index(blocks, self._layout)
         for piece, columns in self._pieces:
-            piece[index] = columns[: len(blocks)]
+            piece.index_copy_(0, index, columns[: len(blocks)])
+
+
+def block_views(layout: PhysicalLayout) -> Tensor | None:
+    """(blocks, block bytes) uint8, not copied; None where a block lies in several pieces."""
+    if not layout.layout.is_contiguous:
+        return None
+    [region] = layout.regions
+    first = layout.layout.memory_region(0, 0, 0).address - region.data_ptr()
+    config = layout.layout.config
+    strides = layout.layout.block_stride_bytes, 1
+    return region[first:].as_strided((config.num_blocks, config.block_bytes), strides)
 
 
 def _pieces(layout: PhysicalLayout, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

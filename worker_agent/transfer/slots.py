@@ -7,81 +7,114 @@ import torch
 from torch import Tensor
 
 from router.block_errors import StorageError
-from worker_agent.storage.disk import DiskStorage, aligned_buffer
+from worker_agent.storage.disk import PAGE_BYTES, DiskStorage, aligned_buffer
 from worker_agent.storage.memory import MemoryStorage
 
 
 class Slots(Protocol):
-    """Room for blocks. `rows`: (n, block bytes) uint8 on the host, contiguous; `rows[i]` is the
-    block in `slots[i]`. What went wrong with each block is the answer, in order.
+    """Room for blocks. `rows[i]`, (block bytes,) uint8 on the host, is the block in `slots[i]`.
+    What went wrong with each block is the answer, in order.
     """
 
-    def write(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
+    batch_blocks: int
+    """As many are best moved at a time."""
+
+    def write(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
         """Rows into slots."""
 
-    def read(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
+    def read(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
         """Slots into rows."""
+
+    def close(self) -> None:
+        """Let go of what the blocks lie in."""
 
 
 class MemorySlots:
-    """Slots side by side in one memory, which is the host's."""
+    """Slots side by side in one memory, which is the host's. Memory does not fail."""
 
-    __slots__ = ("_blocks", "_storage")
+    __slots__ = ("_blocks", "_storage", "batch_blocks")
 
-    def __init__(self, storage: MemoryStorage, num_slots: int) -> None:
+    def __init__(self, storage: MemoryStorage, num_slots: int, batch_blocks: int = 64) -> None:
         """Raises StorageError for memory that is not so many equal slots."""
         size_bytes = storage.region.size_bytes
         if size_bytes % num_slots:
             allowed = f"a multiple of {num_slots} slots"
             raise StorageError("storage", f"{size_bytes} bytes", allowed)
+        self.batch_blocks = batch_blocks
         self._storage = storage
-        self._blocks = storage.tensor.view(num_slots, -1)
+        self._blocks = list(storage.tensor.view(num_slots, -1))
 
-    def write(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
-        """Memory does not fail."""
-        for slot, row in zip(slots, rows, strict=False):
+    def write(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
+        """One copy a block."""
+        for slot, row in zip(slots, rows, strict=True):
             self._blocks[slot].copy_(row)
         return [None] * len(slots)
 
-    def read(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
-        """Memory does not fail."""
-        for slot, row in zip(slots, rows, strict=False):
+    def read(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
+        """One copy a block."""
+        for slot, row in zip(slots, rows, strict=True):
             row.copy_(self._blocks[slot])
         return [None] * len(slots)
 
+    def close(self) -> None:
+        """Give the memory back."""
+        self._blocks.clear()
+        self._storage.close()
+
 
 class DiskSlots:
-    """Slots in a file. Blocks pass through a buffer of `batch` strides, aligned for the device."""
+    """Slots in a file. Rows that begin at pages and fill whole ones (`aligned_rows`) are read and
+    written where they are; others pass through a buffer.
+    """
 
-    __slots__ = ("_batch", "_block_bytes", "_buffer", "_disk", "_memory")
+    __slots__ = ("_block_bytes", "_disk", "_staged", "_strides", "batch_blocks")
 
-    def __init__(self, disk: DiskStorage, block_bytes: int, batch: int) -> None:
-        self._disk = disk
-        self._batch = batch
+    def __init__(self, disk: DiskStorage, block_bytes: int, batch_blocks: int) -> None:
+        self.batch_blocks = batch_blocks
         self._block_bytes = block_bytes
-        self._memory = aligned_buffer(batch * disk.stride_bytes)
-        strides = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._buffer = strides.view(batch, disk.stride_bytes)
+        self._disk = disk
+        staging = aligned_rows(batch_blocks, disk.stride_bytes)
+        self._strides = [_memory(stride) for stride in staging]
+        self._staged = list(staging[:, :block_bytes])
 
-    def write(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
-        """Blocking, a batch at a time."""
-        errors: list[StorageError | None] = []
-        for start in range(0, len(slots), self._batch):
-            part = slots[start : start + self._batch]
-            columns = self._buffer[: len(part), : self._block_bytes]
-            columns.copy_(rows[start : start + len(part)])
-            errors += _told(self._disk.write(part, self._memory))
+    def write(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
+        """Blocking; at most a batch."""
+        if self._is_aligned(rows):
+            return _told(self._disk.write(slots, list(map(_memory, rows))))
+        staged = self._staged[: len(slots)]
+        for stage, row in zip(staged, rows, strict=True):
+            stage.copy_(row)
+        return _told(self._disk.write(slots, self._strides[: len(slots)]))
+
+    def read(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
+        """Blocking; at most a batch."""
+        if self._is_aligned(rows):
+            return _told(self._disk.read(slots, list(map(_memory, rows))))
+        errors = _told(self._disk.read(slots, self._strides[: len(slots)]))
+        for stage, row in zip(self._staged[: len(slots)], rows, strict=True):
+            row.copy_(stage)
         return errors
 
-    def read(self, slots: Sequence[int], rows: Tensor) -> list[StorageError | None]:
-        """Blocking, a batch at a time."""
-        errors: list[StorageError | None] = []
-        for start in range(0, len(slots), self._batch):
-            part = slots[start : start + self._batch]
-            errors += _told(self._disk.read(part, self._memory))
-            columns = self._buffer[: len(part), : self._block_bytes]
-            rows[start : start + len(part)].copy_(columns)
-        return errors
+    def close(self) -> None:
+        """Let the file go; it stays."""
+        self._disk.close()
+
+    def _is_aligned(self, rows: Sequence[Tensor]) -> bool:
+        if self._block_bytes != self._disk.stride_bytes:
+            return False
+        return not any(row.data_ptr() % PAGE_BYTES for row in rows)
+
+
+def aligned_rows(num_rows: int, row_bytes: int) -> Tensor:
+    """(rows, row bytes) uint8 on the host that begin at a page: what a disk takes as it is, if a
+    row is whole pages.
+    """
+    memory = aligned_buffer(max(num_rows * row_bytes, 1))
+    return torch.frombuffer(memory, dtype=torch.uint8)[: num_rows * row_bytes].view(num_rows, -1)
+
+
+def _memory(row: Tensor) -> memoryview:
+    return row.numpy().data
 
 
 def _told(errors: Sequence[OSError | None]) -> list[StorageError | None]:

@@ -4,12 +4,18 @@ import gc
 
 import pytest
 
-from router.block_errors import BlockStateError, NotEnoughBlocksError, ReleasedBlocksError
+from router.block_errors import (
+    BlockStateError,
+    NotEnoughBlocksError,
+    PoolClosedError,
+    ReleasedBlocksError,
+)
 from router.errors import InvalidFieldError
 from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
-from worker_agent.blocks.pool import BlockPool, Duplicates, PoolStatus
+from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.pool_values import Duplicates, PoolStatus
 
 
 def tier_of(num_blocks=4, duplicates=Duplicates.REJECTED):
@@ -130,8 +136,38 @@ def test_what_nobody_released_comes_back_and_is_counted():
     tier = tier_of()
     tier.allocate(2).register(names(1, 2))
     gc.collect()
+    assert tier.status == PoolStatus(0, 2, 2)
     assert tier.leaked_blocks == 2
-    assert tier.pool.status == PoolStatus(0, 2, 2)
     kept(tier, 3)
     gc.collect()
-    assert tier.leaked_blocks == 2
+    assert (tier.status, tier.leaked_blocks) == (PoolStatus(0, 3, 1), 2)
+
+
+def test_a_handle_collected_within_a_call_goes_back_after_it():
+    class Collecting(LruEviction):
+        """A collector that runs while the pool evicts."""
+
+        __slots__ = ()
+
+        def pop(self, count):
+            cycle[:] = []
+            return super().pop(count)
+
+    tier = Tier(BlockPool(3, Collecting()))
+    kept(tier, 1, 2)
+    cycle = [tier.allocate(1)]
+    tier.allocate(1).release()
+    assert (tier.status, tier.leaked_blocks) == (PoolStatus(0, 1, 2), 1)
+    tier.pool.check_invariants()
+
+
+def test_a_closed_tier_only_takes_back():
+    tier = tier_of()
+    held = tier.allocate(1)
+    tier.close()
+    with pytest.raises(PoolClosedError, match="pool: closed"):
+        tier.allocate(1)
+    with pytest.raises(PoolClosedError):
+        tier.match(identities(1))
+    held.release()
+    assert tier.status == PoolStatus(0, 0, 4)

@@ -13,7 +13,14 @@ from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
 from worker_agent.blocks.names import BlockName
-from worker_agent.blocks.pool import BlockPool, Duplicates, PoolStatus, ResetOutcome
+from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.pool_values import (
+    BlockMetadata,
+    Duplicates,
+    PoolCounters,
+    PoolStatus,
+    ResetOutcome,
+)
 
 
 def identity(number):
@@ -225,6 +232,48 @@ def test_a_block_is_released_once():
     pool.check_invariants()
 
 
+def test_ticks_grow_and_priority_goes_with_the_name():
+    pool = pool_of(2)
+    [block] = pool.register(pool.allocate(1), chain(1), priority=4)
+    first = pool.metadata(block)
+    assert (first.priority, first.returned_tick) == (4, 0)
+    pool.release([block])
+    returned = pool.metadata(block)
+    assert returned.returned_tick > first.acquired_tick == returned.acquired_tick
+    pool.match(identities(1))
+    assert pool.metadata(block).acquired_tick > returned.returned_tick
+    assert first < returned < BlockMetadata(5, 0, 0)
+    pool.release([block])
+    pool.reset()
+    assert pool.metadata(block).priority == 0
+
+
+def test_a_block_is_named_once():
+    pool = pool_of(2)
+    [block] = pool.allocate(1)
+    with pytest.raises(BlockStateError, match=f"block: {block} is there twice"):
+        pool.register([block, block], chain(1, 2))
+    assert pool.matching(identities(1)) == 0
+
+
+def test_counts_what_it_does():
+    pool = pool_of(3, duplicates=Duplicates.KEPT)
+    for number in (1, 1, 2):
+        pool.register(pool.allocate(1), chain(number))
+    pool.release([0, 1, 2])
+    pool.allocate(2)
+    pool.match(identities(1, 2, 3))
+    pool.scan(identities(1, 3))
+    expected = PoolCounters(
+        allocations=5, evictions=1, registrations=2, duplicates=1, kept_duplicates=1,
+        requested=3, matched=1, scanned=2, found=1,
+    )  # fmt: skip
+    assert pool.counters == expected
+    assert pool.private_blocks == 2
+    in_use, unused = pool.named().by_use()
+    assert ([name.sequence_hash for name in in_use], unused) == ([1], [])
+
+
 EVICTIONS = [LruEviction, PriorityEviction, LineageEviction, lambda: MultiLruEviction(8)]
 
 
@@ -278,6 +327,26 @@ class AgainstASet(RuleBasedStateMachine):
         outcome = self.pool.reset_blocks(identities(*numbers))
         for each in outcome.not_reset:
             assert self.pool.scan([each])[0] in used
+
+    @rule(numbers=st.lists(st.integers(10, 33), max_size=3))
+    def forget(self, numbers):
+        forgotten = self.names.intersection(identities(*numbers))
+        assert self.pool.forget(identities(*numbers)) == len(forgotten)
+
+    @rule(numbers=st.lists(st.integers(10, 33), unique=True, max_size=3))
+    def hold(self, numbers):
+        before = self.pool.counters.requested
+        blocks = self.pool.hold(identities(*numbers))
+        self.users.append([block for block in blocks if block is not None])
+        assert self.pool.counters.requested == before
+
+    @rule(entries=st.lists(st.tuples(st.integers(0, 5), st.integers(10, 33)), max_size=3))
+    def adopt(self, entries):
+        empty = self.pool.status.empty_blocks
+        kept = self.pool.adopt([(block, *chain(number)) for block, number in entries])
+        assert self.pool.status.empty_blocks == empty - sum(kept)
+        for (block, number), is_kept in zip(entries, kept, strict=True):
+            assert not is_kept or self.pool.scan(identities(number)) == [block]
 
     @rule()
     def clear(self):

@@ -66,7 +66,8 @@ def test_a_warm_cache_says_the_same_as_a_cold_one():
 
 def named_blocks(rank):
     """The bits under every name in a rank's cache."""
-    return {name: rank._cache[block] for name, block in rank._pool._by_identity.items()}
+    layers = torch.stack(rank._cache.layers, dim=1)
+    return {name: layers[block] for name, block in rank._pool._by_identity.items()}
 
 
 def test_keys_and_values_are_the_same_to_the_bit_however_they_came_about():
@@ -134,7 +135,7 @@ def test_the_cache_is_what_makes_the_difference():
     """Not vacuous: a wrong block under a right name changes what is said."""
     rank = engine()
     first, _, _ = run(rank, request("a", TEXT[:200]))
-    rank._cache[0] += 1.0
+    rank._cache.layers[0][0] += 1.0
     wrong, cached, _ = run(rank, request("b", TEXT[:200]))
     assert cached["b"] > 0
     assert wrong["b"] != first["a"]

@@ -127,8 +127,8 @@ def test_averages_forget():
 # ── Pace ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def take(pace, wanted_bytes, now_s, *, load=False, decode=False):
-    return pace.take(wanted_bytes, now_s, is_load_waiting=load, is_decoding=decode)
+def take(pace, wanted_blocks, now_s, *, load=False, decode=False):
+    return pace.take(wanted_blocks, now_s, is_load_waiting=load, is_decoding=decode)
 
 
 def test_stores_yield():
@@ -139,9 +139,12 @@ def test_stores_yield():
     assert take(pace, 400, 0.2) == 200
     assert take(pace, 400, 1.2, decode=True) == 100
     assert take(pace, 9000, 60.0) == 500
+    assert pace.wait_s() == pytest.approx(0.001)
+    assert take(pace, 1, 60.0, decode=True) == 0
+    assert pace.wait_s() == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(("rate", "burst", "field"), [(0, 1, "rate"), (1, 0, "burst")])
+@pytest.mark.parametrize(("rate", "burst", "field"), [(0, 1, "blocks_per_s"), (1, 0, "burst")])
 def test_a_pace_is_above_nothing(rate, burst, field):
     with pytest.raises(InvalidFieldError, match=field):
         StorePace(rate, burst)

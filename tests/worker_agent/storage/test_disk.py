@@ -25,18 +25,21 @@ def storage(tmp_path):
     of.close()
 
 
+def buffers(count):
+    return [aligned_buffer(STRIDE) for _ in range(count)]
+
+
 def numbered(numbers):
     """A stride full of each number."""
-    buffer = aligned_buffer(max(len(numbers), 1) * STRIDE)
-    for place, number in enumerate(numbers):
-        buffer[place * STRIDE : (place + 1) * STRIDE] = bytes([number]) * STRIDE
-    return buffer
+    strides = buffers(len(numbers))
+    for stride, number in zip(strides, numbers, strict=True):
+        stride[:] = bytes([number]) * STRIDE
+    return strides
 
 
 def read(storage, blocks):
-    buffer = aligned_buffer(max(len(blocks), 1) * STRIDE)
-    assert storage.read(blocks, buffer) == [None] * len(blocks)
-    strides = [buffer[i * STRIDE : (i + 1) * STRIDE] for i in range(len(blocks))]
+    strides = buffers(len(blocks))
+    assert storage.read(blocks, strides) == [None] * len(blocks)
     assert all(len(set(stride)) == 1 for stride in strides)
     return [stride[0] for stride in strides]
 
@@ -78,6 +81,17 @@ def test_adjacent_blocks_are_one_call(storage, monkeypatch):
     assert calls == [4 * STRIDE, 2 * STRIDE, 0]
 
 
+def test_a_call_that_moves_less_is_gone_on_with(storage, monkeypatch):
+    storage.write([2, 3, 4], numbered([1, 2, 3]))
+    preadv = os.preadv
+
+    def a_page_or_two(descriptor, parts, offset):
+        return preadv(descriptor, [parts[0][:4096]], offset)
+
+    monkeypatch.setattr(disk.os, "preadv", a_page_or_two)
+    assert read(storage, [2, 3, 4]) == [1, 2, 3]
+
+
 def test_room_is_reserved(storage):
     assert storage.abilities.reserved is Reserved.ALLOCATED
     assert os.stat(storage.path).st_blocks * 512 >= 8 * STRIDE
@@ -86,10 +100,10 @@ def test_room_is_reserved(storage):
 def test_a_lost_end_is_told_of_the_blocks_it_was(storage):
     storage.write([4, 5, 6], numbered([1, 2, 3]))
     os.truncate(storage.path, 6 * STRIDE)
-    buffer = aligned_buffer(4 * STRIDE)
-    errors = storage.read([4, 5, 6, 7], buffer)
+    strides = buffers(4)
+    errors = storage.read([4, 5, 6, 7], strides)
     assert [error and error.errno for error in errors] == [None, None, errno.EIO, errno.EIO]
-    assert (buffer[0], buffer[STRIDE]) == (1, 2)
+    assert (strides[0][0], strides[1][0]) == (1, 2)
 
 
 def test_a_full_disk_is_told_of_the_blocks_it_was(storage):
@@ -109,9 +123,11 @@ def test_a_full_disk_is_told_of_the_blocks_it_was(storage):
 def test_odd_blocks_and_buffers_are_refused(storage):
     for block in (-1, 8):
         with pytest.raises(StorageError, match=rf"block: {block} \(allowed: 0 to 7\)"):
-            storage.read([0, block], aligned_buffer(2 * STRIDE))
-    with pytest.raises(StorageError, match=r"buffer: 8192 bytes \(allowed: at least 16384\)"):
-        storage.write([0, 1], aligned_buffer(STRIDE))
+            storage.read([0, block], buffers(2))
+    with pytest.raises(StorageError, match=r"buffers: 1 \(allowed: 2, one a block\)"):
+        storage.write([0, 1], buffers(1))
+    with pytest.raises(StorageError, match=r"buffers: one of 4096 bytes \(allowed: 8192\)"):
+        storage.write([0], [aligned_buffer(4096)])
 
 
 def test_there_is_no_room(tmp_path):

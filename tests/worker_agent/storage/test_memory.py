@@ -7,15 +7,9 @@ import pytest
 import torch
 
 from router.block_errors import RegistrationError, StorageError
+from worker_agent.storage.base import Registrations, StorageKind
 from worker_agent.storage.mapped_file import MappedFile
-from worker_agent.storage.memory import (
-    Registrations,
-    StorageKind,
-    device_memory,
-    host_memory,
-    pinned_memory,
-    shared_memory,
-)
+from worker_agent.storage.memory import device_memory, host_memory, pinned_memory, shared_memory
 
 
 def test_memory_is_bytes_in_a_row():

@@ -1,11 +1,14 @@
 """Blocks in a real Redis: stored once, bounded, and told of one by one."""
 
+import os
+import signal
+
 import pytest
 from redis import Redis
 
 from router.block_errors import StorageError
 from servers import free_port
-from worker_agent.storage.remote import Lease, RemoteBlock, RemoteSettings, RemoteStorage
+from worker_agent.storage.remote import Lease, RemoteSettings, RemoteStorage, redis_client
 
 pytestmark = pytest.mark.integration
 
@@ -27,19 +30,21 @@ def identity(number):
     return number.to_bytes(16, "little")
 
 
-def block(number, size_bytes=64):
-    return RemoteBlock(identity(number), number * 7, memoryview(bytes([number]) * size_bytes))
+def sealed(number):
+    return number.to_bytes(8, "little") + bytes([number]) * 64
+
+
+def put(storage, *numbers, now_s=1000.0):
+    blocks = [memoryview(sealed(number)) for number in numbers]
+    return storage.put([identity(number) for number in numbers], blocks, now_s)
 
 
 def store(storage, *numbers, now_s=1000.0):
-    assert storage.put([block(number) for number in numbers], now_s) == [None] * len(numbers)
+    assert put(storage, *numbers, now_s=now_s) == [None] * len(numbers)
 
 
 def get(storage, *numbers):
-    """Checksums, and the first byte of what is there."""
-    buffers = [bytearray(64) for _ in numbers]
-    found = storage.get([identity(number) for number in numbers], [memoryview(b) for b in buffers])
-    return [(each, buffer[0]) for each, buffer in zip(found, buffers, strict=True)]
+    return storage.get([identity(number) for number in numbers])
 
 
 def has(storage, *numbers):
@@ -48,7 +53,7 @@ def has(storage, *numbers):
 
 def test_what_is_put_is_got(storage):
     store(storage, 1, 2)
-    assert get(storage, 2, 3, 1) == [(14, 2), (None, 0), (7, 1)]
+    assert get(storage, 2, 3, 1) == [sealed(2), None, sealed(1)]
     assert has(storage, 1, 2, 3) == [True, True, False]
     storage.remove([identity(1)])
     assert has(storage, 1, 2) == [False, True]
@@ -62,6 +67,7 @@ def test_one_of_two_writes(client, storage):
     assert other.lease(wanted) == [Lease.ALREADY_STORED, Lease.LEASED]
     store(storage, 2)
     assert other.lease(wanted) == [Lease.ALREADY_STORED] * 2
+    assert client.keys("*:lease") == []  # a block that is given up may be stored again at once
 
 
 async def test_a_lease_ends_by_itself(client, eventually):
@@ -95,31 +101,66 @@ async def test_blocks_expire(client, eventually):
     assert client.zcard(b"ns:f:stored") == 1
 
 
-def test_what_cannot_be_this_block_is_told(client, storage):
+async def test_who_is_used_stays(client, storage, eventually):
+    for number in range(1, 5):
+        store(storage, number, now_s=1000.0 + number)
+    storage.touch([identity(1), identity(9)], 1005.0)
+    store(storage, 5, now_s=1006.0)
+    assert has(storage, 1, 2, 3, 4, 5) == [True, False, True, True, True]
+    short = RemoteStorage(client, RemoteSettings("ns", "llama-fp16", "one", 64, 4, ttl_s=0.05))
+    short.touch([identity(3)], 1007.0)
+    await eventually(lambda: has(storage, 3) == [False])
+    assert has(storage, 9) == [False]
+
+
+def test_everything_of_a_model_is_given_up(client, storage):
+    other = RemoteStorage(client, RemoteSettings("ns", "llama-fp8", "worker-1", 64, 4, 60))
     store(storage, 1, 2)
-    client.hset(b"ns:llama-fp16:" + identity(1).hex().encode(), "d", b"short")
-    client.set(b"ns:llama-fp16:" + identity(3).hex().encode(), b"no hash")
-    (wrong, _), (right, byte), (odd, _) = get(storage, 1, 2, 3)
-    assert isinstance(wrong, StorageError)
-    assert "block: 5 bytes (allowed: 64 bytes)" in str(wrong)
-    assert (right, byte) == (14, 2)
+    store(other, 1)
+    storage.clear()
+    storage.clear()
+    assert (has(storage, 1, 2), has(other, 1)) == ([False, False], [True])
+
+
+def test_what_is_no_block_is_told(client, storage):
+    store(storage, 1, 2)
+    client.delete(b"ns:llama-fp16:" + identity(1).hex().encode())
+    client.hset(b"ns:llama-fp16:" + identity(1).hex().encode(), "d", b"another kind")
+    odd, right = get(storage, 1, 2)
     assert "WRONGTYPE" in str(odd)
+    assert right == sealed(2)
 
 
 def test_a_full_redis_is_told_block_by_block(client, storage):
     client.config_set("maxmemory", "1")
-    [error] = storage.put([block(1)], 1000.0)
+    [error] = put(storage, 1)
+    assert "maxmemory" in str(error)
+    [error] = storage.lease([identity(1)])
     assert "maxmemory" in str(error)
     client.config_set("maxmemory", "0")
     store(storage, 1)
 
 
+def test_a_redis_that_does_not_answer_is_an_error(redis_port, client):
+    """It is stopped, and its socket stays open: only the deadline ends the call."""
+    storage = RemoteStorage(redis_client(f"redis://127.0.0.1:{redis_port}", 0.1), SETTINGS)
+    store(storage, 1)
+    pid = client.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StorageError, match="redis: Timeout"):
+            get(storage, 1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert get(storage, 1) == [sealed(1)]
+
+
 def test_a_redis_that_is_gone_is_an_error():
-    storage = RemoteStorage(Redis(port=free_port(), socket_timeout=1), SETTINGS)
+    storage = RemoteStorage(redis_client(f"redis://127.0.0.1:{free_port()}", 1.0), SETTINGS)
     for call in (
         lambda: has(storage, 1),
         lambda: storage.lease([identity(1)]),
-        lambda: storage.put([block(1)], 1.0),
+        lambda: put(storage, 1),
         lambda: get(storage, 1),
         lambda: storage.remove([identity(1)]),
     ):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from router.block_errors import RegionError
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind, required_allocations
-from worker_agent.storage.memory import MemoryStorage, StorageKind, host_memory
+from worker_agent.storage.base import StorageKind
+from worker_agent.storage.memory import MemoryStorage, host_memory
 from worker_agent.transfer.physical import physical
 from worker_agent.transfer.rows import Rows
 

@@ -10,16 +10,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from failing_disks import BROKEN, FULL, in_place_of
+from router.block_errors import PoolInUseError, TransferError
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.storage.disk import DiskStorage
 from worker_agent.storage.journal import SlotJournal
-from worker_agent.storage.memory import host_memory
+from worker_agent.storage.mapped_file import MappedFile
+from worker_agent.storage.memory import host_memory, shared_memory
+from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.outcome import ARRIVED, Outcome
 from worker_agent.transfer.slots import DiskSlots, MemorySlots
 from worker_agent.transfer.stored_tier import StoredTier
 
+DONE, KNOWN, MISSING = Outcome.DONE, Outcome.KNOWN, Outcome.MISSING
+FAILED, CORRUPT = Outcome.FAILED, Outcome.CORRUPT
 BLOCK_BYTES = 1000
 NUM_SLOTS = 6
 
@@ -34,43 +42,54 @@ def identities(*numbers):
 
 def rows(*numbers):
     """The bytes of blocks, each of its number."""
-    return torch.stack(
-        [(torch.arange(BLOCK_BYTES) * (n + 1) % 251).to(torch.uint8) for n in numbers]
-        or [torch.empty(0, dtype=torch.uint8)]
-    )
+    numbered = [(torch.arange(BLOCK_BYTES) * (n + 1) % 251).to(torch.uint8) for n in numbers]
+    return torch.stack(numbered) if numbered else torch.empty((0, BLOCK_BYTES), dtype=torch.uint8)
 
 
 def pool_of(num_slots=NUM_SLOTS):
     return BlockPool(num_slots, LineageEviction())
 
 
-def in_memory():
-    return StoredTier(pool_of(), MemorySlots(host_memory(NUM_SLOTS * BLOCK_BYTES), NUM_SLOTS))
+def in_memory(check_every=1):
+    slots = MemorySlots(host_memory(NUM_SLOTS * BLOCK_BYTES), NUM_SLOTS, batch_blocks=2)
+    return StoredTier(pool_of(), slots, check_every=check_every)
 
 
-class OnDisk:
-    """A tier in a file with a journal, which may be left behind and found again."""
+class Kept:
+    """A tier that outlives its process, which may be left behind and found again."""
 
-    def __init__(self, directory):
-        self.disk = DiskStorage(directory / "blocks", NUM_SLOTS, BLOCK_BYTES)
-        self.journal = SlotJournal(directory / "journal", NUM_SLOTS, fingerprint=1)
-        slots = DiskSlots(self.disk, BLOCK_BYTES, batch=2)
-        self.tier = StoredTier(pool_of(), slots, self.journal)
+    def __init__(self, directory, slots, io=None):
+        journal = SlotJournal(directory / "journal", NUM_SLOTS, fingerprint=1)
+        self.tier = StoredTier(pool_of(), slots, journal, io=io)
 
     def __enter__(self):
         return self.tier
 
     def __exit__(self, *_):
-        self.disk.close()
-        self.journal.close()
+        self.tier.close()
 
 
-@pytest.fixture(params=["memory", "disk"])
+def on_disk(directory, io=None):
+    disk = DiskStorage(directory / "blocks", NUM_SLOTS, BLOCK_BYTES)
+    return Kept(directory, DiskSlots(disk, BLOCK_BYTES, batch_blocks=2), io)
+
+
+def on_disk_with_a_thread(directory):
+    return on_disk(directory, IoThread("disk", timeout_s=60))
+
+
+def in_shared_memory(directory):
+    memory = shared_memory(MappedFile(directory / "blocks", NUM_SLOTS * BLOCK_BYTES))
+    return Kept(directory, MemorySlots(memory, NUM_SLOTS))
+
+
+@pytest.fixture(params=["memory", "disk", "disk with a thread"])
 def tier(request, tmp_path):
     if request.param == "memory":
         yield in_memory()
     else:
-        with OnDisk(tmp_path) as tier:
+        make = on_disk_with_a_thread if "thread" in request.param else on_disk
+        with make(tmp_path) as tier:
             yield tier
 
 
@@ -79,36 +98,73 @@ def store(tier, *numbers):
 
 
 def load(tier, *numbers):
-    """How many came, all of them right."""
+    """What became of each; all that came are right."""
     room = torch.zeros((len(numbers), BLOCK_BYTES), dtype=torch.uint8)
-    count = tier.load(identities(*numbers), room)
-    assert torch.equal(room[:count], rows(*numbers)[:count]) or not count
-    return count
+    outcomes = tier.load(identities(*numbers), room)
+    for row, expected, outcome in zip(room, rows(*numbers), outcomes, strict=True):
+        assert outcome is not DONE or torch.equal(row, expected)
+    return outcomes
 
 
 def test_what_is_stored_is_loaded(tier):
-    assert store(tier, 1, 2, 3) == [True] * 3
-    assert load(tier, 1, 2, 3, 4) == 3
-    assert load(tier, 2, 9, 3) == 1
-    assert load(tier, 9) == 0
+    assert store(tier, 1, 2, 3) == [DONE] * 3
+    assert load(tier, 1, 2, 3, 4) == [DONE, DONE, DONE, MISSING]
+    assert load(tier, 2, 9, 3) == [DONE, MISSING, DONE]
     assert tier.pool.used_blocks == 0
-    assert (tier.counters.stored, tier.counters.loaded) == (3, 4)
+    assert (tier.counters.stored, tier.counters.loaded) == (3, 5)
 
 
 def test_what_is_there_is_not_stored_again(tier):
     store(tier, 1, 2)
-    assert store(tier, 2, 3, 1) == [True] * 3
+    assert store(tier, 2, 3, 1) == [KNOWN, DONE, KNOWN]
     assert tier.counters.stored == 3
     stored = [change.name.sequence_hash for change in tier.pool.take_changes()]
     assert stored == [1, 2, 3]
 
 
+def test_nothing_is_nothing(tier):
+    assert store(tier) == load(tier) == []
+
+
 def test_the_leading_blocks_fit(tier):
     held = tier.pool.allocate(4)
-    assert store(tier, 1, 2, 3) == [True, True, False]
+    assert store(tier, 1, 2, 3) == [DONE, DONE, Outcome.FULL]
     assert tier.counters.full == 1
     tier.pool.release(held)
-    assert load(tier, 1, 2, 3) == 2
+    assert load(tier, 1, 2, 3) == [DONE, DONE, MISSING]
+
+
+def test_what_is_known_is_not_pushed_out_by_what_comes_after_it(tier):
+    store(tier, 1, 2, 3, 4, 5, 6)
+    assert store(tier, 1, 11, 12) == [KNOWN, DONE, DONE]
+    assert load(tier, 1, 11, 12) == [DONE] * 3
+
+
+def test_what_is_touched_stays_longer(tier):
+    for number in range(1, 7):
+        store(tier, number)
+    tier.touch(identities(1, 9))
+    store(tier, 7)
+    assert load(tier, 1, 2, 3) == [DONE, MISSING, DONE]
+
+
+def test_it_is_measured_without_a_trace(tier):
+    store(tier, 1, 2)
+    tier.take_changes()
+    probe = tier.probe(rows(0, 0, 0, 0, 0, 0))
+    assert min(probe.read_bytes_per_s, probe.write_bytes_per_s) > 0
+    assert probe.latency_s >= 0
+    assert (tier.status, tier.take_changes()) == (PoolStatus(0, 2, 4), [])
+    assert load(tier, 1, 2) == [DONE, DONE]
+    store(tier, 3, 4, 5, 6)
+    assert tier.probe(rows(0)) is None  # nothing is pushed out for it
+
+
+def test_what_makes_no_transfer_is_refused(tier):
+    with pytest.raises(TransferError, match="names: one twice"):
+        store(tier, 1, 1)
+    with pytest.raises(TransferError, match="rows: 1 \\(allowed: 2, one a block"):
+        tier.load(identities(1, 2), rows(1))
 
 
 steps = st.lists(
@@ -118,65 +174,152 @@ steps = st.lists(
 
 
 @settings(max_examples=30)
-@given(steps=steps, is_on_disk=st.booleans())
-def test_never_a_wrong_byte(tmp_path_factory, steps, is_on_disk):
-    on_disk = OnDisk(tmp_path_factory.mktemp("tier")) if is_on_disk else None
-    tier = on_disk.tier if on_disk else in_memory()
+@given(steps=steps, make=st.sampled_from([None, on_disk, on_disk_with_a_thread]))
+def test_never_a_wrong_byte(tmp_path_factory, steps, make):
+    kept = make(tmp_path_factory.mktemp("tier")) if make else None
+    tier = kept.tier if kept else in_memory()
     for is_store, numbers in steps:
         if is_store:
-            assert all(store(tier, *numbers))
+            assert ARRIVED.issuperset(store(tier, *numbers))
         else:
-            assert load(tier, *numbers) == tier.pool.matching(identities(*numbers))
+            there = [block is not None for block in tier.pool.scan(identities(*numbers))]
+            assert load(tier, *numbers) == [DONE if is_ else MISSING for is_ in there]
         tier.pool.check_invariants()
         assert tier.pool.used_blocks == 0
-    if on_disk:
-        on_disk.__exit__()
+    if kept:
+        kept.__exit__()
 
 
-def flip(path, slot):
+def flip(path, slot, stride_bytes=4096):
     """A bit of a slot's bytes."""
     with path.open("r+b") as file:
-        file.seek(slot * 4096 + 500)
+        file.seek(slot * stride_bytes + 500)
         byte = file.read(1)[0]
-        file.seek(slot * 4096 + 500)
+        file.seek(slot * stride_bytes + 500)
         file.write(bytes([byte ^ 4]))
 
 
 def test_a_flipped_bit_is_never_handed_out(tmp_path):
-    with OnDisk(tmp_path) as tier:
+    with on_disk(tmp_path) as tier:
         store(tier, 1, 2, 3)
-        tier.pool.take_changes()
+        tier.take_changes()
         flip(tmp_path / "blocks", tier.pool.scan(identities(2))[0])
-        assert load(tier, 1, 2, 3) == 1
-        assert tier.pool.take_changes() == [BlockRemoved(name(2))]
+        assert load(tier, 1, 2, 3) == [DONE, CORRUPT, DONE]
+        assert tier.take_changes() == [BlockRemoved(name(2))]
         assert tier.counters.corrupt == 1
         store(tier, 2)
-        assert load(tier, 1, 2, 3) == 3
+        assert load(tier, 1, 2, 3) == [DONE] * 3
 
 
-def test_a_disk_that_fails_is_a_shorter_prefix(tmp_path):
-    with OnDisk(tmp_path) as tier:
+def test_what_is_wrong_is_dropped_though_somebody_uses_it(tmp_path):
+    with on_disk(tmp_path) as tier:
+        store(tier, 1)
+        [used] = tier.pool.match(identities(1))
+        flip(tmp_path / "blocks", used)
+        assert load(tier, 1) == [CORRUPT]
+        assert load(tier, 1) == [MISSING]
+        tier.pool.release([used])
+        tier.pool.check_invariants()
+
+
+def test_memory_is_sampled(tmp_path):
+    with in_shared_memory(tmp_path) as kept:
+        tier = StoredTier(kept.pool, kept._slots, check_every=3)
+        store(tier, 1)
+        flip(tmp_path / "blocks", tier.pool.scan(identities(1))[0], BLOCK_BYTES)
+        room = rows(0)
+        outcomes = [tier.load(identities(1), room, is_sampled=True)[0] for _ in range(4)]
+        assert outcomes == [DONE, DONE, CORRUPT, MISSING]
+        store(tier, 2)
+        flip(tmp_path / "blocks", tier.pool.scan(identities(2))[0], BLOCK_BYTES)
+        assert load(tier, 2) == [CORRUPT]  # on its way to another tier each is proven
+
+
+def test_what_somebody_else_named_is_not_handed_out_sampled_or_not():
+    tier = in_memory(check_every=1000)
+    store(tier, 1)
+    tier.remove(identities(1))
+    for sampled in (True, False):
+        blocks = tier.pool.allocate(NUM_SLOTS)
+        tier.pool.release(tier.pool.register(blocks, [name(n) for n in range(2, 2 + NUM_SLOTS)]))
+        room = rows(*range(NUM_SLOTS))
+        outcomes = tier.load(identities(*range(2, 2 + NUM_SLOTS)), room, is_sampled=sampled)
+        assert outcomes == [CORRUPT] * NUM_SLOTS
+
+
+@pytest.mark.parametrize("device", [FULL, BROKEN])
+def test_a_disk_that_fails_is_not_measured(tmp_path, device):
+    with on_disk(tmp_path) as tier:
+        with in_place_of(tmp_path / "blocks", device):
+            assert tier.probe(rows(0, 0)) is None
+        assert tier.pool.used_blocks == 0
+        assert tier.probe(rows(0, 0)) is not None
+
+
+def test_a_disk_that_fails_is_told_block_by_block(tmp_path):
+    with on_disk(tmp_path) as tier:
         store(tier, 1, 2, 3)
-        slot = tier.pool.scan(identities(2))[0]
-        os.truncate(tmp_path / "blocks", slot * 4096)
-        assert load(tier, 1, 2, 3) == 1
+        slots = tier.pool.scan(identities(1, 2, 3))
+        os.truncate(tmp_path / "blocks", max(slots) * 4096)
+        outcomes = [FAILED if slot == max(slots) else DONE for slot in slots]
+        assert load(tier, 1, 2, 3) == outcomes
         assert tier.counters.failed == 1
         tier.pool.check_invariants()
 
 
-def test_a_later_life_takes_over_what_is_right(tmp_path):
-    with OnDisk(tmp_path) as first:
-        store(first, 1, 2, 3)
-        flip(tmp_path / "blocks", first.pool.scan(identities(3))[0])
-    with OnDisk(tmp_path) as second:
+@pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread])
+def test_a_full_disk_keeps_what_it_had(tmp_path, make):
+    with make(tmp_path) as tier:
+        store(tier, 1, 2)
+        with in_place_of(tmp_path / "blocks", FULL):
+            assert store(tier, 2, 3, 4) == [KNOWN, FAILED, FAILED]
+        assert load(tier, 1, 2, 3) == [DONE, DONE, MISSING]
+        assert (tier.counters.failed, tier.pool.used_blocks) == (2, 0)
+        assert store(tier, 3) == [DONE]
+        tier.pool.check_invariants()
+
+
+@pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread])
+def test_what_a_broken_disk_had_is_dropped(tmp_path, make):
+    with make(tmp_path) as tier:
+        store(tier, 1, 2)
+        tier.take_changes()
+        with in_place_of(tmp_path / "blocks", BROKEN):
+            assert load(tier, 1, 2) == [FAILED, FAILED]
+            assert store(tier, 3) == [FAILED]
+        assert tier.take_changes() == [BlockRemoved(name(1)), BlockRemoved(name(2))]
+        assert load(tier, 1, 2, 3) == [MISSING] * 3
+        assert store(tier, 1) == [DONE]
+    with make(tmp_path) as later:
+        assert later.adopt(rows(0)) == 1
+
+
+@pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread, in_shared_memory])
+def test_a_later_life_takes_over_what_is_right(tmp_path, make):
+    stride_bytes = BLOCK_BYTES if make is in_shared_memory else 4096
+    with make(tmp_path) as first:
+        store(first, 1, 2, 3, 4)
+        flip(tmp_path / "blocks", first.pool.scan(identities(3))[0], stride_bytes)
+        held = first.pool.match(identities(1))
+        outcome = first.remove(identities(4, 9, 1))
+        assert outcome == ResetOutcome(identities(4), identities(9), identities(1))
+        with pytest.raises(PoolInUseError):
+            first.reset()
+        first.pool.release(held)
+    with make(tmp_path) as second:
         assert second.adopt(rows(0)) == 2
-        assert second.pool.take_changes() == [BlockStored(name(1)), BlockStored(name(2))]
-        assert load(second, 1, 2, 3) == 2
+        changes = sorted(second.take_changes(), key=lambda change: change.name.sequence_hash)
+        assert changes == [BlockStored(name(1)), BlockStored(name(2))]
+        assert load(second, 1, 2, 3) == [DONE, DONE, MISSING]
         assert (second.counters.adopted, second.counters.corrupt) == (2, 1)
         second.pool.check_invariants()
-    with OnDisk(tmp_path) as third:
-        assert third.adopt(rows(0)) == 2
+    with make(tmp_path) as third:
+        assert third.adopt(rows(0, 0, 0)) == 2
         assert third.counters.corrupt == 0
+        assert third.status == PoolStatus(0, 2, 4)
+        (third.clear if make is on_disk else third.reset)()
+    with make(tmp_path) as fourth:
+        assert fourth.adopt(rows(0)) == 0
 
 
 def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
@@ -184,10 +327,10 @@ def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; import itertools\n"
-        "from test_stored_tier import OnDisk, store\n"
-        "tier = OnDisk(Path(sys.argv[1])).tier\n"
+        "from test_stored_tier import both_left_behind, store\n"
+        "tiers = [kept.tier for kept in both_left_behind(Path(sys.argv[1]))]\n"
         "for n in itertools.count():\n"
-        "    store(tier, n % 90, n % 90 + 100)\n"
+        "    store(tiers[n % 2], n % 90, n % 90 + 100)\n"
         "    if n == 20: print('storing', flush=True)\n"
     )
     here = str(Path(__file__).parent)
@@ -195,8 +338,16 @@ def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"storing\n"
         process.kill()
-    with OnDisk(tmp_path) as tier:
-        adopted = tier.adopt(rows(0))
-        assert NUM_SLOTS - 2 <= adopted <= NUM_SLOTS
-        kept = [change.name.sequence_hash for change in tier.pool.take_changes()]
-        assert all(load(tier, number) == 1 for number in kept)
+    for kept in both_left_behind(tmp_path):
+        with kept as tier:
+            adopted = tier.adopt(rows(0))
+            assert NUM_SLOTS - 2 <= adopted <= NUM_SLOTS
+            names = [change.name.sequence_hash for change in tier.take_changes()]
+            assert all(load(tier, number) == [DONE] for number in names)
+
+
+def both_left_behind(directory):
+    """A file and shared memory, which outlive their process."""
+    for kind in ("disk", "memory"):
+        (directory / kind).mkdir(exist_ok=True)
+    return on_disk_with_a_thread(directory / "disk"), in_shared_memory(directory / "memory")

@@ -1,6 +1,6 @@
 """In which order unused blocks are given up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ class Unused(Struct, frozen=True, gc=False):
     priority: int
     """Lower goes first."""
     returned_tick: int
-    """When it was last in use: a count that grows."""
+    """When it was last in use: a count that grows, another for each block."""
 
 
 class Eviction(Protocol):
@@ -24,17 +24,23 @@ class Eviction(Protocol):
     def __len__(self) -> int:
         """Unused blocks."""
 
-    def add(self, block: int, unused: Unused) -> None:
-        """A block is in use no longer."""
+    def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
+        """Blocks are in use no longer, the first to be returned first."""
 
-    def remove(self, block: int) -> None:
-        """A block is in use again, or its name was taken away. Raises KeyError."""
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Blocks are in use again, or their names were taken away. Raises KeyError."""
 
-    def pop(self) -> int:
-        """Take out the block to give up first. Raises KeyError when there is none."""
+    def pop(self, count: int) -> list[int]:
+        """Take out the blocks to give up first. Raises KeyError, taking none, for too many."""
 
     def note_uses(self, identities: Iterable[bytes]) -> None:
         """Somebody asked for what blocks hold, or computed it."""
 
     def check_invariants(self) -> None:
         """Assert what must hold. O(blocks)."""
+
+
+def check_count(eviction: Eviction, count: int) -> None:
+    """Raises KeyError when there are fewer blocks."""
+    if count > len(eviction):
+        raise KeyError(f"{count} of {len(eviction)} unused blocks")

@@ -3,15 +3,15 @@
 Source: the inactive pool of Dynamo's first block manager (`priority_set`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sortedcontainers import SortedList
 
-from worker_agent.blocks.eviction.base import Unused
+from worker_agent.blocks.eviction.base import Unused, check_count
 
 
 class PriorityEviction:
-    """Every operation O(log blocks)."""
+    """O(log blocks) a block."""
 
     __slots__ = ("_keys", "_order")
 
@@ -22,23 +22,26 @@ class PriorityEviction:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, block: int, unused: Unused) -> None:
-        """By priority, then time, then what it holds."""
-        key = (unused.priority, unused.returned_tick, unused.name.identity, block)
-        self._keys[block] = key
-        self._order.add(key)
+    def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
+        """By priority, then time, then what they hold."""
+        for block, each in zip(blocks, unused, strict=True):
+            key = (each.priority, each.returned_tick, each.name.identity, block)
+            self._keys[block] = key
+            self._order.add(key)
 
-    def remove(self, block: int) -> None:
+    def remove(self, blocks: Iterable[int]) -> None:
         """In use again. Raises KeyError."""
-        self._order.remove(self._keys.pop(block))
+        for block in blocks:
+            self._order.remove(self._keys.pop(block))
 
-    def pop(self) -> int:
-        """The lowest. Raises KeyError when there is none."""
-        if not self._order:
-            raise KeyError("no unused block")
-        block: int = self._order.pop(0)[3]
-        del self._keys[block]
-        return block
+    def pop(self, count: int) -> list[int]:
+        """The lowest. Raises KeyError when there are fewer."""
+        check_count(self, count)
+        popped = [key[3] for key in self._order[:count]]
+        del self._order[:count]
+        for block in popped:
+            del self._keys[block]
+        return popped
 
     def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""

@@ -6,89 +6,191 @@ Source: `Lineage` of Dynamo's second block manager.
 
     a ── b ── c        leaves: c, e        c was returned before e: c goes, and b becomes a leaf
          └─── e                            once e is gone, too, at the time it was returned itself
+
+Blocks are returned a prompt at a time. Such a *run* of blocks that follow each other is kept as
+one: only its last block can be a leaf. Where another run branches off, or goes on, the block before
+it waits until that run is gone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
-from sortedcontainers import SortedList
+from worker_agent.blocks.eviction.base import Unused, check_count
 
-from worker_agent.blocks.eviction.base import Unused
+_MIN_STALE = 64
+
+
+class _Run:
+    """Blocks that follow each other, first the prompt's first. `entry`: the number of its place in
+    the heap; None while it waits for what comes after its last block.
+    """
+
+    __slots__ = ("blocks", "entry", "unused")
+
+    def __init__(self, blocks: list[int], unused: list[Unused]) -> None:
+        self.blocks = blocks
+        self.unused = unused
+        self.entry: int | None = None
 
 
 class LineageEviction:
-    """Adding, removing and taking out O(log leaves).
+    """O(log runs) a run, and O(1) a block in it.
 
-    Invariants: an unused block is a leaf exactly if no unused block has it for a parent. A parent
-    need not be here, nor come first.
+    Invariants: a block is in one run. `_followers` counts the runs that come after a block. A run
+    is in the heap, by when its last block was returned, or waits because runs come after that. What
+    is in the heap beside is passed over when its turn comes, and bounded.
     """
 
-    __slots__ = ("_block_of", "_children", "_leaves", "_unused")
+    __slots__ = ("_entries", "_followers", "_heap", "_run_of", "_waiting")
 
     def __init__(self) -> None:
-        self._unused: dict[int, Unused] = {}
-        self._block_of: dict[bytes, int] = {}
-        self._children: dict[bytes, int] = {}
-        self._leaves: SortedList[tuple[int, bytes, int]] = SortedList()
+        self._run_of: dict[int, _Run] = {}
+        self._followers: dict[bytes, int] = {}
+        self._waiting: dict[bytes, _Run] = {}
+        self._heap: list[tuple[int, int, _Run]] = []
+        self._entries = 0
 
     def __len__(self) -> int:
-        return len(self._unused)
+        return len(self._run_of)
 
-    def add(self, block: int, unused: Unused) -> None:
-        """A leaf, unless something unused comes after it; its parent is none any more."""
-        self._unused[block] = unused
-        self._block_of[unused.name.identity] = block
-        if unused.name.identity not in self._children:
-            self._leaves.add(_key(block, unused))
-        parent = unused.name.parent_identity
-        if parent is None:
-            return
-        if parent not in self._children and parent in self._block_of:
-            self._leaves.remove(self._key_of(parent))
-        self._children[parent] = self._children.get(parent, 0) + 1
+    def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
+        """In runs, as far as each block is followed by the one returned before it."""
+        start = 0
+        for end in range(1, len(blocks) + 1):
+            is_end = end == len(blocks)
+            if is_end or unused[end].name.identity != unused[end - 1].name.parent_identity:
+                # Returned last first: a run is kept the other way round.
+                self._add_run(list(blocks[start:end][::-1]), list(unused[start:end][::-1]))
+                start = end
+        self._drop_stale()
 
-    def remove(self, block: int) -> None:
+    def remove(self, blocks: Iterable[int]) -> None:
         """In use again. Raises KeyError."""
-        unused = self._unused.pop(block)
-        del self._block_of[unused.name.identity]
-        if unused.name.identity not in self._children:
-            self._leaves.remove(_key(block, unused))
-        parent = unused.name.parent_identity
-        if parent is None:
-            return
-        self._children[parent] -= 1
-        if not self._children[parent]:
-            del self._children[parent]
-            if parent in self._block_of:
-                self._leaves.add(self._key_of(parent))
+        left = list(blocks)
+        while left:
+            run = self._run_of[left[0]]
+            start = run.blocks.index(left[0])
+            pairs = zip(left, run.blocks[start:], strict=False)
+            count = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            if count is None:
+                count = min(len(left), len(run.blocks) - start)
+            self._cut(run, start, start + count)
+            del left[:count]
+        self._drop_stale()
 
-    def pop(self) -> int:
-        """The leaf returned first. Raises KeyError when there is none."""
-        if not self._leaves:
-            raise KeyError("no unused block")
-        block: int = self._leaves[0][2]
-        self.remove(block)
-        return block
+    def pop(self, count: int) -> list[int]:
+        """The leaf returned first, one after the other. Raises KeyError when there are fewer."""
+        check_count(self, count)
+        popped: list[int] = []
+        while len(popped) < count:
+            _, entry, run = heappop(self._heap)
+            if entry == run.entry:
+                popped += self._pop_from(run, count - len(popped))
+        for block in popped:
+            del self._run_of[block]
+        self._drop_stale()
+        return popped
 
     def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring."""
-        parents = [each.name.parent_identity for each in self._unused.values()]
-        children = {each: parents.count(each) for each in set(parents) if each is not None}
-        assert self._children == children
-        assert self._block_of == {each.name.identity: block for block, each in self._unused.items()}
-        leaves = [
-            _key(block, each)
-            for block, each in self._unused.items()
-            if each.name.identity not in children
-        ]
-        assert list(self._leaves) == sorted(leaves)
+        runs = {id(run): run for run in self._run_of.values()}.values()
+        assert sum(len(run.blocks) for run in runs) == len(self._run_of)
+        entries = {entry for _, entry, run in self._heap if entry == run.entry}
+        heads = [run.unused[0].name.parent_identity for run in runs]
+        assert self._followers == {each: heads.count(each) for each in heads if each is not None}
+        for run in runs:
+            assert all(self._run_of[block] is run for block in run.blocks)
+            names = [unused.name for unused in run.unused]
+            assert all(b.parent_identity == a.identity for a, b in pairwise(names))
+            waits = run.entry is None and self._waiting[names[-1].identity] is run
+            assert waits or run.entry in entries
+            assert not waits or names[-1].identity in self._followers
+        assert len(self._waiting) == sum(run.entry is None for run in runs)
+        assert len(self._heap) <= 2 * len(self._run_of) + _MIN_STALE
 
-    def _key_of(self, identity: bytes) -> tuple[int, bytes, int]:
-        block = self._block_of[identity]
-        return _key(block, self._unused[block])
+    # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
+    def _pop_from(self, run: _Run, count: int) -> list[int]:
+        """From its end, as long as nothing else is due before."""
+        blocks, unused = run.blocks, run.unused
+        parent = unused[0].name.parent_identity
+        due_tick = self._heap[0][0] if self._heap else None
+        popped: list[int] = []
+        while len(popped) < count and unused:
+            last = unused[-1]
+            if last.name.identity in self._followers:
+                break
+            if due_tick is not None and last.returned_tick > due_tick:
+                break
+            unused.pop()
+            popped.append(blocks.pop())
+        run.entry = None
+        if unused:
+            self._place(run)
+        else:
+            self._lose_follower(parent)
+        return popped
 
-def _key(block: int, unused: Unused) -> tuple[int, bytes, int]:
-    return unused.returned_tick, unused.name.identity, block
+    def _add_run(self, blocks: list[int], unused: list[Unused]) -> None:
+        run = _Run(blocks, unused)
+        self._run_of.update(dict.fromkeys(blocks, run))
+        parent = unused[0].name.parent_identity
+        if parent is not None:
+            self._followers[parent] = self._followers.get(parent, 0) + 1
+        self._place(run)
+
+    def _cut(self, run: _Run, start: int, end: int) -> None:
+        """These places of a run are in use again: what is before them, and what is after, are runs
+        of their own.
+        """
+        blocks, unused = run.blocks, run.unused
+        for block in blocks[start:end]:
+            del self._run_of[block]
+        first, last = unused[0].name.parent_identity, unused[end - 1].name.identity
+        before = blocks[:start], unused[:start]
+        self._unplace(run)
+        del blocks[:end], unused[:end]
+        if before[0]:
+            self._add_run(*before)
+        if blocks:
+            self._followers[last] = self._followers.get(last, 0) + 1
+            self._place(run)
+        self._lose_follower(first)
+
+    def _place(self, run: _Run) -> None:
+        """Where it belongs by its last block: it waits, or has its turn."""
+        last = run.unused[-1]
+        if last.name.identity in self._followers:
+            run.entry = None
+            self._waiting[last.name.identity] = run
+            return
+        self._entries += 1
+        run.entry = self._entries
+        heappush(self._heap, (last.returned_tick, run.entry, run))
+
+    def _drop_stale(self) -> None:
+        if len(self._heap) > 2 * len(self._run_of) + _MIN_STALE:
+            self._heap = [each for each in self._heap if each[1] == each[2].entry]
+            heapify(self._heap)
+
+    def _unplace(self, run: _Run) -> None:
+        if run.entry is None:
+            del self._waiting[run.unused[-1].name.identity]
+        run.entry = None
+
+    def _lose_follower(self, parent: bytes | None) -> None:
+        """A run that came after a block is gone."""
+        if parent is None:
+            return
+        left = self._followers[parent] - 1
+        if left:
+            self._followers[parent] = left
+            return
+        del self._followers[parent]
+        waiting = self._waiting.pop(parent, None)
+        if waiting is not None:
+            self._place(waiting)

@@ -1,13 +1,13 @@
 """The block that was returned first goes first."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from worker_agent.blocks.eviction.base import Unused
+from worker_agent.blocks.eviction.base import Unused, check_count
 
 
 class LruEviction:
-    """Every operation O(1). Default of the device tier, where prompts are returned tail first."""
+    """O(1) a block. Default of the device tier, where prompts are returned tail first."""
 
     __slots__ = ("_blocks",)
 
@@ -17,18 +17,21 @@ class LruEviction:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, block: int, unused: Unused) -> None:
+    def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
         """Last of all."""
         del unused
-        self._blocks[block] = None
+        self._blocks.update(dict.fromkeys(blocks))
 
-    def remove(self, block: int) -> None:
+    def remove(self, blocks: Iterable[int]) -> None:
         """In use again. Raises KeyError."""
-        del self._blocks[block]
+        for block in blocks:
+            del self._blocks[block]
 
-    def pop(self) -> int:
-        """The first. Raises KeyError when there is none."""
-        return self._blocks.popitem(last=False)[0]
+    def pop(self, count: int) -> list[int]:
+        """The first. Raises KeyError when there are fewer."""
+        check_count(self, count)
+        popitem = self._blocks.popitem
+        return [popitem(last=False)[0] for _ in range(count)]
 
     def note_uses(self, identities: Iterable[bytes]) -> None:
         """Only returning counts here."""

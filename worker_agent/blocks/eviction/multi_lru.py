@@ -6,18 +6,18 @@ Four levels by how often somebody asked; a block finds its level when it is retu
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from router.errors import InvalidFieldError
-from worker_agent.blocks.eviction.base import Unused
+from worker_agent.blocks.eviction.base import Unused, check_count
 from worker_agent.blocks.eviction.tiny_lfu import MAX_COUNT, TinyLfu
 
 DEFAULT_THRESHOLDS = (3, 8, 15)
 
 
 class MultiLruEviction:
-    """Every operation O(1)."""
+    """O(1) a block."""
 
     __slots__ = ("_frequency", "_level_of", "_levels", "_thresholds")
 
@@ -37,22 +37,28 @@ class MultiLruEviction:
     def __len__(self) -> int:
         return len(self._level_of)
 
-    def add(self, block: int, unused: Unused) -> None:
-        """Last of its level."""
-        level = bisect_right(self._thresholds, self._frequency.count(unused.name.identity))
-        self._levels[level][block] = None
-        self._level_of[block] = level
+    def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
+        """Last of their levels."""
+        for block, each in zip(blocks, unused, strict=True):
+            level = bisect_right(self._thresholds, self._frequency.count(each.name.identity))
+            self._levels[level][block] = None
+            self._level_of[block] = level
 
-    def remove(self, block: int) -> None:
+    def remove(self, blocks: Iterable[int]) -> None:
         """In use again. Raises KeyError."""
-        del self._levels[self._level_of.pop(block)][block]
+        for block in blocks:
+            del self._levels[self._level_of.pop(block)][block]
 
-    def pop(self) -> int:
-        """The first of the coldest level. Raises KeyError when there is none."""
-        level = next((level for level in self._levels if level), self._levels[0])
-        block, _ = level.popitem(last=False)
-        del self._level_of[block]
-        return block
+    def pop(self, count: int) -> list[int]:
+        """The first of the coldest level. Raises KeyError when there are fewer."""
+        check_count(self, count)
+        popped: list[int] = []
+        for level in self._levels:
+            while level and len(popped) < count:
+                popped.append(level.popitem(last=False)[0])
+        for block in popped:
+            del self._level_of[block]
+        return popped
 
     def note_uses(self, identities: Iterable[bytes]) -> None:
         """It counts when the block is returned next."""

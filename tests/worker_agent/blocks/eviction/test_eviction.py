@@ -69,9 +69,9 @@ def test_agrees_with_its_definition(name, steps, parents, priorities):
         if step == "pop" and model.unused:
             expected = model.pop()
             del model.unused[expected]
-            assert policy.pop() == expected
+            assert policy.pop(1) == [expected]
         elif step == "turn" and block in model.unused:
-            policy.remove(block)
+            policy.remove([block])
             del model.unused[block]
         elif step == "turn":
             # Parents come before their children, as prefixes do; 0 is a first block.
@@ -79,8 +79,54 @@ def test_agrees_with_its_definition(name, steps, parents, priorities):
             unused = Unused(
                 BlockName(identity(block), 0, parent), priorities[block % len(priorities)], tick
             )
-            policy.add(block, unused)
+            policy.add([block], [unused])
             model.unused[block] = unused
+        assert len(policy) == len(model.unused)
+        policy.check_invariants()
+
+
+CHAINS, LENGTH = 3, 6
+batches = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, CHAINS - 1), st.integers(0, LENGTH - 1)),
+        st.tuples(st.just("use"), st.integers(0, CHAINS - 1), st.integers(0, LENGTH)),
+        st.tuples(st.just("take"), st.integers(0, CHAINS * LENGTH - 1), st.integers(1, 4)),
+        st.tuples(st.just("pop"), st.integers(1, 7), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(batches=batches, fork=st.integers(0, LENGTH - 1))
+def test_prompts_are_given_up_as_if_block_by_block(batches, fork):
+    """Prompts that are returned, used from their begin, and in part; all branch off the first."""
+    policy, model, tick = LineageEviction(), Model(lineage), 0
+
+    def name(block):
+        chain, place = divmod(block, LENGTH)
+        before = block - 1 if place else fork if chain else None
+        return BlockName(identity(block), 0, None if before is None else identity(before))
+
+    for step, first, count in batches:
+        if step == "add":
+            blocks = [first * LENGTH + place for place in range(count, -1, -1)]
+            blocks = [block for block in blocks if block not in model.unused]
+            unused = [Unused(name(block), 0, tick + i) for i, block in enumerate(blocks)]
+            tick += len(blocks)
+            policy.add(blocks, unused)
+            model.unused.update(zip(blocks, unused, strict=True))
+        elif step == "pop":
+            expected = []
+            while model.unused and len(expected) < first:
+                expected.append(model.pop())
+                del model.unused[expected[-1]]
+            assert policy.pop(len(expected)) == expected
+        else:
+            start = first * LENGTH if step == "use" else first
+            used = [block for block in range(start, start + count) if block in model.unused]
+            policy.remove(used)
+            for block in used:
+                del model.unused[block]
         assert len(policy) == len(model.unused)
         policy.check_invariants()
 
@@ -89,27 +135,36 @@ def test_a_prompt_is_given_up_from_its_end():
     policy = LineageEviction()
     chain = [identity(number) for number in range(5)]
     for block in range(5):  # the first was returned first: to LRU it would be the one to go
-        policy.add(
-            block, Unused(BlockName(chain[block], 0, chain[block - 1] if block else None), 0, block)
-        )
-    assert [policy.pop() for _ in range(5)] == [4, 3, 2, 1, 0]
+        parent = chain[block - 1] if block else None
+        policy.add([block], [Unused(BlockName(chain[block], 0, parent), 0, block)])
+    assert policy.pop(5) == [4, 3, 2, 1, 0]
 
 
 def test_a_parent_that_became_a_leaf_keeps_its_time():
     policy = LineageEviction()
-    policy.add(0, Unused(BlockName(identity(0), 0, None), 0, 1))
-    policy.add(1, Unused(BlockName(identity(1), 0, identity(0)), 0, 2))
-    policy.add(2, Unused(BlockName(identity(2), 0, None), 0, 3))
-    policy.add(3, Unused(BlockName(identity(3), 0, None), 0, 4))
-    assert [policy.pop() for _ in range(4)] == [1, 0, 2, 3]
+    policy.add([0], [Unused(BlockName(identity(0), 0, None), 0, 1)])
+    policy.add([1], [Unused(BlockName(identity(1), 0, identity(0)), 0, 2)])
+    policy.add([2], [Unused(BlockName(identity(2), 0, None), 0, 3)])
+    policy.add([3], [Unused(BlockName(identity(3), 0, None), 0, 4)])
+    assert policy.pop(4) == [1, 0, 2, 3]
+
+
+def test_what_is_used_over_and_over_takes_no_more_room():
+    policy = LineageEviction()
+    for tick in range(1000):
+        policy.add(
+            [0, 1], [Unused(BlockName(identity(n), 0, None), 0, 2 * tick + n) for n in (0, 1)]
+        )
+        policy.remove([0, 1])
+        policy.check_invariants()
 
 
 @pytest.mark.parametrize("make", [LruEviction, PriorityEviction, LineageEviction])
 def test_of_nothing_nothing_goes(make):
     with pytest.raises(KeyError):
-        make().pop()
+        make().pop(1)
     with pytest.raises(KeyError):
-        make().remove(0)
+        make().remove([0])
 
 
 def test_what_is_asked_for_often_goes_last():
@@ -118,15 +173,17 @@ def test_what_is_asked_for_often_goes_last():
         for _ in range(asks):
             policy.note_uses([identity(number)])
     for block in range(5):
-        policy.add(block, Unused(BlockName(identity(block), 0, None), 0, block))
+        policy.add([block], [Unused(BlockName(identity(block), 0, None), 0, block)])
         policy.check_invariants()
-    policy.remove(4)
+    policy.remove([4])
     policy.check_invariants()
-    assert [policy.pop() for _ in range(4)] == [3, 2, 1, 0]
     with pytest.raises(KeyError):
-        policy.pop()
+        policy.pop(5)
+    assert policy.pop(3) + policy.pop(1) == [3, 2, 1, 0]
     with pytest.raises(KeyError):
-        policy.remove(4)
+        policy.pop(1)
+    with pytest.raises(KeyError):
+        policy.remove([4])
 
 
 @pytest.mark.parametrize("thresholds", [(3, 3, 15), (0, 8, 15), (3, 8, 16), (8, 3, 15)])

@@ -1,0 +1,67 @@
+"""Blocks of a device's layouts to rows on the host and back, the same bytes on CPU and CUDA."""
+
+import pytest
+import torch
+
+from router.block_errors import TransferError
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.transfer.device_copies import STAGING_BLOCKS, DeviceCopies
+from worker_agent.transfer.physical import physical
+from worker_agent.transfer.rows import Rows
+
+CONFIG = LayoutConfig(num_blocks=64, num_layers=3, outer_dim=2, page_size=4, inner_dim=16)
+BLOCKS = list(range(60, 60 - 2 * (2 * STAGING_BLOCKS - 5), -2))
+"""More than one staging takes, and not a multiple of it."""
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=[(device, kind) for device in DEVICES for kind in LayoutKind])
+def layout(request):
+    device, kind = request.param
+    of = physical("1").configured(CONFIG).laid_out(kind).allocated_on_device(torch.device(device))
+    generator = torch.Generator().manual_seed(1)
+    for region in of.regions:
+        region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=generator))
+    return of
+
+
+def all_rows(layout):
+    rows = Rows.of(layout, CONFIG.num_blocks)
+    rows.gather(range(CONFIG.num_blocks))
+    return rows.tensor.cpu()
+
+
+def test_gathered_rows_are_the_blocks(layout):
+    copies, expected = DeviceCopies(layout), all_rows(layout)
+    rows = copies.host_rows(len(BLOCKS) + 1).zero_()
+    copies.gather(BLOCKS, rows)
+    assert torch.equal(rows[:-1], expected[BLOCKS])
+    assert not rows[-1].any()
+    assert rows.is_pinned() == (layout.device.type == "cuda")
+
+
+def test_scattered_rows_become_the_blocks_and_no_other(layout):
+    copies, expected = DeviceCopies(layout), all_rows(layout)
+    rows = copies.host_rows(len(BLOCKS))
+    rows.copy_((torch.arange(rows.numel()).view(rows.shape) % 251).to(torch.uint8))
+    copies.scatter(BLOCKS, rows)
+    expected[BLOCKS] = rows
+    assert torch.equal(all_rows(layout), expected)
+    copies.scatter([], rows)
+    copies.gather([], rows)
+    assert torch.equal(all_rows(layout), expected)
+
+
+def test_what_makes_no_copy_is_refused(layout):
+    copies = DeviceCopies(layout)
+    rows = copies.host_rows(2)
+    with pytest.raises(TransferError, match=r"blocks: 64 \(allowed: 0 to 63\)"):
+        copies.gather([64], rows)
+    with pytest.raises(TransferError, match="blocks: 3 twice"):
+        copies.scatter([3, 3], rows)
+    with pytest.raises(TransferError, match="allowed: 3 of 768 bytes"):
+        copies.gather([1, 2, 3], rows)
+    with pytest.raises(TransferError, match="of 768 bytes"):
+        copies.scatter([1], rows[:, 1:])

@@ -1,0 +1,91 @@
+"""Two hops: in which order, overlapped, and what becomes of the rest when one fails."""
+
+import threading
+
+import pytest
+
+from router.block_errors import StorageError
+from worker_agent.transfer.hops import batches_of, inward, outward
+from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.outcome import Outcome, leading
+
+DONE, FAILED = Outcome.DONE, Outcome.FAILED
+
+
+@pytest.fixture(params=[True, False])
+def io(request):
+    of = IoThread("disk", timeout_s=60) if request.param else None
+    yield of
+    if of is not None:
+        of.close()
+
+
+class Ways:
+    """Notes which batch is on which hop, in which buffer; fails at a batch."""
+
+    def __init__(self, fails_at=None):
+        self.hops, self._fails_at = [], fails_at
+
+    def far(self, batch, turn):
+        self.hops.append(("far", batch.start, turn))
+        if batch.start == self._fails_at:
+            raise StorageError("disk", "gone", "a disk")
+        return [DONE] * len(batch)
+
+    def near(self, batch, turn, arrived=None):
+        self.hops.append(("near", batch.start, turn))
+        return arrived
+
+    def on(self, hop):
+        return [(start, turn) for which, start, turn in self.hops if which == hop]
+
+
+TURNS = [(0, 0), (2, 1), (4, 0)]
+
+
+@pytest.mark.parametrize("way", [outward, inward])
+def test_each_batch_goes_over_both_hops_in_order(io, way):
+    ways = Ways()
+    hops = (ways.near, ways.far) if way is outward else (ways.far, ways.near)
+    assert way(io, batches_of(5, 2), *hops) == [DONE] * 5
+    assert ways.on("near") == ways.on("far") == TURNS
+    assert way(io, [], *hops) == []
+
+
+@pytest.mark.parametrize("way", [outward, inward])
+def test_from_a_failure_on_all_failed(io, way):
+    ways = Ways(fails_at=2)
+    hops = (ways.near, ways.far) if way is outward else (ways.far, ways.near)
+    outcomes = way(io, batches_of(5, 2), *hops)
+    assert outcomes == [DONE, DONE, FAILED, FAILED, FAILED]
+    assert leading(outcomes) == 2
+    assert (4, 0) not in ways.on("far")
+
+
+def test_both_hops_are_taken_at_once():
+    """The next batch is read while this one is looked at: each waits for the other."""
+    io, begun = IoThread("disk", timeout_s=60), [threading.Event() for _ in range(3)]
+
+    def far(batch, turn):
+        begun[batch.start].set()
+        return turn
+
+    def near(batch, turn, arrived):
+        assert arrived == turn
+        if batch.start < 2:
+            assert begun[batch.start + 1].wait(60)
+        return [DONE]
+
+    assert inward(io, batches_of(3, 1), far, near) == [DONE] * 3
+    io.close()
+
+
+def test_nothing_is_on_its_way_when_the_near_hop_raises(io):
+    ways = Ways()
+
+    def near(batch, _turn, _arrived):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        inward(io, batches_of(5, 2), ways.far, near)
+    assert io is None or io.wait(io.begin(lambda: len(ways.on("far")))) == 2

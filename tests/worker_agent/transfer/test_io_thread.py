@@ -1,0 +1,53 @@
+"""Calls with a deadline: one that never comes back keeps nobody waiting."""
+
+import os
+import threading
+
+import pytest
+
+from router.block_errors import StorageError
+from worker_agent.transfer.io_thread import IoThread
+
+
+@pytest.fixture
+def io():
+    of = IoThread("disk", timeout_s=60)
+    yield of
+    of.close()
+
+
+def test_calls_are_made_in_order_on_one_thread(io):
+    made = []
+    begun = [io.begin(lambda n=n: made.append(n) or threading.get_ident()) for n in range(5)]
+    threads = {io.wait(each) for each in begun}
+    assert made == list(range(5))
+    assert threads.isdisjoint({threading.get_ident()})
+    assert len(threads) == 1
+
+
+def test_what_a_call_raises_is_raised(io):
+    for error in (ZeroDivisionError(), TimeoutError("its own")):
+
+        def fail(error=error):
+            raise error
+
+        with pytest.raises(type(error)):
+            io.wait(io.begin(fail))
+    assert not io.is_late
+
+
+async def test_one_that_hangs_is_given_up_and_refused_until_it_is_back(eventually):
+    """A read from a pipe nobody writes to hangs as a lost disk does."""
+    io, (reader, writer) = IoThread("disk", timeout_s=0.05), os.pipe()
+    hanging = io.begin(lambda: os.read(reader, 1))
+    with pytest.raises(StorageError, match=r"disk: no answer within 0.05 s"):
+        io.wait(hanging)
+    with pytest.raises(StorageError, match="an earlier call never came back"):
+        io.begin(list)
+    assert io.is_late
+    os.write(writer, b"x")
+    await eventually(lambda: not io.is_late)
+    assert io.wait(io.begin(lambda: 7)) == 7
+    io.close()
+    os.close(reader)
+    os.close(writer)

@@ -1,0 +1,132 @@
+"""From an agent's settings to the block manager of one of its ranks."""
+
+import os
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_bytes
+
+from router.errors import ConfigError
+from worker_agent.config import ReferenceConfig
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager_config import (
+    BlockManagerConfig,
+    CacheModel,
+    InFile,
+    Offload,
+    OnDevice,
+    OnHost,
+    Place,
+    RemoteStore,
+    RuntimeConfig,
+    Shared,
+    TierLayout,
+)
+from worker_agent.tier_settings import blocks_of
+
+SECRET_BYTES = 32
+
+
+def manager_config(config: ReferenceConfig, dp_rank: int, device: str) -> BlockManagerConfig:
+    """All tiers of a rank, whose blocks on the device lie in memory of a torch device."""
+    model = _model(config)
+    block_bytes = model.layout(1, 1).block_bytes
+    host = blocks_of(config.host_cache_blocks, config.host_cache_gb, block_bytes)
+    disk = blocks_of(config.disk_cache_blocks, config.disk_cache_gb, block_bytes)
+    stem = f"kv-{config.id}-{dp_rank}"
+    return BlockManagerConfig(
+        runtime=RuntimeConfig(worker_id=config.id),
+        model=model,
+        device=TierLayout(
+            num_blocks=config.num_blocks,
+            place=OnDevice(device),
+            kind=LayoutKind(config.kv_layout),
+        ),
+        host=TierLayout(num_blocks=host, place=_host(config, stem)) if host else None,
+        disk=TierLayout(num_blocks=disk, place=_disk(config, stem)) if disk else None,
+        remote=_remote(config),
+        offload=Offload(
+            batch_blocks=config.offload_batch_blocks,
+            max_waiting_blocks=config.offload_waiting_blocks,
+            store_bytes_per_s=config.offload_bytes_per_s,
+            min_priority=config.offload_min_priority,
+            filters_disk=config.disk_filter,
+            loads_always=config.onboard_always,
+        ),
+    )
+
+
+def cache_secret(config: ReferenceConfig) -> bytes:
+    """Under which blocks are named inside. Raises ConfigError.
+
+    The fleet's, if it has one, so that workers can share a store; else one kept beside what
+    outlives the agent; else nobody's but this process's.
+    """
+    key = config.read_block_key
+    if key is not None:
+        pair = key.low.to_bytes(8, "little") + key.high.to_bytes(8, "little")
+        return blake2b(pair, digest_size=SECRET_BYTES, person=b"kv cache").digest()
+    directory = config.disk_cache_dir or config.host_cache_dir
+    if not directory:
+        return token_bytes(SECRET_BYTES)
+    return _kept_secret(Path(directory) / f"kv-{config.id}.secret")
+
+
+def _kept_secret(path: Path) -> bytes:
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            secret = path.read_bytes()
+        else:
+            secret = token_bytes(SECRET_BYTES)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secret)
+    except OSError as error:
+        allowed = "a directory to write in"
+        raise ConfigError("disk_cache_dir", f"{path}: {error.strerror}", allowed) from error
+    if len(secret) != SECRET_BYTES:
+        reason = f"{path} has {len(secret)} bytes"
+        raise ConfigError("disk_cache_dir", reason, f"{SECRET_BYTES}, or no such file")
+    return secret
+
+
+def _model(config: ReferenceConfig) -> CacheModel:
+    head_dim = config.hidden_size // config.num_heads
+    weights = f"{config.model_name}/{config.seed}/{config.hidden_size}/{config.num_heads}"
+    return CacheModel(
+        num_layers=config.num_layers,
+        page_size=config.block_size,
+        inner_dim=config.num_kv_heads * head_dim,
+        dtype="float32",
+        num_heads=config.num_kv_heads,
+        name=weights,
+    )
+
+
+def _host(config: ReferenceConfig, stem: str) -> Place:
+    if config.host_cache_dir:
+        return Shared(Path(config.host_cache_dir) / f"{stem}.host")
+    return OnHost()
+
+
+def _disk(config: ReferenceConfig, stem: str) -> Place:
+    is_kept = bool(config.disk_cache_dir)
+    name = f"{stem}.blocks" if is_kept else f"{stem}-{os.getpid()}.blocks"
+    return InFile(
+        Path(config.disk_cache_dir or tempfile.gettempdir()) / name,
+        zero_fill=config.disk_zero_fill,
+        is_kept=is_kept,
+        is_direct=config.disk_direct,
+    )
+
+
+def _remote(config: ReferenceConfig) -> RemoteStore | None:
+    if not config.remote_cache_url:
+        return None
+    return RemoteStore(
+        url=config.remote_cache_url,
+        max_blocks=config.remote_cache_blocks,
+        namespace=config.namespace,
+        ttl_s=config.remote_cache_ttl_s,
+    )

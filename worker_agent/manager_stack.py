@@ -1,0 +1,55 @@
+"""From a block manager's sets to the stack that moves blocks between them."""
+
+from collections.abc import Mapping
+
+from router.block_errors import StorageError
+from worker_agent.block_sets import BlockSet, stored_tier
+from worker_agent.blocks.levels import CacheLevel
+from worker_agent.manager_config import BlockManagerConfig, Offload, RemoteStore
+from worker_agent.offload.policies import Frequency, MinPriorityPrefix, OffloadPolicy, PassAll
+from worker_agent.offload.worth import Worth
+from worker_agent.tiers.level import Level, StackSettings
+from worker_agent.tiers.stack import TierStack
+
+
+def stack_of(config: BlockManagerConfig, sets: Mapping[CacheLevel, BlockSet]) -> TierStack:
+    """The tiers below the device, at work: what a former life left is taken over, and each is
+    measured. Raises StorageError.
+    """
+    offload = config.offload
+    remote = [] if config.remote is None else [_remote_level(config, config.remote)]
+    levels = [
+        Level(level.tier, stored_tier(each, offload.batch_blocks), _policy(level, offload))
+        for level, each in sets.items()
+        if level is not CacheLevel.G1
+    ]
+    settings = StackSettings(
+        config.model.layout(1, 1).block_bytes,
+        batch_blocks=offload.batch_blocks,
+        max_waiting_blocks=offload.max_waiting_blocks,
+        store_bytes_per_s=offload.store_bytes_per_s,
+    )
+    worth = None if offload.loads_always else Worth(config.model.page_size)
+    stack = TierStack([*levels, *remote], settings, worth)
+    stack.adopt()
+    stack.probe()
+    return stack
+
+
+def _remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
+    try:
+        from worker_agent.remote_level import remote_level
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed"
+        raise StorageError("G4", reason, "kv-router[redis], or no remote store") from error
+    return remote_level(config, store)
+
+
+def _policy(level: CacheLevel, offload: Offload) -> OffloadPolicy:
+    """What is worth a place in a level."""
+    if level is CacheLevel.G3 and offload.filters_disk:
+        return Frequency()
+    is_first = level is CacheLevel.G2
+    return (
+        MinPriorityPrefix(offload.min_priority) if is_first and offload.min_priority else PassAll()
+    )

@@ -1,0 +1,111 @@
+"""`kv-worker-agent tiers`: how the tiers of a running agent are, again and again.
+
+Exit status: 0; 1 if the agent is not there, or refuses; 2 for a wrong command line.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from router.errors import ConfigError, KvRouterError
+from router.process.settings import CLIENT_PREFIX, id_of_name
+from router.protocol.subjects import Subjects
+from router.security.http_access import HttpAccess
+from worker_agent.operations.client import Ask, over_http, over_nats
+from worker_agent.operations.messages import StatusReply
+from worker_agent.operations.table import tier_table
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_ACCESS = {
+    "token_file": "file with a bearer token of scope admin",
+    "ca_file": "PEM authorities of its https; those of the system unless said",
+    "cert_file": "PEM certificate, for an agent that wants one",
+    "key_file": "its private key, PEM",
+}
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def tiers(arguments: Sequence[str]) -> int:
+    """Ask, print, and again until interrupted; the exit status."""
+    asked = _parse(arguments)
+    try:
+        asyncio.run(_watch(asked))
+    except KeyboardInterrupt:
+        return 0
+    except KvRouterError as error:
+        sys.stderr.write(f"kv-worker-agent tiers: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+async def _watch(asked: Namespace) -> None:
+    clock = asyncio.get_running_loop().time
+    before: StatusReply | None = None
+    before_s = 0.0
+    async with _agent(asked) as ask:
+        while True:
+            now, now_s = await ask(), clock()
+            sys.stdout.write(_shown(asked, now, before, now_s - before_s))
+            sys.stdout.flush()
+            if asked.once:
+                return
+            before, before_s = now, now_s
+            await asyncio.sleep(asked.interval)
+
+
+def _agent(asked: Namespace) -> AbstractAsyncContextManager[Ask]:
+    access = HttpAccess(*(getattr(asked, name) for name in _ACCESS))
+    if asked.nats is None:
+        return over_http(asked.url, access)
+    worker_id = asked.worker_id if asked.worker_id is not None else id_of_name(asked.name)
+    return over_nats(asked.nats, Subjects(asked.namespace), worker_id, access)
+
+
+def _shown(asked: Namespace, now: StatusReply, before: StatusReply | None, passed_s: float) -> str:
+    if asked.json:
+        return msgspec.json.encode(now).decode() + "\n"
+    is_screen = sys.stdout.isatty() and not asked.once
+    return (_CLEAR if is_screen else "") + tier_table(now, before, passed_s) + "\n"
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = argparse.ArgumentParser(
+        prog="kv-worker-agent tiers", description="Show how the tiers of a running agent are."
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", default=DEFAULT_URL, help="of the agent (default: %(default)s)")
+    where.add_argument("--nats", metavar="URL", help="NATS server of its fleet, instead")
+    parser.add_argument(
+        "--namespace", default="default", help="of the fleet (default: %(default)s)"
+    )
+    parser.add_argument("--worker-id", type=int, help="which worker, over NATS; or by --name")
+    parser.add_argument("--name", metavar="NAME", help="its name, as --name of its agent")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between")
+    parser.add_argument("--once", action="store_true", help="ask once")
+    parser.add_argument("--json", action="store_true", help="the agent's answers, a line each")
+    for name, what in _ACCESS.items():
+        variable = f"{CLIENT_PREFIX}{name.upper()}"
+        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, default=default, metavar="FILE", help=text)
+    asked = parser.parse_args(arguments)
+    _check(parser, asked)
+    return asked
+
+
+def _check(parser: argparse.ArgumentParser, asked: Namespace) -> None:
+    """Exits with 2."""
+    if not 0.05 <= asked.interval <= 3600:
+        parser.error(f"--interval: {asked.interval} (allowed: 0.05 to 3600 seconds)")
+    if asked.nats is not None and asked.worker_id is None and asked.name is None:
+        parser.error("--nats: whose tiers? (allowed: with --worker-id, or --name)")
+    try:
+        Subjects(asked.namespace)
+    except ValueError as error:
+        parser.error(f"--namespace: {error}")

@@ -1,0 +1,179 @@
+"""What comes up: leading blocks of prompts, each from the fastest tier that has it.
+
+load ─▶ worth it? ─▶ batches ─▶ tiers' threads ─▶ came, or lost ─▶ a slower tier
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from router.protocol.values import Tier
+from worker_agent.offload.worth import Worth
+from worker_agent.tiers.level import Levels
+from worker_agent.tiers.loading import Loading
+from worker_agent.tiers.worker import Call, Spent
+from worker_agent.transfer.block_tier import BlockTier
+from worker_agent.transfer.outcome import Outcome, leading
+from worker_agent.transfer.slots import aligned_rows
+
+_FAILURES = (Outcome.FAILED, Outcome.CORRUPT)
+
+TRIED_EVERY = 64
+"""Of so many prompts that are computed sooner than loaded, one is loaded, in part."""
+
+
+class Ascent:
+    """Loads under way. Invariant: each of them has something to come, or calls in flight."""
+
+    __slots__ = ("_loadings", "_refused", "_tiers", "_worth")
+
+    def __init__(self, tiers: Levels, worth: Worth | None) -> None:
+        self._tiers = tiers
+        self._worth = worth
+        self._loadings: list[Loading] = []
+        self._refused = 0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a block."""
+        return any(not loading.is_done for loading in self._loadings)
+
+    def load(
+        self, identities: Sequence[bytes], now_s: float, timeout_s: float, *, is_whole: bool
+    ) -> Loading | None:
+        """See TierStack."""
+        settings = self._tiers.settings
+        loading_blocks = sum(len(loading.identities) for loading in self._loadings)
+        room = max(settings.max_loading_blocks - loading_blocks, 0)
+        count = self._worth_loading(identities[:room], timeout_s) or self._tried(identities[:room])
+        if not count or (is_whole and count < len(identities)):
+            return None
+        rows = _host_rows(count, settings.block_bytes)
+        loading = Loading(identities[:count], rows, now_s + timeout_s, is_whole=is_whole)
+        self._loadings.append(loading)
+        self._fetch(loading, 0, count, slower_than=-1)
+        return loading
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast prompts are computed; None before it was measured, or where nobody asks."""
+        return None if self._worth is None else self._worth.prefill_tokens_per_s
+
+    def note_prefill(self, tokens: int, busy_s: float) -> None:
+        """So many prompt tokens were computed."""
+        if self._worth is not None:
+            self._worth.note_prefill(tokens, busy_s)
+
+    def end_late(self, now_s: float) -> None:
+        """Whatever has not come in time will not come."""
+        for loading in self._loadings:
+            if now_s >= loading.deadline_s and not loading.is_done:
+                loading.late()
+        self._loadings = [each for each in self._loadings if each.in_flight or not each.is_done]
+
+    def wait_s(self, now_s: float) -> float | None:
+        """In how long the next one is late; None if nobody waits."""
+        waits = [each.deadline_s - now_s for each in self._loadings if not each.is_done]
+        return max(min(waits), 0.0) if waits else None
+
+    def cancel(self) -> None:
+        """Nobody waits for anything any more."""
+        for loading in self._loadings:
+            loading.cancel()
+
+    def check_invariants(self) -> None:
+        """Assert the invariant in the class's docstring, after `end_late`."""
+        assert all(each.in_flight or not each.is_done for each in self._loadings)
+
+    def _worth_loading(self, identities: Sequence[bytes], timeout_s: float) -> int:
+        count = 0
+        for index, run in self._runs(identities, -1):
+            speed, worth = self._tiers.levels[index].speed, self._worth
+            wanted = len(run) if worth is None else worth.blocks_to_load(speed, len(run), timeout_s)
+            count += wanted
+            if wanted < len(run):
+                break
+        return count
+
+    def _tried(self, identities: Sequence[bytes]) -> int:
+        """A batch of what is not worth it, now and then: who was slow is measured again."""
+        run = next(self._runs(identities, -1), None)
+        if run is None:
+            return 0
+        self._refused += 1
+        return 0 if self._refused % TRIED_EVERY else min(len(run[1]), self._batch_blocks)
+
+    @property
+    def _batch_blocks(self) -> int:
+        return self._tiers.settings.batch_blocks
+
+    def _runs(self, identities: Sequence[bytes], slower_than: int) -> Iterator[tuple[int, range]]:
+        """The leading blocks that tiers may have, cut by the fastest that does."""
+        places = (self._fastest(identity, slower_than) for identity in identities)
+        start = 0
+        for index, group in groupby(places):
+            if index is None:
+                return
+            stop = start + len(list(group))
+            yield index, range(start, stop)
+            start = stop
+
+    def _fastest(self, identity: bytes, slower_than: int) -> int | None:
+        held = self._tiers.held.tiers(identity)
+        for index in range(slower_than + 1, len(self._tiers.levels)):
+            level = self._tiers.levels[index]
+            if held & level.bit or (level.is_shared and not level.worker.is_broken):
+                return index
+        return None
+
+    def _fetch(self, loading: Loading, start: int, stop: int, slower_than: int) -> None:
+        """Ask for blocks of `loading`, each from the fastest tier below one that has it."""
+        batch_blocks = self._batch_blocks
+        reached = start
+        for index, run in self._runs(loading.identities[start:stop], slower_than):
+            for first in range(start + run.start, start + run.stop, batch_blocks):
+                last = min(first + batch_blocks, start + run.stop)
+                if not self._fetch_batch(loading, first, last, index):
+                    loading.lost(first)
+                    return
+            reached = start + run.stop
+        if reached < stop:
+            loading.lost(reached)
+
+    def _fetch_batch(self, loading: Loading, start: int, stop: int, index: int) -> bool:
+        level = self._tiers.levels[index]
+        identities, rows = loading.identities[start:stop], loading.rows[start:stop]
+        size_bytes = rows.numel()
+        is_first = not level.speed.queued_bytes
+
+        def run(store: BlockTier) -> Sequence[Outcome]:
+            if not loading.wants(start):
+                return []
+            return store.load(identities, rows, is_sampled=level.tier is Tier.HOST)
+
+        def then(outcomes: Sequence[Outcome] | None, spent: Spent) -> None:
+            level.speed.queued_bytes -= size_bytes
+            loading.in_flight -= 1
+            came = leading(outcomes or [])
+            level.up.count(came, rows.shape[1], spent.busy_s)
+            if came:
+                level.speed.note(came, spent.waited_s if is_first else 0.0, spent.busy_s)
+            loading.came(start, came)
+            if start + came < stop and loading.wants(start + came):
+                level.up.failed += not outcomes or outcomes[came] in _FAILURES
+                self._fetch(loading, start + came, stop, slower_than=index)
+
+        if not level.worker.submit(Call(run, then), is_load=True):
+            return False
+        level.speed.queued_bytes += size_bytes
+        loading.in_flight += 1
+        return True
+
+
+def _host_rows(count: int, block_bytes: int) -> Tensor:
+    """Rows that the next hop takes as they are: a device, if there is one, or a disk."""
+    if torch.cuda.is_available():
+        return torch.empty((count, block_bytes), dtype=torch.uint8, pin_memory=True)
+    return aligned_rows(count, block_bytes)

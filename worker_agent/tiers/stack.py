@@ -1,0 +1,276 @@
+"""The tiers below the device, put together: what each holds, what goes down, what comes up.
+
+    engine's step     offer ─▶ due ─▶ (gather) ─▶ store      load ─▶ Loading ─▶ (scatter)
+                        │                           │          │        ▲
+    this, same thread   └───── Descent ──────────┐  │          │ Ascent │        poll
+                                                 ▼  ▼          ▼        │
+    a thread a tier     host ──────▶ disk ──────▶ remote        host, disk, remote
+
+Write-through: what is registered on the device is offered to the first tier, what a tier keeps to
+the next. A name waits, not a block, and it is looked up again when its turn comes. The stack never
+waits for a tier: what tiers hold it knows from the changes their threads report, and what does not
+come in time is computed instead.
+
+All calls but `ask`, `status` and `close` belong to one thread, the owner's, which calls `poll` at
+every step, `wait_s` after the last one at the latest, and whenever `on_news` is called.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from router.protocol.values import Tier
+from worker_agent.blocks.changes import (
+    BlockRemoved,
+    BlockStored,
+    CacheCleared,
+    Change,
+    MergedTiers,
+)
+from worker_agent.blocks.names import BlockName
+from worker_agent.offload.probe import ProbedTier, Recompute, TierProbe, advice
+from worker_agent.offload.queue import Waiting
+from worker_agent.offload.worth import Worth
+from worker_agent.tiers.ascent import Ascent
+from worker_agent.tiers.descent import Descent
+from worker_agent.tiers.level import Level, Levels, StackSettings, TierStatus, WorkingLevel
+from worker_agent.tiers.loading import Loading
+from worker_agent.tiers.worker import Call, Finished, Spent
+from worker_agent.transfer.block_tier import BlockTier
+from worker_agent.transfer.slots import aligned_rows
+
+T = TypeVar("T")
+
+PROBE_BYTES = 16 * 1024 * 1024
+MAX_PROBE_BLOCKS = 64
+
+
+class TierChange(Struct, frozen=True):
+    """What happened to a name in a tier."""
+
+    tier: Tier
+    change: Change
+
+
+class TierStack:
+    """Tiers below the device, fastest first; there may be none.
+
+    Invariants: `held` says of a name what the changes of its tiers say, in order, as far as `poll`
+    has returned them. Whatever `load` gives was proven right, of host memory a sample.
+    """
+
+    def __init__(
+        self, levels: Sequence[Level], settings: StackSettings, worth: Worth | None = None
+    ) -> None:
+        """`worth`: None loads whatever is there, however long it takes."""
+        self._finished: deque[Finished] = deque()
+        self._held = MergedTiers()
+        self._levels = [WorkingLevel(level, settings, self._tell) for level in levels]
+        self._settings = settings
+        tiers = Levels(settings, self._levels, self._held)
+        self._ascent = Ascent(tiers, worth)
+        self._descent = Descent(tiers)
+        self.on_news: Callable[[], None] = lambda: None
+        """Called from a tier's thread: there is something to `poll`."""
+
+    # ── Looking ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def block_bytes(self) -> int:
+        """Of every tier's blocks."""
+        return self._settings.block_bytes
+
+    def held(self, identity: bytes) -> int:
+        """A mask of the tiers that hold this."""
+        return self._held.tiers(identity)
+
+    # ── Up ───────────────────────────────────────────────────────────────────────────────────────
+
+    def load(
+        self, identities: Sequence[bytes], now_s: float, timeout_s: float, *, is_whole: bool = False
+    ) -> Loading | None:
+        """Begin to load the leading blocks of a prompt, as many as are worth it; None if none is.
+
+        It ends `timeout_s` from now at the latest, with what has come by then. `is_whole`: all of
+        them, or none is of use.
+        """
+        return self._ascent.load(identities, now_s, timeout_s, is_whole=is_whole)
+
+    def note_prefill(self, tokens: int, busy_s: float) -> None:
+        """So many prompt tokens were computed: what loading is measured against."""
+        self._ascent.note_prefill(tokens, busy_s)
+
+    def touch(self, identities: Sequence[bytes]) -> None:
+        """Somebody uses these: tiers are to keep them longer than others."""
+        for level in self._levels:
+            here = [each for each in identities if self.held(each) & level.bit]
+            if here:
+                level.worker.submit(Call(partial(_touch, identities=here), _ignored))
+
+    # ── Down ─────────────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, names: Sequence[BlockName], priority: int = 0, container: int = 0) -> None:
+        """These were registered on the device; `container`: what they came with."""
+        self._descent.offer(0, names, priority, container)
+
+    def is_offered(self, identity: bytes) -> bool:
+        """Whether it waits to be `due`."""
+        return bool(self._levels) and identity in self._levels[0].way.queue
+
+    def cancel(self, container: int) -> int:
+        """Nobody wants these to be stored any more; how many still waited."""
+        return self._descent.cancel(container)
+
+    def due(self, now_s: float) -> list[Waiting]:
+        """Blocks to be gathered from the device now, and given to `store`; those that are not there
+        any more are left out.
+        """
+        return self._descent.due(0, now_s)
+
+    def store(self, waiting: Sequence[Waiting], rows: Tensor) -> None:
+        """The first tier is to keep these; `rows[i]` is the block of `waiting[i]`, on the host or
+        on a device, and is the stack's from now on.
+        """
+        self._descent.store(waiting, rows)
+
+    # ── Tending ──────────────────────────────────────────────────────────────────────────────────
+
+    def poll(self, now_s: float, *, is_decoding: bool = False) -> list[TierChange]:
+        """Take in what the tiers did, and set the next in motion; what happened to names."""
+        changes: list[TierChange] = []
+        while self._finished:
+            finished = self._finished.popleft()
+            changes += [TierChange(finished.tier, change) for change in finished.changes]
+            self._note(finished)
+        self._ascent.end_late(now_s)
+        self._descent.is_decoding = is_decoding
+        self._descent.is_load_waiting = self._ascent.is_waited_for
+        self._descent.move(now_s)
+        return changes
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long at most until the next `poll`; None: until there are news."""
+        if self._ascent.is_waited_for:
+            return self._ascent.wait_s(now_s)
+        waits = [level.way.wait_s() for level in self._levels]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def adopt(self) -> None:
+        """Take over what a former life left in the tiers, as far as it is still right."""
+        for level in self._levels:
+            room = aligned_rows(self._settings.batch_blocks, self._settings.block_bytes)
+            level.worker.submit(Call(partial(_adopt, rows=room), _ignored))
+
+    def probe(self) -> None:
+        """Measure every tier, after what was asked of it before: `status` says what came of it, and
+        what is worth loading is decided by it until blocks have come.
+        """
+        for level in self._levels:
+            blocks = max(min(PROBE_BYTES // self._settings.block_bytes, MAX_PROBE_BLOCKS), 1)
+            rows = aligned_rows(blocks, self._settings.block_bytes)
+            level.worker.submit(Call(partial(_probe, rows=rows), partial(_note_probe, level)))
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether every tier was measured, or cannot be."""
+        return all(level.is_probed for level in self._levels)
+
+    def advice(self, device_blocks: int, block_size: int) -> list[str]:
+        """What whoever configured the tiers should know, from what was measured until now."""
+        tiers = [ProbedTier("device", device_blocks)]
+        tiers += [level.probed() for level in self._levels]
+        prefill = self._ascent.prefill_tokens_per_s
+        if prefill is None:
+            return advice(tiers)
+        return advice(tiers, Recompute(prefill, block_size, self._settings.block_bytes))
+
+    def clear(self) -> None:
+        """Every tier forgets everything, and so does whatever is under way."""
+        self._ascent.cancel()
+        self._descent.clear()
+        for level in self._levels:
+            level.worker.submit(Call(lambda store: store.clear(), _ignored))
+
+    def ask(self, tier: Tier, run: Callable[[BlockTier], T]) -> "Future[T]":
+        """Make a call on a tier's thread; for control, from any thread. What it changes is told by
+        `poll`. Raises KeyError for a tier that is not here.
+        """
+        return {level.tier: level for level in self._levels}[tier].worker.ask(run)
+
+    def status(self) -> list[TierStatus]:
+        """Every tier, and what went through since it was made. From any thread."""
+        return [level.status() for level in self._levels]
+
+    def close(self, timeout_s: float) -> bool:
+        """Store what was given to `store`, and let the tiers go; False if one did not end in time,
+        and is left to itself.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        ended = [level.worker.close(deadline_s) for level in self._levels]
+        return all(ended)
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after `poll`. O(blocks)."""
+        self._ascent.check_invariants()
+        for level in self._levels:
+            level.way.check_invariants()
+
+    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _tell(self, finished: Finished) -> None:
+        self._finished.append(finished)
+        self.on_news()
+
+    def _note(self, finished: Finished) -> None:
+        """First what changed, then what follows from it: who is told that a block could not be
+        loaded is not to ask the same tier again. What a tier was found to have goes on down.
+        """
+        index = next(i for i, level in enumerate(self._levels) if level.tier is finished.tier)
+        level = self._levels[index]
+        for change in finished.changes:
+            _count_held(level, change)
+        self._held.apply(level.bit, finished.changes)
+        finished.finish()
+        stored = [change.name for change in finished.changes if isinstance(change, BlockStored)]
+        self._descent.offer(index + 1, stored, 0, 0)
+
+
+def _count_held(level: WorkingLevel, change: Change) -> None:
+    match change:
+        case BlockStored():
+            level.held_blocks += 1
+        case BlockRemoved():
+            level.held_blocks -= 1
+        case CacheCleared():
+            level.held_blocks = 0
+
+
+def _touch(store: BlockTier, identities: Sequence[bytes]) -> None:
+    store.touch(identities)
+
+
+def _adopt(store: BlockTier, rows: Tensor) -> int:
+    return store.adopt(rows)
+
+
+def _probe(store: BlockTier, rows: Tensor) -> TierProbe | None:
+    noise = bytearray(os.urandom(rows.shape[1]))  # nothing that a file system could pack
+    rows[:] = torch.frombuffer(noise, dtype=torch.uint8)
+    return store.probe(rows)
+
+
+def _note_probe(level: WorkingLevel, probe: TierProbe | None, spent: Spent) -> None:
+    del spent
+    level.note_probe(probe)
+
+
+def _ignored(answer: object, spent: Spent) -> None:
+    """What came of it is in the changes."""

@@ -1,0 +1,115 @@
+"""Two hops where there is no direct way, double-buffered: near memory ─ staging ─ far.
+
+    outward   near 0 │ near 1 │ near 2 │               near: gather, checksum  (the caller's thread)
+                     │ far  0 │ far  1 │ far 2         far:  write, put         (the I/O thread)
+    inward    far  0 │ far  1 │ far  2 │
+                     │ near 0 │ near 1 │ near 2        far: read, get    near: checksum, scatter
+
+At most one batch is on each hop, so two staging buffers are enough: batch i uses buffer i % 2.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from router.block_errors import StorageError
+from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.outcome import Outcome
+
+T = TypeVar("T")
+
+BUFFERS = 2
+
+
+def outward(
+    io: IoThread | None,
+    batches: Sequence[range],
+    near: Callable[[range, int], None],
+    far: Callable[[range, int], list[Outcome]],
+) -> list[Outcome]:
+    """Both hops for each batch. Where the far hop raises StorageError this and all later failed."""
+    outcomes: list[Outcome] = []
+    try:
+        with Flight[list[Outcome]](io) as flight:
+            for number, batch in enumerate(batches):
+                near(batch, number % BUFFERS)
+                outcomes += flight.land() if number else []
+                flight.begin(far, batch, number % BUFFERS)
+            outcomes += flight.land() if batches else []
+    except StorageError:
+        return _failed(outcomes, batches)
+    return outcomes
+
+
+def inward(
+    io: IoThread | None,
+    batches: Sequence[range],
+    far: Callable[[range, int], T],
+    near: Callable[[range, int, T], list[Outcome]],
+) -> list[Outcome]:
+    """Both hops for each batch. Where the far hop raises StorageError this and all later failed."""
+    outcomes: list[Outcome] = []
+    try:
+        with Flight[T](io) as flight:
+            if batches:
+                flight.begin(far, batches[0], 0)
+            for number, batch in enumerate(batches, 1):
+                arrived = flight.land()
+                if number < len(batches):
+                    flight.begin(far, batches[number], number % BUFFERS)
+                outcomes += near(batch, (number - 1) % BUFFERS, arrived)
+    except StorageError:
+        return _failed(outcomes, batches)
+    return outcomes
+
+
+class Flight(Generic[T]):
+    """The one batch on its far hop; without a thread it is back at once.
+
+    Left only when nothing is on its way any more, or is given up as late.
+    """
+
+    __slots__ = ("_begun", "_io")
+
+    def __init__(self, io: IoThread | None) -> None:
+        self._io = io
+        self._begun: Future[T] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._begun is not None:
+            self.land()
+
+    def begin(self, far: Callable[[range, int], T], batch: range, turn: int) -> None:
+        """Send a batch. Raises StorageError while an earlier one is late."""
+        if self._io is not None:
+            self._begun = self._io.begin(lambda: far(batch, turn))
+            return
+        self._begun = Future()
+        try:
+            self._begun.set_result(far(batch, turn))
+        except StorageError as error:
+            self._begun.set_exception(error)
+
+    def land(self) -> T:
+        """What came of it. Raises StorageError."""
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        return begun.result() if self._io is None else self._io.wait(begun)
+
+
+def batches_of(count: int, batch: int) -> list[range]:
+    """`count` places in batches."""
+    return [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+
+
+def _failed(outcomes: Sequence[Outcome], batches: Sequence[range]) -> list[Outcome]:
+    return [*outcomes, *[Outcome.FAILED] * (sum(map(len, batches)) - len(outcomes))]
