@@ -20,6 +20,9 @@ from router.metrics import RouterMetrics
 from router.publisher.bus import Bus, subscribe, translated
 from router.security.errors import TooManyRequestsError
 
+_NO_INBOXES = ("kv.", "$")
+"""Subjects of ours and of the server's: whoever may ask us may not have us write there."""
+
 
 class BusAnswer(Struct, frozen=True):
     """An answer, and its headers."""
@@ -95,7 +98,7 @@ class Answering:
         await self._respond(bus, reply, answer)
 
     async def _respond(self, bus: Bus, reply: str, answer: BusAnswer) -> None:
-        if reply:
+        if reply and not reply.startswith(_NO_INBOXES):
             try:
                 await bus.client.publish(reply, answer.body, headers=answer.headers)
             except NatsError:

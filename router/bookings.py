@@ -1,7 +1,7 @@
 """Reservations from their booking to their end: ours, and what callers say of others'."""
 
 from router.core_settings import CoreSettings
-from router.effects import Effect, TellReplica
+from router.effects import Effect, TellReplica, UsageTold
 from router.errors import (
     DuplicateReservationError,
     MissingRequestIdError,
@@ -16,6 +16,7 @@ from router.protocol.replicas import (
     OutputBlockAdded,
     PrefillCompleted,
     ProgressTold,
+    PromptUsage,
     ReservationFreed,
 )
 from router.protocol.values import HashArray, Rank, Scope
@@ -99,24 +100,34 @@ class Bookings:
         Raises ReservationNotFoundError.
         """
         if request_id in self._tracker:
-            self.obey(request_id, told, now_s)
-            is_over = told == ReservationFreed()
-            return self._foreign.pass_on(request_id, told) if is_over else []
+            effects = self.obey(request_id, told, now_s)
+            if isinstance(told, ReservationFreed):
+                effects += self._foreign.pass_on(request_id, ReservationFreed())
+            return effects
         effects = self._foreign.pass_on(request_id, told)
         if not effects:
             raise ReservationNotFoundError(request_id)
         return effects
 
-    def obey(self, request_id: str, told: CallerTold, now_s: float) -> None:
+    def obey(self, request_id: str, told: CallerTold, now_s: float) -> list[Effect]:
         """Do what is said of a reservation of ours; of others it is passed over."""
         if request_id not in self._tracker:
-            return
+            return []
+        effects: list[Effect] = []
+        if isinstance(told, PrefillCompleted | ReservationFreed) and told.usage is not None:
+            effects += self._compared(request_id, told.usage)
         match told:
-            case PrefillCompleted():
-                self._tracker.prefill_complete(request_id, now_s)
-            case OutputBlockAdded(decay_fraction) if self._settings.tracking.counts_output:
-                self._tracker.add_output_blocks(request_id, 1, decay_fraction, now_s)
+            case PrefillCompleted(_, in_batch):
+                self._tracker.prefill_complete(request_id, now_s, in_batch=in_batch)
+            case OutputBlockAdded(decay, in_batch) if self._settings.tracking.counts_output:
+                self._tracker.add_output_blocks(request_id, 1, decay, now_s, in_batch=in_batch)
             case OutputBlockAdded():
                 self._tracker.progress(request_id, now_s)
             case ReservationFreed():
                 self._tracker.free(request_id, now_s)
+        return effects
+
+    def _compared(self, request_id: str, usage: PromptUsage) -> list[Effect]:
+        """What an engine says of a prompt, against what we had expected; once."""
+        predicted_tokens = self._tracker.take_prediction(request_id)
+        return [] if predicted_tokens is None else [UsageTold(usage, predicted_tokens)]

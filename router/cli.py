@@ -9,6 +9,7 @@ from typing import TypeAlias
 from router.errors import ConfigError
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal
+from router.process.settings import INDEXER_PREFIX, ROUTER_PREFIX
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -21,6 +22,7 @@ usage: kv-router COMMAND [--help] [options]
   simulate replay a trace of requests in virtual time: how would other policies have done
   inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
   doctor   connect to an engine, and say what is wrong with it and how to fix it
+  health   ask the process of this container whether it lives; for its HEALTHCHECK
 """
 
 TOOLS = {
@@ -53,7 +55,7 @@ def _command(name: str) -> Command | None:
     if name in TOOLS:
         tool: Command = getattr(import_module(TOOLS[name]), name)
         return tool
-    return {"serve": _serve, "up": _up, "indexer": _indexer}.get(name)
+    return {"serve": _serve, "up": _up, "indexer": _indexer, "health": _health}.get(name)
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -75,13 +77,30 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _indexer(arguments: Sequence[str]) -> int:
-    from router.index_config import load_indexer_config
+    from router.index_config import IndexerConfig, load_indexer
     from router.index_service import IndexService
+    from router.process.reload import Reloader
+    from router.process.settings import Loaded
 
-    config = load_indexer_config(arguments, os.environ)
+    def load() -> Loaded[IndexerConfig]:
+        return load_indexer(arguments, os.environ)
+
+    loaded = load()
+    config = loaded.shown()
     log_to_stderr(config.log_level, config.log_format)
-    run_until_signal(IndexService(config).run)
+    service = IndexService(config)
+    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
     return 0
+
+
+def _health(arguments: Sequence[str]) -> int:
+    """Of `arguments`, which are a command and its options; without any, of those of process 1."""
+    from router.process.health import health, started_with
+
+    command, *options = list(arguments) or started_with("kv-router") or ["serve"]
+    if command == "indexer":
+        return health(options, os.environ, INDEXER_PREFIX, 8090)
+    return health(options, os.environ, ROUTER_PREFIX, 8092)
 
 
 def _up(arguments: Sequence[str]) -> int:

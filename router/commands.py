@@ -27,6 +27,7 @@ from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
 from router.prompts import is_short, prepared
+from router.protocol.replicas import PromptUsage
 from router.protocol.replies import (
     Decision,
     OverlapScoresReply,
@@ -41,7 +42,7 @@ from router.protocol.requests import (
     SelectRequest,
     Usage,
 )
-from router.protocol.values import Rank
+from router.protocol.values import Rank, Scope
 from router.selections import Selection, SelectionLimits, Selections
 from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
@@ -63,12 +64,15 @@ SELECT_HEADERS = {
 
 
 class Wait(Struct, frozen=True, eq=False):
-    """A request that waits since then: its ticket, and where it will have been placed."""
+    """A request that waits since then: its ticket, and where it will have been placed. `stages`:
+    where it is timed.
+    """
 
     request: SelectRequest
     ticket: int
     future: asyncio.Future[Placement]
     since_s: float
+    stages: Stages | None
 
 
 class Commands:
@@ -140,7 +144,7 @@ class Commands:
         """Where a waiting request was placed, once it is."""
         request_id = wait.request.request_id or ""
         placement = await self._waiters.placement(request_id, wait.ticket, wait.future, gone)
-        decision = self._booked(wait.request, placement, None)
+        decision = self._booked(wait.request, placement, wait.stages)
         return structs.replace(decision, waited_s=round(time.monotonic() - wait.since_s, 6))
 
     async def reserve(self, asked: BookRequest) -> ReservationReply:
@@ -154,13 +158,15 @@ class Commands:
         selection_id = asked.selection_id or asked.request_id
         if selection_id is None:
             raise MissingRequestIdError
-        key = (asked.scope, selection_id)
-        selection = self._selections.find(key, time.monotonic())
+        return await self._reserve_selected(asked.scope, selection_id)
+
+    async def _reserve_selected(self, scope: Scope, selection_id: str) -> ReservationReply:
+        selection = self._selections.find((scope, selection_id), time.monotonic())
         if selection is None:
-            raise SelectionNotFoundError(selection_id, *astuple(asked.scope))
+            raise SelectionNotFoundError(selection_id, *astuple(scope))
         request = selection.request
-        reply = self._reserve(request, prepare(request, self.core.identities(request.scope)))
-        self._selections.reserved(key)
+        reply = self._reserve(request, self._prepare_now(request))
+        self._selections.reserved((scope, selection_id))
         return reply
 
     def _reserve(self, request: ReserveRequest, prompt: Prompt) -> ReservationReply:
@@ -177,23 +183,27 @@ class Commands:
             endpoint=worker.endpoint,
         )
 
-    def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
+    def prefill_complete(
+        self, request_id: str, usage: Usage | None = None, *, in_batch: bool = False
+    ) -> None:
         """A booked prompt is computed. `usage`: what its engine says of it, which is held against
-        what we had expected.
+        what we had expected, once. `in_batch`: as to `RouterCore.prefill_complete`.
         """
-        if usage is not None:
-            expected_tokens = self.core.predicted_cached_tokens(request_id)
-            self._metrics.usage.note(checked_usage(usage), expected_tokens)
-        self._outbox.perform(self.core.prefill_complete(request_id, time.monotonic()))
+        told = told_usage(usage)
+        now_s = time.monotonic()
+        self._outbox.perform(self.core.prefill_complete(request_id, now_s, told, in_batch))
 
-    def output_block(self, request_id: str, decay_fraction: float | None) -> None:
+    def output_block(
+        self, request_id: str, decay_fraction: float | None, *, in_batch: bool = False
+    ) -> None:
         """A booked request grew by a block."""
-        effects = self.core.output_block(request_id, decay_fraction, time.monotonic())
+        effects = self.core.output_block(request_id, decay_fraction, time.monotonic(), in_batch)
         self._outbox.perform(effects)
 
-    def free(self, request_id: str) -> None:
-        """A booked request ended."""
-        self._outbox.perform(self.core.free(request_id, time.monotonic()))
+    def free(self, request_id: str, usage: Usage | None = None) -> None:
+        """A booked request ended. `usage`: as with `prefill_complete`; streams say it last."""
+        told = told_usage(usage)
+        self._outbox.perform(self.core.free(request_id, time.monotonic(), told))
 
     async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
         """The load of every rank, were this prompt placed there. Raises NoEndpointsError."""
@@ -231,15 +241,17 @@ class Commands:
         submitted, effects = self.core.submit(request, prompt, now_s)
         if isinstance(submitted, Placement):
             self._outbox.perform(effects)
+            end_of(stages)
             return self._booked(request, submitted, stages)
         future = self._waiters.expect(submitted)
         self._outbox.perform(effects)
-        return Wait(structs.replace(request, token_ids=None), submitted, future, now_s)
+        return Wait(structs.replace(request, token_ids=None), submitted, future, now_s, stages)
 
     def _selected(
         self, request: SelectRequest, placement: Placement, stages: Stages | None, now_s: float
     ) -> Decision:
         """A selection is kept where it has an id, and says how loaded its rank is where asked."""
+        end_of(stages)
         decision = self._decided("select", request, placement, stages)
         if request.selection_id is None and not request.advisory:
             return decision
@@ -269,8 +281,7 @@ class Commands:
     def _decided(
         self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
-        """`stages`: None for a request that was not timed, or had to wait."""
-        end_of(stages)
+        """`stages`, which has ended: None for a request that was not timed."""
         decision = explain(self.core, request, placement, time.monotonic())
         self._watch.decided(command, request, placement, decision, stages)
         return decision
@@ -284,12 +295,14 @@ def _served(ranks: list[T], request: PromptRequest) -> list[T]:
     return ranks
 
 
-def checked_usage(usage: Usage) -> Usage:
+def told_usage(usage: Usage | None) -> PromptUsage | None:
     """A usage that can be true. Raises InvalidFieldError."""
+    if usage is None:
+        return None
     if usage.cached > usage.prompt_tokens:
         allowed = f"at most prompt_tokens, {usage.prompt_tokens}"
         raise InvalidFieldError("usage.cached_tokens", str(usage.cached), allowed)
-    return usage
+    return PromptUsage(usage.prompt_tokens, usage.cached)
 
 
 def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:

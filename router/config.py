@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from router.core_settings import CoreSettings
+from router.errors import ConfigError
 from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
@@ -12,7 +13,10 @@ from router.indexer.selection import IndexSettings, index_mode
 from router.observing_config import ObservingConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
+from router.security.block_keys import read_secret
 from router.selections import SelectionLimits
+from router.sequence.naming import BlockNaming
+from router.sequence.tracking_names import ALGORITHM, KEY_BYTES, TrackingKey
 
 DECISION_SETTINGS = (
     "policy",
@@ -156,6 +160,23 @@ class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
             self.selection_cache_max_entries,
             self.selection_cache_max_bytes,
         )
+
+    @property
+    def naming(self) -> BlockNaming:
+        """How blocks are named, in bookings as well. Raises ConfigError."""
+        return structs.replace(super().naming, tracking=self.tracking_key)
+
+    @property
+    def tracking_key(self) -> TrackingKey | None:
+        """The secret under which bookings name blocks, if they do. Raises ConfigError."""
+        path = self.router_tracking_key_file
+        if self.router_tracking_hash != ALGORITHM or not path:
+            return None
+        secret = read_secret("router_tracking_key_file", path)
+        if len(secret) != KEY_BYTES:
+            allowed = f"{KEY_BYTES}, such as `openssl rand -hex {KEY_BYTES}` gives"
+            raise ConfigError("router_tracking_key_file", f"{len(secret)} bytes", allowed)
+        return TrackingKey(secret, self.router_tracking_key_id)
 
     @property
     def core(self) -> CoreSettings:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from router.config import RouterConfig
 from router.contradictions import Rule, check_rules
 from router.security.config import check_security
+from router.sequence.tracking_names import ALGORITHM
 
 
 def _has_no_login_to_give(config: RouterConfig) -> bool:
@@ -49,6 +50,18 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "router_track_prefill_tokens",
         lambda c: c.router_prefill_load_model == "ais" and not c.router_track_prefill_tokens,
         "without tracking there is no prompt to be computed",
+    ),
+    Rule(
+        "router_tracking_hash",
+        "router_tracking_key_file",
+        lambda c: c.router_tracking_hash == ALGORITHM and not c.router_tracking_key_file,
+        "what is keyed needs a key",
+    ),
+    Rule(
+        "router_tracking_key_file",
+        "router_tracking_hash",
+        lambda c: bool(c.router_tracking_key_file) and c.router_tracking_hash != ALGORITHM,
+        "public names need no key",
     ),
     Rule(
         "overlap_score_weight",
@@ -160,3 +173,4 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Refuse contradictions among what somebody set. Raises ConfigError."""
     check_rules(RULES, config, sources)
     check_security(config, sources)
+    _ = config.tracking_key

@@ -8,7 +8,7 @@ answer and the effects that the world owes them.
     requests ──▶ select, reserve, free, …            ──▶ scheduler over both, Tracker
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
 
@@ -52,6 +52,7 @@ from router.protocol.replicas import (
     PeerMessage,
     PrefillCompleted,
     ProgressTold,
+    PromptUsage,
     ReservationFreed,
 )
 from router.protocol.replies import Trust
@@ -66,12 +67,14 @@ from router.queue_errors import WithdrawnError
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.gate import Gate
 from router.scheduler.predictor import Predictor
+from router.scheduler.prefill_load import end_overdue
 from router.scheduler.selector import Selector
 from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
 from router.scheduler.waiting_room import WaitingRoom
 from router.sequence.prompt import Prompt
-from router.sequence.rank_table import EAGLE, RankTable
+from router.sequence.rank_table import RankTable
+from router.sequence.stages import SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
 from router.standing import Standing
@@ -260,8 +263,7 @@ class RouterCore:
         if not isinstance(message, ProgressTold):
             return [*self.foreign.apply(message, now_s), *self._woken()]
         # Passed on no further: that would never end.
-        self._bookings.obey(message.request_id, message.told, now_s)
-        return self._woken()
+        return [*self._bookings.obey(message.request_id, message.told, now_s), *self._woken()]
 
     def set_connected(self, connected: bool, now_s: float) -> None:
         """Note whether the bus can be heard at all."""
@@ -286,6 +288,8 @@ class RouterCore:
         effects += self.foreign.tick(now_s)
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
+        if self._settings.models_prefill or self.tracker.silence.is_usual:
+            end_overdue(self.ranks, self.tracker, now_s)
         effects += self._woken()
         self._standing.note_some(now_s)
         return effects
@@ -318,7 +322,7 @@ class RouterCore:
         """What of a booking is counted."""
         return self._placer.tracking(override)
 
-    def identities(self, scope: Scope) -> list[Identity]:
+    def identities(self, scope: Scope) -> Sequence[Identity]:
         """Under which identities a prompt of this scope has to be hashed."""
         return self._placer.schedulable(scope).identities
 
@@ -385,7 +389,7 @@ class RouterCore:
             uncached_tokens = prompt.isl_tokens - cached_tokens
             index = queue.classes.index(request.policy_class, uncached_tokens)
         policy_class = queue.classes.all[index]
-        if not len(queue) and self._placer.has_room(request, policy_class, now_s):
+        if not len(queue) and self._placer.has_room(request, policy_class, 1.0, now_s):
             placement, effects = self.select_and_reserve(request, prompt, now_s)
             self.waiting.charge(request, index, placement.uncached_tokens, now_s)
             return placement, effects
@@ -401,11 +405,14 @@ class RouterCore:
         if taken is None:
             return None
         waiting, pending = taken
+        if pending.prompt.stages is not None:
+            pending.prompt.stages.admitted()
         outcome: Placement | KvRouterError
         try:
             outcome, effects = self.select_and_reserve(pending.request, pending.prompt, now_s)
         except KvRouterError as error:
             outcome, effects = error, []
+        pending.prompt.end(SCHEDULING)
         return Admission(
             waiting.ticket,
             pending.request.request_id,
@@ -440,19 +447,35 @@ class RouterCore:
         effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
         return worker, effects
 
-    def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
-        """A booked prompt is computed; idempotent. Raises ReservationNotFoundError."""
-        return self._tell(request_id, PrefillCompleted(), now_s)
+    def prefill_complete(
+        self,
+        request_id: str,
+        now_s: float,
+        usage: PromptUsage | None = None,
+        in_batch: bool = False,
+    ) -> list[Effect]:
+        """A booked prompt is computed; idempotent. Raises ReservationNotFoundError.
+
+        `in_batch`: callers who report many requests in one call do so from time to time; until the
+        next time decisions go by what such a request should have generated.
+        """
+        return self._tell(request_id, PrefillCompleted(usage, in_batch), now_s)
 
     def output_block(
-        self, request_id: str, decay_fraction: float | None, now_s: float
+        self,
+        request_id: str,
+        decay_fraction: float | None,
+        now_s: float,
+        in_batch: bool = False,
     ) -> list[Effect]:
-        """A booked request grew by a block. Raises ReservationNotFoundError, InvalidFieldError."""
+        """A booked request grew by a block; `in_batch`: see `prefill_complete`. Raises
+        ReservationNotFoundError, InvalidFieldError.
+        """
         if decay_fraction is not None and not 0 <= decay_fraction <= 1:
             raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
-        return self._tell(request_id, OutputBlockAdded(decay_fraction), now_s)
+        return self._tell(request_id, OutputBlockAdded(decay_fraction, in_batch), now_s)
 
-    def free(self, request_id: str, now_s: float) -> list[Effect]:
+    def free(self, request_id: str, now_s: float, usage: PromptUsage | None = None) -> list[Effect]:
         """A booked request ended, or one that waits is not wanted any more.
 
         Raises ReservationNotFoundError.
@@ -461,17 +484,7 @@ class RouterCore:
         if ticket is not None:
             self.waiting.withdraw(ticket)
             return [RefuseWaiting(ticket, WithdrawnError(request_id))]
-        return self._tell(request_id, ReservationFreed(), now_s)
-
-    def predicted_cached_tokens(self, request_id: str) -> int | None:
-        """What we expect to be cached of a booked prompt; None once it is complete, or where nobody
-        knows.
-        """
-        found = self.tracker.prefilling(request_id)
-        if found is None or not self._settings.tracking.prefill_tokens:
-            return None
-        rank, booked = found
-        return booked.reusable_tokens(eagle=bool(self.ranks.row(rank)[EAGLE]))
+        return self._tell(request_id, ReservationFreed(usage), now_s)
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far an announced rank's overlap can be believed."""

@@ -27,6 +27,14 @@ def _events_are_durable(value: str) -> Mapping[str, str]:
     return {}
 
 
+def _guesses_expire(value: str) -> Mapping[str, str]:
+    """Ours expire, and the oldest go where there are too many."""
+    if value.lower() != "ttl":
+        reason = "guesses expire by approximate_ttl_s"
+        raise ConfigError(f"{PREFIX}APPROXIMATE_CACHE_POLICY", f"{value!r}: {reason}", "ttl")
+    return {}
+
+
 def _mode(value: str) -> Mapping[str, str]:
     """Dynamo's `kv` is whatever policy is configured."""
     mode = value.lower().replace("_", "-")
@@ -59,10 +67,18 @@ ALIASES = (
     Alias("router_track_output_blocks", f"{PREFIX}TRACK_OUTPUT_BLOCKS"),
     Alias("router_track_prefill_tokens", f"{PREFIX}TRACK_PREFILL_TOKENS"),
     Alias("router_prefill_load_model", f"{PREFIX}PREFILL_LOAD_MODEL"),
+    Alias("router_tracking_hash", f"{PREFIX}TRACKING_HASH"),
+    Alias("router_tracking_key_file", f"{PREFIX}TRACKING_KEY_FILE"),
+    Alias("router_tracking_key_id", f"{PREFIX}TRACKING_KEY_ID"),
     Alias("router_assume_kv_reuse", f"{PREFIX}ASSUME_KV_REUSE"),
     Alias("router_snapshot_threshold", f"{PREFIX}SNAPSHOT_THRESHOLD", "snapshot_threshold"),
     Alias("router_reset_states", f"{PREFIX}RESET_STATES", "reset_state"),
     Alias("router_ttl_secs", f"{PREFIX}TTL_SECS", "approximate_ttl_s"),
+    Alias(
+        "router_approximate_cache_policy",
+        f"{PREFIX}APPROXIMATE_CACHE_POLICY",
+        meaning=_guesses_expire,
+    ),
     Alias("router_max_tree_size", f"{PREFIX}MAX_TREE_SIZE", "approximate_max_blocks"),
     Alias("router_prune_target_ratio", f"{PREFIX}PRUNE_TARGET_RATIO", "approximate_prune_target"),
     Alias("router_predicted_ttl_secs", f"{PREFIX}PREDICTED_TTL_SECS", "predicted_ttl_s"),
@@ -91,10 +107,6 @@ ALIASES = (
 
 REFUSED = MappingProxyType(
     {
-        f"{PREFIX}TRACKING_HASH": "blocks are named by sequence hashes, which nobody can reverse",
-        f"{PREFIX}TRACKING_KEY_FILE": "blocks are named by sequence hashes",
-        f"{PREFIX}TRACKING_KEY_ID": "blocks are named by sequence hashes",
-        f"{PREFIX}APPROXIMATE_CACHE_POLICY": "guesses expire by approximate_ttl_s",
         f"{PREFIX}OVERLAP_REFRESH_AFTER_SECS": "whoever waited is always matched anew",
         f"{PREFIX}LOAD_AWARE": "the policy least-loaded looks at load alone",
         f"{PREFIX}WORKER_SELECTION_POLICY": "policies are named by policy and group_policies",
@@ -103,12 +115,3 @@ REFUSED = MappingProxyType(
     }
 )
 """Variables without a counterpart, and why."""
-
-
-def check_variables(environment: Mapping[str, str]) -> None:
-    """Refuse what would be passed over. Raises ConfigError."""
-    known = {alias.variable for alias in ALIASES}
-    for name in environment:
-        if name.startswith(PREFIX) and name not in known:
-            reason = REFUSED.get(name, "no such setting")
-            raise ConfigError(name, f"means nothing here: {reason}", ", ".join(sorted(known)))

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.loads import Beacon
-from router.protocol.replicas import ProgressTold, SnapshotWanted
+from router.protocol.replicas import ProgressTold, PromptUsage, SnapshotWanted
 from router.protocol.values import Rank
 
 
@@ -38,6 +38,13 @@ class ReservationExpired(Struct, frozen=True):
 
     request_id: str
     rank: Rank
+
+
+class UsageTold(Struct, frozen=True):
+    """What an engine said of a prompt of ours, and how much of it we had expected to be cached."""
+
+    usage: PromptUsage
+    predicted_tokens: int
 
 
 class ReplicaGone(Struct, frozen=True):
@@ -78,6 +85,7 @@ Effect: TypeAlias = (
     | FetchWorker
     | WorkerGone
     | ReservationExpired
+    | UsageTold
     | ReplicaGone
     | TellReplica
     | SendBeacon

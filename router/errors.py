@@ -22,6 +22,8 @@ values, not exceptions.
     ├── NoReplicaPeersError          routers find each other, nobody names them
     ├── …                            what the index alone refuses: see `index_errors`
     ├── …                            of blocks and their tokens: see `block_errors`
+    ├── …                            of requests in a connector: see `slot_errors`
+    ├── …                            of blocks that workers share: see `blockset_errors`
     ├── …                            of registered workers: see `registration_errors`
     ├── …                            of requests that would wait: see `queue_errors`
     ├── …                            what callers see without an answer: see `client/errors`

@@ -71,17 +71,21 @@ def _decision(
 
 def _overlap_tokens(placement: Placement) -> OverlapTokens:
     block_size, chosen = placement.prompt.block_size, placement.rank
-    overlap = placement.overlaps.get(chosen, NO_OVERLAP)
-    dp = {}
-    for rank in placement.worker.ranks:
-        its = overlap if rank == chosen else placement.overlaps.get(rank, NO_OVERLAP)
-        dp[str(rank.dp_rank)] = its.device * block_size
+    row = placement.choice.table.values[placement.choice.index]
+    device, host, disk, remote = row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1].tolist()
+    device_tokens, remote_tokens = int(device) * block_size, int(remote) * block_size
+    dp = {str(chosen.dp_rank): device_tokens}
+    ranks = placement.worker.ranks
+    if len(ranks) > 1:
+        found = (placement.overlaps.get(rank, NO_OVERLAP) for rank in ranks)
+        each = zip(ranks, found, strict=True)
+        dp = {str(rank.dp_rank): its.device * block_size for rank, its in each}
     return OverlapTokens(
-        longest_matched=overlap.remote * block_size,
-        gpu=overlap.device * block_size,
-        cpu=overlap.host * block_size,
-        disk=overlap.disk * block_size,
-        remote=overlap.remote * block_size,
+        longest_matched=remote_tokens,
+        gpu=device_tokens,
+        cpu=int(host) * block_size,
+        disk=int(disk) * block_size,
+        remote=remote_tokens,
         dp=dp,
     )
 

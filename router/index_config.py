@@ -5,13 +5,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from router.contradictions import Rule, check_rules
 from router.core_settings import CoreSettings
 from router.errors import ConfigError
 from router.fleet import LivenessLimits
-from router.process.settings import INDEXER_PREFIX, load_with_sources
+from router.process.settings import INDEXER_PREFIX, Loaded, load_with_sources
 from router.protocol.registrations import is_http_url
 from router.scheduler.settings import PolicySettings
-from router.security.config import check_security
+from router.security.config import check_readable, check_security
 from router.service_config import ServiceConfig
 
 
@@ -37,6 +38,18 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
         int, Meta(ge=1024, description="a peer's dump; beyond, the next peer is asked")
     ] = 256 * 1024 * 1024
 
+    peer_token_file: Annotated[
+        str,
+        Meta(description="file with a bearer token of scope admin, where peers want one"),
+    ] = ""
+    peer_tls_ca_file: Annotated[
+        str, Meta(description="PEM authorities of peers' https; empty: those of the system")
+    ] = ""
+    peer_tls_cert_file: Annotated[
+        str, Meta(description="PEM certificate for peers that want one")
+    ] = ""
+    peer_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+
     @property
     def peer_urls(self) -> tuple[str, ...]:
         """Peers to ask, in order."""
@@ -56,15 +69,40 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
         )
 
 
+PEER_FILES = ("peer_token_file", "peer_tls_ca_file", "peer_tls_cert_file", "peer_tls_key_file")
+RULES: tuple[Rule[IndexerConfig], ...] = (
+    Rule(
+        "peer_tls_cert_file",
+        "peer_tls_key_file",
+        lambda c: bool(c.peer_tls_cert_file) and not c.peer_tls_key_file,
+        "a certificate is proven by its key",
+    ),
+    Rule(
+        "peer_tls_key_file",
+        "peer_tls_cert_file",
+        lambda c: bool(c.peer_tls_key_file) and not c.peer_tls_cert_file,
+        "a key proves a certificate",
+    ),
+)
+
+
 def load_indexer_config(arguments: Sequence[str], environment: Mapping[str, str]) -> IndexerConfig:
     """The configuration of an index alone. Raises ConfigError."""
+    return load_indexer(arguments, environment).shown()
+
+
+def load_indexer(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[IndexerConfig]:
+    """The same, and where each setting comes from. Raises ConfigError."""
     loaded = load_with_sources(IndexerConfig, arguments, environment, INDEXER_PREFIX)
     config = loaded.config
     check_security(config, loaded.sources)
+    check_rules(RULES, config, loaded.sources)
+    for key in PEER_FILES:
+        check_readable(key, getattr(config, key))
     for url in config.peer_urls:
         if not is_http_url(url):
             raise ConfigError("peers", f"{url!r}", "http://host:port, or https://…")
     if len(config.peer_urls) > config.max_peers:
         problem = f"{len(config.peer_urls)} of them"
         raise ConfigError("peers", problem, f"at most max_peers, {config.max_peers}")
-    return loaded.shown()
+    return loaded

@@ -30,6 +30,10 @@ from router.protocol.lookups import (
 from router.protocol.subjects import Subjects
 from router.protocol.values import Scope
 from router.publisher.bus import Bus
+from router.security.caller import Caller
+from router.security.guard import Guard
+from router.security.guarded import identify
+from router.security.route_scopes import BUS
 
 QUEUE_GROUP = "indexer"
 UNKNOWN = "unknown"
@@ -42,7 +46,9 @@ _SHOWN = 64
 
 
 class IndexRpc:
-    """Answers index queries, in a queue group with all others who keep an index."""
+    """Answers index queries that the guard admits, in a queue group with all others who keep an
+    index.
+    """
 
     def __init__(
         self,
@@ -50,9 +56,11 @@ class IndexRpc:
         lookups: Lookups,
         metrics: RouterMetrics,
         subjects: Subjects,
+        guard: Guard,
         limit: int,
     ) -> None:
         self._core = core
+        self._guard = guard
         self._lookups = lookups
         self._metrics = metrics
         self._answer_limit_bytes = 0
@@ -72,12 +80,14 @@ class IndexRpc:
     async def _reply(self, message: Msg) -> BusAnswer:
         name = UNKNOWN
         try:
+            caller = identify(self._guard, message.headers)
             question = _question(await decode_body(self._decoder.decode, message.data))
             name = question.name
-            answer = await self._answer(question, self._answer_limit_bytes)
+            self._guard.check_scope(caller, BUS, name)
+            answer = await self._answer(question, caller, self._answer_limit_bytes)
         except KvRouterError as error:
             return self._refused(name, error)
-        self._metrics.requests.labels("nats", name, "ok").inc()
+        self._metrics.requests.count("nats", name, "ok")
         return BusAnswer(answer)
 
     def _refuse(self, _: Msg, error: KvRouterError) -> BusAnswer:
@@ -85,24 +95,27 @@ class IndexRpc:
 
     def _refused(self, name: str, error: KvRouterError) -> BusAnswer:
         self._metrics.refusals.labels("nats", error.code).inc()
-        self._metrics.requests.labels("nats", name, error.code).inc()
+        self._metrics.requests.count("nats", name, error.code)
         return BusAnswer(msgspec.json.encode(ErrorReply(str(error))))
 
-    async def _answer(self, question: IndexQuestion, limit_bytes: int) -> bytes:
+    async def _answer(self, question: IndexQuestion, caller: Caller, limit_bytes: int) -> bytes:
         match question:
             case TokensLookup():
-                answer = _matches(await self._lookups.by_tokens(question.prompt))
+                prompt = caller.bound(question.prompt)
+                answer = _matches(await self._lookups.by_tokens(prompt))
             case HashedLookup():
-                answer = _matches(await self._by_hashes(question))
+                answer = _matches(await self._by_hashes(question, caller))
             case TreeLookup():
                 answer = await self._tree(question.scope, limit_bytes)
         if len(answer) > limit_bytes:
             raise AnswerTooLargeError(limit_bytes)
         return answer
 
-    async def _by_hashes(self, question: HashedLookup) -> Found:
+    async def _by_hashes(self, question: HashedLookup, caller: Caller) -> Found:
         if question.cache_salt is not None:
             raise SaltedHashesError(question.name)
+        caller.check_group(question.scope.routing_group)
+        caller.check_hashes("block_hashes")
         return await self._lookups.by_hashes(question.scope, question.block_hashes)
 
     async def _tree(self, scope: Scope, limit_bytes: int) -> bytes:

@@ -14,6 +14,7 @@ from router.indexer.selection import make_indexer
 from router.instances import instance
 from router.lookups import Lookups
 from router.peers import Peers, Recovery
+from router.process.settings import Loaded
 from router.publisher.bus import Bus
 
 
@@ -32,13 +33,21 @@ class IndexService:
             needs_workers=False,
             on_drain=lambda: self._rpc.drain(),
         )
-        self._rpc = IndexRpc(
-            core, lookups, self._host.metrics, self._host.subjects, config.max_bus_requests
-        )
+        told = (self._host.metrics, self._host.subjects, self._host.edge.guard)
+        self._rpc = IndexRpc(core, lookups, *told, config.max_bus_requests)
         self._recovery = Recovery(core, config)
         peers = Peers(config.peer_urls, config.max_peers)
-        api = IndexApi(config, self._host, lookups, peers)
-        self._front = Front(api.app(), config, self._host.metrics, self._host.edge.guard)
+        self._api = IndexApi(config, self._host, lookups, peers)
+        self._front = Front(self._api.app(), config, self._host.metrics, self._host.edge.guard)
+
+    def reconfigure(self, loaded: Loaded[IndexerConfig]) -> None:
+        """Go on with other settings, those of `reload.LIVE`."""
+        for each in (self._host, self._front, self._api):
+            each.reconfigure(loaded.config)
+
+    def reread(self) -> list[str]:
+        """Read files that settings name again; what came of it, in words."""
+        return self._host.edge.reload()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""

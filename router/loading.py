@@ -7,7 +7,8 @@ from msgspec import structs
 
 from router.config import RouterConfig
 from router.config_rules import check_router
-from router.dynamo_names import ALIASES, check_variables
+from router.dynamo_names import ALIASES, PREFIX, REFUSED
+from router.process.aliases import check_variables
 from router.process.settings import ROUTER_PREFIX, Loaded, load_with_sources
 from router.queue_config import policy_file_text
 
@@ -21,7 +22,7 @@ def load_router(
 
     Raises ConfigError, for settings that contradict each other as well.
     """
-    check_variables(environment)
+    check_variables(environment, PREFIX, ALIASES, REFUSED)
     loaded = load_with_sources(config_type, arguments, environment, ROUTER_PREFIX, aliases=ALIASES)
     check_router(loaded.config, loaded.sources)
     return structs.replace(loaded, config=_completed(loaded.config))

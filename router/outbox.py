@@ -19,6 +19,7 @@ from router.effects import (
     ReservationExpired,
     SendBeacon,
     TellReplica,
+    UsageTold,
     WorkerGone,
 )
 from router.errors import BusError, BusUnavailableError, KvRouterError
@@ -133,6 +134,8 @@ class Outbox:
             case ReplicaGone(router_id, dropped):
                 log.warning("router %d is gone: silent (%d reservations)", router_id, dropped)
                 self._metrics.events.reservations_dropped.labels("router gone").inc(dropped)
+            case UsageTold(usage, predicted_tokens):
+                self._metrics.usage.note(usage, predicted_tokens)
             case ReservationExpired(request_id, rank):
                 log.info("reservation %s on %s expired", request_id, rank)
                 self._metrics.events.reservations_dropped.labels("expired").inc()

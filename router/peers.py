@@ -15,6 +15,7 @@ from router.indexer.base import HeldBlocks
 from router.process.bodies import read_body
 from router.protocol.dumps import DumpedRank, decode_dump, scope_key
 from router.protocol.replies import TrustState
+from router.security.http_access import HttpAccess
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +72,13 @@ class Recovery:
             return
 
     async def _fetch(self, url: str) -> list[DumpedRank]:
-        """Raises httpx.HTTPError, WireError, BodyTooLargeError, BodyTimeoutError."""
-        timeout_s, limit_bytes = self._config.peer_timeout_s, self._config.peer_dump_limit_bytes
+        """Raises httpx.HTTPError, WireError, ConfigError, BodyTooLargeError, BodyTimeoutError."""
+        config = self._config
+        timeout_s, limit_bytes = config.peer_timeout_s, config.peer_dump_limit_bytes
+        files = (config.peer_tls_ca_file, config.peer_tls_cert_file, config.peer_tls_key_file)
+        access = HttpAccess(config.peer_token_file, *files)
         async with (
-            httpx.AsyncClient(timeout=timeout_s) as client,
+            httpx.AsyncClient(timeout=timeout_s, **access.options("peer")) as client,
             client.stream("GET", f"{url.rstrip('/')}/dump") as response,
         ):
             response.raise_for_status()

@@ -30,12 +30,14 @@ class SelectionLimits(Struct, frozen=True):
 class Selection(Struct, frozen=True, eq=False):
     """What was chosen: a booking of it, and the hashes of its prompt.
 
-    `block_hashes`: None where `sequence_hashes` name the blocks in caches as well.
+    `block_hashes`: None where `sequence_hashes` name the blocks in caches as well. `session`: the
+    request without its prompt, if it is one of a session.
     """
 
     booking: ReserveRequest
     sequence_hashes: HashArray
     block_hashes: HashArray | None
+    session: SelectRequest | None
 
     @classmethod
     def of(cls, request: SelectRequest, rank: Rank, public_hashes: HashArray) -> "Selection":
@@ -44,6 +46,7 @@ class Selection(Struct, frozen=True, eq=False):
             model_name=request.model_name,
             routing_group=request.routing_group,
             lora_name=request.lora_name,
+            cache_salt=request.cache_salt,
             isl_tokens=request.isl_tokens,
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
@@ -51,11 +54,13 @@ class Selection(Struct, frozen=True, eq=False):
             expected_output_tokens=request.expected_output_tokens,
             router_config_override=request.router_config_override,
         )
+        session = _session(request)
         if request.sequence_hashes is None or request.token_ids is not None:
             isl_tokens = 0 if request.token_ids is None else len(request.token_ids)
-            return cls(structs.replace(booking, isl_tokens=isl_tokens), public_hashes, None)
+            booking = structs.replace(booking, isl_tokens=isl_tokens)
+            return cls(booking, public_hashes, None, session)
         blocks = None if request.block_hashes is None else hash_array(request.block_hashes)
-        return cls(booking, hash_array(request.sequence_hashes), blocks)
+        return cls(booking, hash_array(request.sequence_hashes), blocks, session)
 
     @property
     def request(self) -> ReserveRequest:
@@ -69,6 +74,17 @@ class Selection(Struct, frozen=True, eq=False):
         """About the memory it takes."""
         arrays = (self.sequence_hashes, self.block_hashes)
         return _ENTRY_BYTES + sum(each.nbytes for each in arrays if each is not None)
+
+
+def _session(request: SelectRequest) -> SelectRequest | None:
+    if request.session_id is None:
+        return None
+    return SelectRequest(
+        model_name=request.model_name,
+        routing_group=request.routing_group,
+        session_id=request.session_id,
+        affinity_target=request.affinity_target,
+    )
 
 
 class Selections:

@@ -98,7 +98,7 @@ class RouterService:
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
         )
         self._replica = self._make_replica(core) if config.shares_reservations else None
-        told = (self._host.metrics, self._host.subjects)
+        told = (self._host.metrics, self._host.subjects, self._host.edge.guard)
         self._rpc = Rpc(self._commands, *told, config)
         lookups = Lookups(core, frequency_window_s=0.0)
         self._index_rpc = IndexRpc(core, lookups, *told, config.max_bus_requests)
@@ -136,6 +136,7 @@ class RouterService:
             workers,
             host.status,
             host.metrics,
+            host.edge.guard,
             lambda: list(host.registry.routers()),
             self._settings,
         )

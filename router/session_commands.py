@@ -1,12 +1,14 @@
 """The commands of a router whose sessions stay where they were served first."""
 
+import time
+
 from router.commands import Commands, Wait, bookable
 from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
-from router.protocol.replies import Decision
+from router.protocol.replies import Decision, ReservationReply
 from router.protocol.requests import PromptRequest, SelectRequest
-from router.protocol.values import Rank
+from router.protocol.values import Rank, Scope
 from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.waiters import Gone
@@ -57,6 +59,14 @@ class SessionCommands(Commands):
         decision = await super().decision(wait, gone)
         await self._binder.bind(wait.request, _rank(decision))
         return decision
+
+    async def _reserve_selected(self, scope: Scope, selection_id: str) -> ReservationReply:
+        """Book what was selected, and bind its session there: its caller knows where it goes."""
+        selection = self._selections.find((scope, selection_id), time.monotonic())
+        reply = await super()._reserve_selected(scope, selection_id)
+        if selection is not None and selection.session is not None:
+            await self._binder.bind(selection.session, Rank(reply.worker_id, reply.dp_rank))
+        return reply
 
 
 def _rank(decision: Decision) -> Rank:

@@ -19,7 +19,7 @@ from router.selections import Selections
 from router.sequence.prompt import Prompt
 from router.sequence.stages import Stages
 from router.shadow import Shadow, ShadowReport, reserved_at
-from router.watch import Watch
+from router.watch import Watch, end_of
 
 
 class ShadowCommands(Commands):
@@ -56,6 +56,7 @@ class ShadowCommands(Commands):
         """Choose a rank, compare, and book what the incumbent chose; nothing waits."""
         placement = self.core.select(request, prompt, time.monotonic())
         self._compare(request, placement)
+        end_of(stages)
         decision = self._booked(request, placement, stages)
         if request.incumbent is not None:
             self._book(request, request.incumbent, prompt)

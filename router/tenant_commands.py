@@ -20,6 +20,7 @@ from router.shadow import ShadowReport
 from router.waiters import Gone
 
 S = TypeVar("S", bound=Struct)
+P = TypeVar("P", bound=PromptRequest)
 
 OWN_IDS = ("request_id", "selection_id", "session_id")
 """Fields by which a request is found again: each tenant has a name space of its own."""
@@ -83,22 +84,28 @@ class TenantCommands(Commands):
     async def reserve(self, asked: BookRequest) -> ReservationReply:
         """Book a rank that the caller chose, or what was selected."""
         with self._ids_as_given():
-            return self._given(await self._commands.reserve(self._own(asked)))
+            return self._given(await self._commands.reserve(self._own_booking(asked)))
 
-    def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
+    def prefill_complete(
+        self, request_id: str, usage: Usage | None = None, *, in_batch: bool = False
+    ) -> None:
         """A booked prompt is computed."""
         with self._ids_as_given():
-            self._commands.prefill_complete(self._own_id(request_id), usage)
+            own_id = self._own_id(request_id)
+            self._commands.prefill_complete(own_id, usage, in_batch=in_batch)
 
-    def output_block(self, request_id: str, decay_fraction: float | None) -> None:
+    def output_block(
+        self, request_id: str, decay_fraction: float | None, *, in_batch: bool = False
+    ) -> None:
         """A booked request grew by a block."""
         with self._ids_as_given():
-            self._commands.output_block(self._own_id(request_id), decay_fraction)
+            own_id = self._own_id(request_id)
+            self._commands.output_block(own_id, decay_fraction, in_batch=in_batch)
 
-    def free(self, request_id: str) -> None:
+    def free(self, request_id: str, usage: Usage | None = None) -> None:
         """A booked request ended."""
         with self._ids_as_given():
-            self._commands.free(self._own_id(request_id))
+            self._commands.free(self._own_id(request_id), usage)
 
     async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
         """The load of every rank, were this prompt placed there."""
@@ -123,10 +130,18 @@ class TenantCommands(Commands):
             raise ForbiddenError("tenant", reason, f"{tenant}, or none")
         return structs.replace(self._own(request), tenant=tenant)
 
-    def _own(self, request: S) -> S:
+    def _own_booking(self, asked: BookRequest) -> BookRequest:
+        """What was selected under an id of the tenant's has its prompt already, which was its."""
+        if asked.worker_id is not None:
+            return self._own(asked)
+        self._caller.check_group(asked.routing_group)
+        return self._with_own_ids(asked)
+
+    def _own(self, request: P) -> P:
         """A request within what is the tenant's, under ids of its own."""
-        if isinstance(request, PromptRequest):
-            request = self._caller.bound(request)
+        return self._with_own_ids(self._caller.bound(request))
+
+    def _with_own_ids(self, request: S) -> S:
         given = {name: getattr(request, name, None) for name in OWN_IDS}
         own = {n: self._caller.own_id(n, v) for n, v in given.items() if v is not None}
         return structs.replace(request, **own) if own else request

@@ -4,6 +4,7 @@ Whatever is not plainly an array of tokens is left to msgspec altogether, so tha
 what is refused, and how, is the same either way.
 """
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -18,14 +19,17 @@ from router.sequence._token_kernel import find_tokens
 T = TypeVar("T", bound=PromptRequest)
 
 TOKEN_BYTES = 4
-_KEY = np.frombuffer(b"token_ids", np.uint8)
 _NO_TOKENS_YET = b"[]"
+
+MOST_REMEMBERED, MOST_BYTES = 256, 1024
+"""Requests without their tokens that are remembered, and how long what says them may be."""
 
 
 class TokenBodyDecoder(Generic[T]):
     """Decodes JSON objects of one type. May be used by several threads at once."""
 
     def __init__(self, body_type: type[T]) -> None:
+        self._rest = Remembered(self._read_rest)
         self._decode = msgspec.json.Decoder(body_type).decode
         self._known = KnownFields(body_type)
         self._whole = JsonReader(body_type)
@@ -35,21 +39,49 @@ class TokenBodyDecoder(Generic[T]):
         Raises MalformedBodyError, InvalidFieldError.
         """
         room = np.empty(len(body) // 2 + 1, np.uint32)
-        span = np.empty(2, np.int64)
-        count = find_tokens(np.frombuffer(body, np.uint8), _KEY, room, span)
+        count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
         if count < 0:
             return self._whole.read_now(body, unknown)
-        start, end = span.tolist()
         rest = body[:start] + _NO_TOKENS_YET + body[end:]
         try:
-            request = self._decode(rest)
-            unknown += self._known.unknown(rest)
+            return self._rest.with_tokens(rest, room[:count].copy(), unknown)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._whole.read_now(body, unknown)  # refused as the whole of it is
-        return with_tokens(request, room[:count].copy())
+
+    def _read_rest(self, rest: bytes, unknown: list[str]) -> T:
+        request = self._decode(rest)
+        unknown += self._known.unknown(rest)
+        return request
 
 
-def with_tokens(request: T, tokens: npt.NDArray[np.uint32]) -> T:
-    """A request that nobody else has seen yet, with these tokens put into it."""
-    msgspec.structs.force_setattr(request, "token_ids", tokens)
-    return request
+class Remembered(Generic[T]):
+    """Requests without their tokens: callers say the rest in the same words again and again.
+
+    `read` makes a request of such words, and adds the fields that nobody knows to a list. May be
+    used by several threads at once.
+    """
+
+    def __init__(self, read: Callable[[bytes, list[str]], T]) -> None:
+        self._read = read
+        self._known: dict[bytes, tuple[T, list[str]]] = {}
+
+    def with_tokens(self, words: bytes, tokens: npt.NDArray[np.uint32], unknown: list[str]) -> T:
+        """What these words say of a prompt of these tokens. Raises what `read` raises."""
+        known = self._known.get(words)
+        if known is None:
+            known = self._first(words)
+        without, fields = known
+        if fields:
+            unknown += fields
+        request: T = without.__copy__()  # type: ignore[attr-defined]
+        msgspec.structs.force_setattr(request, "token_ids", tokens)
+        return request
+
+    def _first(self, words: bytes) -> tuple[T, list[str]]:
+        fields: list[str] = []
+        known = (self._read(words, fields), fields)
+        if len(words) <= MOST_BYTES:
+            if len(self._known) >= MOST_REMEMBERED:
+                self._known.clear()
+            self._known[words] = known
+        return known

@@ -16,6 +16,7 @@ import router.scheduler._busy_kernel
 import router.scheduler._claims_kernel
 import router.scheduler._cost_kernel
 import router.scheduler._gather
+import router.scheduler._growth_kernel
 import router.scheduler._pick_kernel
 import router.scheduler._predictive_kernel
 import router.scheduler._rates_kernel
@@ -36,6 +37,7 @@ KERNEL_MODULES = (
     router.scheduler._claims_kernel,
     router.scheduler._cost_kernel,
     router.scheduler._gather,
+    router.scheduler._growth_kernel,
     router.scheduler._pick_kernel,
     router.scheduler._predictive_kernel,
     router.scheduler._rates_kernel,

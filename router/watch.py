@@ -49,7 +49,7 @@ class Watch:
         decision: Decision,
         stages: Stages | None,
     ) -> None:
-        """A request was placed. `stages`: None where it was not timed, or had to wait."""
+        """A request was placed. `stages`: None where it was not timed."""
         role, cached_blocks = placement.worker.role, decision.predicted_cached_blocks
         cached_tokens = cached_blocks * decision.block_size
         self._metrics.note(command, role, decision.isl_tokens, cached_tokens, stages)

@@ -14,8 +14,8 @@ from router.sequence.ledger import Ledger
 from router.sequence.rank_table import (
     DECODE_BLOCKS,
     DECODING_KV_TOKENS,
-    PREFILL_CONTEXTS,
     PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
 )
 from router.sequence.shared_reservations import SharedReservations
 
@@ -104,7 +104,7 @@ class Sharing:
 
     def loads(self):
         """What each router thinks every rank is busy with; of the booked load only."""
-        columns = slice(PREFILL_TOKENS, PREFILL_CONTEXTS + 1)
+        columns = [PREFILL_TOKENS, QUEUED_CONTEXTS]
         for world in self.worlds:
             world.core.tracker.check_invariants()
             world.core.foreign.replicas.check_invariants()

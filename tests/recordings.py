@@ -421,11 +421,12 @@ class RandomLife(Recorded):
     def progress(self):
         request_id = self.random.choice([*self.booked, "nobody's"])
         step = self.random.choice(["prefill", "output", "output", "free"])
+        in_batch = self.random.random() < 0.3
         if step == "prefill":
-            self.core.prefill_complete(request_id, self.now_s)
+            self.core.prefill_complete(request_id, self.now_s, in_batch=in_batch)
         elif step == "output":
             decay = self.random.choice([None, 0.3])
-            self.core.output_block(request_id, decay, self.now_s)
+            self.core.output_block(request_id, decay, self.now_s, in_batch)
         else:
             self.core.free(request_id, self.now_s)
 

@@ -23,6 +23,7 @@ from router.sequence.rank_table import (
     FOREIGN_TOKENS,
     HELD_BLOCKS,
     PREFILL_TOKENS,
+    QUEUED_TOKENS,
     REQUESTS,
 )
 
@@ -30,7 +31,7 @@ COLUMN_OF = {
     "block_size": BLOCK_SIZE,
     "cached": CACHED_BLOCKS,
     "capacity": CAPACITY_BLOCKS,
-    "prefill_tokens": PREFILL_TOKENS,
+    "prefill_tokens": [PREFILL_TOKENS, QUEUED_TOKENS],
     "decode_blocks": DECODE_BLOCKS,
     "decode_side": DECODE_SIDE,
     "requests": REQUESTS,

@@ -2,21 +2,29 @@
 
     PYTHONPATH=.:tests python tests/token_fuzz.py [--inputs 10000000] [--seed 0]
 
-With `atheris` installed, `--atheris` has libFuzzer choose the inputs, guided by the coverage of the
-Python around the parser; without, they are mutations of real bodies.
+With `atheris` (3.0.0) installed, `--atheris` has libFuzzer choose the inputs, from the same seeds,
+guided by the coverage of the Python around the parser and by how the kernel answers; without, they
+are mutations of real bodies. What follows `--atheris` is libFuzzer's: `-runs=10000000`.
 """
 
 import argparse
 import random
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from router.errors import KvRouterError
 from router.process.bodies import JsonReader
+from router.process.fields import KnownFields
 from router.protocol.requests import SelectRequest
+from router.sequence._token_kernel import find_tokens
 from router.token_bodies import TokenBodyDecoder
+
+TOKEN_KEY = np.frombuffer(b"token_ids", np.uint8)
 
 PIECES = [
     b'"token_ids"',
@@ -131,14 +139,36 @@ def _mutate_many(inputs, seed):
 def _guided(arguments):
     import atheris
 
-    decoder = TokenBodyDecoder(SelectRequest)
+    seen = ((TokenBodyDecoder, "decode"), (JsonReader, "read_now"), (KnownFields, "unknown"))
+    for kind, name in seen:
+        setattr(kind, name, atheris.instrument_func(getattr(kind, name)))
+    decoder, look = TokenBodyDecoder(SelectRequest), atheris.instrument_func(_look)
 
     def one(body):
+        look(body)
         if not agree(decoder, body):
             raise AssertionError(f"they differ: {body!r}")
 
-    atheris.Setup([sys.argv[0], *arguments], one)
-    atheris.Fuzz()
+    def mutate(body, max_size, seed):
+        rng = random.Random(seed)
+        if rng.random() < 0.5:
+            return atheris.Mutate(body, max_size)
+        return mutated(rng, body if rng.random() < 0.5 else b"")[:max_size]
+
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(SEEDS):
+            Path(corpus, str(number)).write_bytes(seed)
+        atheris.Setup([sys.argv[0], *arguments, corpus], one, custom_mutator=mutate)
+        atheris.Fuzz()
+
+
+def _look(body):
+    """A branch for each answer of the kernel, which has none that libFuzzer sees."""
+    room, span = np.empty(len(body) // 2 + 1, np.uint32), np.empty(2, np.int64)
+    count = find_tokens(np.frombuffer(body, np.uint8), TOKEN_KEY, room, span)
+    for known in range(-2, 16):
+        if count == known:
+            break
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
+from router.protocol.batches import BatchReply
 from router.protocol.replies import (
     Decision,
     OverlapScoresReply,
@@ -13,6 +14,7 @@ from router.protocol.replies import (
     ReservationReply,
     ScopeLoads,
 )
+from router.protocol.requests import Usage
 
 T = TypeVar("T")
 
@@ -66,6 +68,12 @@ OVERLAP_SCORES = Call[OverlapScoresReply](
 )
 
 
+SELECT_BATCH = Call[BatchReply]("select:batch", "POST", "/select:batch", BatchReply)
+REPORT = Call[BatchReply](
+    "reservations:batch", "POST", "/reservations:batch", BatchReply, is_repeatable=False
+)
+
+
 class Question(Struct, Generic[T], frozen=True, eq=False):
     """A call, and its fields; `request_id`: of the reservation that it is about, if it is."""
 
@@ -84,6 +92,11 @@ class Question(Struct, Generic[T], frozen=True, eq=False):
     def path(self) -> str:
         """Over HTTP. Raises nothing: ids are quoted."""
         return self.call.path.format(request_id=quote(self.request_id or "", safe=""))
+
+
+def usage_fields(usage: Usage | None) -> dict[str, Any]:
+    """Of a question that may say what an engine said."""
+    return {} if usage is None else {"usage": said(usage)}
 
 
 def said(request: Struct) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Whatever happens inside, the reservation is freed: on leaving, on errors, on can
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TypeVar
@@ -28,11 +28,14 @@ from router.client.calls import (
     OVERLAP_SCORES,
     POTENTIAL_LOADS,
     PREFILL_COMPLETE,
+    REPORT,
     RESERVE,
     SELECT,
     SELECT_AND_RESERVE,
+    SELECT_BATCH,
     Question,
     said,
+    usage_fields,
 )
 from router.client.http_transport import HttpTransport
 from router.client.nats_transport import NatsTransport
@@ -40,6 +43,7 @@ from router.client.reservation import Reservation
 from router.client.settings import ClientSettings
 from router.client.transport import Transport
 from router.errors import KvRouterError, ReservationNotFoundError
+from router.protocol.batches import ItemResult, ReservationStep
 from router.protocol.replies import (
     Decision,
     OverlapScoresReply,
@@ -116,6 +120,11 @@ class RouterClient:
         """Choose a rank; books nothing."""
         return await self._ask(Question(SELECT, said(request), request.request_id))
 
+    async def select_batch(self, requests: Iterable[SelectRequest]) -> list[ItemResult]:
+        """Choose a rank for each of these, at most 256: the answer or the refusal of each."""
+        fields = {"requests": [said(request) for request in requests]}
+        return (await self._ask(Question(SELECT_BATCH, fields))).results
+
     async def loads(self) -> list[ScopeLoads]:
         """The booked load of every rank."""
         return await self._ask(Question(LOADS))
@@ -146,7 +155,7 @@ class RouterClient:
         try:
             yield reservation
         finally:
-            goodbye = self._say_goodbye(request.request_id)
+            goodbye = self._say_goodbye(request.request_id, reservation.usage)
             await reservation.close()
             await asyncio.shield(goodbye)
 
@@ -164,18 +173,24 @@ class RouterClient:
 
     async def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
         """A booked prompt is computed."""
-        fields = {} if usage is None else {"usage": said(usage)}
-        await self._ask(Question(PREFILL_COMPLETE, fields, request_id))
+        await self._ask(Question(PREFILL_COMPLETE, usage_fields(usage), request_id))
 
     async def output_block(self, request_id: str, decay_fraction: float | None = None) -> None:
         """A booked request grew by a block. Tried again only where nobody can have heard it."""
         fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
         await self._ask(Question(OUTPUT_BLOCK, fields, request_id))
 
-    async def free(self, request_id: str) -> bool:
+    async def report(self, steps: Iterable[ReservationStep]) -> list[ItemResult]:
+        """What became of many requests, at most 4,096 steps: how each went. Between two reports the
+        router goes by what their engines should have generated.
+        """
+        fields = {"steps": [said(step) for step in steps]}
+        return (await self._ask(Question(REPORT, fields))).results
+
+    async def free(self, request_id: str, usage: Usage | None = None) -> bool:
         """A booked request ended; False if no router knew it (any more)."""
         try:
-            await self._ask(Question(FREE, {}, request_id))
+            await self._ask(Question(FREE, usage_fields(usage), request_id))
         except ReservationNotFoundError:
             return False
         return True
@@ -197,15 +212,15 @@ class RouterClient:
             timeout_s += question.fields.get("max_wait_s", self._settings.max_wait_s)
         return Asking(self._transport, question, headers, timeout_s)
 
-    def _say_goodbye(self, request_id: str) -> asyncio.Task[None]:
+    def _say_goodbye(self, request_id: str, usage: Usage | None = None) -> asyncio.Task[None]:
         """Free it even if whoever booked it is cancelled meanwhile."""
-        task = asyncio.create_task(self._goodbye(request_id))
+        task = asyncio.create_task(self._goodbye(request_id, usage))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
         return task
 
-    async def _goodbye(self, request_id: str) -> None:
+    async def _goodbye(self, request_id: str, usage: Usage | None) -> None:
         try:
-            await self.free(request_id)
+            await self.free(request_id, usage)
         except KvRouterError as error:
             log.warning("%s is not freed, and will expire: %s", request_id, error)

@@ -66,9 +66,9 @@ class HttpTransport:
         return reply
 
     def _request(self, question: Question[T], headers: dict[str, str]) -> httpx.Request:
-        """Without a body where HTTP has none."""
+        """Without a body where nothing is to be said, unless HTTP wants one."""
         method, path = question.call.method, question.path
-        if method != "POST":
+        if method != "POST" and not question.fields:
             return self._client.build_request(method, path, headers=headers)
         body = encoded(question)
         typed = {**headers, "content-type": body.media_type}

@@ -8,7 +8,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from router.client.calls import OUTPUT_BLOCK, PREFILL_COMPLETE, RESERVE, Call, Question, said
+from router.client.calls import (
+    OUTPUT_BLOCK,
+    PREFILL_COMPLETE,
+    RESERVE,
+    Call,
+    Question,
+    said,
+    usage_fields,
+)
 from router.errors import DuplicateReservationError, KvRouterError, ReservationNotFoundError
 from router.protocol.replies import Decision
 from router.protocol.requests import ReserveRequest, SelectRequest, Usage
@@ -40,11 +48,12 @@ class Reservation:
         self._reporting: asyncio.Task[None] | None = None
         self.missed_reports = 0
         """Reports of `follow` that the router did not take, or that came too thick."""
+        self.usage: Usage | None = None
+        """What the engine said of the prompt, once it has; told when the reservation is freed."""
 
     async def prefill_complete(self, usage: Usage | None = None) -> None:
         """The prompt is computed. `usage`: what the engine said of it."""
-        fields = {} if usage is None else {"usage": said(usage)}
-        await self._tell(PREFILL_COMPLETE, fields)
+        await self._tell(PREFILL_COMPLETE, usage_fields(usage))
         self._is_prefilled = True
 
     async def output_block(self, decay_fraction: float | None = None) -> None:

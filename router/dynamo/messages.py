@@ -18,7 +18,7 @@ from msgspec import Meta, Raw, Struct
 
 from router.errors import WireError
 from router.protocol.codec import T, decode
-from router.protocol.values import U64_MAX, DpRank, Rank, Tier, UInt
+from router.protocol.values import U64, U64_MAX, DpRank, Rank, Tier, UInt
 
 MAX_MESSAGE_BYTES = 8 << 20
 """A larger message is refused unread; NATS itself allows 1 MiB unless told otherwise."""
@@ -42,21 +42,21 @@ _TIERS = {
 class StoredBlock(Struct, frozen=True, gc=False):
     """A block by both its names. What multimodal objects it shows is in `tokens_hash` already."""
 
-    block_hash: UInt
-    tokens_hash: UInt
+    block_hash: U64
+    tokens_hash: U64
 
 
 class StoredBlocks(Struct, frozen=True):
     """Consecutive blocks, the first behind `parent_hash`; None: at the start of a prompt."""
 
     blocks: Annotated[list[StoredBlock], Meta(max_length=MAX_EVENT_BLOCKS)]
-    parent_hash: UInt | None = None
+    parent_hash: U64 | None = None
 
 
 class RemovedBlocks(Struct, frozen=True):
     """Blocks, in no order."""
 
-    block_hashes: Annotated[list[UInt], Meta(max_length=MAX_EVENT_BLOCKS)]
+    block_hashes: Annotated[list[U64], Meta(max_length=MAX_EVENT_BLOCKS)]
 
 
 class Change(Struct, frozen=True):
@@ -81,7 +81,7 @@ class CacheEvent(Struct, frozen=True):
 class RouterEvent(Struct, frozen=True):
     """An event, and whose it is. Blocks of a `cache_owner` are no worker's."""
 
-    worker_id: UInt
+    worker_id: U64
     event: CacheEvent
     storage_tier: str = "device"
     residency_domain: str = "worker"
@@ -100,7 +100,7 @@ class RouterEvent(Struct, frozen=True):
 class Envelope(Struct, frozen=True):
     """Around everything on core NATS. `sequence` counts a publisher's messages, from 0."""
 
-    publisher_id: UInt
+    publisher_id: U64
     sequence: UInt
     topic: str
     payload: Annotated[bytes, Meta(max_length=MAX_MESSAGE_BYTES)]
@@ -128,7 +128,7 @@ class EventMessage(Struct, frozen=True):
 class ActiveLoad(Struct, frozen=True):
     """How busy a rank is, as its worker or one of Dynamo's routers sees it."""
 
-    worker_id: UInt
+    worker_id: U64
     dp_rank: DpRank = 0
     active_decode_blocks: UInt | None = None
     active_prefill_tokens: UInt | None = None
@@ -143,7 +143,7 @@ class ActiveLoad(Struct, frozen=True):
 class SequenceWorker(Struct, frozen=True):
     """Where a request went."""
 
-    worker_id: UInt
+    worker_id: U64
     dp_rank: DpRank = 0
 
 
@@ -158,7 +158,7 @@ class AddRequest(Struct, frozen=True):
     Dynamo's router does not track active blocks, and random where it assumes no reuse.
     """
 
-    token_sequence: Annotated[list[UInt], Meta(max_length=MAX_EVENT_BLOCKS)] | None = None
+    token_sequence: Annotated[list[U64], Meta(max_length=MAX_EVENT_BLOCKS)] | None = None
     isl: UInt | None = None
     overlap: UInt | None = None
     expected_output_tokens: UInt | None = None

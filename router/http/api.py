@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -17,7 +18,7 @@ from router.commands import Commands
 from router.config import RouterConfig
 from router.errors import InvalidFieldError, NoReplicaPeersError
 from router.http.answers import OK
-from router.http.openapi import ROUTES
+from router.http.routes import ROUTES
 from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
@@ -27,6 +28,7 @@ from router.protocol.replies import ScopeLoads
 from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
 from router.protocol.values import U64_MAX, Rank
 from router.protocol.workers import WorkerPatch, WorkerRegistration
+from router.security.guard import Guard
 from router.status import ServiceStatus
 from router.tenant_commands import commands_of
 from router.views import WorkerView
@@ -47,13 +49,14 @@ class Api:
         workers: WorkerCommands,
         status: ServiceStatus,
         metrics: RouterMetrics,
+        guard: Guard,
         routers: Callable[[], list[RouterAnnouncement]],
         settings: Mapping[str, SettingView],
     ) -> None:
         self._web = Web("kv-router", ROUTES, config, metrics)
         self._router_id, self._shares = config.router_id, config.shares_reservations
         self._commands = commands
-        self._batches = BatchCommands()
+        self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._busy = BusyCommands(commands.core)
         self._workers = workers
         self._status = status
@@ -66,7 +69,7 @@ class Api:
         self._web.reconfigure(config)
 
     def app(self) -> FastAPI:
-        """The application, with every route of `router/openapi.py`."""
+        """The application, with every route of `routes.py`."""
         return self._web.app(self)
 
     def _commands_of(self, request: Request) -> Commands:
@@ -75,12 +78,12 @@ class Api:
     async def select_batch(self, request: Request) -> Response:
         """Choose a rank for each of many prompts."""
         batch = await self._web.body(request, SelectBatch)
-        return json_answer(await self._batches.select(self._commands_of(request), batch.requests))
+        return json_answer(await self._batches.select(caller_of(request), batch.requests))
 
     async def reservation_batch(self, request: Request) -> Response:
         """What became of many reservations."""
         batch = await self._web.body(request, ReservationBatch)
-        return json_answer(await self._batches.progress(self._commands_of(request), batch.steps))
+        return json_answer(await self._batches.progress(caller_of(request), batch.steps))
 
     async def workers(self, request: Request) -> Response:
         """Every worker, or those of a model, or a group."""

@@ -1,7 +1,8 @@
-"""One request of a hot route, read whole; and its answer, sent."""
+"""One request of a hot route, read whole, however it came; and its answer, sent."""
 
 from collections.abc import AsyncIterator, Awaitable
 from functools import partial
+from typing import TypeAlias
 
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,60 +14,94 @@ from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.waiters import Gone
 
-_JSON = b"application/json"
+JSON, BINARY = "application/json", "application/octet-stream"
+_JSON_BYTES = JSON.encode()
+_PLAIN = {
+    b"accept",
+    b"accept-encoding",
+    b"connection",
+    b"content-length",
+    b"content-type",
+    b"host",
+    b"user-agent",
+}
+
+Pairs: TypeAlias = list[tuple[bytes, bytes]]
 
 
-class Exchange(Struct, frozen=True):
-    """A request. `request_id`: from its path, empty where the path has none; `gone` returns when
-    the caller has hung up. Fields of the body that nobody knows are added to `unknown`.
+class Head(Struct):
+    """What came before a body. `pairs`: headers in order, named in lower case; `headers`: of each
+    name the first. `is_plain`: they say what body this is, and nothing of who asks for what.
     """
 
-    headers: dict[bytes, bytes]
+    method: str
+    path: str
     query_string: bytes
+    pairs: Pairs
+    headers: dict[bytes, bytes]
+    media_type: str
+    is_plain: bool
+
+    @classmethod
+    def of(cls, method: str, path: str, query_string: bytes, pairs: Pairs) -> "Head":
+        """A head with these headers."""
+        headers = dict(reversed(pairs))
+        media_type, is_plain = _media_type(headers), headers.keys() <= _PLAIN
+        return cls(method, path, query_string, pairs, headers, media_type, is_plain)
+
+    @classmethod
+    def of_scope(cls, scope: Scope) -> "Head":
+        """The head of an ASGI request."""
+        return cls.of(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+
+
+class Exchange(Struct):
+    """A request. `request_id`: from its path, empty where the path has none. Fields of the body
+    that nobody knows are added to `unknown`.
+    """
+
+    head: Head
     request_id: str
     body: bytes
-    gone: Gone
+    receive: Receive
     caller: Caller = ANYBODY
     unknown: list[str] = []
 
+    @property
+    def gone(self) -> Gone:
+        """Returns when the caller has hung up."""
+        return partial(_gone, self.receive)
+
     def header(self, name: bytes) -> str | None:
         """A header, by its name in lower case; of several the first."""
-        value = self.headers.get(name)
+        value = self.head.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     @property
     def media_type(self) -> str:
         """Of the body, without parameters."""
-        if self.headers.get(b"content-type") == _JSON:
-            return "application/json"
-        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        return self.head.media_type
 
     def check_json(self) -> None:
         """Raises UnsupportedMediaTypeError where the body does not claim to be JSON."""
-        if self.media_type != "application/json":
+        if self.media_type != JSON:
             raise UnsupportedMediaTypeError(self.header(b"content-type"))
 
 
-async def read_exchange(
-    scope: Scope, receive: Receive, request_id: str, config: ServiceConfig, caller: Caller
-) -> Exchange:
-    """A request with its body. Raises BodyTooLargeError (at once), BodyTimeoutError,
+def _media_type(headers: dict[bytes, bytes]) -> str:
+    said = headers.get(b"content-type", b"")
+    return JSON if said == _JSON_BYTES else said.decode("latin-1").partition(";")[0].strip().lower()
+
+
+async def read_whole_body(head: Head, receive: Receive, config: ServiceConfig) -> bytes:
+    """A body that is still coming. Raises BodyTooLargeError (at once), BodyTimeoutError,
     ClientGoneError.
     """
     limit_bytes = config.body_limit_bytes
-    length = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
+    length = head.headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
-    body = await read_body(_chunks(receive), limit_bytes, config.body_timeout_s)
-    return whole_exchange(scope, receive, request_id, body, caller)
-
-
-def whole_exchange(
-    scope: Scope, receive: Receive, request_id: str, body: bytes, caller: Caller
-) -> Exchange:
-    """A request whose body is read."""
-    headers, query_string = dict(reversed(scope["headers"])), scope["query_string"]
-    return Exchange(headers, query_string, request_id, body, partial(_gone, receive), caller)
+    return await read_body(_chunks(receive), limit_bytes, config.body_timeout_s)
 
 
 async def send_answer(answer: Answer, send: Send) -> None:

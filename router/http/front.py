@@ -7,18 +7,18 @@ A hot request that came whole is answered below ASGI (`hot_protocol.py`), in the
 Whatever is refused on the way is answered here, in the shape of `router/http/answers.py`.
 """
 
-from msgspec import structs
-from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import BodyTooLargeError, KvRouterError
 from router.http.answers import Answer, refusal, warned
-from router.http.exchange import read_exchange, send_answer, whole_exchange
+from router.http.exchange import Exchange, Head, read_whole_body, send_answer
 from router.http.hot import HotRoute, HotRoutes, Later
 from router.http.ids import answering, ids_of, with_ids
+from router.http.known_heads import KnownHeads
+from router.http.turns import Turn
 from router.metrics import RouterMetrics
 from router.process.request_ids import ANSWERED, RequestIds
-from router.security.caller import Caller
+from router.security.caller import ANYBODY, Caller
 from router.security.errors import TooManyRequestsError
 from router.security.guard import Guard
 from router.security.guarded import admit
@@ -26,7 +26,7 @@ from router.service_config import ServiceConfig
 
 
 class Front:
-    """`app` answers what is none of the hot routes; None: there are none."""
+    """`app` answers what is none of the hot routes; `hot` is None where there are none."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class Front:
         self._metrics = metrics
         self._guard = guard
         self._in_flight = 0
-        self._counters: dict[tuple[str, int], Counter] = {}
+        self._requests = metrics.requests
+        self.known_heads = KnownHeads()
+        self.turn = Turn()
 
     def reconfigure(self, config: ServiceConfig) -> None:
         """Go on with other limits."""
@@ -53,56 +55,55 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        ids = ids_of(scope["headers"])
+        head = Head.of_scope(scope)
+        ids = ids_of(head.pairs)
         ANSWERED.set(ids)
         self._in_flight += 1
         try:
-            await self._answer(scope, receive, answering(ids, send))
+            await self._answer(head, scope, receive, answering(ids, send))
         finally:
             self._in_flight -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self.hot_route(scope)
+    async def _answer(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.hot_route(head.method, head.path)
         try:
-            caller = self._admit(scope)
+            caller = self._admit(head, self._in_flight - 1)
             if route is None:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
                 return
-            answer = await self._handled(route, scope, receive, caller)
+            answer = await self._handled(route, head, receive, caller)
         except KvRouterError as error:
             answer = self._refused(error)
-        await send_answer(self._counted(route, answer), send)
+        self._requests.count("http", "" if route is None else route.path, answer.status)
+        await send_answer(answer, send)
 
-    def hot_route(self, scope: Scope) -> HotRoute | None:
+    def hot_route(self, method: str, path: str) -> HotRoute | None:
         """The hot route that answers this; None: none of those."""
-        return None if self._hot is None else self._hot.find(scope["method"], scope["path"])
+        return None if self._hot is None else self._hot.find(method, path)
 
     def answer_now(
-        self, route: HotRoute, scope: Scope, body: bytes, receive: Receive
+        self, route: HotRoute, head: Head, body: bytes, receive: Receive
     ) -> Answer | Later:
         """Answer a request whose body is here, all of it, as `__call__` would."""
-        ids = ids_of(scope["headers"])
+        ids: RequestIds = RequestIds() if head.is_plain else ids_of(head.pairs)
+        unknown: list[str] = []
         token = ANSWERED.set(ids)
         try:
-            answer, unknown = self._begun(route, scope, body, receive)
-            if isinstance(answer, Answer):
-                return with_ids(ids, self._counted(route, self._warned(route, answer, unknown)))
-            return self._finished(route, ids, answer, unknown)
-        finally:
-            ANSWERED.reset(token)
-
-    def _begun(
-        self, route: HotRoute, scope: Scope, body: bytes, receive: Receive
-    ) -> tuple[Answer | Later, list[str]]:
-        try:
-            caller = self._admit(scope)
+            caller = self._admit(head, self._in_flight)
             if len(body) > self._config.body_limit_bytes:
                 raise BodyTooLargeError(self._config.body_limit_bytes)
-            exchange = whole_exchange(scope, receive, route.request_id, body, caller)
-            return route.handler(exchange), exchange.unknown
+            exchange = Exchange(head, route.request_id, body, receive, caller, unknown)
+            answer = route.handler(exchange)
         except KvRouterError as error:
-            return self._refused(error), []
+            answer, unknown = self._refused(error), []
+        finally:
+            ANSWERED.reset(token)
+        if not isinstance(answer, Answer):
+            return self._finished(route, ids, answer, unknown)
+        self._requests.count("http", route.path, answer.status)
+        answer = self._warned(route, answer, unknown) if unknown else answer
+        return answer if head.is_plain else with_ids(ids, answer)
 
     async def _finished(
         self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str]
@@ -115,13 +116,16 @@ class Front:
             answer = self._refused(error)
         finally:
             self._in_flight -= 1
-        return with_ids(ids, self._counted(route, answer))
+        self._requests.count("http", route.path, answer.status)
+        return with_ids(ids, answer)
 
     async def _handled(
-        self, route: HotRoute, scope: Scope, receive: Receive, caller: Caller
+        self, route: HotRoute, head: Head, receive: Receive, caller: Caller
     ) -> Answer:
-        exchange = await read_exchange(scope, receive, route.request_id, self._config, caller)
-        unknown = exchange.unknown
+        unknown: list[str] = []
+        body = await read_whole_body(head, receive, self._config)
+        exchange = Exchange(head, route.request_id, body, receive, caller, unknown)
+        del body
         later = route.handler(exchange)
         del exchange  # with a body that may be long, while its request waits
         answer = later if isinstance(later, Answer) else await later
@@ -131,27 +135,22 @@ class Front:
         if not unknown:
             return answer
         self._metrics.unknown_fields.labels("http", route.path).inc(len(unknown))
-        return structs.replace(answer, body=warned(answer.body, unknown))
+        return Answer(warned(answer.body, unknown), answer.status, answer.headers)
 
-    def _admit(self, scope: Scope) -> Caller:
-        """Who asks: what every request has before anybody reads it. May raise any KvRouterError."""
-        if self._in_flight > self._config.max_requests and not self._is_open(scope):
+    def _admit(self, head: Head, others: int) -> Caller:
+        """Who asks, beside so many others: what every request has before anybody reads it. May
+        raise any KvRouterError.
+        """
+        if others >= self._config.max_requests and not self._is_open(head):
             raise TooManyRequestsError(self._config.max_requests)
-        return admit(self._guard, scope)
+        if head.is_plain and self._guard.is_idle:
+            return ANYBODY
+        return admit(self._guard, head.method, head.path, head.pairs)
 
-    def _is_open(self, scope: Scope) -> bool:
+    def _is_open(self, head: Head) -> bool:
         """Probes are answered however much there is to do."""
-        return self._guard.is_open(scope["method"], scope["path"])
+        return self._guard.is_open(head.method, head.path)
 
     def _refused(self, error: KvRouterError) -> Answer:
         self._metrics.refusals.labels("http", error.code).inc()
         return refusal(error)
-
-    def _counted(self, route: HotRoute | None, answer: Answer) -> Answer:
-        path = "" if route is None else route.path
-        counter = self._counters.get((path, answer.status))
-        if counter is None:
-            counter = self._metrics.requests.labels("http", path, str(answer.status))
-            self._counters[path, answer.status] = counter
-        counter.inc()
-        return answer

@@ -20,24 +20,27 @@ from router.commands import (
     request_id_of,
 )
 from router.http.answers import OK, Answer, answer
-from router.http.exchange import Exchange
+from router.http.exchange import JSON, Exchange
 from router.http.header_mode import decision_answer
 from router.http.token_requests import TokenRequests
 from router.process.bodies import THREAD_BYTES, JsonReader
 from router.protocol.replies import Decision
 from router.protocol.requests import (
     BookRequest,
+    FreeRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
     SelectRequest,
+    Usage,
 )
 from router.tenant_commands import commands_of
 
 Later: TypeAlias = Coroutine[Any, Any, Answer]
 Handler: TypeAlias = Callable[[Exchange], Answer | Later]
 T = TypeVar("T")
+U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
 
-_SELECT_HEADERS = tuple((name, name.encode()) for name in SELECT_HEADERS.values())
+_SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
 
 
 class HotRoute(Struct, frozen=True):
@@ -55,9 +58,8 @@ class HotRoutes:
         self._commands = commands
         self._select_requests = TokenRequests(SelectRequest)
         self._reserve_requests = TokenRequests(BookRequest)
-        done: JsonReader[PrefillCompleteRequest | None]
-        done = JsonReader(PrefillCompleteRequest | None)  # type: ignore[arg-type]
-        self._prefill_complete_bodies = done
+        self._prefill_complete_bodies = _optional(PrefillCompleteRequest)
+        self._free_bodies = _optional(FreeRequest)
         self._output_block_bodies = JsonReader(OutputBlockRequest)
         self._whole: dict[tuple[str, str], HotRoute] = {
             ("POST", route.path): route
@@ -88,19 +90,22 @@ class HotRoutes:
     # Nothing that waits keeps a request, or its body: its tokens may be many in a long queue.
 
     def _select(self, exchange: Exchange) -> Answer | Later:
-        return _with_request(exchange, self._select_request, self._selected)
+        if _is_long(exchange):
+            return _with_long_request(exchange, self._select_request, self._selected)
+        return self._selected(exchange, self._select_request(exchange))
 
     def _select_and_reserve(self, exchange: Exchange) -> Answer | Later:
-        return _with_request(exchange, self._select_request, self._booked)
+        if _is_long(exchange):
+            return _with_long_request(exchange, self._select_request, self._booked)
+        return self._booked(exchange, self._select_request(exchange))
 
     def _reserve(self, exchange: Exchange) -> Answer | Later:
-        return _with_request(exchange, self._reserve_request, self._reserved)
+        if _is_long(exchange):
+            return _with_long_request(exchange, self._reserve_request, self._reserved)
+        return self._reserved(exchange, self._reserve_request(exchange))
 
     def _prefill_complete(self, exchange: Exchange) -> Answer:
-        usage = None
-        if exchange.body and exchange.media_type == "application/json":
-            body = self._prefill_complete_bodies.read_now(exchange.body, exchange.unknown)
-            usage = None if body is None else body.usage
+        usage = _usage(exchange, self._prefill_complete_bodies)
         commands_of(self._commands, exchange.caller).prefill_complete(exchange.request_id, usage)
         return OK
 
@@ -113,17 +118,20 @@ class HotRoutes:
         return OK
 
     def _free(self, exchange: Exchange) -> Answer:
-        commands_of(self._commands, exchange.caller).free(exchange.request_id)
+        usage = _usage(exchange, self._free_bodies)
+        commands_of(self._commands, exchange.caller).free(exchange.request_id, usage)
         return OK
 
     def _selected(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
-        commands, told = self._asked(exchange)
+        commands = commands_of(self._commands, exchange.caller)
+        told = decision_answer(exchange.head.query_string)
         if commands.is_immediate(request):
             return told(commands.select_now(request))
         return _answered(commands.select(request), told)
 
     def _booked(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
-        commands, told = self._asked(exchange)
+        commands = commands_of(self._commands, exchange.caller)
+        told = decision_answer(exchange.head.query_string)
         if not commands.is_immediate(request):
             return _answered(commands.select_and_reserve(request, exchange.gone), told)
         submitted = commands.submit_now(request)
@@ -131,22 +139,20 @@ class HotRoutes:
             return told(submitted)
         return _answered(commands.decision(submitted, exchange.gone), told)
 
-    def _asked(self, exchange: Exchange) -> tuple[Commands, Callable[[Decision], Answer]]:
-        """Whose commands these are, and how a decision is to be told."""
-        return commands_of(self._commands, exchange.caller), decision_answer(exchange.query_string)
-
     def _reserved(self, exchange: Exchange, request: BookRequest) -> Later:
         booking = commands_of(self._commands, exchange.caller).reserve(request)
         return _answered(booking, partial(answer, status=201))
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
-        request = self._select_requests.read(exchange)
+        request, headers = self._select_requests.read(exchange), exchange.head.headers
+        if request.selection_id is None and _SELECT_HEADERS.keys().isdisjoint(headers):
+            return request
         said = {
-            name: exchange.headers[key].decode("latin-1")
-            for name, key in _SELECT_HEADERS
-            if key in exchange.headers
+            name: headers[key].decode("latin-1")
+            for key, name in _SELECT_HEADERS.items()
+            if key in headers
         }
-        return asked_with(request, said) if said or request.selection_id else request
+        return asked_with(request, said)
 
     def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)
@@ -155,14 +161,21 @@ class HotRoutes:
         return msgspec.structs.replace(request, request_id=request_id)
 
 
-def _with_request(
-    exchange: Exchange,
-    read: Callable[[Exchange], T],
-    act: Callable[[Exchange, T], Answer | Later],
-) -> Answer | Later:
-    if len(exchange.body) > THREAD_BYTES:
-        return _with_long_request(exchange, read, act)
-    return act(exchange, read(exchange))
+def _optional(body_type: type[U]) -> JsonReader[U | None]:
+    return JsonReader(body_type | None)  # type: ignore[arg-type]
+
+
+def _usage(exchange: Exchange, bodies: JsonReader[U | None]) -> Usage | None:
+    """What an engine said, where a body says it; one that is no JSON is as good as none."""
+    if not exchange.body or exchange.media_type != JSON:
+        return None
+    body = bodies.read_now(exchange.body, exchange.unknown)
+    return None if body is None else body.usage
+
+
+def _is_long(exchange: Exchange) -> bool:
+    """Whether a body takes so long to decode that others would wait. Packed tokens never do."""
+    return len(exchange.body) > THREAD_BYTES and exchange.head.media_type == JSON
 
 
 async def _with_long_request(

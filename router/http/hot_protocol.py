@@ -1,7 +1,8 @@
 """A connection whose hot requests are answered where they are parsed.
 
-    bytes ─▶ uvicorn's parser ─▶ hot, and whole? ─yes─▶ Front.answer_now ─▶ bytes
-                                               └─no──▶ an ASGI task, as for every other request
+    bytes ─▶ head known? ──────────────────yes─┐
+                 └─no─▶ parser ─▶ hot, whole? ─yes─▶ Front.answer_now ─▶ bytes
+                                      └─no──▶ uvicorn: an ASGI task, as for every other request
 
 A request whose body came with its head needs no task, no event and no dictionaries of ASGI: that
 is as long as to choose a rank. Every request that is not so simple goes the long way: one that is
@@ -13,11 +14,13 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
+from starlette.types import Message
+
 from router.errors import KvRouterError
 from router.http.answers import Answer, refusal
-from router.http.exchange import answered_by
+from router.http.exchange import Head, answered_by
 from router.http.front import Front
-from router.http.hot import HotRoute
+from router.http.hot import HotRoute, Later
 from router.process.connections import LimitedProtocol
 
 log = logging.getLogger(__name__)
@@ -25,64 +28,167 @@ log = logging.getLogger(__name__)
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
-_TYPE_AND_LENGTH = b"content-type: application/json\r\ncontent-length: %d\r\n"
+_TYPE = b"content-type: application/json\r\n"
+_WHOLE = b"%bcontent-length: %d\r\n\r\n%b"
+_OK = 200
+
+MOST_UNSENT_BYTES = 65_536
+"""Of one turn's answers to one caller; beyond, they are written at once."""
 
 
 class HotProtocol(LimitedProtocol):
-    """One connection to a `Front`."""
+    """One connection to a `Front`.
+
+    `_held`: the hot request that is being parsed; `_pieces`: what is there of its body; `_later`:
+    what became of it, where that was found out before. `_chunk`: the bytes that are being parsed,
+    if a request begins with them. `_long_way`: uvicorn's part of the last one that had to wait.
+    `_unsent`: answers that are written at the end of this turn.
+    """
 
     app: Front
-    _is_parsing = False
-    _held: tuple[Any, HotRoute] | None = None
+    _held: tuple[HotRoute, Head] | None = None
+    _chunk = _unsent = b""
+    _later: Later | None = None
+    _pieces: list[bytes]
+    _is_between = True
+    _long_way: Any = None
+    _said_headers: list[tuple[bytes, bytes]] | None = None
+    _ok_head = b""
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes; then answer the hot request among them, and those behind it."""
-        self._is_parsing = True
+        """Bytes; a hot request that is not whole at their end goes the long way."""
+        begins = self._is_between and self._is_at_ease()
+        known = self.app.known_heads.find(data) if begins else None
+        if known is not None:
+            answer = self._answer(*known)
+            if isinstance(answer, Answer):
+                self._write(answer, keeps_alive=True)
+                return
+            self._later = answer  # uvicorn has to know the request, so it is parsed after all
+        self._chunk = data if begins else b""
         super().data_received(data)
-        while self._held is not None:
-            (cycle, route), self._held = self._held, None
-            if cycle.more_body:
-                self._start_task(cycle, self.app)
-            elif not cycle.disconnected:
-                self._answer(cycle, route)
-        self._is_parsing = False
+        self._chunk = b""
+        if self._held is not None:
+            self._go_long_way(self.app, b"".join(self._pieces), is_whole=False)
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """A request's turn has come; its head is here. A hot one is held until its bytes are."""
-        is_plain = self._is_parsing and not self.expect_100_continue and not self.flow.write_paused
-        route = self.app.hot_route(cycle.scope) if is_plain and app is self.app else None
-        if route is not None:
-            self._held = cycle, route
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._is_between = False
+
+    def begin_request(self) -> None:
+        """A head is whole: a hot one is held until its body is."""
+        path, _, query = self.url.partition(b"?")
+        method = self.parser.get_method()
+        route = None
+        is_clear = path.isascii() and b"%" not in path and b"#" not in self.url
+        if is_clear and self._is_at_ease() and not self.expect_100_continue:
+            route = self.app.hot_route(method.decode(), path.decode())
+        if route is None:
+            self.flush()
+            super().begin_request()
         else:
-            self._start_task(cycle, app)
+            head = Head.of(method.decode(), path.decode(), query, self.headers)
+            self._held, self._pieces = (route, head), []
 
-    def _start_task(self, cycle: Any, app: Any) -> None:
-        super()._start_asgi_task(cycle, app)
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        if self._held is None:
+            super().on_body(body)
+        else:
+            self._pieces.append(body)
 
-    def _answer(self, cycle: Any, route: HotRoute) -> None:
-        body, cycle.body = bytes(cycle.body), bytearray()
-        cycle.message_event.clear()
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        self._is_between = True
+        if self._held is None:
+            super().on_message_complete()
+            return
+        later, self._later = self._later, None
+        answer = later or self._answer(*self._held, b"".join(self._pieces))
+        if isinstance(answer, Answer):
+            (route, head), self._held = self._held, None
+            is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+            if not is_last:
+                self.app.known_heads.remember(self._chunk, route, head)
+            self._write(answer, keeps_alive=not is_last)
+        else:
+            self._go_long_way(answered_by(answer), b"", is_whole=True)
+
+    def _answer(self, route: HotRoute, head: Head, body: bytes) -> Answer | Later:
         try:
-            answer = self.app.answer_now(route, cycle.scope, body, cycle.receive)
+            return self.app.answer_now(route, head, body, self._receive)
         except Exception:  # a bug of ours; the connection, and others' requests on it, go on
             log.exception("a request failed")
-            answer = refusal(KvRouterError("internal error"))
-        if isinstance(answer, Answer):
-            self._write(cycle, answer)
-        else:
-            self._start_task(cycle, answered_by(answer))
+            return refusal(KvRouterError("internal error"))
 
-    def _write(self, cycle: Any, answer: Answer) -> None:
+    def _is_at_ease(self) -> bool:
+        """Whether nothing stands before the answer of a request."""
+        is_behind = self.cycle is not None and not self.cycle.response_complete
+        is_stuck = self.flow.write_paused or self._is_surplus
+        return not (is_behind or is_stuck or self.transport.is_closing())
+
+    def _go_long_way(self, app: Any, body: bytes, *, is_whole: bool) -> None:
+        """Hand what is held over to uvicorn, for `app` to answer it."""
+        self.flush()
+        self._held, self._pieces = None, []
+        front, self.app = self.app, app
+        try:
+            super().begin_request()
+        finally:
+            self.app = front
+        cycle = self._long_way = self.cycle
+        cycle.body += body
+        cycle.more_body = not is_whole
+        if body or is_whole:
+            cycle.message_event.set()
+
+    def _refuse(self, error: KvRouterError) -> None:
+        self.flush()
+        super()._refuse(error)
+
+    async def _receive(self) -> Message:
+        """What comes on the long way of the request that is being answered."""
+        message: Message = await self._long_way.receive()
+        return message
+
+    def _write(self, answer: Answer, *, keeps_alive: bool) -> None:
         """What `send_answer` sends, in one piece."""
-        pieces = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
-        for name, value in (*cycle.default_headers, *answer.headers):
-            pieces += (name, b": ", value, b"\r\n")
-        pieces.append(_TYPE_AND_LENGTH % len(answer.body))
-        pieces.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        pieces.append(answer.body)
-        self.transport.write(b"".join(pieces))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
+        if answer.status == _OK and not answer.headers and keeps_alive:
+            if self._said_headers is not self.server_state.default_headers:
+                self._note_plain_head()
+            head = self._ok_head
+        else:
+            head = self._head(answer) + (b"" if keeps_alive else b"connection: close\r\n")
+        if not self._unsent:
+            self.app.turn.flush_later(self.flush, self.loop)
+        self._unsent += _WHOLE % (head, len(answer.body), answer.body)
+        self.server_state.total_requests += 1
+        if keeps_alive:
+            self.be_idle(self.config.limits.keep_alive_s)
+        if not keeps_alive or len(self._unsent) > MOST_UNSENT_BYTES:
+            self.flush()
+        if not keeps_alive:
             self.transport.close()
-        cycle.on_response()
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if self._unsent and not self.transport.is_closing():
+            self.transport.write(self._unsent)
+        self._unsent = b""
+
+    def shutdown(self) -> None:
+        """The server ends: what is answered is written first."""
+        self.flush()
+        super().shutdown()
+
+    def _note_plain_head(self) -> None:
+        """The same for every answer of a second."""
+        self._said_headers = self.server_state.default_headers
+        self._ok_head = self._head(Answer(b""))
+
+    def _head(self, answer: Answer) -> bytes:
+        pieces = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+        for name, value in (*self.server_state.default_headers, *answer.headers):
+            pieces += (name, b": ", value, b"\r\n")
+        return b"".join((*pieces, _TYPE))

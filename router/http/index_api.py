@@ -40,8 +40,12 @@ class IndexApi:
         self._peers = peers
         self._web = Web("kv-router indexer", INDEX_ROUTES, config, host.metrics)
 
+    def reconfigure(self, config: IndexerConfig) -> None:
+        """Go on with other limits."""
+        self._web.reconfigure(config)
+
     def app(self) -> FastAPI:
-        """The application, with every route of `router/index_openapi.py`."""
+        """The application, with every route of `index_openapi.py`."""
         return self._web.app(self)
 
     async def query(self, request: Request) -> Response:

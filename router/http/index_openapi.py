@@ -1,6 +1,6 @@
 """The routes of the index alone, as Dynamo's indexer has them, and `/ready`."""
 
-from router.http.openapi import BODY, Ok, Ready, Route
+from router.http.routes import BODY, OF_EVERY_PROCESS, Ok, Route
 from router.protocol.dumps import Dump
 from router.protocol.lookups import HashQueryRequest, QueryReply, QueryRequest
 from router.protocol.registrations import (
@@ -71,6 +71,5 @@ INDEX_ROUTES = (
         refusals=(*BODY, 404),
     ),
     Route("GET", "/health", "health", "The process lives; nothing is said", str),
-    Route("GET", "/ready", "ready", "The process can be relied on", Ready, refusals=(503,)),
-    Route("GET", "/metrics", "metrics", "Prometheus metrics", str),
+    *OF_EVERY_PROCESS,
 )

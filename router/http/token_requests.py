@@ -15,17 +15,12 @@ import numpy as np
 from msgspec import inspect
 
 from router.errors import InvalidFieldError, MalformedBodyError, UnsupportedMediaTypeError
-from router.http.exchange import Exchange
+from router.http.exchange import BINARY, JSON, Exchange
 from router.process.bodies import JsonReader
 from router.protocol.requests import PromptRequest
-from router.token_bodies import TOKEN_BYTES, TokenBodyDecoder, with_tokens
+from router.token_bodies import TOKEN_BYTES, Remembered, TokenBodyDecoder
 
 T = TypeVar("T", bound=PromptRequest)
-
-JSON, BINARY = "application/json", "application/octet-stream"
-
-REMEMBERED_QUERIES = 256
-"""Callers that send tokens say the rest in the same words again and again."""
 
 
 class TokenRequests(Generic[T]):
@@ -35,13 +30,13 @@ class TokenRequests(Generic[T]):
         self._tokens = TokenBodyDecoder(body_type)
         self._queries = JsonReader(body_type)
         self._texts = text_fields(body_type)
-        self._remembered: dict[bytes, bytes] = {}
+        self._said = Remembered(self._read_query)
 
     def read(self, exchange: Exchange) -> T:
         """A checked request. Raises UnsupportedMediaTypeError, MalformedBodyError,
         InvalidFieldError.
         """
-        media_type = exchange.media_type
+        media_type = exchange.head.media_type
         if media_type == JSON:
             return self._tokens.decode(exchange.body, exchange.unknown)
         if media_type == BINARY:
@@ -53,21 +48,14 @@ class TokenRequests(Generic[T]):
         if odd_bytes:
             reason = f"{len(exchange.body)} bytes"
             raise InvalidFieldError("body", reason, "little-endian u32 tokens, 4 bytes each")
-        fields = self._fields(exchange.query_string)
-        request = self._queries.read_now(fields, exchange.unknown)
-        return with_tokens(request, np.frombuffer(exchange.body, "<u4"))
+        tokens = np.frombuffer(exchange.body, "<u4")
+        return self._said.with_tokens(exchange.head.query_string, tokens, exchange.unknown)
 
-    def _fields(self, query: bytes) -> bytes:
-        """What a query says, as a JSON object."""
-        known = self._remembered.get(query)
-        if known is None:
-            known = self._as_json(query)
-            if len(self._remembered) >= REMEMBERED_QUERIES:
-                self._remembered.clear()
-            self._remembered[query] = known
-        return known
+    def _read_query(self, query: bytes, unknown: list[str]) -> T:
+        return self._queries.read_now(self._as_json(query), unknown)
 
     def _as_json(self, query: bytes) -> bytes:
+        """What a query says, as a JSON object."""
         try:
             said = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
         except UnicodeDecodeError as error:

@@ -17,7 +17,8 @@ from router.core import RouterCore
 from router.dumping import dumped
 from router.errors import KvRouterError, UnsupportedMediaTypeError
 from router.http.answers import refusal, warned
-from router.http.openapi import Ready, Route, document, extra
+from router.http.openapi import ABOUT, document, extra
+from router.http.routes import Ready, Route
 from router.metrics import RouterMetrics
 from router.process.bodies import JsonReader, read_body
 from router.protocol.values import Rank
@@ -50,7 +51,7 @@ class Web:
 
     def app(self, handlers: object) -> FastAPI:
         """The application; a route's handler is the method of that name."""
-        app = FastAPI(title=self._title, version="0.1.0", redoc_url=None)
+        app = FastAPI(title=self._title, version="0.1.0", description=ABOUT, redoc_url=None)
         for route in self._routes:
             handler = _elsewhere if route.is_hot else getattr(handlers, route.handler)
             app.add_api_route(
@@ -92,7 +93,7 @@ class Web:
                 refused = refusal(error)
                 response = json_bytes(refused.body, refused.status)
                 response.raw_headers.extend(refused.headers)
-            self._metrics.requests.labels("http", path, str(response.status_code)).inc()
+            self._metrics.requests.count("http", path, response.status_code)
             return response
 
         return answer

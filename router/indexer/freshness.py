@@ -37,7 +37,8 @@ class Freshness:
 
     def as_of_s(self, cursor: int) -> float:
         """The latest moment as of which an index that stands there is proven to be right."""
-        self._settle(cursor)
+        if self._awaited_s > self._as_of_s:
+            self._settle(cursor)
         return self._as_of_s
 
     def _settle(self, cursor: int) -> None:

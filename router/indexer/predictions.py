@@ -24,6 +24,11 @@ class Predictions:
         self._indexes: dict[Scope, ApproximateIndex] = {}
         self.refused_prompts = 0
 
+    @property
+    def are_made(self) -> bool:
+        """Whether there is anything to add to what is known."""
+        return self._limits is not None
+
     def insert(self, scope: Scope, rank: Rank, sequence_hashes: HashArray, now_s: float) -> None:
         """Count a booked prompt's blocks as held by its rank for a while. O(blocks)."""
         if self._limits is None:

@@ -1,6 +1,6 @@
 """One rank's place in the index: its log, what it said it holds, and how far that is believed."""
 
-from math import inf, isinf
+from math import inf
 
 from router.indexer.base import Indexer
 from router.indexer.event_log import EventLog
@@ -112,7 +112,7 @@ class RankIndex:
     def _age_s(self, now_s: float) -> float | None:
         """How long ago what the index shows was last known to be all there is; None: never."""
         as_of_s = self._freshness.as_of_s(self.log.cursor)
-        return None if isinf(as_of_s) else round(now_s - as_of_s, 3)
+        return None if as_of_s == -inf else round(now_s - as_of_s, 3)
 
 
 def _key_hint(theirs: str, ours: str) -> str:

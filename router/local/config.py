@@ -21,6 +21,12 @@ class UpConfig(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="keeps the bus's store and all logs; by default thrown away")
     ] = None
     num_blocks: Annotated[int, Meta(ge=256, description="blocks in the pool of each rank")] = 2048
+    host_cache_blocks: Annotated[
+        int, Meta(ge=0, description="in host memory, each rank; 0: none")
+    ] = 0
+    disk_cache_blocks: Annotated[
+        int, Meta(ge=0, description="on disk, each rank, kept if a worker dies; 0: none")
+    ] = 0
     demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
     stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
     log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"

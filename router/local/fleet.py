@@ -28,6 +28,8 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     dp_size: int
     num_blocks: int
     router_port: int
+    host_cache_blocks: int = 0
+    disk_cache_blocks: int = 0
     namespace: str = "local"
 
 
@@ -103,7 +105,16 @@ class Fleet:
             *("--name", f"worker-{number}", "--worker-id", str(number)),
             *("--data-parallel-size", str(self.plan.dp_size)),
             *("--num-blocks", str(self.plan.num_blocks)),
+            *self._tiers(),
         ]
+
+    def _tiers(self) -> list[str]:
+        """What a worker has below its device; on disk it outlives it."""
+        flags = ["--host-cache-blocks", str(self.plan.host_cache_blocks)]
+        if self.plan.disk_cache_blocks:
+            flags += ["--disk-cache-blocks", str(self.plan.disk_cache_blocks)]
+            flags += ["--disk-cache-dir", str(self.plan.directory)]
+        return flags
 
 
 def free_port() -> int:

@@ -66,21 +66,26 @@ def comparison(routed: Summary, round_robin: Summary) -> str:
 
 
 def explanation(decision: Decision) -> str:
-    """One decision, candidate by candidate."""
+    """One decision, candidate by candidate: what is cached, and the parts that sum to the cost."""
+    candidates = sorted(decision.candidates or (), key=lambda candidate: candidate.cost)
+    parts = list(candidates[0].parts)
+    widths = [max(len(name), 8) for name in parts]
+    header = "".join(f"  {name:>{width}}" for name, width in zip(parts, widths, strict=True))
     lines = [
         f"Why {_place(Rank(decision.worker_id, decision.dp_rank))} for a prompt of "
-        f"{decision.isl_tokens} tokens? Policy {decision.policy}: the lowest cost, in blocks of "
-        f"{decision.block_size} tokens,",
-        "cost = prefill tokens to compute / block size + blocks of running requests.",
-        f"{'rank':>6} {'cached blocks':>14} {'prefill tokens':>15} {'decode blocks':>14} "
-        f"{'cost':>8}  trust",
+        f"{decision.isl_tokens} tokens? Policy {decision.policy}: the lowest cost, "
+        "which is the sum of its parts.",
+        f"{'rank':>6}  cached tokens  to prefill{header}  {'cost':>8}  trust",
     ]
-    lines += [
-        f"{_place(Rank(each.worker_id, each.dp_rank)):>6} {each.overlap_blocks:>14} "
-        f"{each.potential_prefill_tokens:>15} {each.potential_decode_blocks:>14} "
-        f"{each.cost:>8.2f}  {each.trust.state}"
-        for each in sorted(decision.candidates or (), key=lambda candidate: candidate.cost)
-    ]
+    for each in candidates:
+        cells = "".join(
+            f"  {part:>{width}.3f}" for part, width in zip(each.parts.values(), widths, strict=True)
+        )
+        cached_tokens = each.predicted_cached_blocks * decision.block_size
+        lines.append(
+            f"{_place(Rank(each.worker_id, each.dp_rank)):>6}  {cached_tokens:>13}  "
+            f"{each.potential_prefill_tokens:>10}{cells}  {each.cost:>8.3f}  {each.trust.state}"
+        )
     return "\n".join(lines)
 
 

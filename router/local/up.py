@@ -27,6 +27,8 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
                 workers=config.workers,
                 dp_size=config.dp_size,
                 num_blocks=config.num_blocks,
+                host_cache_blocks=config.host_cache_blocks,
+                disk_cache_blocks=config.disk_cache_blocks,
                 router_port=config.port,
             )
         )

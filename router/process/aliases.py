@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from router.errors import ConfigError
+
 
 class Alias(Struct, frozen=True):
     """What a setting is called elsewhere: its `key` in files and flags, its environment `variable`.
@@ -48,3 +50,19 @@ def by_variable(environment: Mapping[str, str], aliases: Sequence[Alias]) -> Ite
         if alias.variable in environment:
             settings = alias.settings(environment[alias.variable])
             yield from (Given(name, value, alias.variable) for name, value in settings.items())
+
+
+def check_variables(
+    environment: Mapping[str, str],
+    prefix: str,
+    aliases: Sequence[Alias],
+    refused: Mapping[str, str],
+) -> None:
+    """Refuse variables of a prefix that would be passed over; `refused`: those without a
+    counterpart, and why. Raises ConfigError.
+    """
+    known = {alias.variable for alias in aliases}
+    for name in environment:
+        if name.startswith(prefix) and name not in known:
+            reason = refused.get(name, "no such setting")
+            raise ConfigError(name, f"means nothing here: {reason}", ", ".join(sorted(known)))

@@ -1,17 +1,19 @@
 """HTTP connections within limits: of their number, of what comes before a body, of patience.
 
 uvicorn bounds none of these, but for requests at once. Whoever goes beyond is answered in the shape
-of every other refusal, where there is anybody to answer, and closed.
+of every other refusal, where there is anybody to answer, and closed. Nobody has a timer: the server
+looks ten times a second at whose patience has ended.
 
     accepted ─▶ headers, in time and within size ─▶ answer ─▶ rest of the body, in time ─┐
         ▲                                                                                │
         └─────────────────────── idle for a while: closed ◀──────────────────────────────┘
 """
 
-from asyncio import TimerHandle, Transport
+from asyncio import Transport
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar
+from math import inf
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -93,22 +95,26 @@ class HttpConfig(uvicorn.Config):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Costs a request that comes whole two comparisons."""
+    """One connection. Costs a request that comes whole two comparisons, and a look at the time.
+
+    Until `_head_until_s` a head has to be whole, until `_idle_until_s` something has to come.
+    """
 
     config: HttpConfig
-    _header_timer: TimerHandle | None = None
+    headers: list[tuple[bytes, bytes]]
     _refusal: KvRouterError | None = None
+    _head_until_s = _idle_until_s = inf
     _head_bytes = 0
     _chunk_bytes = 0
+    _is_in_head = True
     _has_head_ended = False
     _is_surplus = False
-    scope: Any = None
     cycle: Any = None
-    NOTHING: ClassVar[dict[str, Any]] = {}
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A connection: one that is far too many is closed at once."""
         super().connection_made(transport)
+        self.headers = []
         limits = self.config.limits
         open_connections = len(self.connections)
         self._is_surplus = open_connections > limits.max_connections
@@ -117,29 +123,30 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.abort()
         self._expect_head(HURRY_S if self._is_surplus else limits.header_timeout_s)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more."""
-        self._head_is_here()
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
         """Bytes, of which some may belong to a request's head."""
         if self._refusal is not None:
             return
         self._chunk_bytes, self._has_head_ended = len(data), False
         super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self.scope is None or "method" not in self.scope:
+        if self._is_in_head and not self.transport.is_closing():
             # What came behind another request's head is counted from the next bytes on.
             self._head_bytes += 0 if self._has_head_ended else len(data)
             self._check_head(self._head_bytes)
-            if self._header_timer is None:
+            if self._head_until_s == inf:
                 self._expect_head(self.config.limits.header_timeout_s)
+
+    def on_message_begin(self) -> None:
+        """A head begins. What uvicorn does then is done once it is whole."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._is_in_head = True
 
     def on_headers_complete(self) -> None:
         """A head is whole. Raises what is wrong with it: the parser stops there."""
-        self._head_is_here()
+        self._head_until_s = self._idle_until_s = inf
+        self._is_in_head = False
         if self._is_surplus:
             self._refusal = TooManyConnectionsError(self.config.limits)
             raise self._refusal
@@ -148,14 +155,37 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refusal = HeadersTooLargeError(limits)
             raise self._refusal
         self._head_bytes, self._has_head_ended = 0, True
+        self.begin_request()
+
+    def begin_request(self) -> None:
+        """A request whose head is here goes uvicorn's way."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # which the scope has as well
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         """An answer is sent; its request may have more to say, which nobody reads."""
-        cycle = self.cycle
         super().on_response_complete()
-        if cycle.response_complete and cycle.more_body and not self.transport.is_closing():
-            self.loop.call_later(REST_S, self._close_unless_past, cycle)
+        self._unset_keepalive_if_required()
+        cycle = self.cycle
+        if cycle.response_complete:
+            self.be_idle(REST_S if cycle.more_body else self.config.limits.keep_alive_s)
+
+    def be_idle(self, within_s: float) -> None:
+        """Everything is answered; another head has to begin in time."""
+        self._head_until_s, self._idle_until_s = inf, self.loop.time() + within_s
+
+    def check_patience(self, now_s: float) -> None:
+        """Close the connection if what has to come has not."""
+        if now_s > self._head_until_s:
+            self._head_until_s = inf
+            surplus = TooManyConnectionsError if self._is_surplus else HeaderTimeoutError
+            self._refuse(surplus(self.config.limits))
+        elif now_s > self._idle_until_s:
+            self._idle_until_s = inf
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """What uvicorn says of what it cannot parse, in our words."""
@@ -163,8 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _check_head(self, size_bytes: int) -> None:
         limits = self.config.limits
-        headers = (self.scope or self.NOTHING).get("headers", ())
-        if size_bytes > limits.header_limit_bytes or len(headers) > limits.max_headers:
+        if size_bytes > limits.header_limit_bytes or len(self.headers) > limits.max_headers:
             self._refuse(HeadersTooLargeError(limits))
 
     def _is_head_too_large(self, limits: HttpLimits) -> bool:
@@ -175,22 +204,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return size_bytes > limits.header_limit_bytes
 
     def _expect_head(self, within_s: float) -> None:
-        self._header_timer = self.loop.call_later(within_s, self._head_is_late)
-
-    def _head_is_here(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _head_is_late(self) -> None:
-        self._header_timer = None
-        limits = self.config.limits
-        surplus = TooManyConnectionsError(limits) if self._is_surplus else None
-        self._refuse(surplus or HeaderTimeoutError(limits))
-
-    def _close_unless_past(self, cycle: Any) -> None:
-        if self.cycle is cycle:
-            self.transport.close()
+        self._head_until_s = self.loop.time() + within_s
+        self._idle_until_s = inf
 
     def _refuse(self, error: KvRouterError) -> None:
         """Answer below the application, and close. Where another answer is due, only close."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import ssl
@@ -16,6 +17,10 @@ from router.errors import ConfigError
 from router.process.connections import HttpConfig, HttpLimits, LimitedProtocol
 
 SHUTDOWN_S = 5
+
+YOUNG_OBJECTS = 20_000
+"""More new objects than freed ones, until the collector looks for cycles."""
+
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -34,8 +39,19 @@ def run_until_signal(
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         await run(stop)
 
+    _keep_for_good()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def _keep_for_good() -> None:
+    """What is there before a process serves, mostly modules, stays: a look at all of it takes the
+    collector a tenth of a second, and it would look again and again. What requests make has no
+    cycles, as a rule, and need not be looked at often.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 @contextlib.contextmanager
@@ -72,6 +88,7 @@ class HttpServer(uvicorn.Server):
         refused: Callable[[str], None] = lambda _: None,
         protocol: type[LimitedProtocol] = LimitedProtocol,
     ) -> None:
+        self._limits = limits
         super().__init__(
             HttpConfig(
                 app,
@@ -89,6 +106,36 @@ class HttpServer(uvicorn.Server):
                 refused=refused,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets; as uvicorn does, which has no limits for how long TLS may take."""
+        tls, limits = self.config.ssl, self._limits
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol,
+                sock=listener,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
+                ssl_shutdown_timeout=None if tls is None else limits.keep_alive_s,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        connected: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        state = self.server_state
+        return connected(config=self.config, server_state=state, app_state=self.lifespan.state)
+
+    async def on_tick(self, counter: int) -> bool:
+        """What uvicorn does ten times a second; and close whose patience has ended."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.check_patience(now_s)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

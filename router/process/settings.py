@@ -31,6 +31,15 @@ AGENT_PREFIX = "KV_ROUTER_AGENT_"
 UP_PREFIX = "KV_ROUTER_UP_"
 INDEXER_PREFIX = "KV_ROUTER_INDEXER_"
 DOCTOR_PREFIX = "KV_ROUTER_DOCTOR_"
+CLIENT_PREFIX = "KV_ROUTER_CLIENT_"
+PREFIXES = (
+    ROUTER_PREFIX,
+    AGENT_PREFIX,
+    UP_PREFIX,
+    INDEXER_PREFIX,
+    DOCTOR_PREFIX,
+    CLIENT_PREFIX,
+)
 
 NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
@@ -122,14 +131,12 @@ def _agreed(
 def first_look(
     key: str, arguments: Sequence[str], environment: Mapping[str, str], prefix: str
 ) -> object:
-    """What is said of one setting that decides which others there are; None: nothing. Raises
-    ConfigError.
-    """
+    """What is said of one setting, whatever is said of others, or None. Raises ConfigError."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     for flag in (key, "config"):
-        parser.add_argument(f"--{flag}")
+        parser.add_argument(f"--{flag.replace('_', '-')}")
     flags = vars(parser.parse_known_args(arguments)[0])
     path = flags.get("config") or environment.get(f"{prefix}CONFIG")
     given = _from_file(path) | _from_environment(environment, prefix) | flags
@@ -192,7 +199,7 @@ def _from_file(path: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Variables of other commands, whose prefixes begin with the router's, are none of ours."""
-    others = {ROUTER_PREFIX, AGENT_PREFIX, UP_PREFIX, INDEXER_PREFIX, DOCTOR_PREFIX} - {prefix}
+    others = set(PREFIXES) - {prefix}
     foreign = tuple(other for other in others if other.startswith(prefix))
     values = {
         key.removeprefix(prefix).lower(): value

@@ -8,8 +8,10 @@ from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, structs
 
+from router.protocol.batches import ReservationBatch, SelectBatch
 from router.protocol.requests import (
     BookRequest,
+    FreeRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
     PromptRequest,
@@ -67,10 +69,20 @@ class OutputBlockCommand(
     request_id: RequestId | None = None
 
 
-class FreeCommand(Struct, frozen=True, tag_field="method", tag="free"):
+class FreeCommand(FreeRequest, frozen=True, kw_only=True, tag_field="method", tag="free"):
     """This request ended."""
 
     request_id: RequestId | None = None
+
+
+class SelectBatchCommand(SelectBatch, frozen=True, tag_field="method", tag="select:batch"):
+    """Which rank should serve each of these prompts?"""
+
+
+class ReservationBatchCommand(
+    ReservationBatch, frozen=True, tag_field="method", tag="reservations:batch"
+):
+    """What became of these requests."""
 
 
 class MarkPrefillCommand(Struct, frozen=True, tag_field="method", tag="mark_prefill"):
@@ -112,9 +124,10 @@ class LoadsCommand(Struct, frozen=True, tag_field="method", tag="loads"):
 
 
 MarkCommand: TypeAlias = MarkPrefillCommand | MarkFreeCommand
+BatchCommand: TypeAlias = SelectBatchCommand | ReservationBatchCommand
 ProgressCommand: TypeAlias = PrefillCompleteCommand | OutputBlockCommand | FreeCommand
 
-Command: TypeAlias = (
+SingleCommand: TypeAlias = (
     SelectCommand
     | SelectAndReserveCommand
     | NewCommand
@@ -125,3 +138,4 @@ Command: TypeAlias = (
     | OverlapScoresCommand
     | LoadsCommand
 )
+Command: TypeAlias = SingleCommand | BatchCommand

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, json
 
 from router.errors import WireError
 from router.protocol.codec import decode
-from router.protocol.values import DpRank, HashArray, Rank, Scope, Tier, UInt
+from router.protocol.values import U64, DpRank, HashArray, Rank, Scope, Tier, UInt
 
 TierName: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 
@@ -30,7 +30,7 @@ _TIERS = {name: Tier(number) for number, name in enumerate(TIER_NAMES)}
 class DumpBlock(Struct, frozen=True, gc=False):
     """One block."""
 
-    block_hash: UInt
+    block_hash: U64
     tokens_hash: int | None = None
     mm_extra_info: Any = None
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, msgpack
 from msgspec.structs import replace
 
 from router.protocol.codec import decode
-from router.protocol.values import Rank, UInt
+from router.protocol.values import U64, Rank, TokenCount, UInt
 
 MAX_OUTPUT_BLOCKS = 1 << 22
 """More than any model writes: nobody counts further on another's word."""
@@ -68,7 +68,7 @@ class Frame(Struct, frozen=True, array_like=True, tag="frame"):
     progressed: tuple[tuple[RequestId, Progress], ...]
     freed: tuple[RequestId, ...]
     count: UInt
-    digest: UInt
+    digest: U64
 
     @property
     def change_count(self) -> int:
@@ -97,18 +97,31 @@ class SnapshotWanted(Struct, frozen=True, array_like=True, tag="snapshot_wanted"
     asked_by: UInt
 
 
+class PromptUsage(Struct, frozen=True, array_like=True, gc=False):
+    """What an engine said of a prompt, when it had computed it."""
+
+    prompt_tokens: TokenCount
+    cached_tokens: TokenCount
+
+
 class PrefillCompleted(Struct, frozen=True, array_like=True, tag="prefill_completed"):
     """Its prompt is computed."""
 
+    usage: PromptUsage | None = None
+    in_batch: bool = False
+
 
 class OutputBlockAdded(Struct, frozen=True, array_like=True, tag="output_block"):
-    """It grew by a block."""
+    """It grew by a block. What is told `in_batch` is told from time to time."""
 
     decay_fraction: Fraction | None = None
+    in_batch: bool = False
 
 
 class ReservationFreed(Struct, frozen=True, array_like=True, tag="freed"):
     """It ended, or has been booked anew at another router."""
+
+    usage: PromptUsage | None = None
 
 
 CallerTold: TypeAlias = PrefillCompleted | OutputBlockAdded | ReservationFreed

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from router.protocol.values import (
     U32_MAX,
+    U64,
     U64_MAX,
     BlockHash,
     DpRank,
@@ -15,6 +16,7 @@ from router.protocol.values import (
     Rank,
     Scope,
     Taint,
+    TokenCount,
     TokenId,
     UInt,
 )
@@ -27,7 +29,7 @@ TaintWeight: TypeAlias = Annotated[float, Meta(ge=-1e9, le=1e9)]
 class MmObject(Struct, frozen=True):
     """A multimodal object that touches a block; offsets are carried, not hashed."""
 
-    mm_hash: UInt
+    mm_hash: U64
     offsets: list[tuple[int, int]] = []
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
     block_mm_infos: list[BlockMmInfo | None] | None = None
     block_hashes: list[BlockHash] | None = None
     sequence_hashes: list[BlockHash] | None = None
-    isl_tokens: UInt | None = None
+    isl_tokens: TokenCount | None = None
 
     @property
     def scope(self) -> Scope:
@@ -136,7 +138,7 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     routing_constraints: RoutingConstraints | None = None
     session_id: SessionId | None = None
     prefill_worker_id: UInt | None = None
-    expected_output_tokens: UInt | None = None
+    expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
     tenant: Annotated[str, Meta(max_length=256)] | None = None
     policy_class: Annotated[str, Meta(max_length=256)] | None = None
@@ -155,7 +157,7 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
     worker_id: UInt
     dp_rank: DpRank = 0
     request_id: RequestId | None = None
-    expected_output_tokens: UInt | None = None
+    expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
 
 
@@ -168,7 +170,7 @@ class BookRequest(PromptRequest, frozen=True, kw_only=True):
     dp_rank: DpRank = 0
     selection_id: RequestId | None = None
     request_id: RequestId | None = None
-    expected_output_tokens: UInt | None = None
+    expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
 
     def at(self, rank: Rank) -> ReserveRequest:
@@ -184,7 +186,7 @@ class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
 
     model: Name
     active_decode_blocks_threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
-    active_prefill_tokens_threshold: UInt | UnsetType | None = UNSET
+    active_prefill_tokens_threshold: TokenCount | UnsetType | None = UNSET
     active_prefill_tokens_threshold_frac: (
         Annotated[float, Meta(ge=0, le=1e9)] | UnsetType | None
     ) = UNSET
@@ -199,7 +201,7 @@ class ReplicaPeerRequest(Struct, frozen=True):
 class CachedTokens(Struct, frozen=True):
     """Where OpenAI's usage says how much of a prompt was cached."""
 
-    cached_tokens: UInt = 0
+    cached_tokens: TokenCount = 0
 
 
 class Usage(Struct, frozen=True):
@@ -207,8 +209,8 @@ class Usage(Struct, frozen=True):
     words or in OpenAI's (`prompt_tokens_details`).
     """
 
-    prompt_tokens: UInt
-    cached_tokens: UInt | None = None
+    prompt_tokens: TokenCount
+    cached_tokens: TokenCount | None = None
     prompt_tokens_details: CachedTokens | None = None
 
     @property
@@ -221,6 +223,12 @@ class Usage(Struct, frozen=True):
 
 class PrefillCompleteRequest(Struct, frozen=True):
     """A booked prompt is computed; `usage`: what its engine said of it."""
+
+    usage: Usage | None = None
+
+
+class FreeRequest(Struct, frozen=True):
+    """A booked request ended; `usage`: what its engine said of its prompt. Streams say it last."""
 
     usage: Usage | None = None
 

@@ -98,6 +98,10 @@ class Subjects(Struct, frozen=True):
         """Answered with its incarnation by the live agent of this worker."""
         return f"kv.{self.namespace}.worker.{worker_id}.ping"
 
+    def tiers(self, worker_id: int) -> str:
+        """Where the agent of this worker is asked of its tiers, and told to give blocks up."""
+        return f"kv.{self.namespace}.worker.{worker_id}.tiers"
+
     def checkpoint_wanted(self, rank: Rank) -> str:
         """Asks the agent of this rank for a checkpoint."""
         return f"kv.{self.namespace}.worker.{rank}.checkpoint"

@@ -16,12 +16,20 @@ SCHEME = "xxh3-64-1337"
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
 
-UInt: TypeAlias = Annotated[int, Meta(ge=0)]
+I64_MAX = 2**63 - 1
+
+UInt: TypeAlias = Annotated[int, Meta(ge=0, le=I64_MAX)]
+"""A number that arithmetic and every column can take."""
+
+U64: TypeAlias = Annotated[int, Meta(ge=0)]
+"""A hash, a digest, another's id: nothing is reckoned with it."""
+
 DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 BlockHash: TypeAlias = Annotated[int, Meta(ge=-(2**63))]
 """A hash as callers write it: a signed number of 64 bits, or an unsigned one."""
 
+TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Taint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -82,6 +90,7 @@ class Scope(Struct, frozen=True, order=True):
 
 
 PerTier: TypeAlias = tuple[UInt, UInt, UInt, UInt]
+Digests: TypeAlias = tuple[U64, U64, U64, U64]
 
 
 class Doubt(enum.IntFlag):
@@ -125,7 +134,7 @@ class HeldState(Struct, frozen=True, array_like=True):
 
     holes: PerTier = (0, 0, 0, 0)
     counts: PerTier = (0, 0, 0, 0)
-    digests: PerTier = (0, 0, 0, 0)
+    digests: Digests = (0, 0, 0, 0)
     doubts: UInt = 0
 
 

@@ -44,9 +44,10 @@ class StreamLimits(Struct, frozen=True):
     num_replicas: int = 1
 
 
-class NeverInTheClear(Client):
-    """A client that says nothing to a server without TLS where its URL says tls://. The library
-    would go on as with nats://, and send its login to whoever answers.
+class CarefulClient(Client):
+    """A client that says nothing to a server without TLS where its URL says tls://, and that no
+    message disconnects. The library would go on as with nats://, and send its login to whoever
+    answers; and it gives a connection up, for seconds, that brings a message it cannot read.
     """
 
     def _connect_command(self) -> bytes:
@@ -56,6 +57,13 @@ class NeverInTheClear(Client):
         if wants_tls and not self._server_info.get("tls_required"):
             raise NatsError("the server offers no TLS, and the URL says tls://")
         return super()._connect_command()
+
+    async def _process_msg(self, *message: Any) -> None:
+        """Take in a message; drop one whose subjects or headers are none."""
+        try:
+            await super()._process_msg(*message)
+        except (UnicodeDecodeError, IndexError) as error:
+            log.debug("dropped a message that cannot be read: %r", error)
 
 
 class Bus:
@@ -248,7 +256,7 @@ async def _connect(
 ) -> Bus:
     shown = masked(url)
     while True:
-        bus = Bus(NeverInTheClear(), asyncio.Event())
+        bus = Bus(CarefulClient(), asyncio.Event())
         try:
             with heeding_cancellation():
                 await _connect_once(bus, url, name, on_change, access)

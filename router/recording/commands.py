@@ -213,10 +213,12 @@ class Search(_Command, frozen=True, tag="search"):
 
 
 class PrefillComplete(_Command, frozen=True, tag="prefill_complete"):
-    """A booked prompt was computed."""
+    """A booked prompt was computed. A usage is not kept: no decision depends on it."""
 
     request_id: str
     now_s: float
+    usage: None = None
+    in_batch: bool = False
 
 
 class OutputBlock(_Command, frozen=True, tag="output_block"):
@@ -225,6 +227,7 @@ class OutputBlock(_Command, frozen=True, tag="output_block"):
     request_id: str
     decay_fraction: float | None
     now_s: float
+    in_batch: bool = False
 
 
 class Free(_Command, frozen=True, tag="free"):

@@ -20,7 +20,7 @@ from router.placement import Placement
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
-from router.protocol.replicas import PeerMessage
+from router.protocol.replicas import PeerMessage, PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HashArray, Scope
 from router.recording.commands import (
@@ -253,23 +253,33 @@ class RecordedCore(RouterCore):
             lambda outcome: Reserve(plain(request, ReserveRequest), now_s, outcome),
         )
 
-    def prefill_complete(self, request_id: str, now_s: float) -> list[Effect]:
-        """See `RouterCore`."""
-        effects = super().prefill_complete(request_id, now_s)
-        self._record(PrefillComplete(request_id, now_s))
+    def prefill_complete(
+        self,
+        request_id: str,
+        now_s: float,
+        usage: PromptUsage | None = None,
+        in_batch: bool = False,
+    ) -> list[Effect]:
+        """See `RouterCore`. No decision depends on a usage."""
+        effects = super().prefill_complete(request_id, now_s, usage, in_batch)
+        self._record(PrefillComplete(request_id, now_s, in_batch=in_batch))
         return effects
 
     def output_block(
-        self, request_id: str, decay_fraction: float | None, now_s: float
+        self,
+        request_id: str,
+        decay_fraction: float | None,
+        now_s: float,
+        in_batch: bool = False,
     ) -> list[Effect]:
         """See `RouterCore`."""
-        effects = super().output_block(request_id, decay_fraction, now_s)
-        self._record(OutputBlock(request_id, decay_fraction, now_s))
+        effects = super().output_block(request_id, decay_fraction, now_s, in_batch)
+        self._record(OutputBlock(request_id, decay_fraction, now_s, in_batch))
         return effects
 
-    def free(self, request_id: str, now_s: float) -> list[Effect]:
-        """See `RouterCore`."""
-        effects = super().free(request_id, now_s)
+    def free(self, request_id: str, now_s: float, usage: PromptUsage | None = None) -> list[Effect]:
+        """See `RouterCore`. No decision depends on a usage."""
+        effects = super().free(request_id, now_s, usage)
         self._record(Free(request_id, now_s))
         return effects
 

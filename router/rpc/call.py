@@ -2,6 +2,7 @@
 case:
 
 | `Content-Type` | JSON, unless it says msgpack; the answer has the same |
+| `authorization` | a bearer token, as over HTTP |
 | `x-timeout-s` | how long the caller waits |
 | `x-request-id`, `traceparent` | as over HTTP; so are those that `asked_with` reads |
 
@@ -22,35 +23,55 @@ from router.process.bodies import decode_body
 from router.process.request_ids import ids_of
 from router.protocol.commands import Command
 from router.rpc.codecs import JSON, codec_of
+from router.security.caller import ANYBODY
+from router.security.guard import Guard
+from router.security.guarded import identify
+from router.security.route_scopes import BUS
 
+UNKNOWN = "unknown"
 TIMEOUT = "x-timeout-s"
 MAX_TIMEOUT_S = 86_400.0
 
 
 class Call:
-    """A request. `open` it first: what is wrong with its headers is an answer, too."""
+    """A request: `open` it, and then see whether its caller is admitted. What is wrong with it is
+    an answer, too.
 
-    __slots__ = ("_codec", "_timeout_s", "_until_s", "headers", "ids")
+    `method`: what it asks, once that is read.
+    """
+
+    __slots__ = ("_said", "_timeout_s", "_until_s", "caller", "codec", "headers", "ids", "method")
 
     def __init__(self, message: Msg) -> None:
+        self._said = message.headers
+        self.method = UNKNOWN
+        self.caller = ANYBODY
         self.headers: Mapping[str, str] = {
             name.lower(): value for name, value in (message.headers or {}).items()
         }
         self.ids = ids_of(self.headers)
-        self._codec = JSON
+        self.codec = JSON
         self._timeout_s: float | None = None
         self._until_s: float | None = None
 
     def open(self) -> None:
         """Read its headers. Raises UnsupportedMediaTypeError, InvalidFieldError."""
-        self._codec = codec_of(self.headers.get("content-type"))
+        self.codec = codec_of(self.headers.get("content-type"))
         self._timeout_s = _timeout_s(self.headers.get(TIMEOUT))
         if self._timeout_s is not None:
             self._until_s = asyncio.get_running_loop().time() + self._timeout_s
 
-    async def command(self, body: bytes) -> Command:
-        """What it asks. Raises MalformedBodyError, InvalidFieldError."""
-        return await decode_body(self._codec.decode, body, f"valid {self._codec.media_type}")
+    def admit(self, guard: Guard) -> None:
+        """Who asks. Raises what `Guard.identify` raises."""
+        self.caller = identify(guard, self._said)
+
+    async def command(self, body: bytes, guard: Guard) -> Command:
+        """What it asks. Raises MalformedBodyError, InvalidFieldError, ForbiddenError."""
+        codec = self.codec
+        command = await decode_body(codec.decode, body, f"valid {codec.media_type}")
+        self.method = str(command.__struct_config__.tag)
+        guard.check_scope(self.caller, BUS, self.method)
+        return command
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -66,20 +87,20 @@ class Call:
 
     def answered(self, reply: Any) -> BusAnswer:
         """The reply, encoded."""
-        headers = {"Content-Type": self._codec.media_type, **self.ids.answered()}
-        return BusAnswer(self._codec.encode(reply), headers)
+        headers = {"Content-Type": self.codec.media_type, **self.ids.answered()}
+        return BusAnswer(self.codec.encode(reply), headers)
 
     def refused(self, error: KvRouterError) -> BusAnswer:
         """The refusal, encoded."""
         headers = {
-            "Content-Type": self._codec.media_type,
+            "Content-Type": self.codec.media_type,
             "Nats-Service-Error": " ".join(str(error).split()),
             "Nats-Service-Error-Code": str(error.http_status),
             **self.ids.answered(),
         }
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-        return BusAnswer(self._codec.encode({"method": "error", **error.body()}), headers)
+        return BusAnswer(self.codec.encode({"method": "error", **error.body()}), headers)
 
 
 def _timeout_s(said: str | None) -> float | None:

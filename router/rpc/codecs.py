@@ -6,25 +6,29 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from router.batches import Decoder
 from router.errors import UnsupportedMediaTypeError
 from router.protocol.commands import Command
 
 
 class Codec(Struct, frozen=True):
-    """One encoding."""
+    """One encoding; `decoder`: of the items of batches."""
 
     media_type: str
+    decoder: Decoder
     decode: Callable[[bytes], Command]
     encode: Callable[[Any], bytes]
 
 
 JSON = Codec(
     "application/json",
+    msgspec.json.Decoder,
     msgspec.json.Decoder[Command](Command).decode,
     msgspec.json.Encoder().encode,
 )
 MSGPACK = Codec(
     "application/msgpack",
+    msgspec.msgpack.Decoder,
     msgspec.msgpack.Decoder[Command](Command).decode,
     msgspec.msgpack.Encoder().encode,
 )

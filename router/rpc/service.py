@@ -1,6 +1,6 @@
 """NATS: the same commands as over HTTP, as request and reply.
 
-message ─▶ headers, size, deadline ─▶ command, by its `method` ─▶ the router's commands ─▶ reply
+message ─▶ headers, caller, size ─▶ command, by its `method` ─▶ the caller's commands ─▶ reply
 """
 
 import logging
@@ -10,37 +10,47 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from router.answering import Answering, BusAnswer, Later
+from router.batches import BatchCommands
 from router.commands import Commands, Wait
 from router.errors import BodyTooLargeError, KvRouterError
 from router.index_errors import AnswerTooLargeError
 from router.metrics import RouterMetrics
 from router.process.request_ids import ANSWERED
-from router.protocol.commands import Command, NewCommand
+from router.protocol.commands import BatchCommand, Command, NewCommand
 from router.protocol.replies import Decision
 from router.protocol.subjects import Subjects
 from router.publisher.bus import Bus
 from router.rpc.call import Call
-from router.rpc.verbs import answered, new_reply
+from router.rpc.codecs import JSON, MSGPACK
+from router.rpc.verbs import answered, batch_answered, new_reply
+from router.security.guard import Guard
 from router.service_config import ServiceConfig
+from router.tenant_commands import commands_of
 
 log = logging.getLogger(__name__)
 
 QUEUE_GROUP = "router"
-UNKNOWN = "unknown"
 BOOKING = "select_and_reserve"
 
 
 class Rpc:
-    """Answers commands on the router's subject, in a queue group with the other routers."""
+    """Answers commands that the guard admits on the router's subject, in a queue group with the
+    other routers.
+    """
 
     def __init__(
         self,
         commands: Commands,
         metrics: RouterMetrics,
         subjects: Subjects,
+        guard: Guard,
         config: ServiceConfig,
     ) -> None:
         self._commands = commands
+        self._guard = guard
+        self._batches = {
+            codec: BatchCommands(commands, guard, codec.decoder) for codec in (JSON, MSGPACK)
+        }
         self._metrics = metrics
         self._body_limit_bytes = config.body_limit_bytes
         self._answer_limit_bytes = 0
@@ -65,39 +75,44 @@ class Rpc:
     async def _answer(self, message: Msg) -> BusAnswer | Later:
         call = Call(message)
         ANSWERED.set(call.ids)
-        method = UNKNOWN
         try:
             call.open()
+            call.admit(self._guard)
             if len(message.data) > self._body_limit_bytes:
                 raise BodyTooLargeError(self._body_limit_bytes)
             async with call.in_time():
-                command = await call.command(message.data)
-                method = str(command.__struct_config__.tag)
-                reply = await answered(self._commands, command, call.headers)
+                command = await call.command(message.data, self._guard)
+                reply = await self._reply(call, command)
         except KvRouterError as error:
-            return self._refused(call, method, error)
+            return self._refused(call, error)
         if isinstance(reply, Wait):
-            return self._placed(call, method, _shape(command), reply)
-        return self._answered(call, method, reply)
+            return self._placed(call, _shape(command), reply)
+        return self._answered(call, reply)
 
-    async def _placed(
-        self, call: Call, method: str, shape: Callable[[Decision], Any], wait: Wait
-    ) -> BusAnswer:
+    async def _reply(self, call: Call, command: Command) -> Any:
+        if isinstance(command, BatchCommand):
+            return await batch_answered(self._batches[call.codec], command, call.caller)
+        return await answered(self._commands_of(call), command, call.headers)
+
+    def _commands_of(self, call: Call) -> Commands:
+        return commands_of(self._commands, call.caller)
+
+    async def _placed(self, call: Call, shape: Callable[[Decision], Any], wait: Wait) -> BusAnswer:
         """A request that has to wait is withdrawn when its caller does not any more."""
         try:
             async with call.in_time():
-                decision = await self._commands.decision(wait)
+                decision = await self._commands_of(call).decision(wait)
         except KvRouterError as error:
-            return self._refused(call, method, error)
-        return self._answered(call, method, shape(decision))
+            return self._refused(call, error)
+        return self._answered(call, shape(decision))
 
-    def _answered(self, call: Call, method: str, reply: Any) -> BusAnswer:
+    def _answered(self, call: Call, reply: Any) -> BusAnswer:
         answer = call.answered(reply)
         if len(answer.body) > self._answer_limit_bytes:
-            if method == BOOKING:
-                self._commands.free(reply.request_id)
-            return self._refused(call, method, AnswerTooLargeError(self._answer_limit_bytes))
-        self._metrics.requests.labels("nats", method, "ok").inc()
+            if call.method == BOOKING:
+                self._commands_of(call).free(reply.request_id)
+            return self._refused(call, AnswerTooLargeError(self._answer_limit_bytes))
+        self._metrics.requests.count("nats", call.method, "ok")
         return answer
 
     def _refuse(self, message: Msg, error: KvRouterError) -> BusAnswer:
@@ -107,13 +122,13 @@ class Rpc:
             call.open()
         except KvRouterError as unreadable:
             error = unreadable
-        return self._refused(call, UNKNOWN, error)
+        return self._refused(call, error)
 
-    def _refused(self, call: Call, method: str, error: KvRouterError) -> BusAnswer:
+    def _refused(self, call: Call, error: KvRouterError) -> BusAnswer:
         is_ours = error.http_status == 500
         log.log(logging.ERROR if is_ours else logging.DEBUG, "refused (%s): %s", error.code, error)
         self._metrics.refusals.labels("nats", error.code).inc()
-        self._metrics.requests.labels("nats", method, error.code).inc()
+        self._metrics.requests.count("nats", call.method, error.code)
         return call.refused(error)
 
 

@@ -6,10 +6,12 @@ from typing import Any, TypeAlias
 from msgspec import structs
 
 from router import views
+from router.batches import BatchCommands
 from router.commands import REQUEST_ID_HEADER, Commands, Wait, asked_with, request_id_of
 from router.errors import MissingRequestIdError, ReservationNotFoundError
+from router.protocol.batches import BatchReply
 from router.protocol.commands import (
-    Command,
+    BatchCommand,
     FreeCommand,
     LoadsCommand,
     MarkCommand,
@@ -23,7 +25,9 @@ from router.protocol.commands import (
     ProgressCommand,
     ReserveCommand,
     SelectAndReserveCommand,
+    SelectBatchCommand,
     SelectCommand,
+    SingleCommand,
 )
 from router.protocol.replies import (
     Decision,
@@ -33,13 +37,14 @@ from router.protocol.replies import (
     PrefillMarkedReply,
 )
 from router.protocol.requests import PromptRequest
+from router.security.caller import Caller
 
 Headers: TypeAlias = Mapping[str, str]
 
 OK = {"status": "ok"}
 
 
-async def answered(commands: Commands, command: Command, headers: Headers) -> Any:
+async def answered(commands: Commands, command: SingleCommand, headers: Headers) -> Any:
     """The answer to a command, or a Wait. `headers`: named in lower case. Raises what the commands
     raise.
     """
@@ -60,6 +65,15 @@ async def answered(commands: Commands, command: Command, headers: Headers) -> An
             return await _about_prompt(commands, command)
         case _:
             return _about_reservation(commands, command, headers)
+
+
+async def batch_answered(
+    batches: BatchCommands, command: BatchCommand, caller: Caller
+) -> BatchReply:
+    """The answers to many commands."""
+    if isinstance(command, SelectBatchCommand):
+        return await batches.select(caller, command.requests)
+    return await batches.progress(caller, command.steps)
 
 
 def new_reply(decision: Decision) -> NewReply:
@@ -96,7 +110,7 @@ def _about_reservation(
         case OutputBlockCommand():
             commands.output_block(request_id, command.decay_fraction)
         case FreeCommand():
-            commands.free(request_id)
+            commands.free(request_id, command.usage)
         case MarkPrefillCommand():
             return PrefillMarkedReply(_is_known(commands.prefill_complete, request_id))
         case MarkFreeCommand():

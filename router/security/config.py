@@ -159,7 +159,7 @@ def check_security(config: SecurityConfig, sources: Mapping[str, str]) -> None:
     """
     check_rules(RULES, config, sources)
     for key in FILES:
-        _check_readable(key, getattr(config, key))
+        check_readable(key, getattr(config, key))
     if config.block_key_file or config.block_key:
         _ = config.read_block_key
     _check_bind(config)
@@ -187,7 +187,8 @@ def _check_bind(config: SecurityConfig) -> None:
     raise ConfigError("host", reason, allowed)
 
 
-def _check_readable(key: str, path: str) -> None:
+def check_readable(key: str, path: str) -> None:
+    """A file that a setting names, if it does. Raises ConfigError."""
     if path:
         try:
             Path(path).read_bytes()

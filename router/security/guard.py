@@ -66,22 +66,35 @@ class Guard:
         self, method: str, path: str, headers: Headers, now_s: float, unix_s: float
     ) -> Caller:
         """Who asks. Raises UnauthenticatedError, ForbiddenError, RateLimitedError."""
+        if self.is_open(method, path):
+            return ANYBODY
+        caller = self._known(headers, unix_s)
+        self.check_scope(caller, method, path)
+        self._take(caller, now_s)
+        return caller
+
+    def identify(self, headers: Headers, now_s: float, unix_s: float) -> Caller:
+        """Who asks something that is not read yet: `check_scope` once it is. Raises
+        UnauthenticatedError, RateLimitedError.
+        """
+        caller = self._known(headers, unix_s)
+        self._take(caller, now_s)
+        return caller
+
+    def check_scope(self, caller: Caller, method: str, path: str) -> None:
+        """Raises ForbiddenError where a caller may not ask this."""
         needed = self._scopes.needed(method, path)
-        if needed is None:
-            return ANYBODY
-        if not self.is_on:
-            self._take(ANYBODY, (self._buckets[ANYBODY.name],), now_s)
-            return ANYBODY
-        token = self._authenticated(headers, unix_s)
-        caller = token.caller
         if not caller.may(needed):
             reason = f"token {caller.name} lacks the scope {needed}"
             raise ForbiddenError("authorization", reason, f"a token with {needed}")
-        buckets = [self._buckets[caller.name]]
-        if caller.tenant in self._tenant_buckets:
-            buckets.append(self._tenant_buckets[caller.tenant])
-        self._take(caller, buckets, now_s)
-        return caller
+
+    def charge(self, caller: Caller, requests: int, now_s: float) -> None:
+        """One request was as good as so many more: the next ones wait for that."""
+        for bucket in self._buckets_of(caller):
+            bucket.take(now_s, requests)
+
+    def _known(self, headers: Headers, unix_s: float) -> Caller:
+        return self._authenticated(headers, unix_s).caller if self.is_on else ANYBODY
 
     def _authenticated(self, headers: Headers, unix_s: float) -> Token:
         presented = [value for name, value in headers if name == b"authorization"]
@@ -97,8 +110,14 @@ class Guard:
             raise UnauthenticatedError(f"token {token.caller.name} has expired")
         return token
 
-    def _take(self, caller: Caller, buckets: Iterable[TokenBucket], now_s: float) -> None:
-        """A request that one of them refuses takes nothing from any."""
+    def _buckets_of(self, caller: Caller) -> list[TokenBucket]:
+        """A token that was taken out meanwhile has none any more."""
+        found = (self._buckets.get(caller.name), self._tenant_buckets.get(caller.tenant or ""))
+        return [bucket for bucket in found if bucket is not None]
+
+    def _take(self, caller: Caller, now_s: float) -> None:
+        """A request that one bucket refuses takes nothing from any."""
+        buckets = self._buckets_of(caller)
         for bucket in buckets:
             wait_s = bucket.wait_s(now_s)
             if wait_s:

@@ -12,6 +12,9 @@ from msgspec import Struct
 
 from router.security.caller import TokenScope
 
+BUS = "NATS"
+"""What the table has for a method where NATS asks, and for a path the name of what is asked."""
+
 OPEN: tuple[str, ...] = (
     "GET /health",
     "GET /ready",
@@ -40,6 +43,22 @@ ROUTE = (
     # of an agent that is its engine
     "GET /v1/models",
     "POST /v1/completions",
+    # over NATS
+    "NATS select",
+    "NATS select_and_reserve",
+    "NATS new",
+    "NATS reserve",
+    "NATS prefill_complete",
+    "NATS output_block",
+    "NATS free",
+    "NATS mark_prefill",
+    "NATS mark_free",
+    "NATS potential_loads",
+    "NATS overlap_scores",
+    "NATS select:batch",
+    "NATS reservations:batch",
+    "NATS FindMatchesTokens",
+    "NATS FindMatchesHashed",
 )
 
 ADMIN = (
@@ -67,6 +86,17 @@ ADMIN = (
     "POST /deregister_peer",
     # of an agent that is its engine
     "POST /reset_prefix_cache",
+    "GET /tiers",
+    "POST /tiers/reset_pool",
+    "POST /tiers/reset_blocks",
+    "POST /tiers/reset_all",
+    # over NATS
+    "NATS tiers_status",
+    "NATS tiers_reset_pool",
+    "NATS tiers_reset_blocks",
+    "NATS tiers_reset_all",
+    "NATS loads",
+    "NATS DumpTree",
 )
 """What shows or changes the state of everybody, whoever's it is."""
 

@@ -6,7 +6,7 @@ from math import inf
 class TokenBucket:
     """Fills at `rate` per second up to `burst`; every request takes one. A rate of 0 never refuses.
 
-    Invariant: 0 ≤ what is in it ≤ burst.
+    Invariant: what is in it ≤ burst; below 0 where more was taken at once than there was.
     """
 
     __slots__ = ("_full_s", "burst", "rate")
@@ -23,10 +23,10 @@ class TokenBucket:
             return 0.0
         return max(0.0, self._full_s - now_s - (self.burst - 1.0) / self.rate)
 
-    def take(self, now_s: float) -> None:
-        """One request came."""
+    def take(self, now_s: float, requests: int = 1) -> None:
+        """So many requests came."""
         if self.rate:
-            self._full_s = max(self._full_s, now_s) + 1.0 / self.rate
+            self._full_s = max(self._full_s, now_s) + requests / self.rate
 
     def resized(self, rate: float, burst: float) -> "TokenBucket":
         """This bucket where the limits are the same; else a new one, full."""

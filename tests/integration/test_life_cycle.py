@@ -17,14 +17,14 @@ PASSWORD, TOKEN = "pass-w0rd-of-nats", "secret-token-of-a-caller"
 class Router:
     """A process, and a client of it."""
 
-    def __init__(self, directory, label, **options):
+    def __init__(self, directory, label, command="serve", **options):
         self.port = free_port()
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
         self.process = Process(
             directory,
             label,
             "router",
-            "serve",
+            command,
             **{"http-port": self.port, "name": label, **options},
         )
 
@@ -98,6 +98,24 @@ async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_
     router.process.popen.send_signal(signal.SIGHUP)
     await eventually(lambda: router.said("body_limit_bytes: 9000 is now 33554432"))
     assert router.process.stop() == 0
+
+
+async def test_an_index_alone_reads_its_configuration_again_too(start, tmp_path):
+    file = tmp_path / "indexer.toml"
+    file.write_text("body_limit_bytes = 1024\n")
+    index = await start("i", command="indexer", config=file)
+
+    async def status():
+        body = {"token_ids": [1] * 1000}
+        return (await index.client.post("/query", json=body)).status_code
+
+    assert await status() == 413
+    file.write_text("body_limit_bytes = 9000\nmax_peers = 7\n")
+    index.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: len(index.said("reload: ")) == 2)
+    assert index.said("max_peers: 64 is now 7; that needs a restart")
+    assert await status() != 413
+    assert index.process.stop() == 0
 
 
 async def test_sigterm_finishes_what_was_begun_after_others_have_taken_over(start, nats_server):

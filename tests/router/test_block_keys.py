@@ -32,7 +32,8 @@ async def test_an_engine_that_the_router_hears_itself():
             while await router.overlaps(PROMPT) != {(1, 0): 10}:
                 await asyncio.sleep(0.02)
         by_hash = {"sequence_hashes": PUBLIC, "isl_tokens": 40}
-        for body in ({"token_ids": PROMPT}, by_hash):
+        own_names = {"sequence_hashes": list(range(10)), "block_hashes": local_hashes(PROMPT, 4)}
+        for body in ({"token_ids": PROMPT}, by_hash, by_hash | own_names):
             decision = (await router.post("/select", body)).json()
             assert decision["overlap_blocks"] == 10
         holders = (await router.client.get(f"/blocks/{PUBLIC[3]}")).json()["holders"]

@@ -17,6 +17,7 @@ OTHERS = {
     "group_policies": "chat=random",
     "prefill_load_scale": 2.0,
     "router_prefill_load_model": "ais",
+    "router_tracking_hash": "keyed-xxh3-v1",
 }
 """Where adding one makes no valid value, or the default by another name."""
 

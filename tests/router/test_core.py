@@ -444,8 +444,9 @@ hash_lists = st.lists(st.integers(0, 5) | st.just(2**64 - 1), max_size=6).map(
     lambda hashes: pack_hashes(np.array(hashes, dtype=np.uint64))
 )
 tiers = st.sampled_from(Tier)
-per_tier = st.tuples(*[st.integers(0, 2**64 - 1)] * 4)
-states = st.builds(HeldState, per_tier, per_tier, per_tier)
+per_tier = st.tuples(*[st.integers(0, 2**63 - 1)] * 4)
+digests = st.tuples(*[st.integers(0, 2**64 - 1)] * 4)
+states = st.builds(HeldState, per_tier, per_tier, digests)
 lives = st.integers(0, 2)
 events = st.one_of(
     st.builds(Stored, tiers, hash_lists),

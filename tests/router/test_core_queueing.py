@@ -1,5 +1,7 @@
 """When a core has requests wait, and when it places them: rule by rule."""
 
+from itertools import count
+
 import pytest
 
 from builders import World, rank
@@ -12,6 +14,7 @@ from router.queue_errors import QueueTimeoutError, WithdrawnError
 from router.registrations import complete_worker
 from router.scheduler.waiting_room import Queueing
 from router.sequence.prompt import prepare
+from router.sequence.stages import Stages
 
 WAKE = AdmitWaiting()
 
@@ -137,6 +140,23 @@ def test_first_come_first_served_but_for_a_head_start_in_seconds():
         w.core.free(before, 5.0)
         order += w.admitted(5.0)
     assert order == ["b", "d", "c", "e"]
+
+
+def test_the_stages_of_a_request_that_waited_are_those_of_its_decision():
+    """A second passes at every look at the clock, and 100 in the queue."""
+    w, clock_s = world(), count()
+    w.placed("a", 101)
+    stages = Stages(lambda: float(next(clock_s)))
+    request = SelectRequest(token_ids=list(range(40)), request_id="b")
+    ticket, _ = w.core.submit(request, prepare(request, (), stages), 0.0)
+    assert isinstance(ticket, int)
+    for _ in range(100):
+        next(clock_s)
+    w.core.free("a", 0.0)
+    assert w.admitted() == ["b"]
+    assert stages.waited_s == 101
+    assert stages.total_s - stages.waited_s == sum(stages.seconds)
+    assert stages.seconds == [1, 1, 1, 2]
 
 
 def test_the_highest_strict_priority_goes_first_whatever_the_order():

@@ -4,9 +4,9 @@ import pytest
 
 from builders import announcement, rank
 from peers import Other, Sharing
-from router.effects import ReplicaGone, TellReplica
+from router.effects import ReplicaGone, TellReplica, UsageTold
 from router.errors import DuplicateReservationError, ReservationNotFoundError
-from router.protocol.replicas import HandedOver, Progress, SnapshotWanted
+from router.protocol.replicas import HandedOver, Progress, PromptUsage, SnapshotWanted
 from router.protocol.requests import ReserveRequest
 from router.protocol.values import Scope
 from router.sequence.prompt import prepare
@@ -83,6 +83,17 @@ def test_any_router_may_be_told_of_a_request(sharing, told):
     assert is_idle(load) == (told == "free")
     assert (load[rank(1)][0][0] == 0) == (told != "output_block")
     assert load[rank(1)][1][0] == {"prefill_complete": 11, "output_block": 12, "free": 0}[told]
+
+
+@pytest.mark.parametrize("told", ["prefill_complete", "free"])
+def test_a_usage_reaches_whoever_expected_something_and_counts_once(sharing, told):
+    book(sharing, 1, "a")
+    sharing.exchange()
+    usage = PromptUsage(42, 40)
+    (passed_on,) = getattr(sharing.core(3), told)("a", 0.0, usage)
+    assert passed_on.router_id == 1
+    assert sharing.core(1).apply_peer(passed_on.message, 0.0) == [UsageTold(usage, 0)]
+    assert sharing.core(1).apply_peer(passed_on.message, 0.0) == []
 
 
 def test_nobodys_request_is_nobodys(sharing):

@@ -61,6 +61,9 @@ def test_peers_are_a_line_or_a_list(tmp_path):
         (["--max-registered-ranks", "0"], "max_registered_ranks"),
         (["--http-port", "65536"], "http_port"),
         (["--namespace", "a.b"], "namespace"),
+        (["--peer-token-file", "/nowhere"], "peer_token_file"),
+        (["--peer-tls-cert-file", "/nowhere"], "peer_tls_cert_file"),
+        (["--peer-tls-key-file", "/nowhere"], "peer_tls_key_file"),
     ],
 )
 def test_what_is_wrong_names_its_key(flags, key):

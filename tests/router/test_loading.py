@@ -7,12 +7,15 @@ from router.config_rules import RULES
 from router.dynamo_names import ALIASES, REFUSED
 from router.errors import ConfigError
 from router.loading import load_router, load_router_config
+from router.sequence.tracking_names import TrackingKey
 
 CONFIG_1_0_2 = {
     "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": ("0.5", {"overlap_score_weight": 0.5}),
     "DYN_ROUTER_TEMPERATURE": ("0.2", {"router_temperature": 0.2}),
     "DYN_ROUTER_USE_KV_EVENTS": ("false", {"use_kv_events": False}),
     "DYN_ROUTER_DURABLE_KV_EVENTS": ("true", {}),
+    "DYN_ROUTER_REPLICA_SYNC": ("false", {"router_replica_sync": False}),
+    "DYN_ROUTER_QUEUE_THRESHOLD": ("1.5", {"router_queue_threshold": 1.5}),
     "DYN_ROUTER_TRACK_ACTIVE_BLOCKS": ("False", {"router_track_active_blocks": False}),
     "DYN_ROUTER_TRACK_OUTPUT_BLOCKS": ("0", {"router_track_output_blocks": False}),
     "DYN_ROUTER_ASSUME_KV_REUSE": ("false", {"router_assume_kv_reuse": False}),
@@ -31,6 +34,14 @@ CONFIG_1_0_2 = {
 }
 CONFIG_1_6_1 = {
     "DYN_ROUTER_MODE": ("least_loaded", {"policy": "least-loaded"}),
+    "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": ("0.5", {"overlap_score_credit": 0.5}),
+    "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY": ("2", {"overlap_score_credit_decay": 2.0}),
+    "DYN_ROUTER_PREFILL_LOAD_SCALE": ("3", {"prefill_load_scale": 3.0}),
+    "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT": ("4", {"decode_active_request_weight": 4.0}),
+    "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT": ("0.6", {"host_cache_hit_weight": 0.6}),
+    "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT": ("0.3", {"disk_cache_hit_weight": 0.3}),
+    "DYN_SHARED_CACHE_MULTIPLIER": ("0.5", {"shared_cache_multiplier": 0.5}),
+    "DYN_ROUTER_APPROXIMATE_CACHE_POLICY": ("ttl", {}),
     "DYN_ROUTER_TRACK_PREFILL_TOKENS": ("false", {"router_track_prefill_tokens": False}),
     "DYN_ROUTER_PREFILL_LOAD_MODEL": ("ais", {"router_prefill_load_model": "ais"}),
     "DYN_ROUTER_PREDICTED_TTL_SECS": ("2", {"predicted_ttl_s": 2.0}),
@@ -52,6 +63,45 @@ def test_a_variable_of_dynamo_is_a_setting_of_ours(variable):
     assert load_router_config((), {variable: value}) == RouterConfig(**settings)
 
 
+def test_a_mode_of_a_session_and_an_order_of_a_queue_are_settings_of_ours_too():
+    """They contradict what these are by default."""
+    both = {
+        "DYN_ROUTER_SESSION_AFFINITY_MODE": "soft",
+        "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "9",
+        "DYN_ROUTER_QUEUE_POLICY": "wspt",
+        "DYN_ROUTER_QUEUE_THRESHOLD": "1",
+    }
+    config = load_router_config((), both)
+    assert (config.session_affinity_mode, config.router_queue_policy) == ("soft", "wspt")
+
+
+POLICY_FILE = """
+default_policy_family = "all"
+uncached_isl_buckets = [{min_tokens = 0, bucket = "all"}]
+policy_classes = [{name = "all_all", policy_family = "all", cache_bucket = "all"}]
+"""
+
+
+def test_a_policy_file_is_a_setting_of_ours_too(tmp_path):
+    file = tmp_path / "classes.toml"
+    file.write_text(POLICY_FILE)
+    config = load_router_config((), {"DYN_ROUTER_POLICY_CONFIG": str(file)})
+    assert '"name":"all_all"' in config.router_policy_config
+
+
+def test_bookings_may_be_named_under_dynamos_key(tmp_path):
+    file = tmp_path / "key"
+    file.write_bytes(bytes(32))
+    values = dict(zip(TRACKING, ("keyed-xxh3-v1", str(file), "k1"), strict=True))
+    assert load_router_config((), values).naming.tracking == TrackingKey(bytes(32), "k1")
+
+
+def test_every_variable_that_is_taken_is_tried_here():
+    tried = {*CONFIG_1_0_2, *CONFIG_1_6_1, "DYN_ROUTER_POLICY_CONFIG"}
+    tried |= {"DYN_ROUTER_SESSION_AFFINITY_MODE", "DYN_ROUTER_QUEUE_POLICY", *TRACKING}
+    assert {alias.variable for alias in ALIASES} == tried
+
+
 def test_every_alias_is_a_setting_and_every_key_a_flag_and_a_line_in_a_file(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text('router_ttl_secs = 7\nrouter_endpoint = "a.b.c"\n')
@@ -70,6 +120,7 @@ def test_every_alias_is_a_setting_and_every_key_a_flag_and_a_line_in_a_file(tmp_
         ("DYN_ROUTER_DURABLE_KV_EVENTS", "perhaps"),
         ("DYN_ROUTER_SPEED", "1"),
         ("DYN_ROUTER_MODE", "direct"),
+        ("DYN_ROUTER_APPROXIMATE_CACHE_POLICY", "lru"),
         *((name, "x") for name in REFUSED),
     ],
 )
@@ -83,7 +134,15 @@ def test_other_variables_of_dynamo_are_none_of_ours():
 
 
 REDIS = ("--redis-url", "redis://h", "--session-affinity-ttl-s", "9")
+TRACKING = tuple(f"DYN_ROUTER_TRACKING_{name}" for name in ("HASH", "KEY_FILE", "KEY_ID"))
+
 CONTRADICTIONS = {
+    ("router_tracking_hash", "router_tracking_key_file"): (
+        "--router-tracking-hash", "keyed-xxh3-v1",
+    ),
+    ("router_tracking_key_file", "router_tracking_hash"): (
+        "--router-tracking-key-file", __file__,
+    ),
     ("router_track_output_blocks", "router_track_active_blocks"): (
         "--router-track-output-blocks", "--no-router-track-active-blocks",
     ),

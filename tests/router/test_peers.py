@@ -7,7 +7,7 @@ import pytest
 
 from indexing import PROMPT, Engine, RunningIndex, publishing
 from router.publisher.bus import connection
-from servers import NatsServer, equals
+from servers import NatsServer, equals, eventually
 
 HELD = {"1": {"0": 160}}
 
@@ -55,6 +55,21 @@ async def test_blind_ranks_are_restored_until_their_checkpoint(peer, empty_bus, 
         assert view["status"] == "degraded"
         assert "dump" in view["listeners"]["0"]["reason"]
         assert await late.status(2) == "pending"
+
+
+async def test_a_peer_that_wants_a_token_gets_it(peer, nats_server, bus, empty_bus, tmp_path):
+    tokens, secret = tmp_path / "tokens.toml", tmp_path / "token"
+    token = "a-token-of-an-indexer"
+    tokens.write_text(f'[[tokens]]\nname = "i"\ntoken = "{token}"\nscopes = ["admin", "route"]\n')
+    secret.write_text(f"{token}\n")
+    async with RunningIndex(nats_server.url, token_file=str(tokens)).running() as guarded:
+        guarded.client.headers["authorization"] = f"Bearer {token}"
+        await guarded.register(1)
+        await eventually(lambda: equals(guarded.scores(PROMPT), HELD))
+        fields = {"peers": guarded.url, "peer_token_file": str(secret)}
+        async with RunningIndex(empty_bus.url, **fields).running() as late:
+            await late.register(1)
+            await eventually(lambda: equals(late.scores(PROMPT), HELD))
 
 
 async def test_a_checkpoint_replaces_what_was_restored(peer, empty_bus, eventually):

@@ -77,6 +77,15 @@ async def test_a_request_that_waited_binds_its_session(stack):
     assert await placed(router, None, "/select") == 2
 
 
+async def test_a_selection_that_is_booked_binds_its_session(stack):
+    router = await started(stack)
+    home = await placed(router, None, "/select", selection_id="s")
+    assert await router.metric("kv_router_sessions") == 0.0
+    assert (await router.post("/reservations", {"selection_id": "s"})).status_code == 201
+    assert await router.metric("kv_router_sessions") == 1.0
+    assert [await placed(router, f"b{i}", token_ids=OTHER) for i in range(3)] == [home] * 3
+
+
 async def test_choosing_without_booking_binds_nobody(stack):
     router = await started(stack)
     await placed(router, None, "/select")

@@ -25,9 +25,8 @@ def tokens_of(body):
 
 
 def is_read_straight(body):
-    key = np.frombuffer(b"token_ids", np.uint8)
-    room, span = np.empty(len(body) // 2 + 1, np.uint32), np.empty(2, np.int64)
-    return find_tokens(np.frombuffer(body, np.uint8), key, room, span) != NOT_PLAIN
+    room = np.empty(len(body) // 2 + 1, np.uint32)
+    return find_tokens(np.frombuffer(body, np.uint8), room)[0] != NOT_PLAIN
 
 
 PLAIN = [

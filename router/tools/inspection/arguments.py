@@ -1,6 +1,7 @@
 """What `kv-router inspect` is asked: the command line."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -9,9 +10,17 @@ from pathlib import Path
 import msgspec
 
 from router.errors import InvalidFieldError
+from router.process.settings import CLIENT_PREFIX
 from router.protocol.values import U32_MAX, U64_MAX
 
 DEFAULT_URL = "http://localhost:8092"
+
+_ACCESS = {
+    "token_file": "with a bearer token of scope admin",
+    "ca_file": "PEM authorities of its https; those of the system unless said",
+    "cert_file": "PEM certificate, for a router that wants one",
+    "key_file": "its private key, PEM",
+}
 
 _SEPARATOR = re.compile(r"[\s,]+")
 _NO_TOKENS = f"token ids, 0 to {U32_MAX}: a JSON list, or numbers with white space between"
@@ -23,6 +32,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="kv-router inspect", description="Ask a running router what it knows."
     )
     parser.add_argument("--url", default=DEFAULT_URL, help="of the router (default: %(default)s)")
+    for name, what in _ACCESS.items():
+        variable = f"{CLIENT_PREFIX}{name.upper()}"
+        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
+        )
     parser.add_argument("--json", action="store_true", help="the router's answer, unformatted")
     questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
     questions.add_parser("workers", help="who there is, and what each holds")

@@ -14,6 +14,7 @@ import msgspec
 
 from router.errors import InvalidFieldError, ServerError
 from router.protocol.requests import PromptRequest
+from router.security.http_access import HttpAccess
 from router.tools.inspection import report
 from router.tools.inspection.arguments import parse, read_tokens
 from router.tools.inspection.router_client import RouterClient
@@ -22,7 +23,8 @@ from router.tools.inspection.router_client import RouterClient
 def inspect(arguments: Sequence[str]) -> int:
     """Ask, print the answer, return the exit status."""
     asked = parse(arguments)
-    client = RouterClient(asked.url)
+    access = HttpAccess(asked.token_file, asked.ca_file, asked.cert_file, asked.key_file)
+    client = RouterClient(asked.url, access)
     try:
         sys.stdout.write(_answer(client, asked).rstrip("\n") + "\n")
     except InvalidFieldError as error:

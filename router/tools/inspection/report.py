@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from router.block_views import BlockHolder, BlockHolders
+from router.process.tables import table
 from router.protocol.dumps import TIER_NAMES, DumpedRank
 from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
 from router.protocol.values import Tier
-from router.tools.tables import table
 from router.tools.tiers import TIER_WORDS
 from router.views import EngineView, RankView, WorkerView
 

@@ -10,6 +10,7 @@ from router.errors import ServerError, WireError
 from router.protocol.dumps import DumpedRank, decode_dump
 from router.protocol.replies import OverlapScoresReply
 from router.protocol.requests import PromptRequest
+from router.security.http_access import OPEN_ACCESS, HttpAccess
 from router.views import WorkerView
 
 T = TypeVar("T")
@@ -21,9 +22,11 @@ _JSON = {"content-type": "application/json"}
 class RouterClient:
     """A running router, asked. Every question raises ServerError. To be closed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: HttpAccess = OPEN_ACCESS) -> None:
+        """`access`: how to log in. Raises ConfigError."""
         self._url = url.rstrip("/")
-        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+        options = access.options("client")
+        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False, **options)
 
     def close(self) -> None:
         """Let go of the connection."""

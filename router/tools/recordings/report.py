@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from router.errors import RecordingError
+from router.process.tables import table
 from router.recording.decisions import Admit, Decision, Outcome
 from router.recording.format import Header, Setting
 from router.recording.replay import Compared, Replay
 from router.scheduler.terms import Terms
 from router.tools.recordings.tally import Tally, Totals, cached_tokens
-from router.tools.tables import table
 
 
 def opening(path: str, header: Header, settings: Mapping[str, Setting], product: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from router.client import (
     ClientSettings,
     PromptRequest,
+    ReservationStep,
     ReserveRequest,
     Retries,
     RouterClient,
@@ -41,12 +42,29 @@ async def test_the_life_of_a_request(client):
     async with client.reserve(REQUEST) as reservation:
         assert reservation.decision.endpoint == "http://w1"
         assert await load(client) == (1, 100, 25)
-        await reservation.prefill_complete(Usage(prompt_tokens=100, cached_tokens=0))
+        await reservation.prefill_complete()
         assert await load(client) == (1, 0, 25)
         await reservation.output_block()
         assert await load(client) == (1, 0, 26)
+        reservation.usage = Usage(prompt_tokens=100, cached_tokens=0)
     assert await load(client) == (0, 0, 0)
     assert await client.fleet.metric("kv_router_usage_prompt_tokens_total") == 100
+
+
+async def test_many_are_asked_and_told_of_in_one_call(client):
+    chosen, refused = await client.select_batch(
+        [REQUEST, SelectRequest(token_ids=PROMPT, model_name="zz")]
+    )
+    assert (chosen.decision.worker_id, refused.status) == (1, 503)
+    booked = [await client.select_and_reserve(REQUEST) for _ in range(2)]
+    usage = Usage(prompt_tokens=100, cached_tokens=0)
+    steps = [
+        ReservationStep(step="prefill_complete", request_id=booked[0].request_id, usage=usage),
+        ReservationStep(step="free", request_id=booked[1].request_id),
+        ReservationStep(step="free", request_id="zz"),
+    ]
+    assert [each.status for each in await client.report(steps)] == [200, 200, 404]
+    assert (await load(client))[:2] == (1, 0)
 
 
 async def test_what_else_can_be_asked(client):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from builders import rank
-from router.http.openapi import ROUTES
+from router.http.routes import ROUTES
 from router.protocol.values import Tier
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from running import RunningRouter
@@ -101,9 +101,28 @@ async def test_what_engines_had_cached_is_held_against_what_was_predicted(fleet)
         for _ in range(2):  # the second time it is known
             done = await fleet.post(f"/reservations/{name}/prefill_complete", {"usage": usage})
             assert done.status_code == 200
+    assert await usage_counted(fleet) == [80, 46, 40, 4 + 10]
+
+
+async def usage_counted(fleet):
     names = ("prompt", "cached", "predicted_cached", "mispredicted")
-    counted = [await fleet.metric(f"kv_router_usage_{name}_tokens_total") for name in names]
-    assert counted == [80, 46, 40, 4 + 10]
+    return [await fleet.metric(f"kv_router_usage_{name}_tokens_total") for name in names]
+
+
+async def test_streams_say_their_usage_last(fleet):
+    for name, untracked in (("a", False), ("b", True)):
+        body = {"token_ids": PROMPT, "request_id": name}
+        override = {"router_config_override": {"track_prefill_tokens": False}} if untracked else {}
+        await fleet.post("/select_and_reserve", body | override)
+        await fleet.post(f"/reservations/{name}/prefill_complete", None)
+        usage = {"prompt_tokens": 40, "cached_tokens": 16}
+        ended = await fleet.client.request(
+            "DELETE", f"/reservations/{name}", json={"usage": usage | {"cached_tokens": 41}}
+        )
+        assert (ended.status_code, ended.json()["field"]) == (400, "usage.cached_tokens")
+        ended = await fleet.client.request("DELETE", f"/reservations/{name}", json={"usage": usage})
+        assert ended.status_code == 200
+    assert await usage_counted(fleet) == [40, 16, 20, 4]  # nobody foresees others' prefills
 
 
 async def test_more_cached_than_there_was_is_refused(fleet):

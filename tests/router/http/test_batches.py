@@ -4,6 +4,7 @@ import pytest
 
 from direct import DirectRouter
 from router.protocol.batches import MAX_SELECTIONS, MAX_STEPS
+from servers import eventually
 
 PROMPT = list(range(10))
 
@@ -51,7 +52,7 @@ async def test_steps_of_reservations_are_taken_in_order(router):
         {"request_id": "a", "step": "output_block", "decay_fraction": 2},
         {"request_id": "a", "step": "fly"},
         {"step": "free"},
-        {"request_id": "b", "step": "free"},
+        {"request_id": "b", "step": "free", "usage": usage},
         {"request_id": "b", "step": "free"},
     ]
     said = await results(router, "/reservations:batch", steps=steps)
@@ -59,7 +60,20 @@ async def test_steps_of_reservations_are_taken_in_order(router):
     assert said[1]["refused"]["code"] == "reservation_not_found"
     (load,) = (await router.client.get("/loads")).json()[0]["loads"]
     assert (load["active_requests"], load["potential_prefill_tokens"]) == (1, 0)
-    assert await router.metric("kv_router_usage_prompt_tokens_total") == 10
+    assert await router.metric("kv_router_usage_prompt_tokens_total") == 20
+
+
+async def test_between_batches_progress_is_modelled(router):
+    await router.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "a"})
+    await results(
+        router, "/reservations:batch", steps=[{"request_id": "a", "step": "prefill_complete"}]
+    )
+
+    async def has_grown():
+        (load,) = (await router.post("/potential_loads", {"token_ids": [1]})).json()
+        return load["potential_decode_blocks"] > 5
+
+    await eventually(has_grown)
 
 
 @pytest.mark.parametrize(

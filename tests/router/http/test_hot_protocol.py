@@ -152,3 +152,37 @@ async def test_a_caller_that_reads_nothing_does_not_fill_our_memory(router):
         assert set(statuses) == {404}
     finally:
         writer.close()
+
+
+async def test_answers_of_one_turn_come_before_what_ends_the_connection(fleet):
+    """They are written at the end of a turn of the loop; who closes earlier writes them first."""
+    whole = request()
+    reader, writer = await connect(fleet)
+    writer.write(whole + whole + b"garbage\r\n\r\n")
+    statuses = [(await read_answer(reader))[0] for _ in range(3)]
+    assert statuses == [200, 200, 400]
+    assert await reader.read() == b""
+    writer.close()
+    found = await answers(fleet, whole + request(connection="close"), count=2)
+    assert [status for status, _, _ in found] == [200, 200]
+
+
+async def test_the_same_words_again_are_answered_as_the_first_time(fleet):
+    """Known heads, parsed heads and uvicorn's way, in turn on one connection."""
+    reader, writer = await connect(fleet)
+    waits = request("/reservations", json.dumps({"token_ids": [1], "worker_id": 1}).encode())
+    for number, whole in enumerate([request(), waits, request("/health", b"", "GET")] * 3):
+        writer.write(whole)
+        status, _, _ = await read_answer(reader)
+        assert status == (200, 400, 200)[number % 3]
+    for tokens in (40, 30_000, 40, 30_000):  # the long ones have to wait for a thread
+        body = json.dumps({"token_ids": [5] * tokens}).encode()
+        writer.write(request("/select", body))
+        status, _, reply = await read_answer(reader)
+        assert (status, reply["isl_tokens"]) == (200, tokens)
+    for id_ in "abc":
+        body = json.dumps({"token_ids": [1], "worker_id": 1, "request_id": id_}).encode()
+        writer.write(request("/reservations", body))
+        status, _, reply = await read_answer(reader)
+        assert (status, reply["request_id"]) == (201, id_)
+    writer.close()

@@ -5,14 +5,22 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from fastapi import FastAPI
 
 from direct import DirectRouter
+from router.http.examples import EXAMPLES
+from router.http.index_openapi import INDEX_ROUTES
+from router.http.openapi import document, extra
+from router.http.routes import ROUTES, Refusal
+from router.http.words import WORDS, structs_in
+from router.protocol.batches import ReservationStep
 
-EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 3))
+ROUNDS = int(os.environ.get("KV_FUZZ_EXAMPLES", 3))
 COMMAND = (
     "run",
-    f"--max-examples={EXAMPLES}",
+    f"--max-examples={ROUNDS}",
     "--seed=1",
     "--phases=examples,fuzzing",
     "--checks=all",
@@ -23,7 +31,7 @@ COMMAND = (
 )
 
 
-@pytest.mark.timeout(3600 if EXAMPLES > 100 else 300)
+@pytest.mark.timeout(3600 if ROUNDS > 100 else 300)
 async def test_schemathesis_finds_nothing(tmp_path):
     async with DirectRouter(use_kv_events=False).running() as router:
         worker = {"worker_id": 1, "endpoint": "http://w1", "block_size": 4}
@@ -40,3 +48,42 @@ async def test_schemathesis_finds_nothing(tmp_path):
         assert process.returncode == 0, report.decode()
         assert "passed" in report.decode()
         assert (await router.post("/select", {"token_ids": [1]})).status_code in (200, 503)
+
+
+@pytest.fixture(params=["router", "index"])
+def described(request):
+    """The routes of a process, and what its page says."""
+    routes = ROUTES if request.param == "router" else INDEX_ROUTES
+    app = FastAPI()
+    document(app, routes)
+    return routes, app.openapi()["components"]["schemas"]
+
+
+def test_every_field_says_what_it_means(described):
+    _, schemas = described
+    silent = [
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        for field, said in schema.get("properties", {}).items()
+        if not said.get("description")
+    ]
+    assert silent == []
+
+
+def test_every_word_is_said_somewhere():
+    named = [t for route in (*ROUTES, *INDEX_ROUTES) for t in (route.body, route.answer)]
+    fields = {
+        field
+        for struct in structs_in([*filter(None, named), ReservationStep, Refusal]).values()
+        for field in struct.__struct_fields__
+    }
+    assert set(WORDS) <= fields
+    assert list(WORDS) == sorted(WORDS)
+
+
+def test_examples_are_bodies(described):
+    for route in described[0]:
+        if route.body is not None:
+            body = msgspec.json.encode(EXAMPLES[route.handler])
+            assert msgspec.json.decode(body, type=route.body)
+            assert "example" in str(extra(route)["requestBody"])

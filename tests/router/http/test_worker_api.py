@@ -128,6 +128,8 @@ async def test_without_events_no_engine_needs_to_be_heard():
         ({"engine": "tgi"}, "engine"),
         ({"report_mode": "some"}, "report_mode"),
         ({"worker_id": 2**64}, None),
+        ({"total_kv_blocks": 2**63}, "total_kv_blocks"),
+        ({"max_num_batched_tokens": 10**400}, "max_num_batched_tokens"),
         ({"worker_id": "seven"}, "worker_id"),
         ({"block_size": 65_537}, "block_size"),
         ({"data_parallel_size": 1025}, "data_parallel_size"),

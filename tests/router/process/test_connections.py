@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -127,12 +127,13 @@ async def test_a_body_that_nobody_reads_and_that_never_ends_is_closed(served):
     head = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
     async with served.connected() as (reader, writer):
         writer.write(head)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
         closed = asyncio.create_task(reader.read())
         while not closed.done():
             writer.write(b"a")
             await asyncio.sleep(0.05)
-        with_answer = await asyncio.wait_for(closed, 1)
-    assert with_answer.startswith(b"HTTP/1.1 200")
+        with suppress(ConnectionResetError):  # it may have been at the next byte
+            await closed
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ from router.protocol.replicas import (
     PrefillCompleted,
     Progress,
     ProgressTold,
+    PromptUsage,
     ReservationFreed,
     SharedReservation,
     SnapshotPart,
@@ -217,14 +218,17 @@ def test_routers_words_to_each_other():
     assert encode_replica_message(PART).hex() == f"97a8736e617073686f74030405000291{shared}"
     wanted = encode_replica_message(SnapshotWanted(9))
     assert wanted.hex() == "92af736e617073686f745f77616e74656409"
-    told = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed()]
+    told = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed(PromptUsage(10, 4))]
     encoded = [encode_replica_message(ProgressTold("id", each)).hex() for each in told]
     head = "93a4746f6c64a26964"
     assert encoded == [
-        f"{head}91b170726566696c6c5f636f6d706c65746564",
-        f"{head}92ac6f75747075745f626c6f636bcb3fe0000000000000",
-        f"{head}91a56672656564",
+        f"{head}93b170726566696c6c5f636f6d706c65746564c0c2",
+        f"{head}93ac6f75747075745f626c6f636bcb3fe0000000000000c2",
+        f"{head}92a56672656564920a04",
     ]
+    assert decode_replica_message(bytes.fromhex(f"{head}91a56672656564")) == ProgressTold(
+        "id", ReservationFreed()
+    )  # as versions say it that tell of no usage
 
 
 @pytest.mark.parametrize(

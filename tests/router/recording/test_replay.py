@@ -66,7 +66,7 @@ SETTINGS = st.fixed_dictionaries(
 
 READS = {
     "busy_ranks", "dump", "dump_slices", "explain", "identities", "match", "may_choose",
-    "predicted_cached_tokens", "reads_events", "tracking", "trust", "trust_weights", "weigh",
+    "reads_events", "tracking", "trust", "trust_weights", "weigh",
 }  # fmt: skip
 """Of a core's methods, those that change nothing; searches are recorded all the same."""
 
@@ -172,7 +172,7 @@ def test_what_nobody_can_have_asked_is_damage():
 @pytest.mark.parametrize("number", [math.inf, math.nan, 1e308])
 def test_what_json_cannot_say_is_said_nearly(number):
     recorded = Recorded()
-    counters = LoadCounters(busy_s=number, prefill_tokens=2**70, prefill_token_contexts=number)
+    counters = LoadCounters(busy_s=number, prefill_tokens=2**63 - 1, prefill_token_contexts=number)
     recorded.core.upsert_worker(announcement(1), 0.0)
     recorded.core.apply_load(report(1, waiting_s=number, counters=counters), 0.0)
     replay, _ = replayed(recorded.recording)

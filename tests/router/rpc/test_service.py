@@ -185,6 +185,45 @@ async def test_a_body_over_the_limit_is_refused(nats_server, bus, eventually):
         assert answer["code"] == "body_too_large"
 
 
+@pytest.mark.parametrize(
+    ("reply", "head"),
+    [
+        (b"i", b"NATS/1.0 \xff\xff\xff\r\n\r\n"),
+        (b"i", b"NATS/1.0 100 \xff\r\n\r\n"),
+        (b"\xff\xfe", b"NATS/1.0\r\n\r\n"),
+        (b"i", b"NATS/1.0\r\n: \xff\r\n\xff\r\n\r\n"),
+    ],
+)
+async def test_no_message_disconnects_a_router(ask, nats_server, caplog, reply, head):
+    """Said by hand: clients would not."""
+    host, _, port = nats_server.url.removeprefix("nats://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    lengths = b"%d %d" % (len(head), len(head) + 2)
+    writer.write(b"HPUB %s %s %s\r\n%s{}\r\nPING\r\n" % (SUBJECT.encode(), reply, lengths, head))
+    await reader.readuntil(b"PONG\r\n")
+    assert isinstance(await ask({"method": "loads"}), list)
+    assert "lost the connection" not in caplog.text
+    writer.close()
+
+
+async def test_nobody_has_a_router_write_where_only_we_do(ask, router):
+    """Whoever may ask is answered in an inbox, not in the event log, nor by the server's doing."""
+    told = []
+
+    async def note(message):
+        told.append(message.subject)
+
+    for subject in ("kv.test.>", "$KV.>"):
+        await ask.bus.client.subscribe(subject, cb=note)
+    asked = b'{"method": "loads"}'
+    for reply in ("kv.test.events.1.0", "kv.test.router", "$KV.kv-test-workers.worker.1"):
+        await ask.bus.client.publish(SUBJECT, asked, reply=reply)
+    await ask({"method": "loads"})
+    assert "kv.test.events.1.0" not in told
+    assert "$KV.kv-test-workers.worker.1" not in told
+
+
 async def requested(bus, payload, **headers):
     """An answer; None while nobody listens."""
     try:

@@ -132,6 +132,30 @@ def test_who_is_refused_takes_nothing_from_its_tenant(guard):
     assert ask(guard, OTHER).tenant == "acme"
 
 
+def test_a_batch_is_charged_by_its_items_afterwards(guard):
+    caller = ask(guard, OTHER)
+    guard.charge(caller, 5, now_s=0.0)
+    with pytest.raises(RateLimitedError, match="acme:") as refusal:
+        ask(guard, OTHER)
+    assert refusal.value.retry_after_s == pytest.approx(4 / 3)  # 1 + 5 taken of 3, at 3 a second
+    guard.replace(read_tokens(""))
+    guard.charge(caller, 5, now_s=0.0)  # whose token is gone
+
+
+def test_over_nats_who_asks_is_known_before_what(guard):
+    said = [(b"authorization", f"Bearer {ACME}".encode())]
+    caller = guard.identify(said, 0.0, 0.0)
+    guard.check_scope(caller, "NATS", "select")
+    for name in ("loads", "DumpTree", "unheard-of"):
+        with pytest.raises(ForbiddenError):
+            guard.check_scope(caller, "NATS", name)
+    guard.identify(said, 0.0, 0.0)
+    with pytest.raises(RateLimitedError):
+        guard.identify(said, 0.0, 0.0)
+    with pytest.raises(UnauthenticatedError):
+        guard.identify([], 0.0, 0.0)
+
+
 def test_a_default_rate_counts_for_tokens_without_one_and_without_tokens():
     guard = Guard(default_requests_per_s=1.0)
     assert not guard.is_idle

@@ -1,9 +1,12 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from router.http.index_openapi import INDEX_ROUTES
-from router.http.openapi import ROUTES
+from router.http.routes import ROUTES
+from router.protocol.commands import Command
+from router.protocol.lookups import HashedLookup, TokensLookup, TreeLookup
 from router.security.route_scopes import OPEN, ROUTE_SCOPES, RouteScopes
 
 AGENT = Path(__file__).parents[3] / "worker_agent"
@@ -16,16 +19,32 @@ OF_AGENTS = {
     "GET /health",
     "GET /ready",
     "GET /metrics",
+    "GET /tiers",
+    "POST /tiers/reset_pool",
+    "POST /tiers/reset_blocks",
+    "POST /tiers/reset_all",
+}
+OF_AGENTS_OVER_NATS = {
+    "NATS tiers_status",
+    "NATS tiers_reset_pool",
+    "NATS tiers_reset_blocks",
+    "NATS tiers_reset_all",
 }
 
 
 def test_every_route_is_in_the_table_and_nothing_else():
     routes = {f"{route.method} {route.path}" for route in (*ROUTES, *INDEX_ROUTES)}
-    assert set(ROUTE_SCOPES) == routes | SERVED_ANYWAY | OF_AGENTS
+    commands = [each.__struct_config__.tag for each in get_args(Command)]
+    questions = [each.name for each in (TokensLookup, HashedLookup, TreeLookup)]
+    over_nats = {f"NATS {name}" for name in (*commands, *questions)}
+    assert set(ROUTE_SCOPES) == (
+        routes | over_nats | SERVED_ANYWAY | OF_AGENTS | OF_AGENTS_OVER_NATS
+    )
 
 
 def test_agents_have_the_routes_that_are_listed_here():
-    sources = [(AGENT / name).read_text() for name in ("server.py", "bridge_server.py")]
+    names = ("server.py", "bridge_server.py", "operations/http.py")
+    sources = [(AGENT / name).read_text() for name in names]
     for route in OF_AGENTS:
         assert any(f'"{route.split()[1]}", self.' in source for source in sources)
     assert sum(source.count('", self.') for source in sources) == len(OF_AGENTS) + 4

@@ -79,6 +79,17 @@ async def test_https_is_served_and_http_and_old_tls_are_not(authority):
         assert await router.is_served(maximum_version=ssl.TLSVersion.TLSv1_2)
 
 
+async def test_handshakes_that_take_long_are_ended(authority):
+    async with tls_router(authority, header_timeout_s=0.2) as router:
+        for hello in (b"", b"\x16\x03\x01\x02\x00\x01"):
+            port = router.config.http_port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(hello)
+            assert await reader.read() == b""
+            writer.close()
+        assert await router.is_served()
+
+
 async def test_callers_need_certificates_of_the_authority(authority, tmp_path):
     folder = tmp_path / "others"
     folder.mkdir()

@@ -129,7 +129,7 @@ def test_the_recording_of_a_simulated_router_is_the_trace_that_it_served():
         def take(entry):
             lines.append((len(lines) + 2, Line(getattr(entry, "now_s", 0.0), entry)))
 
-        return recorded_core(header(), take)
+        return recorded_core(header(policy="dynamo-1.0"), take)
 
     trace = small_trace(300)
     outcomes = simulate(trace, scenario(2, report_interval_s=0.1), make)

@@ -4,13 +4,16 @@ import asyncio
 import io
 import json
 
+import httpx
 import pytest
 
 from builders import rank
-from direct import DirectEngine, direct_router
+from certificates import Authority
+from direct import DirectEngine, DirectRouter, direct_router
 from router.cli import main
 from router.errors import InvalidFieldError
 from router.protocol.values import Tier
+from router.security.tls import client_context
 from router.sequence.hashing import chain, hash_seed, local_block_hashes, token_array
 from router.tools.inspection.arguments import parse_tokens
 from servers import equals, eventually, free_port
@@ -53,6 +56,41 @@ def inspect(fleet, capsys):
         return status, said.out, said.err
 
     return ask
+
+
+async def test_a_guarded_router_behind_tls_is_asked_with_token_and_certificate(
+    tmp_path, capsys, monkeypatch
+):
+    authority = Authority(tmp_path)
+    (cert_file, key_file), caller = authority.issue("router"), authority.issue("operator")
+    tokens, token = tmp_path / "tokens.toml", tmp_path / "token"
+    tokens.write_text('[[tokens]]\nname = "o"\ntoken = "a-token-of-o-1234"\nscopes = ["admin"]\n')
+    token.write_text("a-token-of-o-1234\n")
+    tls = {"tls_cert_file": cert_file, "tls_key_file": key_file}
+    router = DirectRouter(token_file=str(tokens), tls_client_ca_file=str(authority.path), **tls)
+    url = f"https://127.0.0.1:{router.config.http_port}"
+    router.client = httpx.AsyncClient(
+        base_url=url, verify=client_context(str(authority.path), *caller), timeout=60
+    )
+    flags = {"token-file": token, "ca-file": authority.path,
+             "cert-file": caller[0], "key-file": caller[1]}  # fmt: skip
+
+    async def ask(**without):
+        said = [f"--{key}={value}" for key, value in flags.items() if key not in without]
+        arguments = ["inspect", "--url", url, *said, "workers"]
+        return await asyncio.to_thread(main, arguments), capsys.readouterr().err
+
+    async with router.running():
+        assert await ask() == (0, "")
+        status, said = await ask(**{"token-file": None})
+        assert (status, "authorization: missing" in said) == (1, True)
+        assert (await ask(**{"ca-file": None}))[0] == 1
+        assert (await ask(**{"cert-file": None, "key-file": None}))[0] == 1
+        monkeypatch.setenv("KV_ROUTER_CLIENT_TOKEN_FILE", str(token))
+        assert await ask(**{"token-file": None}) == (0, "")
+        flags["token-file"] = tmp_path / "nowhere"
+        status, said = await ask()
+        assert (status, "client_token_file" in said) == (2, True)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_all_decisions_are_equal(capsys, path, life):
 @pytest.fixture
 def busy():
     """Worker 1 holds a prompt of 10 blocks, and is busy; worker 2 is neither."""
-    recorded, prompt = Recorded(), list(range(40))
+    recorded, prompt = Recorded(policy="dynamo-1.0"), list(range(40))
     hashed = prepare(SelectRequest(token_ids=prompt), ()).hashed(IDENTITY)
     for worker_id in (1, 2):
         recorded.core.upsert_worker(announcement(worker_id, agent_is_engine=False), 0.0)
