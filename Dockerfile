@@ -24,8 +24,7 @@ RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
 USER 10001
 ENV KV_ROUTER_HOST=0.0.0.0 KV_ROUTER_INDEXER_HOST=0.0.0.0
 EXPOSE 8090 8092
-HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
-  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8092/health').raise_for_status()"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s CMD ["kv-router", "health"]
 ENTRYPOINT ["kv-router"]
 CMD ["serve"]
 
@@ -35,8 +34,7 @@ RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8001
 EXPOSE 8001
-HEALTHCHECK --interval=5s --timeout=2s --start-period=30s \
-  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8001/health').raise_for_status()"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["kv-worker-agent", "health"]
 ENTRYPOINT ["kv-worker-agent"]
 CMD ["run"]
 
@@ -48,7 +46,6 @@ RUN pip install --no-cache-dir --constraint /constraints.txt \
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=5s --timeout=2s --start-period=30s \
-  CMD ["python", "-c", "import httpx; httpx.get('http://127.0.0.1:8000/health').raise_for_status()"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["kv-worker-agent", "health"]
 ENTRYPOINT ["kv-worker-agent"]
 CMD ["run"]

@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels test test-vllm test-dynamo unit fuzz lint format bench clean
+.PHONY: up kernels test test-vllm test-dynamo unit fuzz soak lint format bench clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -54,6 +54,13 @@ fuzz: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/token_fuzz.py --inputs $(FUZZ_BODIES) --seed $(FUZZ_FIRST)
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
+
+# Blocks in host memory, on disk and in a Redis under random faults, life after life, most of them
+# killed; SOAK_SEED is the first seed, and a failure names that of its life.
+SOAK_SECONDS ?= 600
+SOAK_SEED ?= 1
+soak: $(KERNELS)
+	PYTHONPATH=.:tests $(BIN)/python tests/block_soak.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ class RoutedCompletions:
             )
             async for chunk in reservation.follow(chunks, lambda chunk: len(chunk.choices)):
                 if chunk.usage is not None:
-                    await reservation.prefill_complete(_usage(chunk))
+                    reservation.usage = _usage(chunk)
                 yield chunk
 
     async def close(self) -> None:
@@ -69,9 +69,7 @@ class RoutedCompletions:
 
 
 def _usage(chunk: Completion) -> Usage:
-    """What the engine says of its prompt. Streams say it last, when the router knows by the first
-    token that the prompt is computed: it counts usage that comes before that.
-    """
+    """What the engine says of its prompt; a stream says it last."""
     assert chunk.usage is not None
     details = chunk.usage.prompt_tokens_details
     cached_tokens = (details.cached_tokens or 0) if details else 0
