@@ -18,13 +18,11 @@ from report import report as report_sections
 from rows import Row, machine
 from timing import Bounded, alternate
 
-from worker_agent.blocks.eviction.base import Eviction
-from worker_agent.blocks.eviction.lineage import LineageEviction
-from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager_config import EVICTIONS, eviction_of
 from worker_agent.storage.memory import host_memory
 from worker_agent.transfer.layout_copies import LayoutCopies
 from worker_agent.transfer.physical import PhysicalLayout, physical
@@ -52,13 +50,11 @@ def pool_rows(size: Size) -> list[Row]:
     identities = [_identity(number) for number in range(size.pool_blocks)]
     names = list(map(_name, identities, [None, *identities]))
     rows = []
-    for policy in (LruEviction, LineageEviction):
-        sides = [lambda _, policy=policy: _pool_time(policy(), identities, names)]
+    for policy in EVICTIONS:
+        sides = [lambda _, policy=policy: _pool_time(policy, identities, names)]
         [times] = alternate(sides, 3)
         rate = size.pool_blocks / median(times) * 1e6
-        rows.append(
-            Bounded(policy.__name__, rate, POOL_BLOCKS_PER_S, "k/s", POOL_BLOCKS_PER_S, lower=False)
-        )
+        rows.append(Bounded(policy, rate, POOL_BLOCKS_PER_S, "k/s", POOL_BLOCKS_PER_S, lower=False))
     return rows
 
 
@@ -170,9 +166,10 @@ def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
     return report_sections(sections, "machine", head, as_rows)
 
 
-def _pool_time(eviction: Eviction, identities: list[bytes], names: list[BlockName]) -> int:
+def _pool_time(policy: str, identities: list[bytes], names: list[BlockName]) -> int:
     """Of the processor: nothing is waited for."""
-    pool = BlockPool(len(names) // 2, eviction)
+    num_blocks = len(names) // 2
+    pool = BlockPool(num_blocks, eviction_of(policy, num_blocks))
     start = process_time_ns()
     for first in range(0, len(names), POOL_RUN_BLOCKS):
         run = slice(first, first + POOL_RUN_BLOCKS)

@@ -96,8 +96,9 @@ class Popularity:
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
         """Those asked for often."""
         del now_s
-        count = self._frequency.count
-        return [each for each in waiting if count(each.name.identity) > self._min_count]
+        counts = self._frequency.counts([each.name.identity for each in waiting])
+        asked = zip(waiting, counts, strict=True)
+        return [each for each, count in asked if count > self._min_count]
 
 
 class MinPriorityPrefix:

@@ -60,8 +60,7 @@ def test_sights_are_bounded():
 def test_what_is_asked_for_often():
     frequency = TinyLfu(64)
     policy = Popularity(frequency)
-    for _ in range(2):
-        frequency.note((1).to_bytes(16, "little"))
+    frequency.note([(1).to_bytes(16, "little")] * 2)
     assert admitted(policy, 1, 2) == [1]
 
 

@@ -33,7 +33,7 @@ class Eviction(Protocol):
     def pop(self, count: int) -> list[int]:
         """Take out the blocks to give up first. Raises KeyError, taking none, for too many."""
 
-    def note_uses(self, identities: Iterable[bytes]) -> None:
+    def note_uses(self, identities: Sequence[bytes]) -> None:
         """Somebody asked for what blocks hold, or computed it."""
 
     def check_invariants(self) -> None:

@@ -43,7 +43,7 @@ class PriorityEviction:
             del self._keys[block]
         return popped
 
-    def note_uses(self, identities: Iterable[bytes]) -> None:
+    def note_uses(self, identities: Sequence[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:

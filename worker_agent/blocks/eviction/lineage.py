@@ -92,7 +92,7 @@ class LineageEviction:
         self._drop_stale()
         return popped
 
-    def note_uses(self, identities: Iterable[bytes]) -> None:
+    def note_uses(self, identities: Sequence[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:

@@ -33,7 +33,7 @@ class LruEviction:
         popitem = self._blocks.popitem
         return [popitem(last=False)[0] for _ in range(count)]
 
-    def note_uses(self, identities: Iterable[bytes]) -> None:
+    def note_uses(self, identities: Sequence[bytes]) -> None:
         """Only returning counts here."""
 
     def check_invariants(self) -> None:

@@ -7,7 +7,7 @@ Four levels by how often somebody asked; a block finds its level when it is retu
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from router.errors import InvalidFieldError
 from worker_agent.blocks.eviction.base import Unused, check_count
@@ -19,7 +19,7 @@ DEFAULT_THRESHOLDS = (3, 8, 15)
 class MultiLruEviction:
     """O(1) a block."""
 
-    __slots__ = ("_frequency", "_level_of", "_levels", "_thresholds")
+    __slots__ = ("_frequency", "_level_of", "_level_of_count", "_levels")
 
     def __init__(
         self, capacity: int, thresholds: tuple[int, int, int] = DEFAULT_THRESHOLDS
@@ -29,7 +29,7 @@ class MultiLruEviction:
         if any(low >= high for low, high in pairwise(rising)):
             allowed = f"three rising counts, 1 to {MAX_COUNT}"
             raise InvalidFieldError("thresholds", str(list(thresholds)), allowed)
-        self._thresholds = thresholds
+        self._level_of_count = [bisect_right(thresholds, count) for count in range(MAX_COUNT + 1)]
         self._frequency = TinyLfu(capacity)
         self._levels: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(4)]
         self._level_of: dict[int, int] = {}
@@ -39,10 +39,12 @@ class MultiLruEviction:
 
     def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
         """Last of their levels."""
-        for block, each in zip(blocks, unused, strict=True):
-            level = bisect_right(self._thresholds, self._frequency.count(each.name.identity))
-            self._levels[level][block] = None
-            self._level_of[block] = level
+        counts = self._frequency.counts([each.name.identity for each in unused])
+        levels = list(map(self._level_of_count.__getitem__, counts))
+        for level in set(levels):
+            of_level = (block for block, each in zip(blocks, levels, strict=True) if each == level)
+            self._levels[level].update(dict.fromkeys(of_level))
+        self._level_of.update(zip(blocks, levels, strict=True))
 
     def remove(self, blocks: Iterable[int]) -> None:
         """In use again. Raises KeyError."""
@@ -54,16 +56,17 @@ class MultiLruEviction:
         check_count(self, count)
         popped: list[int] = []
         for level in self._levels:
-            while level and len(popped) < count:
-                popped.append(level.popitem(last=False)[0])
+            oldest = list(islice(level, count - len(popped)))
+            for block in oldest:
+                del level[block]
+            popped += oldest
         for block in popped:
             del self._level_of[block]
         return popped
 
-    def note_uses(self, identities: Iterable[bytes]) -> None:
+    def note_uses(self, identities: Sequence[bytes]) -> None:
         """It counts when the block is returned next."""
-        for identity in identities:
-            self._frequency.note(identity)
+        self._frequency.note(identities)
 
     def check_invariants(self) -> None:
         """Assert that both views hold the same."""

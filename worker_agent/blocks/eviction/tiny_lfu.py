@@ -4,37 +4,66 @@ A count-min sketch of four rows: a name's count is at least what it was (up to 1
 only where all four of its counters are shared. Source: Einziger, Friedman, Manes: TinyLFU (2017).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 ROWS = 4
 MAX_COUNT = 15
 ASKS_A_COUNTER = 10
 """All counts are halved after so many asks for each counter of a row."""
 
+FEW = 16
+"""So many are sooner counted one by one than together."""
+MAX_AT_ONCE = 255 - MAX_COUNT
+"""Of one name, what is added to a full counter before it is cut still fits in a byte."""
+
 
 class TinyLfu:
     """Counts of names of 16 bytes that are themselves uniform (hashes). 4 bytes a counter."""
 
-    __slots__ = ("_asked", "_counters", "_mask")
+    __slots__ = ("_asked", "_counters", "_mask", "_views")
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: how many names are to be told apart; rounded up to a power of two."""
         width = 1 << max(capacity - 1, 1).bit_length()
         self._mask = width - 1
         self._counters = [bytearray(width) for _ in range(ROWS)]
+        self._views = [np.frombuffer(row, dtype=np.uint8) for row in self._counters]
         self._asked = 0
 
-    def note(self, identity: bytes) -> None:
-        """Somebody asked for this. O(1), but for a halving now and then."""
-        for row, place in zip(self._counters, self._places(identity), strict=True):
-            if row[place] < MAX_COUNT:
-                row[place] += 1
-        self._asked += 1
-        if self._asked >= ASKS_A_COUNTER * (self._mask + 1):
-            self._halve()
+    def note(self, identities: Sequence[bytes]) -> None:
+        """Somebody asked for these. O(names), but for a halving now and then."""
+        start, limit = 0, ASKS_A_COUNTER * (self._mask + 1)
+        while start < len(identities):
+            stop = min(start + min(limit - self._asked, MAX_AT_ONCE), len(identities))
+            self._add(identities[start:stop])
+            self._asked += stop - start
+            start = stop
+            if self._asked >= limit:
+                self._halve()
 
-    def count(self, identity: bytes) -> int:
-        """How often somebody asked, 0 to 15."""
+    def counts(self, identities: Sequence[bytes]) -> list[int]:
+        """How often somebody asked for each, 0 to 15."""
+        if len(identities) <= FEW:
+            return [self._count(identity) for identity in identities]
+        rows = zip(self._views, self._all_places(identities), strict=True)
+        counts: list[int] = np.min([row[places] for row, places in rows], axis=0).tolist()
+        return counts
+
+    def _add(self, identities: Sequence[bytes]) -> None:
+        if len(identities) > FEW:
+            for view, places in zip(self._views, self._all_places(identities), strict=True):
+                np.add.at(view, places, np.uint8(1))
+                view[places] = np.minimum(view[places], MAX_COUNT)
+            return
+        for identity in identities:
+            for row, place in zip(self._counters, self._places(identity), strict=True):
+                if row[place] < MAX_COUNT:
+                    row[place] += 1
+
+    def _count(self, identity: bytes) -> int:
         places = zip(self._counters, self._places(identity), strict=True)
         return min(row[place] for row, place in places)
 
@@ -42,8 +71,12 @@ class TinyLfu:
         whole, mask = int.from_bytes(identity, "little"), self._mask
         return whole & mask, whole >> 32 & mask, whole >> 64 & mask, whole >> 96 & mask
 
+    def _all_places(self, identities: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        """(rows, names): the same of many."""
+        words = np.frombuffer(b"".join(identities), dtype="<u4").reshape(-1, ROWS)
+        return (words.T & np.uint32(self._mask)).astype(np.int64)
+
     def _halve(self) -> None:
-        for row in self._counters:
-            counts = np.frombuffer(row, dtype=np.uint8)
-            np.right_shift(counts, 1, out=counts)
+        for view in self._views:
+            np.right_shift(view, 1, out=view)
         self._asked //= 2

@@ -1,5 +1,6 @@
 """Who goes first: every policy against its definition, step by step."""
 
+from bisect import bisect_right
 from hashlib import blake2b
 
 import pytest
@@ -11,7 +12,7 @@ from worker_agent.blocks.eviction.base import Unused
 from worker_agent.blocks.eviction.by_priority import PriorityEviction
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.eviction.lru import LruEviction
-from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
+from worker_agent.blocks.eviction.multi_lru import DEFAULT_THRESHOLDS, MultiLruEviction
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
 from worker_agent.blocks.names import BlockName
 
@@ -42,6 +43,12 @@ def by_priority(model):
     return min(unused, key=lambda block: (unused[block].priority, unused[block].returned_tick))
 
 
+def seldom_asked(model):
+    """Each block's level was found when it was returned."""
+    levels = {b: bisect_right(DEFAULT_THRESHOLDS, model.asks[b]) for b in model.unused}
+    return min(model.unused, key=lambda b: (levels[b], model.unused[b].returned_tick))
+
+
 def lineage(model):
     parents = {each.name.parent_identity for each in model.unused.values()}
     leaves = {b: each for b, each in model.unused.items() if each.name.identity not in parents}
@@ -52,6 +59,7 @@ POLICIES = {
     "lru": (LruEviction, lru),
     "priority": (PriorityEviction, by_priority),
     "lineage": (LineageEviction, lineage),
+    "multi_lru": (lambda: MultiLruEviction(4096), seldom_asked),
 }
 
 steps = st.lists(
@@ -79,6 +87,8 @@ def test_agrees_with_its_definition(name, steps, parents, priorities):
             unused = Unused(
                 BlockName(identity(block), 0, parent), priorities[block % len(priorities)], tick
             )
+            policy.note_uses([unused.name.identity] * (block + 1))
+            model.asks[block] = min(model.asks.get(block, 0) + block + 1, 15)
             policy.add([block], [unused])
             model.unused[block] = unused
         assert len(policy) == len(model.unused)
@@ -192,29 +202,39 @@ def test_thresholds_rise(thresholds):
         MultiLruEviction(8, thresholds)
 
 
-@given(st.lists(st.integers(0, 200), max_size=300))
+asked = st.lists(st.integers(0, 200), max_size=300)
+
+
+@given(asked)
 def test_counts_are_never_too_low(asks):
     sketch = TinyLfu(256)
-    for number in asks:
-        sketch.note(identity(number))
+    sketch.note([identity(number) for number in asks])
     for number in set(asks):
-        assert sketch.count(identity(number)) >= min(asks.count(number), 15)
+        assert sketch.counts([identity(number)]) >= [min(asks.count(number), 15)]
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=400), max_size=4), st.sampled_from([2, 8, 64]))
+def test_many_are_counted_as_if_one_by_one(asks, capacity):
+    """Of few names, so that they are there often; and few counters, so that all are halved."""
+    together, single = TinyLfu(capacity), TinyLfu(capacity)
+    for names in ([identity(number) for number in run] for run in asks):
+        together.note(names)
+        for name in names:
+            single.note([name])
+        assert together.counts(names) == [single.counts([name])[0] for name in names]
 
 
 def test_counts_are_seldom_too_high():
     sketch = TinyLfu(1024)
-    for number in range(1000):
-        sketch.note(identity(number))
-    wrong = sum(sketch.count(identity(number)) > 0 for number in range(1000, 3000))
-    assert wrong < 400  # a row is 62 % full: all four counters are for one name in seven
+    sketch.note([identity(number) for number in range(1000)])
+    counts = sketch.counts([identity(number) for number in range(1000, 3000)])
+    assert sum(count > 0 for count in counts) < 400
+    # A row is 62 % full: all four counters are for one name in seven.
 
 
 def test_what_was_long_ago_is_forgotten():
     sketch = TinyLfu(16)
-    for _ in range(12):
-        sketch.note(identity(1))
-    assert sketch.count(identity(1)) == 12
-    for _ in range(148):
-        sketch.note(identity(2))
-    assert sketch.count(identity(1)) == 6
-    assert sketch.count(identity(2)) == 7
+    sketch.note([identity(1)] * 12)
+    assert sketch.counts([identity(1)]) == [12]
+    sketch.note([identity(2)] * 148)
+    assert sketch.counts([identity(1), identity(2)]) == [6, 7]
