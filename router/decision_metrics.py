@@ -60,7 +60,7 @@ class DecisionMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = array("d")
         self._decided = dict.fromkeys(COMMANDS, 0)
-        self._prompt_tokens = self._cached_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._sources = 0
         self._seconds = _Times(_DECISION_BUCKETS_S)
         self._stages = {
             (stage, role): _Times(_STAGE_BUCKETS_S) for stage in STAGES for role in ROLES
@@ -68,12 +68,22 @@ class DecisionMetrics(Collector):
         registry.register(self)
 
     def note(
-        self, command: str, role: str, isl_tokens: int, cached_tokens: int, stages: Stages | None
+        self,
+        command: str,
+        role: str,
+        isl_tokens: int,
+        cached_tokens: int,
+        stages: Stages | None,
+        *,
+        has_source: bool = False,
     ) -> None:
-        """A request was placed. `stages`: None where it was not timed."""
+        """A request was placed. `stages`: None where it was not timed. `has_source`: another rank
+        was named to have more of the prompt from.
+        """
         self._decided[command] += 1
         self._prompt_tokens += isl_tokens
         self._cached_tokens += cached_tokens
+        self._sources += has_source
         if stages is None:
             return
         self._rows.extend((ROLES.index(role), stages.total_s - stages.waited_s, *stages.seconds))
@@ -94,6 +104,11 @@ class DecisionMetrics(Collector):
             "kv_router_predicted_cached_tokens",
             "Prompt tokens predicted to be cached where they were sent",
             self._cached_tokens,
+        )
+        yield CounterMetricFamily(
+            "kv_router_sources_named",
+            "Decisions that named another rank to have more of the prompt from",
+            self._sources,
         )
         yield from self._histograms()
 

@@ -5,6 +5,7 @@ from math import isnan
 
 from msgspec.structs import asdict, replace
 
+from router.block_sources import block_source
 from router.core import RouterCore
 from router.indexer.base import NO_OVERLAP
 from router.placement import Explained, Placement
@@ -66,6 +67,7 @@ def _decision(
         potential_decode_blocks=chosen.potential_decode_blocks,
         policy=placement.choice.policy,
         trust=core.trust(chosen.rank, now_s),
+        source=block_source(core, placement, now_s),
     )
 
 

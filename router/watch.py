@@ -52,7 +52,14 @@ class Watch:
         """A request was placed. `stages`: None where it was not timed."""
         role, cached_blocks = placement.worker.role, decision.predicted_cached_blocks
         cached_tokens = cached_blocks * decision.block_size
-        self._metrics.note(command, role, decision.isl_tokens, cached_tokens, stages)
+        self._metrics.note(
+            command,
+            role,
+            decision.isl_tokens,
+            cached_tokens,
+            stages,
+            has_source=decision.source is not None,
+        )
         if self._log is not None:
             self._log.take(request, placement)
         if self._tracer is not None and isinstance(stages, TracedStages):

@@ -50,7 +50,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     `agent_is_engine`: the agent runs the engine itself, so its silence is the engine's;
     otherwise it stands beside an engine that may well outlive it. `reports_load`: silence says
     something at all. `total_kv_blocks`, of each rank, and `max_num_batched_tokens`: 0 where nobody
-    knows.
+    knows. `block_addresses`: where other workers ask for the blocks of a rank, `tcp://host:port` or
+    `unix:///path`; ranks that are not there keep theirs to themselves.
     """
 
     worker_id: UInt
@@ -67,6 +68,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     incarnation: UInt
     agent_is_engine: bool = True
     labels: WorkerLabels = WorkerLabels()
+    block_addresses: dict[DpRank, list[Endpoint]] = {}
     reports_load: ClassVar[bool] = True
 
     @property

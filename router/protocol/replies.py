@@ -3,11 +3,12 @@ engine will really reuse, since it always computes at least one prompt token.
 """
 
 import enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
 from router.errors import RemovedRanks
+from router.protocol.values import DpRank, UInt
 
 
 class TrustState(enum.StrEnum):
@@ -127,8 +128,28 @@ class WorkerLoad(Struct, frozen=True):
     total_kv_blocks: int
 
 
+SharedTier: TypeAlias = Literal["device", "host_pinned"]
+"""Where blocks lie that workers give each other."""
+
+
+class BlockSource(Struct, frozen=True):
+    """Where an engine can have more of a prompt than it holds: for the engine, not for the caller.
+
+    `blocks`: leading ones of the prompt, counted from its start, that this rank has and gives to
+    others; `tier`: the slower of those they lie in, `device` or `host_pinned`.
+    """
+
+    worker_id: UInt
+    dp_rank: DpRank
+    blocks: UInt
+    tier: SharedTier
+
+
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rank for a prompt, and why. `waited_s`: in the queue, where it had to.
+
+    `source`: another rank, which holds more of the prompt than the chosen one does in all its
+    tiers, where both share their blocks; send it to the engine as `kv_transfer_params.source`.
 
     `selection_id`: under which it may be booked, or is. Of bookings: `sequence_hashes`, signed, are
     what names its full blocks in them, and `track_prefill_tokens` says whether its prefill counts.
@@ -154,6 +175,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: str
     trust: Trust
     waited_s: float = 0.0
+    source: BlockSource | None = None
     worker_load: WorkerLoad | None = None
     candidates: list[ExplainedCandidate] | None = None
     explanation: Explanation | None = None
@@ -230,8 +252,8 @@ class OverlapScoresReply(Struct, frozen=True):
     shared_cache: SharedCache = SharedCache()
 
 
-class NewReply(Struct, frozen=True, tag_field="method", tag="new"):
-    """NATS: where the request was booked."""
+class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults=True):
+    """NATS: where the request was booked; `source`: see `Decision`."""
 
     request_id: str
     worker_id: int
@@ -239,6 +261,7 @@ class NewReply(Struct, frozen=True, tag_field="method", tag="new"):
     overlap_blocks: int
     predicted_cached_blocks: int
     endpoint: str
+    source: BlockSource | None = None
 
 
 class PrefillMarkedReply(Struct, frozen=True, tag_field="method", tag="prefill_marked"):

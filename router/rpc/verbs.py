@@ -85,6 +85,7 @@ def new_reply(decision: Decision) -> NewReply:
         overlap_blocks=decision.overlap_blocks,
         predicted_cached_blocks=decision.predicted_cached_blocks,
         endpoint=decision.endpoint,
+        source=decision.source,
     )
 
 
