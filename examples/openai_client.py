@@ -76,22 +76,22 @@ def _usage(chunk: Completion) -> Usage:
     return Usage(prompt_tokens=chunk.usage.prompt_tokens, cached_tokens=cached_tokens)
 
 
-async def converse(router_url: str, model: str, max_tokens: int) -> list[tuple[int, int]]:
+async def converse(router_url: str, model: str, max_tokens: int) -> AsyncIterator[tuple[int, int]]:
     """Print a conversation; of every turn, the tokens of its prompt and how many were cached."""
-    figures = []
     async with RouterClient.over_http(router_url) as router:
         completions = RoutedCompletions(router, model, lambda text: list(text.encode()))
         context = ""
         for turn in TURNS:
             context += f"\nUser: {turn}\nTeacher: "
+            figures = (0, 0)
             async for chunk in completions.stream(context, max_tokens):
                 context += "".join(choice.text for choice in chunk.choices)
                 if chunk.usage is not None:
                     usage = _usage(chunk)
-                    figures.append((usage.prompt_tokens, usage.cached_tokens or 0))
-            print(f"{turn[:44]:<46} {figures[-1][0]:>5} tokens, {figures[-1][1]:>5} cached")
+                    figures = (usage.prompt_tokens, usage.cached_tokens or 0)
+            print(f"{turn[:44]:<46} {figures[0]:>5} tokens, {figures[1]:>5} cached")
+            yield figures
         await completions.close()
-    return figures
 
 
 def main() -> None:
@@ -101,7 +101,12 @@ def main() -> None:
     parser.add_argument("--model", default="default", help="what the engines call it")
     parser.add_argument("--max-tokens", type=int, default=64, help="of every answer")
     options = parser.parse_args()
-    asyncio.run(converse(options.router, options.model, options.max_tokens))
+    asyncio.run(_converse_to_the_end(options.router, options.model, options.max_tokens))
+
+
+async def _converse_to_the_end(router_url: str, model: str, max_tokens: int) -> None:
+    async for _ in converse(router_url, model, max_tokens):
+        pass
 
 
 if __name__ == "__main__":

