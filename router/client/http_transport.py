@@ -1,12 +1,11 @@
 """Questions over HTTP, on connections that are kept."""
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
+from urllib.parse import urlencode
 
-import httpx
 import msgspec
 
 from router.client.bodies import encoded
@@ -14,35 +13,42 @@ from router.client.calls import Question
 from router.client.errors import UnansweredError
 from router.client.refusals import rebuilt
 from router.errors import InvalidFieldError, KvRouterError
+from router.http_client import (
+    Answer,
+    HttpPool,
+    NeverSentError,
+    Origin,
+    PoolLimits,
+    Request,
+    UpstreamError,
+)
 
 T = TypeVar("T")
 
 MAX_CONNECTIONS = 256
-_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 class HttpTransport:
     """To the router, or the balancer before several, at a URL."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        self._url = url
-        self._client = client
+    def __init__(self, origin: Origin, pool: HttpPool) -> None:
+        self._origin = origin
+        self._pool = pool
 
     @classmethod
     @asynccontextmanager
     async def connected(
         cls, url: str, tls: ssl.SSLContext | None
     ) -> AsyncIterator["HttpTransport"]:
-        """Connections are made when they are needed. `tls`: None checks as the system does."""
-        client = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(None),  # each attempt has its own
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
-            trust_env=False,
-            verify=tls or True,
-        )
-        async with client:
-            yield cls(url, client)
+        """Connections are made when they are needed. `tls`: None checks as the system does. Raises
+        InvalidFieldError for what is no URL.
+        """
+        pool = HttpPool(PoolLimits(max_connections=MAX_CONNECTIONS), tls)
+        try:
+            yield cls(Origin.of(url), pool)
+        finally:
+            pool.close()
 
     async def ask(self, question: Question[T], headers: dict[str, str], timeout_s: float) -> T:
         """The answer to one attempt. Raises what the router refuses with, and UnansweredError;
@@ -50,41 +56,50 @@ class HttpTransport:
         """
         if "/" in (question.request_id or ""):
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
+        request = _request(question, headers)
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._client.send(self._request(question, headers))
-        except _NEVER_SENT as error:
+            async with self._pool.asked(self._origin, request, timeout_s) as answer:
+                body = await answer.read(ANSWER_LIMIT_BYTES, timeout_s)
+        except NeverSentError as error:
             raise self._unanswered(error, is_maybe_done=False) from error
-        except (httpx.HTTPError, TimeoutError) as error:
+        except UpstreamError as error:
             raise self._unanswered(error, is_maybe_done=True) from error
-        if answer.status_code >= 400:
-            raise _refusal(answer)
+        if answer.status >= 400:
+            raise _refusal(answer, body)
         try:
-            reply: T = msgspec.json.decode(answer.content, type=question.call.reply)
+            reply: T = msgspec.json.decode(body, type=question.call.reply)
         except msgspec.MsgspecError as error:
             raise self._unanswered(error, is_maybe_done=True) from error
         return reply
 
-    def _request(self, question: Question[T], headers: dict[str, str]) -> httpx.Request:
-        """Without a body where nothing is to be said, unless HTTP wants one."""
-        method, path = question.call.method, question.path
-        if method != "POST" and not question.fields:
-            return self._client.build_request(method, path, headers=headers)
-        body = encoded(question)
-        typed = {**headers, "content-type": body.media_type}
-        return self._client.build_request(
-            method, path, content=body.content, params=body.parameters, headers=typed
-        )
-
     def _unanswered(self, error: Exception, *, is_maybe_done: bool) -> UnansweredError:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return UnansweredError(self._url, reason, is_maybe_done=is_maybe_done)
+        return UnansweredError(str(self._origin), reason, is_maybe_done=is_maybe_done)
 
 
-def _refusal(answer: httpx.Response) -> KvRouterError:
+def _request(question: Question[T], headers: dict[str, str]) -> Request:
+    """Without a body where nothing is to be said, unless HTTP wants one."""
+    call = question.call
+    is_repeatable = call.is_repeatable and not call.books
+    lines = tuple(
+        (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
+    )
+    if call.method != "POST" and not question.fields:
+        return Request(call.method, question.path, b"", lines, is_repeatable)
+    body = encoded(question)
+    path = f"{question.path}?{urlencode(body.parameters)}" if body.parameters else question.path
+    lines += ((b"content-type", body.media_type.encode()),)
+    return Request(call.method, path, body.content, lines, is_repeatable)
+
+
+def _refusal(answer: Answer, content: bytes) -> KvRouterError:
     """What stands between may refuse in words of its own."""
     try:
-        body = msgspec.json.decode(answer.content)
+        body = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        body = {"error": f"status {answer.status_code}: {answer.text[:200]}"}
-    return rebuilt(body, answer.status_code, answer.headers.get("retry-after"))
+        said = content[:200].decode(errors="replace")
+        body = {"error": f"status {answer.status}: {said}"}
+    retry_after = answer.header(b"retry-after")
+    return rebuilt(
+        body, answer.status, None if retry_after is None else retry_after.decode("latin-1")
+    )

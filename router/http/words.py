@@ -58,6 +58,7 @@ WORDS = {
     "event": "what a rank stores",
     "event_id": "the last event of the rank that is in this",
     "events": "events that came, or that say what is held",
+    "excluded_worker_ids": "none of these workers",
     "expected_output_tokens": "how long the answer will be, for those who know",
     "explain": "whether the answer shows every candidate's terms",
     "explanation": "settings and removed ranks, where the request says explain",

@@ -125,6 +125,8 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     the policy file; the highest `strict_priority` goes first; `priority_jump` is a head start in
     seconds (with `wspt`, a weight); after `max_wait_s` it is refused.
 
+    `excluded_worker_ids`: who has failed this request, and is not to be tried again.
+
     `selection_id` names the choice itself: `/reservations` books what was selected under it. It is
     then the id of that booking, whatever `request_id` says. `advisory` asks for the load of the
     chosen rank. `kv_hint` is accepted, and nothing depends on it.
@@ -133,6 +135,7 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     selection_id: RequestId | None = None
     request_id: RequestId | None = None
     allowed_worker_ids: list[UInt] | None = None
+    excluded_worker_ids: list[UInt] | None = None
     pinned_worker: RankTarget | None = None
     affinity_target: RankTarget | None = None
     routing_constraints: RoutingConstraints | None = None

@@ -1,7 +1,7 @@
 """Who may serve a request at all: what it demands against what workers say of themselves.
 
-    Pool ─allowed_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶ ─lora_name─▶ ─session_affinity─▶
-         ─busy─▶ who is left; and of each filter, whom it removed
+    Pool ─allowed_worker_ids─▶ ─excluded_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶
+         ─lora_name─▶ ─session_affinity─▶ ─busy─▶ who is left; and of each filter, whom it removed
 
 Taints are a worker's own and those of its place: `dynamo.topology/zone=a` for the domain zone = a.
 A request without demands passes no filter, and costs nothing.
@@ -107,6 +107,7 @@ def demands_something(request: SelectRequest) -> bool:
     """Whether any filter has anything to do for a request, load aside."""
     return (
         request.allowed_worker_ids is not None
+        or request.excluded_worker_ids is not None
         or request.pinned_worker is not None
         or request.routing_constraints is not None
         or request.affinity_target is not None
@@ -186,6 +187,9 @@ def _filters(
     if request.allowed_worker_ids is not None:
         allowed = frozenset(request.allowed_worker_ids)
         yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
+    if request.excluded_worker_ids:
+        excluded = frozenset(request.excluded_worker_ids)
+        yield "excluded_worker_ids", pool.where(lambda labels: labels.worker_id not in excluded)
     if request.pinned_worker is not None:
         yield "pinned_worker", pool.target(request.pinned_worker)
     if constraints.required_taints:

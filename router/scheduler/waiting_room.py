@@ -222,6 +222,7 @@ def _lane(request: SelectRequest) -> Hashable:
         return None
     demands = (
         request.allowed_worker_ids,
+        request.excluded_worker_ids,
         request.pinned_worker,
         request.routing_constraints,
         request.affinity_target,

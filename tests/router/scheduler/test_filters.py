@@ -58,6 +58,9 @@ def test_a_request_without_demands_needs_no_filter():
     [
         ({"allowed_worker_ids": [3, 1, 99]}, ["1.0", "1.1", "3.0", "3.1"]),
         ({"allowed_worker_ids": []}, []),
+        ({"excluded_worker_ids": [3, 1, 99]}, ["2.0", "2.1"]),
+        ({"excluded_worker_ids": []}, ALL),
+        ({"excluded_worker_ids": [1], "allowed_worker_ids": [1, 2]}, ["2.0", "2.1"]),
         ({"pinned_worker": RankTarget(2, 1)}, ["2.1"]),
         ({"pinned_worker": RankTarget(2)}, ["2.0", "2.1"]),
         ({"pinned_worker": RankTarget(2, 9)}, []),

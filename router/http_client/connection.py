@@ -1,0 +1,235 @@
+"""One connection to a server: one request at a time, its answer as it comes.
+
+    idle ─send─▶ waiting ─head─▶ answering ─end─▶ idle, or closed where it cannot be used again
+
+Bytes that nobody has read yet are bounded: beyond, the socket is not read, and the server waits.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httptools
+
+from router.http_client.errors import UpstreamError, UpstreamProblem
+
+MOST_UNREAD_BYTES = 256 * 1024
+HEAD_LIMIT_BYTES = 64 * 1024
+_NO_BODY = (204, 304)
+
+
+class Answer:
+    """An answer: its head, and its body as it comes. Has to be closed, whatever became of it."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(
+        self, connection: "Connection", status: int, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        self._connection = connection
+        self.status = status
+        self.headers = headers
+
+    def header(self, name: bytes) -> bytes | None:
+        """A header's value, the first of them; the name in lower case."""
+        return next((value for each, value in self.headers if each == name), None)
+
+    async def chunks(self, idle_s: float) -> AsyncIterator[bytes]:
+        """The body, piece by piece. Raises UpstreamError if it breaks off, or says nothing for so
+        long.
+        """
+        while True:
+            chunk = await self._connection.next_chunk(idle_s)
+            if not chunk:
+                return
+            yield chunk
+
+    async def read(self, limit_bytes: int, idle_s: float) -> bytes:
+        """The whole body. Raises UpstreamError, also for one that is longer."""
+        parts, size_bytes = [], 0
+        while chunk := await self._connection.next_chunk(idle_s):
+            size_bytes += len(chunk)
+            if size_bytes > limit_bytes:
+                raise self._connection.error("too large", f"more than {limit_bytes} bytes")
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Connection(asyncio.Protocol):
+    """See above. `is_reusable`: another request may be sent."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.is_reusable = False
+        self.is_fresh = True
+        """Nothing was answered on it yet."""
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._failure: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._is_paused = False
+        self._is_busy = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._answer: Answer | None = None
+        self._has_begun = self._is_complete = self._is_over = self._is_until_close = False
+
+    # ── What whoever asks calls ──────────────────────────────────────────────────────────────────
+
+    async def ask(self, request: bytes, head_timeout_s: float) -> Answer:
+        """Send a request, and wait for the head of its answer. Raises UpstreamError."""
+        assert self._transport is not None
+        if self._failure is not None:
+            raise self._failure
+        if not self.is_fresh:
+            self._begin()
+        self._is_busy, self.is_reusable = True, False
+        self._transport.write(request)
+        while self._answer is None:
+            await self._something(head_timeout_s)
+        return self._answer
+
+    async def next_chunk(self, idle_s: float) -> bytes:
+        """Bytes of the body, all that are there; b"" at its end. Raises UpstreamError."""
+        while not self._unread:
+            if self._is_complete:
+                return b""
+            await self._something(idle_s)
+        chunk = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        self._unread.clear()
+        self._unread_bytes = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def finish(self) -> None:
+        """The answer was read, or nobody wants the rest: then the connection is closed."""
+        self._is_busy = False
+        self.is_fresh = False
+        if not self._is_complete or not self.is_reusable or self._unread:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close it at once; the server sees that nobody listens any more."""
+        self.is_reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def error(self, problem: UpstreamProblem, detail: str = "") -> UpstreamError:
+        """What is wrong with this server."""
+        return UpstreamError(self.server, problem, detail)
+
+    async def _something(self, timeout_s: float) -> None:
+        """Wait until something came. Raises UpstreamError."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = waiter = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, self._fail, "timeout", f"{timeout_s:g} s")
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    # ── What the event loop calls ────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """It stands."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer; others are not wanted."""
+        if not self._is_busy or self._is_complete:
+            self._fail("malformed", "bytes that nobody asked for")
+            return
+        self._has_begun = True
+        if self._answer is None:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail("malformed", str(error))
+        except httptools.HttpParserUpgrade:
+            self._fail("malformed", "an upgrade that nobody asked for")
+        if self._answer is None and self._head_bytes > HEAD_LIMIT_BYTES:
+            self._fail("too large", f"a head of more than {HEAD_LIMIT_BYTES} bytes")
+        if self._unread_bytes > MOST_UNREAD_BYTES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self.is_reusable = False
+        self._transport = None
+        if self._is_until_close and exc is None:
+            self._is_complete = True
+        if not self._is_complete or self._failure is None:
+            problem: UpstreamProblem = "cut off" if self._has_begun else "closed"
+            self._failure = self._failure or self.error(problem, str(exc or ""))
+        self._wake()
+
+    # ── What the parser calls ────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        """An answer begins; where one has ended already, nobody asked for another."""
+        if self._is_complete:
+            self._is_over = True
+            self.is_reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, as it was written."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """A head is whole; of those that only say that another follows, nothing is kept."""
+        status = self._parser.get_status_code()
+        if self._is_over:
+            return
+        if status < 200:
+            self._headers = []
+            return
+        names = [name for name, _ in self._headers]
+        has_length, has_chunks = b"content-length" in names, b"transfer-encoding" in names
+        if has_length and has_chunks:
+            self._fail("malformed", "both a length and a transfer encoding")
+            return
+        self._is_until_close = not (has_length or has_chunks or status in _NO_BODY)
+        self.is_reusable = self._parser.should_keep_alive() and not self._is_until_close
+        self._answer = Answer(self, status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._is_over:
+            return
+        self._unread.append(body)
+        self._unread_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        """An answer has ended, unless it was one that only says that another follows."""
+        if self._answer is not None:
+            self._is_complete = True
+
+    def _fail(self, problem: UpstreamProblem, detail: str = "") -> None:
+        if self._failure is None:
+            self._failure = self.error(problem, detail)
+        self.abort()
+        self._wake(failed=True)
+
+    def _wake(self, *, failed: bool = False) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        is_over = failed or self._transport is None
+        if is_over and self._failure is not None and not (self._unread or self._is_complete):
+            waiter.set_exception(self._failure)
+        elif self._answer is not None or is_over:
+            waiter.set_result(None)
