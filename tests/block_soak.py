@@ -112,8 +112,7 @@ class Life:
 
     def run(self, seconds: float) -> Counter[str]:
         """Work until then, and leave everything as it should be."""
-        self._stack.adopt()
-        self._stack.probe()
+        self._stack.start()
         end_s = time.monotonic() + seconds
         work = [self._offer] * 6 + [self._load] * 8 + [self._touch, self._remove, self._wait]
         while time.monotonic() < end_s:

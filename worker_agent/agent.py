@@ -167,6 +167,8 @@ class WorkerAgent:
         manager = undo.enter_context(KvBlockManager(tiers))
         self._managers[rank] = manager
         naming = Naming(self._secret, f"{tiers.model.fingerprint:016x}")
+        engine = ReferenceEngine(model, engine_config, naming, _memory(manager))
+        undo.callback(engine.close)
         multiplier = randbits(64) | 1
         journal = EventJournal(
             rank, self._incarnation, c.identity, multiplier=multiplier, naming=c.naming
@@ -179,7 +181,7 @@ class WorkerAgent:
         return RankRunner(
             rank,
             self._incarnation,
-            ReferenceEngine(model, engine_config, naming, _memory(manager)),
+            engine,
             events,
             LocalIndex(journal),
             self._subjects.load(rank),

@@ -51,6 +51,8 @@ def manager_config(config: ReferenceConfig, dp_rank: int, device: str) -> BlockM
             store_bytes_per_s=config.offload_bytes_per_s,
             min_priority=config.offload_min_priority,
             filters_disk=config.disk_filter,
+            drain_s=config.offload_drain_s,
+            adopt_timeout_s=config.adopt_timeout_s,
             loads_always=config.onboard_always,
         ),
     )

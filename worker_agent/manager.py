@@ -133,13 +133,15 @@ class KvBlockManager:
         self.cancellation.cancel()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """End what is under way, and give all memory back; again is nothing. Blocking.
+        """Store what waits (for `Offload.drain_s`), end what is under way, and give all memory
+        back; again is nothing. Blocking; for the stack's owner, or once it is gone.
 
         A tier that does not end in time keeps its memory, and ends by itself. A peer that cannot
         let go of memory raises what it raises; that memory stays.
         """
         self.cancel()
         if self._finalizer.detach() is not None:
+            self._inside.stack.drain()
             self._inside.close(timeout_s)
 
     async def aclose(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -187,14 +189,14 @@ class _Inside:
         """Let the stack end, which closes what is below the device, then give the device's memory
         back.
         """
+        if not self.stack.close(timeout_s):
+            log.error("a tier did not end within %g s, and keeps its memory", timeout_s)
         for level, each in self.sets.items():
             in_use = each.blocks.status.active_blocks
             if in_use:
                 log.warning("%s: %d blocks are in use that go", level, in_use)
             if each.blocks.leaked_blocks:
                 log.warning("%s: %d blocks were never released", level, each.blocks.leaked_blocks)
-        if not self.stack.close(timeout_s):
-            log.error("a tier did not end within %g s, and keeps its memory", timeout_s)
         if CacheLevel.G1 in self.sets:
             self.sets[CacheLevel.G1].memory.close()
 

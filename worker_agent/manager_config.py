@@ -231,6 +231,10 @@ class Offload(Struct, frozen=True, kw_only=True):
     """Of a prompt only the leading blocks of at least this priority leave the device."""
     filters_disk: bool = False
     """Only what was to be stored a second time goes to disk."""
+    drain_s: float = 10.0
+    """At the end, what waits is stored for so long, where it outlives the process."""
+    adopt_timeout_s: float = 600.0
+    """What a former life left and is not proven by then is left where it is."""
     loads_always: bool = False
     """Load whatever is there, even if computing it anew were done sooner."""
 
@@ -238,6 +242,9 @@ class Offload(Struct, frozen=True, kw_only=True):
         for field in ("batch_blocks", "max_waiting_blocks", "store_bytes_per_s"):
             if getattr(self, field) <= 0:
                 raise InvalidFieldError(field, f"{getattr(self, field)}", "above 0")
+        for field in ("drain_s", "adopt_timeout_s"):
+            if getattr(self, field) < 0:
+                raise InvalidFieldError(field, f"{getattr(self, field)}", "0 or more")
 
 
 class BlockManagerConfig(Struct, frozen=True, kw_only=True):

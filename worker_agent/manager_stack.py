@@ -28,11 +28,12 @@ def stack_of(config: BlockManagerConfig, sets: Mapping[CacheLevel, BlockSet]) ->
         batch_blocks=offload.batch_blocks,
         max_waiting_blocks=offload.max_waiting_blocks,
         store_bytes_per_s=offload.store_bytes_per_s,
+        adopt_timeout_s=offload.adopt_timeout_s,
+        drain_s=offload.drain_s,
     )
     worth = None if offload.loads_always else Worth(config.model.page_size)
     stack = TierStack([*levels, *remote], settings, worth)
-    stack.adopt()
-    stack.probe()
+    stack.start()
     return stack
 
 

@@ -100,10 +100,10 @@ class SharedPool(BlockPool):
         with self._lock:
             return super().register(blocks, names, priority)
 
-    def adopt(self, entries: Sequence[tuple[int, BlockName]]) -> list[bool]:
+    def claim(self, blocks: Iterable[int]) -> list[int]:
         """See BlockPool."""
         with self._lock:
-            return super().adopt(entries)
+            return super().claim(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
         """See BlockPool."""

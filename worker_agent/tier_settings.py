@@ -60,9 +60,19 @@ class TierSettings(AgentConfig, frozen=True, kw_only=True):
     offload_bytes_per_s: Annotated[
         float, Meta(gt=0, description="stored in a tier; a tenth of it while requests are decoded")
     ] = 2e9
+    offload_drain_s: Annotated[
+        float,
+        Meta(
+            ge=0, description="at the end, blocks that wait for a tier that outlives it are stored"
+        ),
+    ] = 10.0
     offload_min_priority: Annotated[
         int, Meta(ge=0, description="leading blocks of a prompt with less never leave the device")
     ] = 0
+    adopt_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="at start, what a former life left is proven; the rest stays there"),
+    ] = 600.0
     onboard_timeout_s: Annotated[
         float, Meta(gt=0, description="what has not come from a tier by then is computed")
     ] = 5.0

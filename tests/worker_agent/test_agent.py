@@ -231,13 +231,12 @@ async def test_what_it_kept_on_disk_it_knows_when_it_starts_again(nats_server, t
     async def on_disk(agent):
         return len((await agent.client.get("/dump")).json()["ranks"]["0"]["disk"])
 
-    async with RunningAgent(nats_server.url, **disk).running() as agent:
+    slow = {"offload_bytes_per_s": 1.0, "offload_batch_blocks": 1}
+    async with RunningAgent(nats_server.url, **disk, **slow).running() as agent:
         _, cold = await agent.complete("x" * 100)
-        await eventually(lambda: on_disk(agent))
-        kept = await on_disk(agent)
+        assert await on_disk(agent) < 6  # the others are stored when it stops
     async with RunningAgent(nats_server.url, **disk).running() as agent:
         await eventually(lambda: on_disk(agent))
-        assert await on_disk(agent) >= kept
         _, warm = await agent.complete("x" * 100)
         assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
         assert cached(warm) == 96

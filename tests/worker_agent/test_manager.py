@@ -241,7 +241,7 @@ async def test_what_was_kept_is_found_by_a_later_life_of_the_same_model(tmp_path
     async with await KvBlockManager.opened(
         msgspec.structs.replace(all_tiers(tmp_path), model=other)
     ) as manager:
-        assert manager.block_sets()[G3].memory.journal.entries() == []
+        assert manager.block_sets()[G3].memory.journal.written() == []
 
 
 async def test_a_store_that_workers_share(tmp_path, redis_port):

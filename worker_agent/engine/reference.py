@@ -148,6 +148,13 @@ class ReferenceEngine:
         if self._tiers:
             self._tiers.stack.on_news = wake
 
+    def close(self) -> None:
+        """No step follows: what waits for a tier that outlives this process is stored, as long as
+        that may take. Blocking.
+        """
+        if self._tiers:
+            self._tiers.drain()
+
     def _tend_tiers(self, changes: Sequence[Change]) -> float | None:
         """Store what is due; how long at most until the next step."""
         if self._tiers is None:

@@ -87,6 +87,9 @@ class EngineTiers:
     def store(self, changes: Sequence[Change], now_s: float) -> None:
         """After a step: offer what was named in it, and hand over what is due."""
         self.stack.offer([each.name for each in changes if isinstance(each, BlockStored)])
+        self._hand_over(now_s)
+
+    def _hand_over(self, now_s: float) -> None:
         while waiting := self.stack.due(now_s):
             blocks = self._pool.scan(each.name.identity for each in waiting)
             here = [i for i, block in enumerate(blocks) if block is not None]
@@ -106,6 +109,12 @@ class EngineTiers:
     def clear(self) -> None:
         """Every tier forgets everything."""
         self.stack.clear()
+
+    def drain(self) -> int:
+        """No step follows: store what waits, as far as it outlives this process; how many blocks
+        were given up. Blocking.
+        """
+        return self.stack.drain(self._hand_over)
 
     def wait_s(self, now_s: float) -> float | None:
         """How long at most until the next step; None: until there are news."""

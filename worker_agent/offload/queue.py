@@ -64,6 +64,13 @@ class OffloadQueue:
             del self._waiting[self._keys.pop(identity)]
         return len(identities)
 
+    def give_up(self) -> int:
+        """Nothing waits any more; how many blocks did, which are dropped."""
+        given_up = len(self._waiting)
+        self.dropped_blocks += given_up
+        self.clear()
+        return given_up
+
     def clear(self) -> None:
         """Nothing waits any more."""
         self._waiting.clear()

@@ -80,10 +80,14 @@ class TierTraffic(Struct, frozen=True, kw_only=True):
     """Blocks."""
     corrupt_blocks: int
     """Given up: their bytes were not what was stored."""
+    adopted_blocks: int
+    """Taken over from a former life."""
+    unproven_blocks: int
+    """Left there: they could not be read, or not in time."""
     waiting_blocks: int
     """To be stored."""
     dropped_blocks: int
-    """They waited, and gave way to more urgent ones."""
+    """They waited, and gave way to more urgent ones, or to the end."""
     pace_bytes_per_s: float
     """At most so many are stored now."""
     is_broken: bool

@@ -73,6 +73,8 @@ def _traffic(tier: TierStatus, block_bytes: int) -> TierTraffic:
         load_s=tier.up.seconds,
         load_failures=tier.up.failed,
         corrupt_blocks=tier.store.corrupt,
+        adopted_blocks=tier.store.adopted,
+        unproven_blocks=tier.store.unproven,
         waiting_blocks=tier.waiting_blocks,
         dropped_blocks=tier.dropped_blocks,
         pace_bytes_per_s=tier.pace_blocks_per_s * block_bytes,

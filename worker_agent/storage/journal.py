@@ -8,6 +8,7 @@ have: whatever is read back was once whole. Whether it still is, its checksum sa
 """
 
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +58,13 @@ class SlotJournal:
             self._file.buffer[:] = header + bytes(size_bytes - _HEADER.size)
         self._records = np.frombuffer(self._file.buffer, dtype=_RECORD, offset=_HEADER.size)
 
-    def entries(self) -> list[Entry]:
-        """Everything written down whole, by slot. O(slots)."""
-        slots = np.flatnonzero(self._records["has"] & np.uint64(_NAMED)).tolist()
+    def written(self) -> list[int]:
+        """Slots that something is written down of, in order. O(slots), of an instruction each."""
+        slots: list[int] = np.flatnonzero(self._records["has"] & np.uint64(_NAMED)).tolist()
+        return slots
+
+    def entries(self, slots: Iterable[int]) -> list[Entry]:
+        """What is written down whole of these."""
         return [entry for slot in slots if (entry := self._read(slot)) is not None]
 
     def begin(self, slot: int) -> None:
@@ -92,7 +97,7 @@ class SlotJournal:
     def _read(self, slot: int) -> Entry | None:
         record = self._records[slot]
         has, identity, parent_identity, sequence_hash, parent_hash, checksum, seal = record.item()
-        if seal != _seal(slot, record.tobytes()):
+        if not has & _NAMED or seal != _seal(slot, record.tobytes()):
             return None
         if not has & _HAS_PARENT:
             return Entry(slot, BlockName(identity, sequence_hash), checksum)

@@ -25,11 +25,15 @@ Fetch: TypeAlias = Callable[[], Tensor]
 class Descent:
     """Stores under way, and those that wait."""
 
-    __slots__ = ("_at_hand", "_lives", "_tiers", "is_decoding", "is_load_waiting")
+    __slots__ = ("_at_hand", "_is_ending", "_last", "_lives", "_tiers", "is_decoding",
+                 "is_load_waiting")  # fmt: skip
 
     def __init__(self, tiers: Levels) -> None:
         self._tiers = tiers
         self._lives = 0
+        self._is_ending = False
+        self._last = len(tiers.levels) - 1
+        """The last tier in which anything is to be stored."""
         self._at_hand: dict[bytes, Tensor] = {}
         """Rows that were stored a moment ago, so that the next tier need not have them read."""
         self.is_decoding = False
@@ -37,7 +41,7 @@ class Descent:
 
     def offer(self, index: int, names: Sequence[BlockName], priority: int, container: int) -> None:
         """These are in the tier above, and wait for a place in this one, if there is one."""
-        if index < len(self._tiers.levels):
+        if index <= self._last:
             self._tiers.levels[index].way.offer(names, priority, container)
 
     def cancel(self, container: int) -> int:
@@ -53,6 +57,7 @@ class Descent:
             now_s,
             is_load_waiting=self.is_load_waiting,
             is_decoding=self.is_decoding,
+            is_ending=self._is_ending,
         )
         self._go_on(index, due.there)
         return due.missing
@@ -72,6 +77,28 @@ class Descent:
     def store(self, waiting: Sequence[Waiting], rows: Tensor) -> None:
         """Into the first tier. `rows` may lie on a device."""
         self._store(0, waiting, _on_host(rows))
+
+    def end(self, *, is_device_gone: bool) -> int:
+        """Nothing more will be offered of the device; what waits is to get as far as tiers outlive
+        this process, and no further. How many blocks are given up that would have.
+        """
+        self._is_ending = True
+        kept = [index for index, level in enumerate(self._tiers.levels) if level.store.is_kept]
+        self._last = max(kept, default=-1)
+        for level in self._tiers.levels[self._last + 1 :]:
+            level.way.queue.clear()
+        if not is_device_gone or self._last < 0:
+            return 0
+        return self._tiers.levels[0].way.queue.give_up()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything waits, or is under way."""
+        return any(level.way.batches or len(level.way.queue) for level in self._tiers.levels)
+
+    def give_up(self) -> int:
+        """What still waits is not stored; how many blocks."""
+        return sum(level.way.queue.give_up() for level in self._tiers.levels)
 
     def clear(self) -> None:
         """What waits, and what is under way, is not to be stored."""

@@ -41,6 +41,10 @@ class StackSettings(Struct, frozen=True):
     """On their way up; beyond, blocks are computed."""
     store_bytes_per_s: float = 2e9
     """Into each tier; a tenth of it while requests are decoded."""
+    adopt_timeout_s: float = 600.0
+    """What a former life left and is not proven by then is left where it is."""
+    drain_s: float = 10.0
+    """At the end, what waits is stored for so long."""
     max_waiting_calls: int = 4096
     """Wait for a tier; beyond, it is as if it had failed."""
 
@@ -56,7 +60,7 @@ class TierStatus(Struct, frozen=True):
     held_blocks: int
     waiting_blocks: int
     dropped_blocks: int
-    """They waited, and gave way to more urgent ones."""
+    """They waited, and gave way to more urgent ones, or to the end."""
     pace_blocks_per_s: float
     """At most so many are stored now."""
     store: TierCounters

@@ -15,15 +15,15 @@ All calls but `ask`, `status` and `close` belong to one thread, the owner's, whi
 every step, `wait_s` after the last one at the latest, and whenever `on_news` is called.
 """
 
-import os
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from threading import Event
 from typing import TypeVar
 
-import torch
 from msgspec import Struct
 from torch import Tensor
 
@@ -36,21 +36,20 @@ from worker_agent.blocks.changes import (
     MergedTiers,
 )
 from worker_agent.blocks.names import BlockName
-from worker_agent.offload.probe import ProbedTier, Recompute, TierProbe, advice
+from worker_agent.offload.probe import ProbedTier, Recompute, advice
 from worker_agent.offload.queue import Waiting
 from worker_agent.offload.worth import Worth
 from worker_agent.tiers.ascent import Ascent
 from worker_agent.tiers.descent import Descent
 from worker_agent.tiers.level import Level, Levels, StackSettings, TierStatus, WorkingLevel
 from worker_agent.tiers.loading import Loading
+from worker_agent.tiers.starting import Starting
 from worker_agent.tiers.worker import Call, Finished, Spent
 from worker_agent.transfer.block_tier import BlockTier
-from worker_agent.transfer.slots import aligned_rows
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-PROBE_BYTES = 16 * 1024 * 1024
-MAX_PROBE_BLOCKS = 64
 
 
 class TierChange(Struct, frozen=True):
@@ -75,6 +74,7 @@ class TierStack:
         self._held = MergedTiers()
         self._levels = [WorkingLevel(level, settings, self._tell) for level in levels]
         self._settings = settings
+        self._startings: list[Starting] = []
         tiers = Levels(settings, self._levels, self._held)
         self._ascent = Ascent(tiers, worth)
         self._descent = Descent(tiers)
@@ -163,20 +163,14 @@ class TierStack:
         waits = [level.way.wait_s() for level in self._levels]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def adopt(self) -> None:
-        """Take over what a former life left in the tiers, as far as it is still right."""
-        for level in self._levels:
-            room = aligned_rows(self._settings.batch_blocks, self._settings.block_bytes)
-            level.worker.submit(Call(partial(_adopt, rows=room), _ignored))
-
-    def probe(self) -> None:
-        """Measure every tier, after what was asked of it before: `status` says what came of it, and
-        what is worth loading is decided by it until blocks have come.
+    def start(self) -> None:
+        """Take over what a former life left in the tiers, as far as it is still right, and measure
+        each: `status` says what came of it, and what is worth loading is decided by it until blocks
+        have come. Others' calls go between.
         """
-        for level in self._levels:
-            blocks = max(min(PROBE_BYTES // self._settings.block_bytes, MAX_PROBE_BLOCKS), 1)
-            rows = aligned_rows(blocks, self._settings.block_bytes)
-            level.worker.submit(Call(partial(_probe, rows=rows), partial(_note_probe, level)))
+        self._startings = [Starting(level, self._settings) for level in self._levels]
+        for starting in self._startings:
+            starting.go_on()
 
     @property
     def is_probed(self) -> bool:
@@ -209,12 +203,39 @@ class TierStack:
         """Every tier, and what went through since it was made. From any thread."""
         return [level.status() for level in self._levels]
 
+    def drain(self, hand_over: Callable[[float], None] | None = None) -> int:
+        """At the end, before `close`: store what waits, as far as `drain_s` suffices, and it comes
+        to a tier that outlives this process; how many blocks were given up. Blocking.
+
+        `hand_over`: gathers what is `due` of the device, and gives it to `store`; None: the device
+        is gone, and what waits there is given up.
+        """
+        news = Event()
+        self.on_news = news.set
+        self._ascent.cancel()
+        given_up = self._descent.end(is_device_gone=hand_over is None)
+        until_s = (now_s := time.monotonic()) + self._settings.drain_s
+        while self._descent.is_busy and now_s < until_s:
+            news.clear()
+            self.poll(now_s)
+            if hand_over is not None:
+                hand_over(now_s)
+            if self._descent.is_busy and not self._finished:
+                news.wait(until_s - now_s)
+            now_s = time.monotonic()
+        given_up += self._descent.give_up()
+        if given_up:
+            log.warning("%d blocks were not stored within %g s", given_up, self._settings.drain_s)
+        return given_up
+
     def close(self, timeout_s: float) -> bool:
         """Store what was given to `store`, and let the tiers go; False if one did not end in time,
         and is left to itself.
         """
         deadline_s = time.monotonic() + timeout_s
         ended = [level.worker.close(deadline_s) for level in self._levels]
+        for starting in self._startings if all(ended) else []:
+            starting.end()
         return all(ended)
 
     def check_invariants(self) -> None:
@@ -255,21 +276,6 @@ def _count_held(level: WorkingLevel, change: Change) -> None:
 
 def _touch(store: BlockTier, identities: Sequence[bytes]) -> None:
     store.touch(identities)
-
-
-def _adopt(store: BlockTier, rows: Tensor) -> int:
-    return store.adopt(rows)
-
-
-def _probe(store: BlockTier, rows: Tensor) -> TierProbe | None:
-    noise = bytearray(os.urandom(rows.shape[1]))  # nothing that a file system could pack
-    rows[:] = torch.frombuffer(noise, dtype=torch.uint8)
-    return store.probe(rows)
-
-
-def _note_probe(level: WorkingLevel, probe: TierProbe | None, spent: Spent) -> None:
-    del spent
-    level.note_probe(probe)
 
 
 def _ignored(answer: object, spent: Spent) -> None:

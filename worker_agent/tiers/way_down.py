@@ -62,15 +62,19 @@ class WayDown:
         *,
         is_load_waiting: bool,
         is_decoding: bool,
+        is_ending: bool,
     ) -> "Due":
-        """Those whose turn it is: to be moved now, or there already."""
+        """Those whose turn it is: to be moved now, or there already. Whatever the pace, if it is
+        ending.
+        """
         if not len(self.queue) or self.batches >= MAX_BATCHES:
             return Due([], [])
         wanted = min(len(self.queue), self._batch_blocks)
-        room = self.pace.take(
-            wanted, now_s, is_load_waiting=is_load_waiting, is_decoding=is_decoding
-        )
-        taken = self.queue.take(room)
+        if not is_ending:
+            wanted = self.pace.take(
+                wanted, now_s, is_load_waiting=is_load_waiting, is_decoding=is_decoding
+            )
+        taken = self.queue.take(wanted)
         there = [each for each in taken if has(each.name.identity)]
         missing = [each for each in taken if not has(each.name.identity)]
         return Due(list(self._policy.admitted(missing, now_s)), there)

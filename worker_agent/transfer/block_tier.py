@@ -1,6 +1,6 @@
 """What all tiers below the device have in common, whatever their blocks lie in."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -25,6 +25,8 @@ class TierCounters(Struct):
     corrupt: int = 0
     """Given up, for their bytes were not those that were stored."""
     adopted: int = 0
+    unproven: int = 0
+    """A former life left them, and they could not be read, or not in time."""
 
 
 class BlockTier(Protocol):
@@ -37,6 +39,10 @@ class BlockTier(Protocol):
     @property
     def num_blocks(self) -> int:
         """Room, in blocks."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether blocks outlive this process."""
 
     @property
     def status(self) -> PoolStatus:
@@ -55,9 +61,9 @@ class BlockTier(Protocol):
         where it would be certified.
         """
 
-    def adopt(self, rows: Tensor) -> int:
-        """Take over what a former life of this process left; how many blocks. `rows`: room for as
-        many as are read at a time.
+    def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
+        """Take over what a former life of this process left, part by part, until then
+        (`time.monotonic`). `rows`: room for as many as are read at a time.
         """
 
     def probe(self, rows: Tensor) -> TierProbe | None:

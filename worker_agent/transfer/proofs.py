@@ -7,6 +7,7 @@ from torch import Tensor
 from worker_agent.blocks.names import BlockName
 from worker_agent.storage.journal import Entry, SlotJournal
 from worker_agent.transfer.checksums import checksum
+from worker_agent.transfer.outcome import Outcome
 
 
 class SlotProofs:
@@ -41,13 +42,22 @@ class SlotProofs:
         """
         return self._identities[slot] == identity
 
-    def holds(self, slot: int, row: Tensor) -> bool:
-        """Whether these are the bytes that were stored."""
-        return checksum(row) == self._checksums[slot]
+    def proof(self, slot: int, row: Tensor) -> Outcome:
+        """Whether these are the bytes that were stored: DONE, or CORRUPT."""
+        return Outcome.DONE if checksum(row) == self._checksums[slot] else Outcome.CORRUPT
 
-    def left_behind(self) -> list[Entry]:
-        """What a former life wrote down, noted here; whether it is still so, `holds` says."""
-        entries = [] if self._journal is None else self._journal.entries()
+    @property
+    def is_kept(self) -> bool:
+        """Whether a later life finds what is written down."""
+        return self._journal is not None
+
+    def written(self) -> list[int]:
+        """Slots that a former life wrote something down of."""
+        return [] if self._journal is None else self._journal.written()
+
+    def left_behind(self, slots: Iterable[int]) -> list[Entry]:
+        """What it wrote down of these, noted here; whether it is still so, `proof` says."""
+        entries = [] if self._journal is None else self._journal.entries(slots)
         for entry in entries:
             self.note(entry.slot, entry.name.identity, entry.checksum)
         return entries

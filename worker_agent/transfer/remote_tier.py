@@ -9,7 +9,7 @@ worker stored, or found when it wanted to, is told (`take_changes`) until it is 
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
@@ -92,6 +92,11 @@ class RemoteTier:
         return self._settings.max_blocks
 
     @property
+    def is_kept(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def status(self) -> PoolStatus:
         """As far as it is known here: blocks that were told of are kept, the others room."""
         return PoolStatus(0, len(self._told), self.num_blocks - len(self._told))
@@ -140,10 +145,10 @@ class RemoteTier:
         self.counters.corrupt += len(corrupt)
         return outcomes
 
-    def adopt(self, rows: Tensor) -> int:
+    def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
         """Nothing: what a former life stored is everybody's."""
-        del rows
-        return 0
+        del rows, until_s
+        yield from ()
 
     def probe(self, rows: Tensor) -> TierProbe | None:
         """How fast it is, on blocks of random names; None if it fails. `rows`: written and read."""

@@ -7,7 +7,7 @@ Nobody is ever given a byte that was not proven to be what was stored under that
 for its reads and writes, checksums are made meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.offload.probe import TierProbe
-from worker_agent.storage.journal import Entry, SlotJournal
+from worker_agent.storage.journal import SlotJournal
+from worker_agent.transfer.adoption import Adoption
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.checksums import checksum
 from worker_agent.transfer.hops import batches_of, inward, outward
@@ -79,6 +80,11 @@ class StoredTier:
         """Room, in blocks."""
         return self.pool.num_blocks
 
+    @property
+    def is_kept(self) -> bool:
+        """With a journal."""
+        return self._proofs.is_kept
+
     def store(self, names: Sequence[BlockName], rows: Tensor, priority: int = 0) -> list[Outcome]:
         """Keep blocks. `rows[i]` holds the block of `names[i]`; as many of the leading new ones as
         fit. Raises TransferError for a name that is there twice, and fewer rows than names.
@@ -125,20 +131,15 @@ class StoredTier:
         self.counters.corrupt += outcomes.count(Outcome.CORRUPT)
         return outcomes
 
-    def adopt(self, rows: Tensor) -> int:
-        """Take over what a former life wrote down, as far as its bytes are still right; how many
-        blocks that are. `rows`: as many as are read at a time, at least one.
+    def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
+        """Take over what a former life wrote down, as far as its bytes are still right: as many
+        blocks as there are rows at a time, between which others may have their turn.
+
+        What is not proven by then (`time.monotonic`), or cannot be read now, is left to a later
+        life, as long as its slot is not needed.
         """
-        entries = self._proofs.left_behind()
-        right: list[Entry] = []
-        for batch in batches_of(len(entries), min(len(rows), self._slots.batch_blocks)):
-            right += self._proven(entries[batch.start : batch.stop], rows)
-        self.counters.corrupt += len(entries) - len(right)
-        adopted = self.pool.adopt([(entry.slot, entry.name) for entry in right])
-        kept = {entry.slot for entry, is_kept in zip(right, adopted, strict=True) if is_kept}
-        self._proofs.strike_out(entry.slot for entry in entries if entry.slot not in kept)
-        self.counters.adopted += len(kept)
-        return len(kept)
+        adoption = Adoption(self.pool, self._slots, self._proofs, self.counters, self._io)
+        return adoption.run(rows, until_s)
 
     def probe(self, rows: Tensor) -> TierProbe | None:
         """How fast it is, on at most half of the blocks that are empty; None if there are none, or
@@ -251,7 +252,7 @@ class StoredTier:
         if self._unchecked < every:
             return Outcome.DONE
         self._unchecked = 0
-        return Outcome.DONE if self._proofs.holds(block, row) else Outcome.CORRUPT
+        return self._proofs.proof(block, row)
 
     def _name(self, block: int, name: BlockName, of_block: int, priority: int) -> int:
         """The block that holds this from now on: another, if that came first."""
@@ -260,15 +261,6 @@ class StoredTier:
             self._proofs.note(block, name.identity, of_block)
             self._proofs.write_down(block, name)
         return kept
-
-    def _proven(self, entries: Sequence[Entry], rows: Tensor) -> list[Entry]:
-        """Those whose bytes are what they were when they were written down."""
-        errors = self._slots.read([entry.slot for entry in entries], list(rows[: len(entries)]))
-        return [
-            entry
-            for entry, row, error in zip(entries, rows, errors, strict=False)
-            if error is None and self._proofs.holds(entry.slot, row)
-        ]
 
 
 def _check(identities: Sequence[bytes], rows: Tensor, *, may_repeat: bool = False) -> None:

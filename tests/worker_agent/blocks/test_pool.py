@@ -340,13 +340,12 @@ class AgainstASet(RuleBasedStateMachine):
         self.users.append([block for block in blocks if block is not None])
         assert self.pool.counters.requested == before
 
-    @rule(entries=st.lists(st.tuples(st.integers(0, 5), st.integers(10, 33)), max_size=3))
-    def adopt(self, entries):
-        empty = self.pool.status.empty_blocks
-        kept = self.pool.adopt([(block, *chain(number)) for block, number in entries])
-        assert self.pool.status.empty_blocks == empty - sum(kept)
-        for (block, number), is_kept in zip(entries, kept, strict=True):
-            assert not is_kept or self.pool.scan(identities(number)) == [block]
+    @rule(blocks=st.lists(st.integers(0, 5), max_size=3, unique=True))
+    def claim(self, blocks):
+        empty = {block for block in range(6) if self.pool.state(block) == "free"}
+        claimed = self.pool.claim(blocks)
+        assert claimed == [block for block in blocks if block in empty]
+        self.users.append(claimed)
 
     @rule()
     def clear(self):
@@ -364,7 +363,7 @@ class AgainstASet(RuleBasedStateMachine):
                     self.names.remove(name.identity)
                 case CacheCleared():
                     self.names.clear()
-        assert self.names == set(self.pool._by_identity)
+        assert self.names == set(self.pool._ledger.by_identity)
         assert self.pool.used_blocks == len({b for blocks in self.users for b in blocks})
 
 

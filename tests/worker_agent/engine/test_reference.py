@@ -67,7 +67,7 @@ def test_a_warm_cache_says_the_same_as_a_cold_one():
 def named_blocks(rank):
     """The bits under every name in a rank's cache."""
     layers = torch.stack(rank._cache.layers, dim=1)
-    return {name: layers[block] for name, block in rank._pool._by_identity.items()}
+    return {name: layers[block] for name, block in rank._pool._ledger.by_identity.items()}
 
 
 def test_keys_and_values_are_the_same_to_the_bit_however_they_came_about():

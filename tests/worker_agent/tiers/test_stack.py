@@ -6,16 +6,22 @@ import threading
 import pytest
 import torch
 
+from failing_disks import BROKEN, in_place_of
 from router.block_errors import StorageError
 from router.protocol.values import Tier
-from tier_stacks import FOREVER_S, Stacked, disk, host, identities, name, rows
+from tier_stacks import BLOCK_BYTES, FOREVER_S, Stacked, disk, host, identities, name, rows
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
+from worker_agent.blocks.eviction.lineage import LineageEviction
+from worker_agent.blocks.pool import BlockPool
 from worker_agent.offload.policies import MinPriorityPrefix
 from worker_agent.offload.worth import Worth
+from worker_agent.storage.memory import host_memory
 from worker_agent.tiers.ascent import TRIED_EVERY
 from worker_agent.tiers.level import Level
 from worker_agent.tiers.loading import Load
 from worker_agent.tiers.stack import TierChange
+from worker_agent.transfer.slots import MemorySlots
+from worker_agent.transfer.stored_tier import StoredTier
 
 HOST, DISK = Tier.HOST, Tier.DISK
 
@@ -186,6 +192,68 @@ def test_stores_yield_to_decode(tmp_path):
         assert stacked.stack.wait_s(stacked.now_s) == pytest.approx(1.0, abs=0.1)
 
 
+SLOW = {"store_bytes_per_s": 1.0, "batch_blocks": 1}
+
+
+def hand_over(stack):
+    """What an engine does at its end: give the stack whatever is due."""
+
+    def gather(now_s):
+        while waiting := stack.due(now_s):
+            stack.store(waiting, rows(*(each.name.sequence_hash for each in waiting)))
+
+    return gather
+
+
+def test_at_the_end_what_waits_is_stored_whatever_the_pace(tmp_path):
+    with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **SLOW) as stacked:
+        stacked.stack.offer([name(number) for number in range(20)])
+        stacked.step()
+        assert stacked.stack.drain(hand_over(stacked.stack)) == 0
+        assert stacked.stack.drain() == 0
+    with Stacked(host(tmp_path, 30), disk(tmp_path, 30)) as second:
+        second.stack.start()
+        second.settle()
+        assert all(second.holds(HOST, *range(20)) + second.holds(DISK, *range(20)))
+
+
+@pytest.mark.parametrize("has_device", [True, False])
+def test_what_is_not_stored_in_time_is_given_up_and_counted(tmp_path, has_device):
+    settings = {**SLOW, "drain_s": 0.0 if has_device else 60.0}
+    with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **settings) as stacked:
+        stacked.stack.offer([name(number) for number in range(20)])
+        given_up = stacked.stack.drain(hand_over(stacked.stack) if has_device else None)
+        assert given_up == 20 == stacked.stack.status()[0].dropped_blocks
+
+
+def forgetful():
+    """A tier that ends with its process."""
+    slots = MemorySlots(host_memory(30 * BLOCK_BYTES), 30)
+    return StoredTier(BlockPool(30, LineageEviction()), slots)
+
+
+def test_nothing_is_stored_for_nobody(tmp_path):
+    """Of host and disk the first outlives the process."""
+    with Stacked(host(tmp_path, 30), forgetful(), **SLOW) as stacked:
+        stacked.stack.offer([name(number) for number in range(20)])
+        assert stacked.stack.drain(hand_over(stacked.stack)) == 0
+        assert [status.store.stored for status in stacked.stack.status()] == [20, 0]
+    with Stacked(forgetful(), **SLOW) as stacked:
+        stacked.stack.offer([name(0)])
+        assert stacked.stack.drain(hand_over(stacked.stack)) == 0
+        assert stacked.stack.status()[0].store.stored == 0
+
+
+def test_at_the_end_a_tier_that_fails_keeps_nobody_waiting(tmp_path):
+    with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **SLOW) as stacked:
+        stacked.stack.offer([name(number) for number in range(20)])
+        with in_place_of(tmp_path / "disk", BROKEN):
+            assert stacked.stack.drain(hand_over(stacked.stack)) == 0
+        stored = [status.store.stored for status in stacked.stack.status()]
+        assert stored == [20, 0]
+        assert stacked.stack.status()[1].down.failed == 20
+
+
 def test_what_is_computed_sooner_is_not_loaded(tmp_path):
     with Stacked(host(tmp_path, 8), worth=Worth(16)) as stacked:
         stacked.offer(*range(4))
@@ -199,7 +267,7 @@ def test_a_later_life_finds_what_was_kept_and_passes_it_on(tmp_path):
     with Stacked(host(tmp_path, 8)) as first:
         first.offer(*range(6))
     with Stacked(host(tmp_path, 8), disk(tmp_path, 8)) as second:
-        second.stack.adopt()
+        second.stack.start()
         second.settle()
         assert all(second.holds(HOST, *range(6)) + second.holds(DISK, *range(6)))
         assert second.load(*range(6)) == 6
@@ -208,7 +276,7 @@ def test_a_later_life_finds_what_was_kept_and_passes_it_on(tmp_path):
 def test_tiers_are_measured_and_advised_on(tmp_path):
     with Stacked(host(tmp_path, 8), disk(tmp_path, 6), worth=Worth(1)) as stacked:
         assert stacked.stack.status()[0].probe is None
-        stacked.stack.probe()
+        stacked.stack.start()
         stacked.settle()
         probes = [status.probe for status in stacked.stack.status()]
         assert all(probe.read_bytes_per_s > 0 for probe in probes)

@@ -97,6 +97,13 @@ def store(tier, *numbers):
     return tier.store([name(number) for number in numbers], rows(*numbers))
 
 
+def adopted(tier, room=None, until_s=float("inf")):
+    """How many blocks, whose slots nobody was given before."""
+    for _ in tier.adopt(rows(0) if room is None else room, until_s):
+        tier.pool.check_invariants()
+    return tier.counters.adopted
+
+
 def load(tier, *numbers):
     """What became of each; all that came are right."""
     room = torch.zeros((len(numbers), BLOCK_BYTES), dtype=torch.uint8)
@@ -291,7 +298,7 @@ def test_what_a_broken_disk_had_is_dropped(tmp_path, make):
         assert load(tier, 1, 2, 3) == [MISSING] * 3
         assert store(tier, 1) == [DONE]
     with make(tmp_path) as later:
-        assert later.adopt(rows(0)) == 1
+        assert adopted(later) == 1
 
 
 @pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread, in_shared_memory])
@@ -307,19 +314,51 @@ def test_a_later_life_takes_over_what_is_right(tmp_path, make):
             first.reset()
         first.pool.release(held)
     with make(tmp_path) as second:
-        assert second.adopt(rows(0)) == 2
+        assert adopted(second) == 2
         changes = sorted(second.take_changes(), key=lambda change: change.name.sequence_hash)
         assert changes == [BlockStored(name(1)), BlockStored(name(2))]
         assert load(second, 1, 2, 3) == [DONE, DONE, MISSING]
         assert (second.counters.adopted, second.counters.corrupt) == (2, 1)
         second.pool.check_invariants()
     with make(tmp_path) as third:
-        assert third.adopt(rows(0, 0, 0)) == 2
+        assert adopted(third, rows(0, 0, 0)) == 2
         assert third.counters.corrupt == 0
         assert third.status == PoolStatus(0, 2, 4)
         (third.clear if make is on_disk else third.reset)()
     with make(tmp_path) as fourth:
-        assert fourth.adopt(rows(0)) == 0
+        assert adopted(fourth) == 0
+
+
+@pytest.mark.parametrize("make", [on_disk_with_a_thread, in_shared_memory])
+def test_others_have_their_turn_while_a_later_life_takes_over(tmp_path, make):
+    with make(tmp_path) as first:
+        store(first, 1, 2, 3, 4)
+    with make(tmp_path) as second:
+        parts = second.adopt(rows(0), float("inf"))
+        next(parts)
+        assert load(second, 1, 2) == [DONE, MISSING]
+        assert store(second, 5, 6, 7) == [DONE] * 3  # in two that were free, and the first
+        second.clear()
+        assert list(parts)
+        assert second.counters.adopted == 1
+        assert second.status == PoolStatus(0, 0, NUM_SLOTS)
+        second.pool.check_invariants()
+
+
+@pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread])
+def test_what_is_not_proven_in_time_is_left_to_a_later_life(tmp_path, make):
+    with make(tmp_path) as first:
+        store(first, 1, 2, 3)
+    with make(tmp_path) as second:
+        assert adopted(second, until_s=0.0) == 0
+        assert (second.counters.unproven, second.status) == (3, PoolStatus(0, 0, NUM_SLOTS))
+    with make(tmp_path) as third:
+        with in_place_of(tmp_path / "blocks", BROKEN):
+            assert adopted(third) == 0
+        assert (third.counters.unproven, third.counters.corrupt) == (3, 0)
+        store(third, 4, 5, 6, 7)  # one slot too few without those
+    with make(tmp_path) as fourth:
+        assert adopted(fourth) == 4 + 2
 
 
 def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
@@ -340,8 +379,7 @@ def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
         process.kill()
     for kept in both_left_behind(tmp_path):
         with kept as tier:
-            adopted = tier.adopt(rows(0))
-            assert NUM_SLOTS - 2 <= adopted <= NUM_SLOTS
+            assert NUM_SLOTS - 2 <= adopted(tier) <= NUM_SLOTS
             names = [change.name.sequence_hash for change in tier.take_changes()]
             assert all(load(tier, number) == [DONE] for number in names)
 
