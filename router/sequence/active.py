@@ -33,6 +33,8 @@ class _Request(Struct):
     end: Node
     own_blocks: int
     kv_tokens: int
+    prefill_tokens: int
+    prefill_contexts: float
     booked_s: float
     own_discount_micro: int = 0
     decay_fraction: float | None = None
@@ -82,8 +84,8 @@ class ActiveSequences:
         self._trie = trie
         self._slot = slot
         self._requests: dict[BookingId, _Request] = {}
-        self._prefills: dict[BookingId, Footprint] = {}
-        self._unsaid: dict[BookingId, Footprint] = {}
+        self._prefills: dict[BookingId, _Request] = {}
+        self._unsaid: dict[BookingId, _Request] = {}
         self._shared_blocks = 0
         self._own_blocks = 0
         self._discount_micro = 0
@@ -112,9 +114,13 @@ class ActiveSequences:
         return len(self._requests) - len(self._prefills)
 
     @property
-    def head(self) -> Footprint | None:
-        """The oldest prompt that does not seem to be complete."""
-        return next(iter(self._prefills.values()), None)
+    def head(self) -> tuple[int, float, float]:
+        """Of the oldest prompt that does not seem to be complete: its tokens and contexts, and
+        since when it is that; zeros where there is none.
+        """
+        for request in self._prefills.values():
+            return request.prefill_tokens, request.prefill_contexts, self.head_since_s
+        return 0, 0.0, 0.0
 
     @property
     def active_blocks(self) -> int:
@@ -131,9 +137,9 @@ class ActiveSequences:
         """
         tokens, contexts = float(self.queued_tokens), self.queued_contexts
         begun_s = self.head_since_s
-        for request_id, prompt in self._prefills.items():
-            begun_s = max(begun_s, self._requests[request_id].booked_s)
-            took_s = seconds(prompt)
+        for prompt in self._prefills.values():
+            begun_s = max(begun_s, prompt.booked_s)
+            took_s = seconds(prompt.footprint)
             if now_s < begun_s + took_s:
                 done = max(now_s - begun_s, 0.0) / took_s
                 head_tokens, head_contexts = prompt.prefill_tokens, prompt.prefill_contexts
@@ -152,7 +158,7 @@ class ActiveSequences:
         """
         while self._prefills:
             request_id, prompt = next(iter(self._prefills.items()))
-            ended_s = self.head_since_s + seconds(prompt)
+            ended_s = self.head_since_s + seconds(prompt.footprint)
             if ended_s > now_s:
                 return
             self._begin_decoding(request_id, ended_s)
@@ -167,24 +173,31 @@ class ActiveSequences:
         """Book a request; its id must be new here. O(nodes on its way)."""
         assert request_id not in self._requests
         end, change = self._trie.add(self._slot, footprint.sequence_hashes)
-        self._requests[request_id] = _Request(
-            footprint, end, footprint.own_blocks, footprint.isl_tokens, now_s
+        prefill_tokens, prefill_contexts = footprint.prefill_tokens, footprint.prefill_contexts
+        request = self._requests[request_id] = _Request(
+            footprint,
+            end,
+            footprint.own_blocks,
+            footprint.isl_tokens,
+            prefill_tokens,
+            prefill_contexts,
+            now_s,
         )
         if not self._prefills:
             self.head_since_s = now_s
-        self._prefills[request_id] = footprint
+        self._prefills[request_id] = request
         self._shared_blocks += change.blocks
         self._own_blocks += footprint.own_blocks
         self._discount_micro -= change.discount_micro
-        self.active_prefill_tokens += footprint.prefill_tokens
-        self.queued_tokens += footprint.prefill_tokens
-        self.queued_contexts += footprint.prefill_contexts
+        self.active_prefill_tokens += prefill_tokens
+        self.queued_tokens += prefill_tokens
+        self.queued_contexts += prefill_contexts
 
     def prefill_complete(self, request_id: BookingId, now_s: float) -> None:
         """Its prompt is computed, as somebody says. Idempotent."""
         if request_id in self._prefills:
             self._begin_decoding(request_id, now_s)
-            self.active_prefill_tokens -= self._requests[request_id].footprint.prefill_tokens
+            self.active_prefill_tokens -= self._requests[request_id].prefill_tokens
         elif (unsaid := self._unsaid.pop(request_id, None)) is not None:
             self.active_prefill_tokens -= unsaid.prefill_tokens
 
@@ -223,8 +236,12 @@ class ActiveSequences:
     def progress(self, request_id: BookingId) -> Progress:
         """How far a request has come."""
         request = self._requests[request_id]
-        is_complete = not (request_id in self._prefills or request_id in self._unsaid)
+        is_complete = self.is_told_complete(request_id)
         return Progress(is_complete, request.output_blocks, request.decay_fraction)
+
+    def is_told_complete(self, request_id: BookingId) -> bool:
+        """Whether somebody said that its prompt is computed."""
+        return not (request_id in self._prefills or request_id in self._unsaid)
 
     def free(self, request_id: BookingId, now_s: float) -> None:
         """It ended, whether or not its prefill was marked complete. O(nodes on its way)."""
@@ -261,9 +278,9 @@ class ActiveSequences:
         prompt = self._prefills.pop(request_id)
         self.queued_tokens -= prompt.prefill_tokens
         self.queued_contexts -= prompt.prefill_contexts
-        self.decoding_kv_tokens += self._requests[request_id].kv_tokens
+        self.decoding_kv_tokens += prompt.kv_tokens
         if is_head and self._prefills:
-            self.head_since_s = max(now_s, self._requests[next(iter(self._prefills))].booked_s)
+            self.head_since_s = max(now_s, next(iter(self._prefills.values())).booked_s)
 
     def _decay(self, request: _Request, weight_micro: int) -> None:
         self._discount_micro -= request.own_discount_micro

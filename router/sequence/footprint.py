@@ -46,4 +46,5 @@ class Footprint(Struct, frozen=True, eq=False):
     @property
     def prefill_contexts(self) -> float:
         """n · (cached + n / 2) for n tokens left to compute: how much attention they take."""
-        return self.prefill_tokens * (self.cached_tokens + self.prefill_tokens / 2)
+        tokens = self.prefill_tokens
+        return tokens * (self.cached_tokens + tokens / 2)

@@ -214,7 +214,7 @@ class Tracker:
         """It ended, as somebody says. O(nodes on its way). Raises ReservationNotFoundError."""
         active = self._by_rank[self._rank(request_id)]
         if isinstance(request_id, str):
-            self.silence.note(is_told=active.progress(request_id).is_prefill_complete)
+            self.silence.note(is_told=active.is_told_complete(request_id))
         return self._drop(request_id, now_s)
 
     def drop_rank(self, rank: Rank) -> list[BookingId]:
@@ -320,14 +320,11 @@ def _name(request_id: BookingId) -> str:
 
 def _columns(active: ActiveSequences) -> tuple[float, ...]:
     """In the table's order, PREFILL_TOKENS to DECODING_KV_TOKENS."""
-    head = active.head
     return (
         active.active_prefill_tokens,
         active.queued_tokens,
         active.queued_contexts,
-        0 if head is None else head.prefill_tokens,
-        0 if head is None else head.prefill_contexts,
-        0 if head is None else active.head_since_s,
+        *active.head,
         active.active_blocks,
         active.active_requests,
         active.decoding_requests,

@@ -73,15 +73,15 @@ def test_the_oldest_prompt_that_is_not_complete_is_the_head():
     active.add("a", footprint([1], 0, 100), 3.0)
     active.add("b", footprint([2], 0, 50), 4.0)
     active.add("c", footprint([3], 0, 20), 5.0)
-    assert (active.head.prefill_tokens, active.head_since_s) == (100, 3.0)
+    assert active.head == (100, 100**2 / 2, 3.0)
     active.prefill_complete("b", 6.0)
-    assert (active.head.prefill_tokens, active.head_since_s) == (100, 3.0)
+    assert active.head == (100, 100**2 / 2, 3.0)
     active.prefill_complete("a", 7.0)
-    assert (active.head.prefill_tokens, active.head_since_s) == (20, 7.0)
+    assert active.head == (20, 20**2 / 2, 7.0)
     active.free("c", 8.0)
-    assert active.head is None
+    assert active.head == (0, 0, 0)
     active.add("d", footprint([4], 0, 30), 9.0)
-    assert (active.head.prefill_tokens, active.head_since_s) == (30, 9.0)
+    assert active.head == (30, 30**2 / 2, 9.0)
 
 
 def test_attention_work_grows_with_what_is_cached_before_it():
@@ -112,7 +112,7 @@ def test_what_should_be_complete_is_queued_no_more_and_counts_until_it_is_said()
     active.end_overdue(6.4, lambda prompt: prompt.prefill_tokens / 100)
     assert (active.active_prefill_tokens, active.queued_tokens) == (150, 50)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160)
-    assert (active.head.prefill_tokens, active.head_since_s) == (50, 6.0)
+    assert active.head == (50, 50**2 / 2, 6.0)
     assert not active.progress("a").is_prefill_complete
     active.prefill_complete("a", 6.4)
     active.end_overdue(6.5, lambda prompt: prompt.prefill_tokens / 100)
