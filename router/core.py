@@ -189,6 +189,8 @@ class RouterCore:
             if rank not in kept:
                 self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
                 self.predictor.add(rank, announcement.scope.model_name, now_s)
+            else:
+                self.predictor.note_announced(rank)
             self._standing.note(rank, now_s)
             if rank not in kept:
                 self.foreign.book_rank(rank, now_s)

@@ -45,14 +45,17 @@ _PREFILL, _CONTEXT = 1, 2
 
 
 class ModelLearning:
-    """What the ranks of a model have in common, and how far they differ."""
+    """What the ranks of a model have in common, and how far they differ. `lessons`: how often they
+    taught it.
+    """
 
-    __slots__ = ("_learned_s", "_spread", "rates")
+    __slots__ = ("_learned_s", "_spread", "lessons", "rates")
 
     def __init__(self, now_s: float) -> None:
         self.rates = Rates(_ANYTHING, _MODEL_NOISE)
         self._learned_s = now_s
         self._spread = _MOST_SPREAD**2
+        self.lessons = 0
 
     @property
     def prior(self) -> Prior:
@@ -81,6 +84,7 @@ class ModelLearning:
         self.rates.relax(_ANYTHING, math.exp((self._learned_s - now_s) / MODEL_MEMORY_S))
         self._learned_s = now_s
         self.rates.learn(work, busy_s, _ANYTHING)
+        self.lessons += 1
 
     def _varied(self, error: float) -> Prior:
         return Prior(self.rates.mean, self.rates.covariance, error, _EACH * error)
@@ -89,7 +93,8 @@ class ModelLearning:
 class RankLearning:
     """What one rank was heard to say, and what follows.
 
-    `work` is what it usually does in a second; `slow_until_s`: new before that, from when it
+    `has_taught`: whether it ever worked; until then its rates are its model's. `work` is what it
+    usually does in a second; `slow_until_s`: new before that, from when it
     appeared or began anew, unless it says that it has finished requests.
     """
 
@@ -98,6 +103,7 @@ class RankLearning:
         "_report",
         "excess_requests",
         "excess_tokens",
+        "has_taught",
         "model",
         "rates",
         "slow_until_s",
@@ -111,10 +117,16 @@ class RankLearning:
         self.traffic = Traffic()
         self.excess_requests = Excess()
         self.excess_tokens = Excess()
+        self.has_taught = False
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
         self._report: LoadReport | None = None
         self._heard_s = now_s
+
+    @property
+    def chunk_tokens(self) -> int | None:
+        """What a step of its computes at most, where it says so."""
+        return None if self._report is None else self._report.constants.chunk_tokens
 
     def hear(self, report: LoadReport, now_s: float) -> None:
         """Learn from what was counted since the last report."""
@@ -134,8 +146,9 @@ class RankLearning:
     def _learn(self, work: Vector, busy_s: float | None, elapsed_s: float, now_s: float) -> None:
         busy_share_s = min(busy_s or 0.0, elapsed_s)
         faded = (elapsed_s - busy_share_s) / IDLE_MEMORY_S + busy_share_s / BUSY_MEMORY_S
-        self.rates.relax(self.model.prior, math.exp(-faded))
+        self.rates.relax(self.model.prior, math.exp(-faded) if self.has_taught else 0.0)
         if busy_s and any(work.tolist()):
+            self.has_taught = True
             slower = self._slowness(work)
             self.model.note_slowness(slower)
             self.model.learn(work, busy_s / slower, now_s)

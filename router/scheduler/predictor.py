@@ -10,8 +10,6 @@ token takes, and decoding takes what it takes elsewhere.
 
 import math
 
-import numpy as np
-
 from router.protocol.loads import LoadReport
 from router.protocol.values import Rank
 from router.scheduler.counted import is_sane
@@ -38,8 +36,11 @@ from router.sequence.rank_table import (
 MOST_MODELS = 256
 """Kept for the time their ranks are back; those with ranks are kept anyway."""
 
-UNHEARD_S = 1.0
-"""Ranks that never report follow their model after so long."""
+UNTAUGHT_S = 1.0
+"""Ranks that never worked, or never report, follow their model after so long."""
+
+FIRST_LESSONS = 16
+"""Those that a model is taught first change much: such ranks then follow at once."""
 
 _DEFAULT_CHUNK_TOKENS = 8_192
 _MOST_PREFILL_SHARE = 0.9
@@ -48,15 +49,20 @@ _TRAFFIC = slice(REQUESTS_PER_S, REUSE + 1)
 
 
 class _Model:
-    """A model, how many ranks it has, and those of them that never reported."""
+    """A model, how many ranks it has, and those of them that taught it nothing yet."""
 
-    __slots__ = ("learning", "ranks", "unheard", "written_s")
+    __slots__ = ("learning", "ranks", "untaught", "written_s")
 
     def __init__(self, now_s: float) -> None:
         self.learning = ModelLearning(now_s)
         self.ranks = 0
-        self.unheard: dict[Rank, None] = {}
+        self.untaught: dict[Rank, None] = {}
         self.written_s = -math.inf
+
+    def is_to_be_written(self, now_s: float) -> bool:
+        """Whether those should be told what it has learned."""
+        is_due = now_s >= self.written_s + UNTAUGHT_S or self.learning.lessons < FIRST_LESSONS
+        return bool(self.untaught) and is_due
 
 
 class Predictor:
@@ -75,11 +81,17 @@ class Predictor:
         if model is None:
             model = self._models[model_name] = _Model(now_s)
         model.ranks += 1
-        model.unheard[rank] = None
+        model.untaught[rank] = None
         learning = RankLearning(model.learning, now_s)
         self._ranks[rank] = (model_name, learning)
         self._table.row(rank)[SLOW_UNTIL_S] = learning.slow_until_s
-        self._write_unheard(model, [rank])
+        self._write_untaught(model, [rank])
+        self.note_announced(rank)
+
+    def note_announced(self, rank: Rank) -> None:
+        """What a known rank's worker announces may be new."""
+        _, learning = self._ranks[rank]
+        _write_chunk(self._table.row(rank), learning)
 
     def drop(self, rank: Rank) -> None:
         """Forget a rank; unknown ones are passed over. What it taught its model remains."""
@@ -89,28 +101,30 @@ class Predictor:
         model_name, _ = known
         model = self._models[model_name]
         model.ranks -= 1
-        model.unheard.pop(rank, None)
+        model.untaught.pop(rank, None)
         if not model.ranks and len(self._models) > MOST_MODELS:
             del self._models[model_name]
 
     def observe(self, report: LoadReport, now_s: float) -> None:
-        """A rank reports. O(1), but once a second for its model's ranks that never did."""
+        """A rank reports. O(1), but once a second for its model's ranks that never worked."""
         rank = report.rank
         known = self._ranks.get(rank)
         if known is None or not is_sane(report.counters):
             return
         model_name, learning = known
         model = self._models[model_name]
-        model.unheard.pop(rank, None)
         learning.hear(report, now_s)
         row = self._table.row(rank)
-        _write_rates(row, learning, report)
+        if learning.has_taught:
+            model.untaught.pop(rank, None)
+            _write_rates(row, learning, report)
+        _write_chunk(row, learning)
         _write_traffic(row, learning.traffic)
         _write_foreign(row, learning, report)
         row[SLOW_UNTIL_S] = learning.slow_until_s
-        if model.unheard and now_s >= model.written_s + UNHEARD_S:
+        if model.is_to_be_written(now_s):
             model.written_s = now_s
-            self._write_unheard(model, list(model.unheard))
+            self._write_untaught(model, list(model.untaught))
 
     def model_seconds(self, model_name: str) -> Vector:
         """The rates of a model, in the order of their columns; what is usual of an unknown one."""
@@ -127,18 +141,15 @@ class Predictor:
             model.learning.rates.check_invariants()
             here = [rank for rank, (name, _) in self._ranks.items() if name == model_name]
             assert model.ranks == len(here)
-            assert set(model.unheard) <= set(here)
+            assert set(model.untaught) == {r for r in here if not self._ranks[r][1].has_taught}
         for rank, (_, learning) in self._ranks.items():
             learning.rates.check_invariants()
             assert (self._table.row(rank)[_RATES] >= 0).all()
 
-    def _write_unheard(self, model: _Model, ranks: list[Rank]) -> None:
+    def _write_untaught(self, model: _Model, ranks: list[Rank]) -> None:
         slots = [self._table.slot(rank) for rank in ranks]
-        values, learning = self._table.values, model.learning
-        values[slots, _RATES] = learning.rates.seconds
-        values[slots, RELATIVE_ERROR] = LEAST_SPREAD  # nothing tells them apart
-        announced = values[slots, MAX_BATCHED_TOKENS]
-        values[slots, CHUNK_TOKENS] = np.where(announced > 0, announced, _DEFAULT_CHUNK_TOKENS)
+        self._table.values[slots, _RATES] = model.learning.rates.seconds
+        self._table.values[slots, RELATIVE_ERROR] = LEAST_SPREAD  # nothing tells them apart
 
 
 def _write_rates(row: Vector, learning: RankLearning, report: LoadReport) -> None:
@@ -150,8 +161,10 @@ def _write_rates(row: Vector, learning: RankLearning, report: LoadReport) -> Non
         row[BASE_S] = 0.0
     if counters.prefill_tokens and not counters.prefill_token_contexts:
         row[CONTEXT_S] = 0.0
-    announced = row[MAX_BATCHED_TOKENS] or _DEFAULT_CHUNK_TOKENS
-    row[CHUNK_TOKENS] = report.constants.chunk_tokens or announced
+
+
+def _write_chunk(row: Vector, learning: RankLearning) -> None:
+    row[CHUNK_TOKENS] = learning.chunk_tokens or row[MAX_BATCHED_TOKENS] or _DEFAULT_CHUNK_TOKENS
 
 
 def _write_traffic(row: Vector, traffic: Traffic) -> None:

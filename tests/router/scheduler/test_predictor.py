@@ -112,9 +112,24 @@ def test_a_rank_that_never_reports_follows_its_peers():
     fleet = Fleet(1, 2, 3)
     del fleet.engines[3]
     fleet.row(3)[MAX_BATCHED_TOKENS] = 4_096
+    fleet.predictor.note_announced(Rank(3, 0))
     fleet.pass_seconds(60, working=[1, 2])
     assert_predicts(fleet.rates(3), LARGE_S)
     assert fleet.row(3)[CHUNK_TOKENS] == 4_096
+
+
+def test_who_never_worked_expects_what_its_peers_were_taught_last():
+    """Else whoever works first looks slow beside ranks that are only hoped to be fast."""
+    fleet = Fleet(1, 2, 3)
+    del fleet.engines[3]
+    fleet.pass_seconds(2, working=[1])
+    model_s = fleet.predictor.model_seconds("m")
+    assert model_s != pytest.approx(NOMINAL_S, rel=0.1)
+    for worker_id in (2, 3):
+        assert fleet.rates(worker_id) == pytest.approx(model_s)
+    random = Random(8)
+    done = sum(mixed_second(random) for _ in range(20))
+    assert done @ fleet.rates(1) == pytest.approx(done @ model_s, rel=0.2)
 
 
 def test_slow_ranks_are_known_to_be_slow():
