@@ -10,13 +10,17 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels test test-vllm test-dynamo unit fuzz soak lint format bench clean
+.PHONY: up kernels manifests test test-vllm test-dynamo unit fuzz soak lint format bench clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
 
 # A minute on one core: CI lints beside it.
 kernels: $(KERNELS)
+
+# deploy/manifests, from deploy/chart; a test holds them in step.
+manifests: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
 
 # Tests run in so many processes; those of one file stay together, and long files come first. Two
 # cores are busy with three, as a test that kills servers spends half its time on waiting.

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 VLLM_SERVICES = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
-POD = yaml.safe_load((DEPLOY / "sidecar.yaml").read_text())["spec"]["template"]["spec"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.M | re.S))
 
@@ -42,18 +41,6 @@ def test_beside_vllm_the_agents_settings_are_known_and_meet_the_engines():
     check_meets("vllm-1", config, VLLM_SERVICES["vllm-1"]["command"])
 
 
-def test_in_a_pod_the_agents_settings_are_known_and_meet_the_engines():
-    engine, bridge = POD["containers"]
-    given = {each["name"]: each["value"] for each in bridge["env"] if "value" in each}
-    given |= {"KV_ROUTER_AGENT_NAME": "vllm-0"}
-    config = load_agent_config([], {k: v for k, v in given.items() if k.startswith("KV_ROUTER_")})
-    check_meets("127.0.0.1", config, engine["args"])
-    port = ports_of(STAGES["bridge"])["KV_ROUTER_AGENT_HTTP_PORT"]
-    assert [str(each["containerPort"]) for each in bridge["ports"]] == [port]
-    mounted = {each["mountPath"] for each in bridge["volumeMounts"]}
-    assert config.state_dir in mounted
-
-
 def check_meets(host, config, command):
     """The engine's sockets are where the agent looks for them."""
     events = json.loads(command[command.index("--kv-events-config") + 1])
@@ -63,10 +50,6 @@ def check_meets(host, config, command):
     assert events["topic"].startswith(config.topic)
     assert f"--max-num-batched-tokens={config.max_num_batched_tokens}" in command
     assert config.metrics_url == f"http://{host}:8000/metrics"
-
-
-def ports_of(stage):
-    return dict(re.findall(r"(KV_ROUTER_\w*PORT)=(\S+)", stage))
 
 
 def test_every_image_target_exists():

@@ -1,0 +1,299 @@
+"""The chart renders, offline, to objects that Kubernetes takes and that the processes accept."""
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import helm_python
+import jsonschema_rs
+import kubernetes_validate
+import pytest
+import yaml
+
+from charts import CHART, KEPT, MANIFESTS, manifest, objects
+from operator_schemas import SCHEMAS
+from router.index_config import load_indexer
+from router.loading import load_router_config
+from worker_agent.config import load_agent_config
+
+EVERYTHING = {
+    **KEPT["monitored.yaml"],
+    "tokens": {"secret": "callers", "key": "tokens.toml"},
+    "natsCredentials": {"secret": "bus", "key": "nats.creds"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "engines": {
+        "cacheClaim": "models",
+        "args": ["--tensor-parallel-size=2"],
+        "config": {"routing_group": "gold", "taints": "gpu=h100"},
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "extraEnv": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
+    },
+}
+WITHOUT_BUS = {"nats": {"enabled": False}, "engines": {"enabled": False}}
+ELSEWHERE = {"natsUrl": "tls://nats.example:4222", "nats": {"enabled": False}}
+ALL = {"default": {}, **KEPT, "everything": EVERYTHING, "without": WITHOUT_BUS, "bus": ELSEWHERE}
+
+
+@pytest.fixture(params=ALL, scope="module")
+def release(request):
+    return objects(ALL[request.param])
+
+
+def of_kind(release, *kinds):
+    return [each for each in release if each["kind"] in kinds]
+
+
+def pods(release):
+    for each in of_kind(release, "Deployment", "StatefulSet"):
+        yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers(release):
+    for _, pod in pods(release):
+        yield from chain(pod.get("initContainers", ()), pod["containers"])
+
+
+def container(release, name):
+    return next(each for each in containers(release) if each["name"] == name)
+
+
+def environment(container):
+    """Its settings; what only a cluster knows is made up."""
+    made_up = {"metadata.name": "kv-engine-0", "status.podIP": "10.0.0.7"}
+    env = {}
+    for each in container["env"]:
+        source = each.get("valueFrom")
+        env[each["name"]] = made_up[source["fieldRef"]["fieldPath"]] if source else each["value"]
+    expanded = {name: value.replace("$(POD_IP)", "10.0.0.7") for name, value in env.items()}
+    return {name: value for name, value in expanded.items() if name.startswith("KV_ROUTER_")}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """A container's, with the files that its secrets are."""
+
+    def read(container):
+        env = environment(container)
+        for name, value in env.items():
+            if value.startswith("/run/secrets/"):
+                path = tmp_path / Path(value).name
+                path.write_text('[[tokens]]\nname = "x"\ntoken = "0123456789abcdef"\n')
+                env[name] = str(path)
+        return env
+
+    return read
+
+
+def test_the_chart_has_nothing_to_complain_of():
+    report = helm_python.lint(CHART, strict=True, with_subcharts=True)
+    assert report["errors"] == []
+    assert {each["error"] for each in report["messages"]} <= {"icon is recommended"}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_manifests_are_what_the_chart_renders(name):
+    """`make manifests` writes them anew."""
+    assert (MANIFESTS / name).read_text() == manifest(KEPT[name])
+
+
+def test_no_other_manifest_is_kept():
+    assert {each.name for each in MANIFESTS.iterdir()} == {*KEPT}
+
+
+@pytest.mark.parametrize("version", ["1.29.0", "1.37.0"])
+def test_kubernetes_takes_every_object(release, version):
+    for each in release:
+        schema = SCHEMAS.get(each["kind"])
+        if schema is None:
+            kubernetes_validate.validate(each, version, strict=True)
+        else:
+            jsonschema_rs.validate(schema, each)
+
+
+def test_names_are_unique(release):
+    keys = [(each["kind"], each["metadata"]["name"]) for each in release]
+    assert len(keys) == len(set(keys))
+    assert all(each["metadata"]["namespace"] == "kv-router" for each in release)
+
+
+def test_whoever_is_selected_exists(release):
+    """By services, budgets, policies, monitors and autoscalers; ports by name, too."""
+    labels = [
+        (each["spec"]["template"]["metadata"]["labels"], pod)
+        for each, (_, pod) in zip(
+            of_kind(release, "Deployment", "StatefulSet"), pods(release), strict=True
+        )
+    ]
+    for each in of_kind(release, "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
+        spec = each["spec"]
+        selector = spec.get("selector") or spec["podSelector"]
+        selector = selector.get("matchLabels", selector)
+        chosen = [pod for known, pod in labels if selector.items() <= known.items()]
+        assert len(chosen) == 1, each["metadata"]["name"]
+        own = chain(chosen[0].get("initContainers", ()), chosen[0]["containers"])
+        ports = {port["name"]: port["containerPort"] for c in own for port in c["ports"]}
+        assert set(named_ports(spec)) <= {*ports, *ports.values()}
+    services = [(s["metadata"]["labels"], s["spec"]["ports"]) for s in of_kind(release, "Service")]
+    for monitor in of_kind(release, "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        chosen = [ports for known, ports in services if wanted.items() <= known.items()]
+        assert len(chosen) == 1
+        names = {port["name"] for port in chosen[0]}
+        assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= names
+    workloads = {(each["kind"], each["metadata"]["name"]) for each in release}
+    for scaler in of_kind(release, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) in workloads
+
+
+def named_ports(spec):
+    for port in spec.get("ports", ()):
+        yield port["targetPort"]
+    for rule in spec.get("ingress", ()):
+        yield from (port["port"] for port in rule["ports"])
+    for endpoint in spec.get("podMetricsEndpoints", ()):
+        yield endpoint["port"]
+
+
+def test_containers_have_no_rights_that_they_do_not_need(release):
+    for _, pod in pods(release):
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["runAsUser"] == 10001
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod["automountServiceAccountToken"]
+        for each in chain(pod.get("initContainers", ()), pod["containers"]):
+            security = each["securityContext"]
+            assert security["readOnlyRootFilesystem"]
+            assert not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert each["resources"]["limits"]
+
+
+def test_every_account_is_used_and_every_mount_is_a_volume(release):
+    accounts = {each["metadata"]["name"] for each in of_kind(release, "ServiceAccount")}
+    assert {pod["serviceAccountName"] for _, pod in pods(release)} == accounts
+    for workload, (_, pod) in zip(
+        of_kind(release, "Deployment", "StatefulSet"), pods(release), strict=True
+    ):
+        claims = workload["spec"].get("volumeClaimTemplates", ())
+        volumes = {each["name"] for each in pod["volumes"]}
+        volumes |= {each["metadata"]["name"] for each in claims}
+        for each in chain(pod.get("initContainers", ()), pod["containers"]):
+            assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+
+
+def test_every_container_is_probed(release):
+    for each in containers(release):
+        ports = {port["name"] for port in each["ports"]}
+        for probe in ("livenessProbe", "readinessProbe"):
+            check = each[probe].get("httpGet") or each[probe].get("tcpSocket")
+            assert check is None or check["port"] in ports
+    for each in containers(release):
+        if each["name"] in ("router", "indexer", "agent"):
+            assert each["livenessProbe"]["httpGet"]["path"] == "/health"
+            assert each["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def test_who_is_told_to_end_has_the_time_that_it_takes(release):
+    for name, pod in pods(release):
+        for each in pod["containers"]:
+            hook = each.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
+            if hook is not None:
+                assert hook[0] == "sleep"
+                assert int(hook[1]) < pod["terminationGracePeriodSeconds"], name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_routers_accept_their_settings(name, settings):
+    values = ALL[name]
+    config = load_router_config([], settings(container(objects(values), "router")))
+    assert config.http_port == 8092
+    bus = "" if name == "without" else values.get("natsUrl", "nats://kv-nats:4222")
+    assert config.nats_url == bus
+    assert config.redis_url == ("redis://kv-redis:6379" if "redis" in values else "")
+    assert config.insecure_public_bind == ("tokens" not in values)
+
+
+def test_indexers_accept_their_settings(settings):
+    indexer = container(objects(EVERYTHING), "indexer")
+    config = load_indexer([], settings(indexer)).config
+    assert (config.http_port, config.nats_url) == (8090, "nats://kv-nats:4222")
+    assert config.token_file.endswith("/tokens.toml")
+
+
+@pytest.mark.parametrize("name", ["default", "everything"])
+def test_agents_accept_their_settings_and_meet_their_engines(name, settings):
+    release = objects(ALL[name])
+    agent, engine = container(release, "agent"), container(release, "engine")
+    config = load_agent_config([], settings(agent))
+    args = engine["args"]
+    events = json.loads(args[args.index("--kv-events-config") + 1])
+    assert config.zmq == events["endpoint"].replace("*", "127.0.0.1")
+    assert config.replay == events["replay_endpoint"].replace("*", "127.0.0.1")
+    assert events["topic"].startswith(config.topic)
+    assert f"--max-num-batched-tokens={config.max_num_batched_tokens}" in args
+    port = next(port["containerPort"] for port in engine["ports"])
+    assert config.endpoint == f"http://10.0.0.7:{port}"
+    assert config.metrics_url == f"http://127.0.0.1:{port}/metrics"
+    assert f"--port={port}" in args
+    assert agent["ports"] == [{"name": "probes", "containerPort": config.http_port}]
+    assert config.state_dir in {mount["mountPath"] for mount in agent["volumeMounts"]}
+
+
+def test_the_agent_is_a_native_sidecar_that_is_ready_without_its_engine_having_started():
+    (agent,) = next(pod for name, pod in pods(objects({})) if name == "kv-engine")["initContainers"]
+    assert agent["restartPolicy"] == "Always"
+    assert "startupProbe" not in agent
+
+
+def test_nobody_reaches_the_ports_of_engines_events():
+    release = objects({})
+    ports = {5557, 5657}
+    for policy in of_kind(release, "NetworkPolicy"):
+        assert not ports & set(named_ports(policy["spec"]))
+    closed = {each["metadata"]["name"] for each in of_kind(release, "NetworkPolicy")}
+    assert closed == {name for name, _ in pods(release)}
+
+
+def test_secrets_are_files():
+    release = objects(EVERYTHING)
+    for name in ("router", "indexer", "agent"):
+        env, mounts = (
+            environment(container(release, name)),
+            container(release, name)["volumeMounts"],
+        )
+        files = [value for key, value in env.items() if key.endswith(("CREDS_FILE", "TOKEN_FILE"))]
+        assert len(files) == 2
+        paths = [mount["mountPath"] for mount in mounts]
+        assert all(any(file.startswith(f"{path}/") for path in paths) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"router": {"replicas": 0}}, "minimum"),
+        ({"router": {"replica": 2}}, "replica"),
+        ({"router": {"config": {"Policy": "x"}}}, "Policy"),
+        ({"natsUrl": "http://nats:4222"}, "natsUrl"),
+        ({"engines": {"port": 0}}, "port"),
+        ({"nats": {"storage": "much"}}, "storage"),
+        ({"networkPolicy": {"callers": []}}, "callers"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(values, said):
+    with pytest.raises(helm_python.HelmValuesError, match=said):
+        objects(values)
+
+
+def test_agents_without_a_bus_are_refused():
+    with pytest.raises(helm_python.HelmRenderError, match="natsUrl: an agent beside an engine"):
+        objects({"nats": {"enabled": False}})
+
+
+def test_every_value_is_in_the_schema():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert {*values} <= {*schema["properties"]}
+    assert not schema["additionalProperties"]
