@@ -125,7 +125,7 @@ class BridgeAgent:
         presence = self._presence = Presence(config, announcement, self._ranks, self._beacons)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(rank.follower.run(context)) for rank in self._ranks]
+                tasks = [group.create_task(rank.run(context)) for rank in self._ranks]
                 if (pull := self._pull()) is not None:
                     tasks.append(group.create_task(pull.run()))
                 while not self._news.is_set():

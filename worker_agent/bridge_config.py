@@ -43,6 +43,13 @@ class BridgeConfig(AgentConfig, frozen=True, kw_only=True):
             "puts it. By default the load is read from metrics_url"
         ),
     ] = None
+    tiers: Annotated[
+        str | None,
+        Meta(
+            description="where a block manager in the engine tells what its host, disk and remote "
+            "tiers hold, likewise; what the engine tells of itself is merged with it"
+        ),
+    ] = None
     events_url: Annotated[
         HttpUrl | None,
         Meta(
@@ -99,6 +106,7 @@ class RankAddresses(Struct, frozen=True):
     rank: Rank
     engine: EngineAddress
     load: str | None
+    tiers: str | None
 
 
 def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
@@ -108,9 +116,11 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     replays = _per_rank("replay", config.replay, config.ranks)
     # Only now is the port that `auto` counts from known to be one.
     loads = _per_rank("load", _load_endpoint(config), config.ranks)
+    tiers = _per_rank("tiers", config.tiers, config.ranks)
+    each = zip(config.ranks, events, replays, loads, tiers, strict=True)
     return [
-        RankAddresses(rank, EngineAddress(event, replay, config.topic), load)
-        for rank, event, replay, load in zip(config.ranks, events, replays, loads, strict=True)
+        RankAddresses(rank, EngineAddress(event, replay, config.topic), load, tier)
+        for rank, event, replay, load, tier in each
         if event is not None
     ]
 

@@ -19,6 +19,39 @@ _READINGS: tuple[Reading[BridgedRank], ...] = (
     *BUS_READINGS,
 )
 
+_TIER_READINGS: tuple[Reading[BridgedRank], ...] = (
+    Reading(
+        GaugeMetricFamily,
+        "kv_agent_tiers_known",
+        "Whether it is known what the block manager in the engine holds",
+        lambda rank: float(rank.tiers is not None and rank.tiers.is_current),
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "kv_agent_tiers_held_blocks",
+        "Blocks in the tiers of the block manager in the engine, once per tier",
+        lambda rank: 0 if rank.tiers is None else rank.tiers.held_blocks,
+    ),
+    Reading(
+        CounterMetricFamily,
+        "kv_agent_tiers_messages",
+        "Messages from the block manager in the engine",
+        lambda rank: 0 if rank.tiers is None else rank.tiers.messages,
+    ),
+    Reading(
+        CounterMetricFamily,
+        "kv_agent_tiers_snapshots",
+        "How often the block manager in the engine told all it holds",
+        lambda rank: 0 if rank.tiers is None else rank.tiers.snapshots,
+    ),
+    Reading(
+        CounterMetricFamily,
+        "kv_agent_tiers_failures",
+        "Connections to the block manager in the engine that failed",
+        lambda rank: 0 if rank.tiers is None else rank.tiers.failures,
+    ),
+)
+
 
 class BridgeCollector(RankCollector[BridgedRank]):
     """Every rank, and the reading of the engine's own metrics."""
@@ -30,7 +63,7 @@ class BridgeCollector(RankCollector[BridgedRank]):
         poll: MetricsPoll | None,
     ) -> None:
         self._poll = poll
-        super().__init__(read_model_name, _READINGS, read_ranks)
+        super().__init__(read_model_name, (*_READINGS, *_TIER_READINGS), read_ranks)
         self.registry.register(FollowerCollector(lambda: [r.follower for r in read_ranks()]))
 
     def collect(self) -> Iterator[Metric]:

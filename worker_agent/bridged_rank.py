@@ -1,5 +1,6 @@
 """One rank of an engine beside the agent: followed on one side, published on the other."""
 
+import asyncio
 import time
 from pathlib import Path
 from secrets import randbits
@@ -11,6 +12,7 @@ from router.protocol.values import Identity, Rank
 from router.publisher.answers import RankAnswers
 from router.publisher.beacons import HeardBeacons
 from router.publisher.bridge import BridgeSettings, EngineBridge
+from router.publisher.consolidated import ConsolidatedJournal
 from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.events import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.follower import FollowerCondition, FollowerSettings
@@ -22,6 +24,9 @@ from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings
 from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import Follower, PullSettings
+from router.publisher.source_journal import SourceJournal
+from router.publisher.tier_follower import TierFollower
+from router.publisher.zmq_sockets import Context
 from worker_agent.bridge_config import BridgeConfig, RankAddresses
 from worker_agent.engine_facts import SettledFacts
 
@@ -46,6 +51,14 @@ class BridgedRank:
         journal = EventJournal(
             self.rank, incarnation, identity, multiplier=multiplier, naming=naming
         )
+        engine_journal: SourceJournal = journal
+        self.tiers: TierFollower | None = None
+        if addresses.tiers is not None:
+            sources = ConsolidatedJournal(journal, multiplier)
+            engine_journal = sources.source()
+            self.tiers = TierFollower(
+                addresses.tiers, sources.source(), self.rank.dp_rank, self._note_tiers
+            )
         settings = EngineSettings(
             report_mode=config.report_mode,
             num_gpu_blocks=facts.total_kv_blocks,
@@ -54,7 +67,7 @@ class BridgedRank:
         self._bridge = EngineBridge(
             self.rank,
             journal,
-            Normalizer(journal, identity, settings=settings),
+            Normalizer(engine_journal, identity, settings=settings),
             Subjects(config.namespace),
             BridgeSettings(
                 self._follower_settings(config),
@@ -63,7 +76,9 @@ class BridgedRank:
             ),
             beacons,
             pacing,
+            also_waiting_s=self._tiers_waiting_s,
         )
+        self._journal = journal
         self.answers = RankAnswers(self.rank, LocalIndex(journal), self._bridge.report)
 
     @property
@@ -92,6 +107,13 @@ class BridgedRank:
         status = self.follower.status(time.monotonic())
         return status.condition is not FollowerCondition.CONNECTING
 
+    async def run(self, context: Context) -> None:
+        """Follow the engine, and the tiers inside it, until cancelled; then keep the state."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.follower.run(context))
+            if self.tiers is not None:
+                group.create_task(self.tiers.run())
+
     def take(self, metrics: EngineMetrics) -> None:
         """Note the load that an engine's metrics tell, where the rank has no socket that does."""
         if self._addresses.load is None:
@@ -108,9 +130,17 @@ class BridgedRank:
         elif present is None and status.condition is FollowerCondition.BLIND:
             present = "what is lost stays lost: no replay can be had"
         if present is None:
-            return None
+            problem = None if self.tiers is None else self.tiers.problem
+            return problem and f"rank {self.rank.dp_rank}: {problem}"
         heard = "" if status.silent_s is None else f"; last heard {status.silent_s:.0f} s ago"
         return f"rank {self.rank.dp_rank}: {present}{heard}"
+
+    def _note_tiers(self, since_s: float) -> None:
+        if self._journal.has_news:
+            self._bridge.events.noted(since_s)
+
+    def _tiers_waiting_s(self, now_s: float) -> float:
+        return 0.0 if self.tiers is None else self.tiers.waiting_s(now_s)
 
     def _follower_settings(self, config: BridgeConfig) -> FollowerSettings | PullSettings:
         state_path = self._state_path(config)

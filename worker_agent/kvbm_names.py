@@ -75,7 +75,7 @@ REFUSED = MappingProxyType(
         f"{PREFIX}ENABLE_NUMA": "memory is where the kernel puts it",
         f"{PREFIX}NCCL_MLA_MODE": "there is one rank a process",
         f"{PREFIX}ENABLE_RECORD": "routers record: kv-router record",
-        f"{PREFIX}KV_EVENTS_ENABLE_CONSOLIDATOR": "events say which tier, and routers merge them",
+        f"{PREFIX}KV_EVENTS_ENABLE_CONSOLIDATOR": "the agent beside an engine does: --tiers",
         f"{PREFIX}G2PB_ADMISSION_POLICY": "peers are not a tier",
     }
 )  # fmt: skip

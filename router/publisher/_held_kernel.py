@@ -310,6 +310,35 @@ def list_held(address: int, tier: int, out: Words) -> None:
             count += _1
 
 
+@kernel(f"void(int64, int64, {_OUT})")
+def list_paths(address: int, tier: int, out: Words) -> None:
+    """The same with what comes before each: hashes, parents, and 1 where there is one; a third of
+    `out` each.
+    """
+    blocks, bit, count = _blocks_at(np.uint64(address)), _1 << np.uint64(tier), 0
+    held = len(out) // 3
+    for slot in range(_0, blocks.header[CAPACITY] * SLOT_WORDS, SLOT_WORDS):
+        if blocks.slots[slot + FLAGS] & bit:
+            has_parent = blocks.slots[slot + FLAGS] & HAS_PARENT != _0
+            out[count] = blocks.slots[slot + KEY]
+            out[held + count] = blocks.slots[slot + PARENT] if has_parent else _0
+            out[2 * held + count] = _1 if has_parent else _0
+            count += 1
+
+
+@kernel(f"int64(int64, int64, {_KEYS}, {_OUT})")
+def absent(address: int, tier: int, keys: Words, out: Words) -> int:
+    """Those that are not held in a tier are written to `out`; returns how many."""
+    blocks, bit, count = _blocks_at(np.uint64(address)), _1 << np.uint64(tier), 0
+    _fetch_first(blocks, keys, 0)
+    for i in range(len(keys)):
+        _fetch(blocks, keys, i + AHEAD)
+        if not blocks.slots[_find(blocks, keys[i]) + FLAGS] & bit:
+            out[count] = keys[i]
+            count += 1
+    return count
+
+
 @kernel(f"void(int64, {_OUT})")
 def move_in(address: int, old: Words) -> None:
     """Copy the slots of the table's former, smaller self. O(its capacity)."""

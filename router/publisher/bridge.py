@@ -23,6 +23,7 @@ from router.publisher.loads import LoadPublisher
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import Follower, PullFollower, PullSettings
+from router.publisher.source_journal import SourceJournal
 from router.publisher.transport import Transport
 from router.publisher.zmq_sockets import Context
 
@@ -41,7 +42,10 @@ class BridgeSettings(Struct, frozen=True):
 
 
 class EngineBridge:
-    """One rank. Its journal and normaliser are new, and nobody else's."""
+    """One rank. Its journal and normaliser are new, and nobody else's.
+
+    The normaliser tells the journal, or one of its sources (`consolidated.py`).
+    """
 
     def __init__(
         self,
@@ -53,7 +57,11 @@ class EngineBridge:
         beacons: HeardBeacons,
         pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
+        also_waiting_s: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
+        """`also_waiting_s`: for how long, at a moment, anything may have been missing that other
+        sources of the journal tell.
+        """
         self._rank = rank
         self._journal = journal
         self._agent_incarnation = journal.incarnation
@@ -62,8 +70,9 @@ class EngineBridge:
         self._clock = clock
         self._report_count = 0
         self.follower = _follower(
-            rank, journal, normalizer, settings.follower, self._followed, pacing, clock
+            rank, normalizer.journal, normalizer, settings.follower, self._followed, pacing, clock
         )
+        self._also_waiting_s = also_waiting_s
         self.events = KvEventPublisher(
             journal,
             subjects.events(rank),
@@ -107,6 +116,7 @@ class EngineBridge:
         self._report_count += 1
         published = self.events.published
         load = self.follower.engine_loads.latest(now_s)
+        followed_s = max(self.follower.waiting_s(now_s), self._also_waiting_s(now_s))
         return LoadReport(
             worker_id=self._rank.worker_id,
             dp_rank=self._rank.dp_rank,
@@ -115,7 +125,7 @@ class EngineBridge:
             report_id=self._report_count,
             event_id=published.event_id,
             state=self.events.reported_state,
-            waiting_s=max(self.events.waiting_s, self.follower.waiting_s(now_s)),
+            waiting_s=max(self.events.waiting_s, followed_s),
             heard=self._beacons.last(now_s),
             counters=load.counters,
             gauges=load.gauges,
@@ -139,7 +149,7 @@ class EngineBridge:
 
 def _follower(
     rank: Rank,
-    journal: EventJournal,
+    journal: SourceJournal,
     normalizer: Normalizer,
     settings: FollowerSettings | PullSettings,
     on_lot: OnLot,

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 
 from router.protocol.values import HashArray, Tier
-from router.publisher.journal import EventJournal
+from router.publisher.source_journal import SourceJournal
 
 
 class CountedJournal:
@@ -23,7 +23,7 @@ class CountedJournal:
 
     __slots__ = ("_journal", "_more")
 
-    def __init__(self, journal: EventJournal) -> None:
+    def __init__(self, journal: SourceJournal) -> None:
         self._journal = journal
         self._more: dict[tuple[int, int], int] = {}
 

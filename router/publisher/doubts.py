@@ -2,8 +2,8 @@
 
 from router.protocol.values import U64_MAX, Doubt, Tier
 from router.publisher.engine_map import EngineMap
-from router.publisher.journal import EventJournal
 from router.publisher.normalizer_settings import EngineSettings
+from router.publisher.source_journal import SourceJournal
 
 # Plain integers: a flag of an enum takes a microsecond to combine.
 _ORPHANS = int(Doubt.ORPHANS)
@@ -33,7 +33,7 @@ class Doubts:
         "may_have_lower_tiers",
     )
 
-    def __init__(self, journal: EventJournal, settings: EngineSettings) -> None:
+    def __init__(self, journal: SourceJournal, settings: EngineSettings) -> None:
         blocks = settings.num_gpu_blocks
         self._journal = journal
         self._most_copies = U64_MAX if blocks is None else blocks

@@ -14,9 +14,9 @@ from router.publisher.decode_room import DecodeRoom
 from router.publisher.engine_batch import EngineBatch
 from router.publisher.engine_events import decode_engine_batch
 from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, Step
-from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import NormalizerStats
+from router.publisher.source_journal import SourceJournal
 
 STATE_BATCHES = 2_000
 """After so many a state is worth keeping: engines can replay several times as many."""
@@ -54,7 +54,7 @@ class EngineFeed:
         "problem",
     )
 
-    def __init__(self, journal: EventJournal, normalizer: Normalizer, dp_rank: int) -> None:
+    def __init__(self, journal: SourceJournal, normalizer: Normalizer, dp_rank: int) -> None:
         self._journal = journal
         self._normalizer = normalizer
         self._dp_rank = dp_rank

@@ -25,10 +25,10 @@ from router.publisher.engine_loads import EngineLoads
 from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.engine_steps import EngineLogCounters, Step
 from router.publisher.feed_state import FeedState
-from router.publisher.journal import EventJournal
 from router.publisher.kept_state import KeptState
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
+from router.publisher.source_journal import SourceJournal
 from router.publisher.zmq_loads import listen_to_loads
 from router.publisher.zmq_sockets import Context
 from router.publisher.zmq_source import SourceStatus, ZmqSource
@@ -89,7 +89,7 @@ class EngineFollower:
     def __init__(
         self,
         rank: Rank,
-        journal: EventJournal,
+        journal: SourceJournal,
         normalizer: Normalizer,
         settings: FollowerSettings,
         on_lot: OnLot,

@@ -34,7 +34,9 @@ from router.publisher._held_kernel import (
     SLOT_WORDS,
     SLOTS,
     USED,
+    absent,
     list_held,
+    list_paths,
     move_in,
     remove,
     store,
@@ -124,6 +126,21 @@ class HeldBlocks:
         if len(hashes):
             list_held(self._address, int(tier), hashes)
         return hashes
+
+    def paths(self, tier: Tier) -> tuple[HashArray, HashArray]:
+        """The same, with heads as `store_paths` takes them, of one block each. O(capacity)."""
+        blocks = self._per_tier(COUNTS)[tier]
+        told = np.empty((3, blocks), np.uint64)
+        if blocks:
+            list_paths(self._address, int(tier), told.reshape(-1))
+        heads = np.stack([np.arange(blocks, dtype=np.uint64), told[1], told[2]], axis=1)
+        return told[0], heads.ravel()
+
+    def absent(self, tier: Tier, sequence_hashes: HashArray) -> HashArray:
+        """Those of them that are not held in this tier."""
+        keys = np.ascontiguousarray(sequence_hashes, dtype=np.uint64)
+        out = np.empty(len(keys), np.uint64)
+        return out[: absent(self._address, int(tier), keys, out)]
 
     def state(self, doubts: int = 0) -> HeldState:
         """Holes, counts and digests, as they travel, with these doubts."""

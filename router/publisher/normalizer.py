@@ -22,7 +22,6 @@ from router.publisher.doubts import Doubts
 from router.publisher.engine_batch import EngineBatch, EngineRemoved, EngineStored, StoredRun
 from router.publisher.engine_map import EngineMap
 from router.publisher.held_back import HeldBack
-from router.publisher.journal import EventJournal
 from router.publisher.normalizer_settings import (
     EngineSettings,
     NormalizerCounts,
@@ -30,6 +29,7 @@ from router.publisher.normalizer_settings import (
     NormalizerStats,
 )
 from router.publisher.normalizer_state import decode_state, encode_state, kept_state, put_back
+from router.publisher.source_journal import SourceJournal
 
 _MAX_COMPLAINTS = 16
 
@@ -60,7 +60,7 @@ class Normalizer:
 
     def __init__(
         self,
-        journal: EventJournal,
+        journal: SourceJournal,
         identity: Identity,
         limits: NormalizerLimits = DEFAULT_LIMITS,
         settings: EngineSettings = DEFAULT_SETTINGS,
@@ -87,6 +87,11 @@ class Normalizer:
         )
         self._held_back = HeldBack(self._limits.held_back_blocks, self._limits.held_back_s)
         self._groups = Groups()
+
+    @property
+    def journal(self) -> SourceJournal:
+        """What it tells."""
+        return self._journal
 
     @property
     def wants_resync(self) -> str | None:

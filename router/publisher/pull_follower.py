@@ -31,10 +31,10 @@ from router.publisher.follower import (
     FollowerStatus,
     OnLot,
 )
-from router.publisher.journal import EventJournal
 from router.publisher.kept_state import KeptState
 from router.publisher.normalizer import Normalizer
 from router.publisher.pull_log import PullLog
+from router.publisher.source_journal import SourceJournal
 from router.publisher.trtllm_events import TrtllmBatch
 from router.publisher.zmq_sockets import Context
 from router.publisher.zmq_source import SourceStatus
@@ -57,7 +57,7 @@ class PullFollower:
     def __init__(
         self,
         rank: Rank,
-        journal: EventJournal,
+        journal: SourceJournal,
         normalizer: Normalizer,
         settings: PullSettings,
         on_lot: OnLot,

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import msgspec
 import pytest
@@ -18,13 +18,17 @@ from router.protocol.events import decode_log_message
 from router.protocol.loads import decode_load_report
 from router.protocol.ranges import RangeRequest, decode_range_answer, encode_range_request
 from router.protocol.subjects import Subjects
-from router.protocol.values import Rank
+from router.protocol.values import SCHEME, Identity, Rank, Tier
 from running import RunningRouter, RunningService
 from servers import equals, eventually, free_port
 from trtllm_server import TrtllmServer
 from worker_agent import bridge_agent
+from worker_agent.blocks.changes import BlockStored
+from worker_agent.blocks.names import BlockName
 from worker_agent.bridge_agent import BridgeAgent
 from worker_agent.bridge_config import DEFAULT_EVENTS, BridgeConfig
+from worker_agent.connector.tier_news import TierNews
+from worker_agent.tiers.stack import TierChange
 from zmq_engines import Engine, removed, stored
 
 SUBJECTS = Subjects("test")
@@ -279,6 +283,22 @@ async def test_an_engine_that_answers_on_one_side_is_not_gone(
 async def _is_degraded(bridge, words):
     problems = await bridge.degraded()
     return not problems if words is None else any(words in problem for problem in problems)
+
+
+async def test_tiers_of_which_nobody_tells_degrade_it(nats_server, engine, metrics, bus):
+    port = free_port()
+    tiers = f"tcp://127.0.0.1:{port}"
+    async with ready(RunningBridge(nats_server.url, engine, metrics, tiers=tiers)) as bridge:
+        await eventually(lambda: _is_degraded(bridge, f"its tiers at {tiers}"))
+        assert (await heard(bus, lambda report: report.waiting_s > 1)).rank == RANK
+        assert "kv_agent_tiers_known{" in (await bridge.client.get("/metrics")).text
+        with closing(TierNews(tiers, Identity(SCHEME, 4), 0)) as news:
+            news.tell([TierChange(Tier.HOST, BlockStored(BlockName(b"a", 5)))])
+            await eventually(lambda: _is_degraded(bridge, None))
+            await heard(bus, lambda report: report.state.counts == (0, 1, 0, 0))
+            text = (await bridge.client.get("/metrics")).text
+        for line in ("known", "held_blocks", "snapshots_total"):
+            assert f'kv_agent_tiers_{line}{{dp_rank="0",model_name="tiny"}} 1.0' in text
 
 
 async def test_two_ranks_are_told_apart(nats_server):

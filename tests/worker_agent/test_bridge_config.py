@@ -95,6 +95,8 @@ def test_sglangs_load_socket_is_found(replay, base):
         (["--zmq", "tcp://a:1,tcp://a:1", "--data-parallel-size", "2"], "zmq"),
         (["--zmq", "ipc:///x", "--data-parallel-size", "2"], "zmq"),
         (["--replay", "http://e:1"], "replay"),
+        (["--tiers", "http://e:1"], "tiers"),
+        (["--tiers", "tcp://a:1,tcp://b:1"], "tiers"),
         (["--load", "tcp://e:1"], "load"),
         (["--engine", "sglang", "--load", "auto", "--zmq", "ipc:///x"], "load"),
         (["--engine", "sglang", "--load", "auto", "--data-parallel-start-rank", "1"], "load"),

@@ -1,0 +1,165 @@
+"""What a manager's tiers hold, over real sockets, up to an agent's journal."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, closing, suppress
+
+import pytest
+
+from engines import IDENTITY
+from router.blockset_errors import PeerError
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher.consolidated import ConsolidatedJournal
+from router.publisher.journal import EventJournal
+from router.publisher.tier_follower import TierFollower
+from router.publisher.tier_wire import LENGTH, PART_BLOCKS, VERSION, Hello, News, encode
+from servers import eventually, free_port
+from tier_stacks import name
+from worker_agent.blocks.changes import BlockRemoved, BlockStored
+from worker_agent.connector import tier_news
+from worker_agent.connector.tier_news import TierNews
+from worker_agent.tiers.stack import TierChange
+
+
+def stores(tier, *numbers):
+    return [TierChange(tier, BlockStored(name(number))) for number in numbers]
+
+
+def removes(tier, *numbers):
+    return [TierChange(tier, BlockRemoved(name(number))) for number in numbers]
+
+
+class Agent:
+    """A journal that follows a manager."""
+
+    def __init__(self, address, identity=IDENTITY):
+        self.journal = EventJournal(Rank(7, 0), 1, identity)
+        self.source = ConsolidatedJournal(self.journal).source()
+        self.told = 0
+        self.follower = TierFollower(address, self.source, 0, self.note)
+
+    def note(self, since_s):
+        assert since_s <= self.follower._clock()
+        self.told += 1
+
+    @asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.follower.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def holds(self, tier, *numbers):
+        return set(self.journal.held(tier).tolist()) == set(numbers) and self.is_exact()
+
+    def is_exact(self):
+        follower = self.follower
+        return follower.problem is None and follower.waiting_s(follower._clock()) < 1.0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+async def test_what_was_held_before_and_what_changes_since(tmp_path, kind):
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{tmp_path}/news"
+    with closing(TierNews(address, IDENTITY, 0)) as news:
+        news.tell(stores(Tier.HOST, *range(PART_BLOCKS + 5)))
+        async with Agent(news.address).running() as agent:
+            await eventually(lambda: agent.holds(Tier.HOST, *range(PART_BLOCKS + 5)))
+            assert agent.journal.state.holes == (0, 0, 0, 0)
+            news.tell(removes(Tier.HOST, 1) + stores(Tier.DISK, 1, 2))
+            await eventually(lambda: agent.holds(Tier.DISK, 1, 2))
+            assert 1 not in agent.journal.held(Tier.HOST)
+            assert agent.journal.state.holes == (0, 1, 0, 0)
+            assert agent.told
+
+
+async def test_a_manager_that_begins_anew_is_told_anew():
+    port = free_port()
+    async with Agent(f"tcp://127.0.0.1:{port}").running() as agent:
+        await eventually(lambda: agent.follower.failures)
+        assert "no connection" not in agent.follower.problem
+        with closing(TierNews(f"tcp://127.0.0.1:{port}", IDENTITY, 0)) as news:
+            news.tell(stores(Tier.HOST, 1, 2) + stores(Tier.DISK, 1))
+            await eventually(lambda: agent.holds(Tier.HOST, 1, 2))
+        await eventually(lambda: agent.follower.problem)
+        assert set(agent.journal.held(Tier.HOST).tolist()) == {1, 2}
+        with closing(TierNews(f"tcp://127.0.0.1:{port}", IDENTITY, 0)) as news:
+            news.tell(stores(Tier.DISK, 1))
+            await eventually(lambda: agent.holds(Tier.HOST))
+            assert agent.holds(Tier.DISK, 1)
+        assert agent.follower.snapshots == 2
+
+
+@pytest.mark.parametrize(
+    ("identity", "dp_rank", "said"),
+    [
+        (Identity(SCHEME, 16), 0, "its blocks are of 16 tokens"),
+        (Identity("other", 4), 0, "by other"),
+        (Identity(SCHEME, 4, eagle=True), 0, "of pairs"),
+        (IDENTITY, 1, "it is of rank 1, asked for rank 0"),
+    ],
+)
+async def test_another_model_s_or_rank_s_news_are_refused(identity, dp_rank, said):
+    with closing(TierNews("tcp://127.0.0.1:0", identity, dp_rank)) as news:
+        news.tell(stores(Tier.HOST, 1))
+        async with Agent(news.address).running() as agent:
+            await eventually(lambda: said in (agent.follower.problem or ""))
+            assert agent.follower.waiting_s(agent.follower._clock()) > 1000
+            assert not len(agent.journal.held(Tier.HOST))
+
+
+HELLO = encode(Hello(VERSION, IDENTITY, 0))
+BEAT = encode(News([], is_all=True))
+BROKEN = [
+    (BEAT, "out of turn"),
+    (encode(Hello(99, IDENTITY, 0)), "version 99"),
+    (LENGTH.pack(1 << 30), "a message of 1073741824 bytes"),
+    (LENGTH.pack(2) + b"xx", "malformed"),
+    (HELLO + LENGTH.pack(5) + b"\x93\x01\x01\x92\x00", "malformed"),
+]
+
+
+@pytest.mark.parametrize(("sent", "said"), BROKEN, ids=[said for _, said in BROKEN])
+async def test_what_cannot_be_read_ends_the_connection_and_what_it_told(sent, said):
+    async def answer(reader, writer):
+        writer.write(sent)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Agent(f"tcp://{host}:{port}").running() as agent:
+        await eventually(lambda: said in (agent.follower.problem or ""))
+
+
+async def test_a_reader_that_is_too_slow_is_dropped_and_told_everything_later(monkeypatch):
+    monkeypatch.setattr(tier_news, "MAX_QUEUED_BYTES", 10_000)
+    with closing(TierNews("tcp://127.0.0.1:0", IDENTITY, 0)) as news:
+        host, port = news.address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port))):
+            await eventually(lambda: news._readers)
+            numbers = 0
+            while not news.dropped_readers:
+                news.tell(stores(Tier.HOST, *range(numbers, numbers + 500)))
+                numbers += 500
+            await eventually(lambda: not news._readers)
+        async with Agent(news.address).running() as agent:
+            await eventually(lambda: agent.holds(Tier.HOST, *range(numbers)))
+
+
+async def test_readers_are_limited(monkeypatch):
+    monkeypatch.setattr(tier_news, "MAX_READERS", 1)
+    with closing(TierNews("tcp://127.0.0.1:0", IDENTITY, 0)) as news:
+        async with Agent(news.address).running() as agent:
+            await eventually(agent.is_exact)
+            async with Agent(news.address).running() as other:
+                await eventually(lambda: other.follower.failures and news.dropped_readers)
+            assert agent.is_exact()
+
+
+@pytest.mark.parametrize("address", ["http://x:1", "tcp://127.0.0.1", "tcp://:x"])
+def test_addresses_that_are_none(address):
+    with pytest.raises(PeerError, match="neither"):
+        TierNews(address, IDENTITY, 0)
