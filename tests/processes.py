@@ -69,6 +69,7 @@ class Fleet:
         self.workers = {}
         self.endpoints = {}
         self.client = httpx.AsyncClient(timeout=60)
+        self.scheme = "http"  # of agents
         self._ids = itertools.count()
         self._reserved = []
         self._stack = ExitStack()
@@ -85,7 +86,7 @@ class Fleet:
 
     def add_worker(self, worker_id, dp_size=1, **options):
         port = free_port()
-        self.endpoints[worker_id] = f"http://127.0.0.1:{port}"
+        self.endpoints[worker_id] = f"{self.scheme}://127.0.0.1:{port}"
         self.workers[worker_id] = self._process(
             f"worker-{worker_id}", "worker_agent", "run",
             **{"nats-url": self.nats_url, "http-port": port, "worker-id": worker_id,
@@ -144,10 +145,11 @@ class Fleet:
             await self.client.delete(f"{self.url}/reservations/{self._reserved.pop(0)}")
         return decision, answer
 
-    async def complete(self, worker_id, dp_rank, token_ids, max_tokens=4):
+    async def complete(self, worker_id, dp_rank, token_ids, max_tokens=4, **fields):
+        body = {"prompt": token_ids, "max_tokens": max_tokens, "return_token_ids": True}
         answer = await self.client.post(
             f"{self.endpoints[worker_id]}/v1/completions",
-            json={"prompt": token_ids, "max_tokens": max_tokens, "return_token_ids": True},
+            json={**body, **fields},
             headers={"x-data-parallel-rank": str(dp_rank)},
         )
         answer.raise_for_status()

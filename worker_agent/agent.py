@@ -27,7 +27,8 @@ from router.publisher.journal import EventJournal
 from router.publisher.local_index import LocalIndex
 from router.security.edge import Edge
 from router.security.guarded import Guarded
-from worker_agent.agent_tiers import cache_secret, manager_config
+from worker_agent.agent_sharing import AgentSharing
+from worker_agent.agent_tiers import cache_model, cache_secret, manager_config
 from worker_agent.blocks.levels import CacheLevel
 from worker_agent.blocks.names import Naming
 from worker_agent.config import ReferenceConfig
@@ -62,9 +63,11 @@ class WorkerAgent:
         torch.set_num_threads(config.num_threads)
         model = Model(_model_config(config), _device(config.device))
         self._secret = cache_secret(config)
+        self._edge = Edge(config)
         self._managers: dict[Rank, KvBlockManager] = {}
         with ExitStack() as undo:
             self._runners = [self._runner(model, rank, undo) for rank in config.ranks]
+            self._sharing = self._shared(undo)
             self._closing = undo.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -78,7 +81,7 @@ class WorkerAgent:
         log.info("worker stopped")
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        edge, limits = Edge(self._config), self._config.http_limits(MAX_CONNECTIONS)
+        edge, limits = self._edge, self._config.http_limits(MAX_CONNECTIONS)
         with (
             listening(self._config.host, self._config.http_port) as listener,
             ThreadPoolExecutor(1, "engine") as executor,
@@ -87,11 +90,16 @@ class WorkerAgent:
             announcement = self._announcement(endpoint)
             tiers = self._tier_control()
             answers = TierAnswers(tiers, self._config.id, edge.guard)
-            presence = Presence(
-                self._config, announcement, self._runners, self._beacons, [answers.run]
-            )
+            answering = [answers.run]
+            if self._sharing is not None:
+                answering.append(self._sharing.book.run)
+            presence = Presence(self._config, announcement, self._runners, self._beacons, answering)
             server_of = EngineServer(
-                self._config, self._runners, tiers, lambda: presence.is_announced
+                self._config,
+                self._runners,
+                tiers,
+                lambda: presence.is_announced,
+                self._sharing,
             )
             server = HttpServer(Guarded(server_of.app(), edge.guard), limits, edge.tls)
             async with asyncio.TaskGroup() as group:
@@ -151,7 +159,19 @@ class WorkerAgent:
             role=c.role,
             incarnation=self._incarnation,
             labels=c.labels(),
+            block_addresses={} if self._sharing is None else self._sharing.addresses,
         )
+
+    def _shared(self, undo: ExitStack) -> AgentSharing | None:
+        """Closed before the memory that its blocks lie in."""
+        if not self._config.share:
+            return None
+        model = cache_model(self._config)
+        sharing = AgentSharing(
+            self._config, self._incarnation, self._managers, model, self._edge.tls
+        )
+        undo.callback(sharing.close)
+        return sharing
 
     def _runner(self, model: Model, rank: Rank, undo: ExitStack) -> RankRunner:
         c = self._config

@@ -29,7 +29,7 @@ SECRET_BYTES = 32
 
 def manager_config(config: ReferenceConfig, dp_rank: int, device: str) -> BlockManagerConfig:
     """All tiers of a rank, whose blocks on the device lie in memory of a torch device."""
-    model = _model(config)
+    model = cache_model(config)
     block_bytes = model.layout(1, 1).block_bytes
     host = blocks_of(config.host_cache_blocks, config.host_cache_gb, block_bytes)
     disk = blocks_of(config.disk_cache_blocks, config.disk_cache_gb, block_bytes)
@@ -93,7 +93,8 @@ def _kept_secret(path: Path) -> bytes:
     return secret
 
 
-def _model(config: ReferenceConfig) -> CacheModel:
+def cache_model(config: ReferenceConfig) -> CacheModel:
+    """What a block of the engine's model is."""
     head_dim = config.hidden_size // config.num_heads
     weights = f"{config.model_name}/{config.seed}/{config.hidden_size}/{config.num_heads}"
     return CacheModel(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.errors import InvalidFieldError
+from router.protocol.replies import BlockSource
 from worker_agent.engine.batching import GenerationRequest
 from worker_agent.engine.model import VOCABULARY
 from worker_agent.engine.reference import Generated
@@ -19,6 +20,12 @@ class StreamOptions(Struct, frozen=True):
     """What a stream carries besides text."""
 
     include_usage: bool = False
+
+
+class KvTransferParams(Struct, frozen=True):
+    """What a request says of blocks elsewhere; the field is vLLM's, `source` of a decision."""
+
+    source: BlockSource | None = None
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -33,6 +40,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
+    kv_transfer_params: KvTransferParams | None = None
     n: int = 1
     best_of: int = 1
     echo: bool = False

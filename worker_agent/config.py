@@ -18,7 +18,8 @@ from router.security.config import check_security
 from worker_agent.bridge_config import BridgeConfig, rank_addresses
 from worker_agent.common_config import AgentConfig
 from worker_agent.kvbm_names import ALIASES, PREFIX, REFUSED
-from worker_agent.tier_settings import TierSettings, check_tiers
+from worker_agent.sharing_settings import SharingSettings, check_sharing
+from worker_agent.tier_settings import check_tiers
 
 T = TypeVar("T", bound=AgentConfig)
 
@@ -26,7 +27,7 @@ REFERENCE = "reference"
 _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
 
 
-class ReferenceConfig(TierSettings, frozen=True, kw_only=True):
+class ReferenceConfig(SharingSettings, frozen=True, kw_only=True):
     """An agent that is its own engine: the reference engine."""
 
     model_name: Annotated[str, Meta(min_length=1, max_length=256, description="model served")] = (
@@ -91,6 +92,7 @@ def _load(
         check_variables(environment, PREFIX, ALIASES, REFUSED)
         loaded = _loaded(ReferenceConfig, arguments, environment, elsewhere, ALIASES)
         check_tiers(loaded.config, loaded.sources)
+        check_sharing(loaded.config, loaded.sources)
         _check_reference(loaded.config)
         return loaded.shown()
     elsewhere = _only_in(ReferenceConfig, BridgeConfig, "with --engine reference")

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from worker_agent.agent_sharing import AgentSharing
 from worker_agent.metrics import BUS_READINGS, RankCollector, Reading
 from worker_agent.operations.control import TierControl
 from worker_agent.operations.messages import StatusQuery
 from worker_agent.operations.metrics import tier_metrics
 from worker_agent.runner import RankRunner
+from worker_agent.sharing_metrics import sharing_metrics
 
 _READINGS: tuple[Reading[RankRunner], ...] = (
     Reading(
@@ -55,8 +57,14 @@ class AgentCollector(RankCollector[RankRunner]):
     """Every rank, and the size of its cache."""
 
     def __init__(
-        self, model_name: str, block_size: int, runners: Sequence[RankRunner], tiers: TierControl
+        self,
+        model_name: str,
+        block_size: int,
+        runners: Sequence[RankRunner],
+        tiers: TierControl,
+        sharing: AgentSharing | None = None,
     ) -> None:
+        self._sharing = sharing
         self._model_name = model_name
         self._tiers = tiers
         self._block_size = block_size
@@ -81,3 +89,5 @@ class AgentCollector(RankCollector[RankRunner]):
             self._tiers.status(StatusQuery()).tiers,
             prompt_tokens,
         )
+        if self._sharing is not None:
+            yield from sharing_metrics(self._model_name, self._sharing)

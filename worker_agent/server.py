@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -14,6 +15,9 @@ from starlette.routing import Route
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body, read_body
+from router.protocol.values import Rank
+from worker_agent.agent_sharing import AgentSharing
+from worker_agent.blocks.sources import PeerSource
 from worker_agent.completions import Answer, CompletionRequest, checked
 from worker_agent.config import ReferenceConfig
 from worker_agent.engine.reference import Generated
@@ -39,12 +43,16 @@ class EngineServer:
         runners: Sequence[RankRunner],
         tiers: TierControl,
         is_ready: Callable[[], bool],
+        sharing: AgentSharing | None = None,
     ) -> None:
         self._config = config
+        self._sharing = sharing
         self._tiers = TierRoutes(tiers)
         self._runners = {runner.rank.dp_rank: runner for runner in runners}
         self._is_ready = is_ready
-        self._metrics = AgentCollector(config.model_name, config.block_size, runners, tiers)
+        self._metrics = AgentCollector(
+            config.model_name, config.block_size, runners, tiers, sharing
+        )
         self._decode = msgspec.json.Decoder(CompletionRequest).decode
         self._request_numbers = itertools.count(1)
         self._started_ns = time.time_ns()
@@ -72,6 +80,9 @@ class EngineServer:
         body = await decode_body(self._decode, raw)
         request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
         generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)
+        source = await self._source(body, runner.rank)
+        if source is not None:
+            generation = replace(generation, source=source)
         answer = Answer(body, generation, self._config.model_name)
         tokens = runner.generate(generation)
         if body.stream:
@@ -105,6 +116,12 @@ class EngineServer:
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
         return metrics_response(self._metrics.registry)
+
+    async def _source(self, body: CompletionRequest, rank: Rank) -> PeerSource | None:
+        said = body.kv_transfer_params
+        if said is None or said.source is None or self._sharing is None:
+            return None
+        return await self._sharing.source(said.source, rank)
 
     def _runner(self, header: str | None) -> RankRunner:
         """The rank asked for, or the one with the fewest requests."""

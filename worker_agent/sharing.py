@@ -31,10 +31,11 @@ from worker_agent.blockset import (
 from worker_agent.leases import Leases
 from worker_agent.manager import KvBlockManager
 from worker_agent.manager_config import CacheModel
+from worker_agent.tiers.way_down import EdgeCounters
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.peer_client import PeerClient
 from worker_agent.transfer.peer_giving import SharedSet
-from worker_agent.transfer.peer_server import PeerCounters, PeerServer
+from worker_agent.transfer.peer_server import MAX_CONNECTIONS, PeerCounters, PeerServer
 from worker_agent.transfer.window import Window
 
 
@@ -54,6 +55,8 @@ class SharingConfig(Struct, frozen=True, kw_only=True):
     """So long others may rely on an export without hearing another."""
     timeout_s: float = 30.0
     """For all blocks of one put or get."""
+    max_connections: int = MAX_CONNECTIONS
+    """Of others, at once."""
 
 
 class BlockSharing:
@@ -106,6 +109,7 @@ class BlockSharing:
             path=config.path,
             tls=server_tls,
             timeout_s=config.timeout_s,
+            max_connections=config.max_connections,
             clock=clock,
         )
 
@@ -118,6 +122,26 @@ class BlockSharing:
     def counters(self) -> PeerCounters:
         """What others had of us."""
         return self._server.counters
+
+    @property
+    def pulled(self) -> EdgeCounters:
+        """What the manager's stack had of others."""
+        return self._manager.stack.pulled
+
+    @property
+    def max_connections(self) -> int:
+        """Others beyond are refused."""
+        return self._config.max_connections
+
+    @property
+    def connections(self) -> int:
+        """Of others, now."""
+        return self._server.connection_count
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where others find our blocks; that for this host last."""
+        return self._server.addresses
 
     # ── What we say ──────────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +224,13 @@ class BlockSharing:
             room.views[place][:] = block
         room.landed(list(range(len(blocks))))
 
+    def client(self, worker_id: int, addresses: Sequence[str], timeout_s: float) -> PeerClient:
+        """For another thread a connection of its own to a worker; the caller's to close. Raises
+        BlocksetError for no address.
+        """
+        token, tls = self._config.token, self._tls
+        return PeerClient(_nearest(addresses), worker_id, token, timeout_s=timeout_s, tls=tls)
+
     def close(self, timeout_s: float) -> None:
         """Share nothing any more; again is nothing."""
         for client in self._clients.values():
@@ -224,13 +255,7 @@ class BlockSharing:
         for stale in [known for known in self._clients if known[0] == key[0] and known != key]:
             self._clients.pop(stale).close()
         if key not in self._clients:
-            self._clients[key] = PeerClient(
-                key[1],
-                key[0],
-                self._config.token,
-                timeout_s=self._config.timeout_s,
-                tls=self._tls,
-            )
+            self._clients[key] = self.client(key[0], [key[1]], self._config.timeout_s)
         return self._clients[key]
 
 

@@ -86,3 +86,20 @@ def test_labels_that_are_none_are_refused_at_start(flags, key):
     with pytest.raises(ConfigError) as caught:
         load_agent_config(flags, {})
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--share"], "share"),
+        (["--share-port", "9"], "share_port"),
+        (["--share-dir", "/tmp"], "share_dir"),
+        (["--share", "--block-key", "ab" * 32, "--share-ca-file", "x"], "share_ca_file"),
+        (["--share", "--block-key", "ab" * 32, "--share-port", "65535",
+          "--data-parallel-size", "2"], "share_port"),
+    ],
+)  # fmt: skip
+def test_contradictions_of_sharing_name_their_key(flags, key):
+    with pytest.raises(ConfigError) as refused:
+        load_agent_config(flags, {})
+    assert refused.value.key == key

@@ -15,6 +15,7 @@ from router.sequence.block_families import request_families
 from router.sequence.tokens import TokenBlock, TokenBlockSequence
 from worker_agent.blocks.names import BlockName, Naming
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.sources import PeerSource
 
 
 class GenerationRequest(Struct, frozen=True):
@@ -26,6 +27,8 @@ class GenerationRequest(Struct, frozen=True):
     cache_salt: str | None = None
     temperature: float = 0.0
     seed: int | None = None
+    source: PeerSource | None = None
+    """Who else has leading blocks of the prompt."""
 
 
 class Running:

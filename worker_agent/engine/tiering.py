@@ -8,9 +8,11 @@ after    what was named is offered; what is due is gathered, and handed over
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from worker_agent.blocks.changes import BlockStored, Change
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.blocks.sources import PeerSource
 from worker_agent.engine.batching import Batcher, Running
 from worker_agent.engine.cache import CacheLayout, CacheRows
 from worker_agent.tiers.loading import Loading
@@ -79,7 +81,8 @@ class EngineTiers:
             self.stack.touch([name.identity for name in running.names[: running.registered]])
             names = self._batcher.reusable(running)
             identities = [name.identity for name in names]
-            loading = self.stack.load(identities, now_s, self._timeout_s)
+            source = _behind(running.request.source, running.registered)
+            loading = self.stack.load(identities, now_s, self._timeout_s, source=source)
             if loading is not None:
                 running.is_loading = True
                 self._coming.append(_Coming(running, loading))
@@ -130,3 +133,8 @@ class EngineTiers:
         before = running.computed
         self._batcher.loaded(running, count)
         self._loaded_tokens += running.computed - before
+
+
+def _behind(source: PeerSource | None, blocks: int) -> PeerSource | None:
+    """The same of the blocks behind those that the device has."""
+    return None if source is None else replace(source, blocks=source.blocks - blocks)

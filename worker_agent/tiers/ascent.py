@@ -3,18 +3,16 @@
 load ─▶ worth it? ─▶ batches ─▶ tiers' threads ─▶ came, or lost ─▶ a slower tier
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from router.protocol.values import Tier
 from worker_agent.offload.worth import Worth
-from worker_agent.tiers.level import Levels
+from worker_agent.tiers.ladder import Ladder
+from worker_agent.tiers.level import Giver, Levels
 from worker_agent.tiers.loading import Loading
 from worker_agent.tiers.worker import Call, Spent
-from worker_agent.transfer.block_tier import BlockTier
 from worker_agent.transfer.outcome import Outcome, leading
 from worker_agent.transfer.slots import aligned_rows
 
@@ -41,19 +39,28 @@ class Ascent:
         return any(not loading.is_done for loading in self._loadings)
 
     def load(
-        self, identities: Sequence[bytes], now_s: float, timeout_s: float, *, is_whole: bool
+        self,
+        identities: Sequence[bytes],
+        now_s: float,
+        timeout_s: float,
+        *,
+        is_whole: bool,
+        peer: Giver | None = None,
+        peer_blocks: int = 0,
     ) -> Loading | None:
-        """See TierStack."""
+        """See TierStack. `peer`: who has the first `peer_blocks` of them, too."""
         settings = self._tiers.settings
         loading_blocks = sum(len(loading.identities) for loading in self._loadings)
         room = max(settings.max_loading_blocks - loading_blocks, 0)
-        count = self._worth_loading(identities[:room], timeout_s) or self._tried(identities[:room])
+        ladder = Ladder(self._tiers, identities, peer, peer_blocks)
+        blocks = min(room, len(identities))
+        count = self._worth_loading(ladder, blocks, timeout_s) or self._tried(ladder, blocks)
         if not count or (is_whole and count < len(identities)):
             return None
         rows = _host_rows(count, settings.block_bytes)
         loading = Loading(identities[:count], rows, now_s + timeout_s, is_whole=is_whole)
         self._loadings.append(loading)
-        self._fetch(loading, 0, count, slower_than=-1)
+        self._fetch(loading, ladder, 0, count)
         return loading
 
     @property
@@ -87,19 +94,19 @@ class Ascent:
         """Assert the invariant in the class's docstring, after `end_late`."""
         assert all(each.in_flight or not each.is_done for each in self._loadings)
 
-    def _worth_loading(self, identities: Sequence[bytes], timeout_s: float) -> int:
+    def _worth_loading(self, ladder: Ladder, blocks: int, timeout_s: float) -> int:
         count = 0
-        for index, run in self._runs(identities, -1):
-            speed, worth = self._tiers.levels[index].speed, self._worth
+        for rung, run in ladder.runs(0, blocks):
+            speed, worth = ladder.givers[rung].speed, self._worth
             wanted = len(run) if worth is None else worth.blocks_to_load(speed, len(run), timeout_s)
             count += wanted
             if wanted < len(run):
                 break
         return count
 
-    def _tried(self, identities: Sequence[bytes]) -> int:
+    def _tried(self, ladder: Ladder, blocks: int) -> int:
         """A batch of what is not worth it, now and then: who was slow is measured again."""
-        run = next(self._runs(identities, -1), None)
+        run = next(ladder.runs(0, blocks), None)
         if run is None:
             return 0
         self._refused += 1
@@ -109,65 +116,47 @@ class Ascent:
     def _batch_blocks(self) -> int:
         return self._tiers.settings.batch_blocks
 
-    def _runs(self, identities: Sequence[bytes], slower_than: int) -> Iterator[tuple[int, range]]:
-        """The leading blocks that tiers may have, cut by the fastest that does."""
-        places = (self._fastest(identity, slower_than) for identity in identities)
-        start = 0
-        for index, group in groupby(places):
-            if index is None:
-                return
-            stop = start + len(list(group))
-            yield index, range(start, stop)
-            start = stop
-
-    def _fastest(self, identity: bytes, slower_than: int) -> int | None:
-        held = self._tiers.held.tiers(identity)
-        for index in range(slower_than + 1, len(self._tiers.levels)):
-            level = self._tiers.levels[index]
-            if held & level.bit or (level.is_shared and not level.worker.is_broken):
-                return index
-        return None
-
-    def _fetch(self, loading: Loading, start: int, stop: int, slower_than: int) -> None:
-        """Ask for blocks of `loading`, each from the fastest tier below one that has it."""
-        batch_blocks = self._batch_blocks
+    def _fetch(
+        self, loading: Loading, ladder: Ladder, start: int, stop: int, below: int = -1
+    ) -> None:
+        """Ask for blocks of `loading`, each from the highest rung below one that may have it."""
         reached = start
-        for index, run in self._runs(loading.identities[start:stop], slower_than):
-            for first in range(start + run.start, start + run.stop, batch_blocks):
-                last = min(first + batch_blocks, start + run.stop)
-                if not self._fetch_batch(loading, first, last, index):
+        for rung, run in ladder.runs(start, stop, below):
+            for first in range(run.start, run.stop, self._batch_blocks):
+                last = min(first + self._batch_blocks, run.stop)
+                if not self._fetch_batch(loading, ladder, range(first, last), rung):
                     loading.lost(first)
                     return
-            reached = start + run.stop
+            reached = run.stop
         if reached < stop:
             loading.lost(reached)
 
-    def _fetch_batch(self, loading: Loading, start: int, stop: int, index: int) -> bool:
-        level = self._tiers.levels[index]
+    def _fetch_batch(self, loading: Loading, ladder: Ladder, places: range, rung: int) -> bool:
+        giver, (start, stop) = ladder.givers[rung], (places.start, places.stop)
         identities, rows = loading.identities[start:stop], loading.rows[start:stop]
         size_bytes = rows.numel()
-        is_first = not level.speed.queued_bytes
+        is_first = not giver.speed.queued_bytes
 
-        def run(store: BlockTier) -> Sequence[Outcome]:
+        def run() -> Sequence[Outcome]:
             if not loading.wants(start):
                 return []
-            return store.load(identities, rows, is_sampled=level.tier is Tier.HOST)
+            return giver.store.load(identities, rows, is_sampled=giver.is_sampled)
 
         def then(outcomes: Sequence[Outcome] | None, spent: Spent) -> None:
-            level.speed.queued_bytes -= size_bytes
+            giver.speed.queued_bytes -= size_bytes
             loading.in_flight -= 1
             came = leading(outcomes or [])
-            level.up.count(came, rows.shape[1], spent.busy_s)
+            giver.up.count(came, rows.shape[1], spent.busy_s)
             if came:
-                level.speed.note(came, spent.waited_s if is_first else 0.0, spent.busy_s)
+                giver.speed.note(came, spent.waited_s if is_first else 0.0, spent.busy_s)
             loading.came(start, came)
             if start + came < stop and loading.wants(start + came):
-                level.up.failed += not outcomes or outcomes[came] in _FAILURES
-                self._fetch(loading, start + came, stop, slower_than=index)
+                giver.up.failed += not outcomes or outcomes[came] in _FAILURES
+                self._fetch(loading, ladder, start + came, stop, below=rung)
 
-        if not level.worker.submit(Call(run, then), is_load=True):
+        if not giver.worker.submit(Call(run, then), is_load=True):
             return False
-        level.speed.queued_bytes += size_bytes
+        giver.speed.queued_bytes += size_bytes
         loading.in_flight += 1
         return True
 

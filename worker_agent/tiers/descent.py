@@ -114,12 +114,13 @@ class Descent:
     def _read(self, index: int, waiting: Sequence[Waiting]) -> None:
         """From the tier above, on its thread; then they are stored."""
         way, life = self._tiers.levels[index].way, self._lives
+        above = self._tiers.levels[index - 1]
         size = len(waiting), self._tiers.settings.block_bytes
         identities = [each.name.identity for each in waiting]
 
-        def run(store: BlockTier) -> tuple[Tensor, list[int]]:
+        def run() -> tuple[Tensor, list[int]]:
             rows = torch.empty(size, dtype=torch.uint8)
-            return rows, _read_scattered(store, identities, rows)
+            return rows, _read_scattered(above.store, identities, rows)
 
         def then(read: tuple[Tensor, list[int]] | None, spent: Spent) -> None:
             del spent
@@ -130,7 +131,7 @@ class Descent:
                 self._store(index, [waiting[place] for place in places], lambda: rows[places])
 
         way.batches += 1
-        if not self._tiers.levels[index - 1].worker.submit(Call(run, then)):
+        if not above.worker.submit(Call(run, then)):
             way.batches -= 1
             way.counters.failed += len(waiting)
 
@@ -140,9 +141,9 @@ class Descent:
         level, life = self._tiers.levels[index], self._lives
         way, block_bytes = level.way, self._tiers.settings.block_bytes
 
-        def run(store: BlockTier) -> tuple[Tensor, list[Outcome]]:
+        def run() -> tuple[Tensor, list[Outcome]]:
             rows = fetch()
-            return rows, _written(store, waiting, rows)
+            return rows, _written(level.store, waiting, rows)
 
         def then(written: tuple[Tensor, list[Outcome]] | None, spent: Spent) -> None:
             way.batches -= 1

@@ -1,6 +1,7 @@
 """A tier at work: its thread, the way down into it, and how fast blocks come up from it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -13,7 +14,7 @@ from worker_agent.offload.queue import OffloadQueue
 from worker_agent.offload.worth import TierSpeed
 from worker_agent.tiers.way_down import EdgeCounters, WayDown
 from worker_agent.tiers.worker import Finished, TierWorker
-from worker_agent.transfer.block_tier import BlockTier, TierCounters
+from worker_agent.transfer.block_tier import BlockGiver, BlockTier, TierCounters
 
 BURST_BATCHES = 4
 """May be stored at once after a quiet time."""
@@ -70,35 +71,53 @@ class TierStatus(Struct, frozen=True):
     """What was measured of it at start."""
 
 
-class WorkingLevel:
-    """Belongs to the stack's owner, but for what `worker` does."""
+class Giver:
+    """Whom blocks come up from, at work: a tier, or another worker. Belongs to the stack's owner,
+    but for what `worker` does.
+    """
 
-    __slots__ = (
-        "bit",
-        "held_blocks",
-        "is_probed",
-        "is_shared",
-        "probe",
-        "speed",
-        "store",
-        "tier",
-        "up",
-        "way",
-        "worker",
-    )
+    __slots__ = ("is_sampled", "speed", "store", "up", "worker")
 
     def __init__(
-        self, level: Level, settings: StackSettings, tell: Callable[[Finished], None]
+        self,
+        name: str,
+        store: BlockGiver,
+        settings: StackSettings,
+        tell: Callable[[Finished], None],
+        *,
+        up: EdgeCounters | None = None,
+        is_sampled: bool = False,
     ) -> None:
+        """`up`: where what came is counted; of its own, unless given. `is_sampled`: of what it
+        gives a sample is proven.
+        """
+        self.store = store
+        self.is_sampled = is_sampled
+        self.speed = TierSpeed(settings.block_bytes)
+        self.up = EdgeCounters() if up is None else up
+        self.worker = TierWorker(name, store, settings.max_waiting_calls, tell)
+
+
+class WorkingLevel(Giver):
+    """Belongs to the stack's owner, but for what `worker` does."""
+
+    __slots__ = ("bit", "held_blocks", "is_probed", "is_shared", "probe", "tier", "way")
+
+    store: BlockTier
+
+    def __init__(
+        self,
+        level: Level,
+        settings: StackSettings,
+        tell: Callable[["WorkingLevel", Finished], None],
+    ) -> None:
+        name, is_sampled = level.tier.name.lower(), level.tier is Tier.HOST
         self.tier = level.tier
         self.bit = 1 << level.tier
-        self.store = level.store
         self.is_shared = level.is_shared
         self.held_blocks = 0
         self.is_probed = False
         self.probe: TierProbe | None = None
-        self.speed = TierSpeed(settings.block_bytes)
-        self.up = EdgeCounters()
         blocks_per_s = settings.store_bytes_per_s / settings.block_bytes
         self.way = WayDown(
             OffloadQueue(settings.max_waiting_blocks),
@@ -106,7 +125,7 @@ class WorkingLevel:
             StorePace(blocks_per_s, BURST_BATCHES * settings.batch_blocks),
             settings.batch_blocks,
         )
-        self.worker = TierWorker(level.tier, level.store, settings.max_waiting_calls, tell)
+        super().__init__(name, level.store, settings, partial(tell, self), is_sampled=is_sampled)
 
     def status(self) -> TierStatus:
         """What it has, and what went through. From any thread."""

@@ -36,6 +36,7 @@ from worker_agent.blocks.changes import (
     MergedTiers,
 )
 from worker_agent.blocks.names import BlockName
+from worker_agent.blocks.sources import PeerSource
 from worker_agent.offload.probe import ProbedTier, Recompute, advice
 from worker_agent.offload.queue import Waiting
 from worker_agent.offload.worth import Worth
@@ -43,7 +44,9 @@ from worker_agent.tiers.ascent import Ascent
 from worker_agent.tiers.descent import Descent
 from worker_agent.tiers.level import Level, Levels, StackSettings, TierStatus, WorkingLevel
 from worker_agent.tiers.loading import Loading
+from worker_agent.tiers.peers import Connect, Peers
 from worker_agent.tiers.starting import Starting
+from worker_agent.tiers.way_down import EdgeCounters
 from worker_agent.tiers.worker import Call, Finished, Spent
 from worker_agent.transfer.block_tier import BlockTier
 
@@ -70,7 +73,7 @@ class TierStack:
         self, levels: Sequence[Level], settings: StackSettings, worth: Worth | None = None
     ) -> None:
         """`worth`: None loads whatever is there, however long it takes."""
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[tuple[WorkingLevel | None, Finished]] = deque()
         self._held = MergedTiers()
         self._levels = [WorkingLevel(level, settings, self._tell) for level in levels]
         self._settings = settings
@@ -78,6 +81,7 @@ class TierStack:
         tiers = Levels(settings, self._levels, self._held)
         self._ascent = Ascent(tiers, worth)
         self._descent = Descent(tiers)
+        self._peers: Peers | None = None
         self.on_news: Callable[[], None] = lambda: None
         """Called from a tier's thread: there is something to `poll`."""
 
@@ -95,14 +99,38 @@ class TierStack:
     # ── Up ───────────────────────────────────────────────────────────────────────────────────────
 
     def load(
-        self, identities: Sequence[bytes], now_s: float, timeout_s: float, *, is_whole: bool = False
+        self,
+        identities: Sequence[bytes],
+        now_s: float,
+        timeout_s: float,
+        *,
+        is_whole: bool = False,
+        source: PeerSource | None = None,
     ) -> Loading | None:
         """Begin to load the leading blocks of a prompt, as many as are worth it; None if none is.
 
         It ends `timeout_s` from now at the latest, with what has come by then. `is_whole`: all of
-        them, or none is of use.
+        them, or none is of use. `source`: another worker that has the leading `blocks` of them.
         """
-        return self._ascent.load(identities, now_s, timeout_s, is_whole=is_whole)
+        peer, peer_blocks = None, 0
+        if source is not None and self._peers is not None and source.blocks > 0:
+            peer = self._peers.giver(source, partial(self._tell, None))
+            peer_blocks = source.blocks
+        return self._ascent.load(
+            identities, now_s, timeout_s, is_whole=is_whole, peer=peer, peer_blocks=peer_blocks
+        )
+
+    def connect_peers(self, connect: Connect) -> None:
+        """From now on blocks come from other workers, too: `connect` makes who gives those of one.
+
+        Before the first `load`.
+        """
+        self._peers = Peers(connect, self._settings)
+
+    @property
+    def pulled(self) -> EdgeCounters:
+        """What came from other workers since the start. From any thread."""
+        return EdgeCounters() if self._peers is None else self._peers.up
 
     def note_prefill(self, tokens: int, busy_s: float) -> None:
         """So many prompt tokens were computed: what loading is measured against."""
@@ -113,7 +141,7 @@ class TierStack:
         for level in self._levels:
             here = [each for each in identities if self.held(each) & level.bit]
             if here:
-                level.worker.submit(Call(partial(_touch, identities=here), _ignored))
+                level.worker.submit(Call(partial(level.store.touch, here), _ignored))
 
     # ── Down ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,9 +175,12 @@ class TierStack:
         """Take in what the tiers did, and set the next in motion; what happened to names."""
         changes: list[TierChange] = []
         while self._finished:
-            finished = self._finished.popleft()
-            changes += [TierChange(finished.tier, change) for change in finished.changes]
-            self._note(finished)
+            level, finished = self._finished.popleft()
+            if level is None:  # a peer, whose blocks are not ours
+                finished.finish()
+                continue
+            changes += [TierChange(level.tier, change) for change in finished.changes]
+            self._note(level, finished)
         self._ascent.end_late(now_s)
         self._descent.is_decoding = is_decoding
         self._descent.is_load_waiting = self._ascent.is_waited_for
@@ -191,13 +222,14 @@ class TierStack:
         self._ascent.cancel()
         self._descent.clear()
         for level in self._levels:
-            level.worker.submit(Call(lambda store: store.clear(), _ignored))
+            level.worker.submit(Call(level.store.clear, _ignored))
 
     def ask(self, tier: Tier, run: Callable[[BlockTier], T]) -> "Future[T]":
         """Make a call on a tier's thread; for control, from any thread. What it changes is told by
         `poll`. Raises KeyError for a tier that is not here.
         """
-        return {level.tier: level for level in self._levels}[tier].worker.ask(run)
+        level = {level.tier: level for level in self._levels}[tier]
+        return level.worker.ask(lambda: run(level.store))
 
     def status(self) -> list[TierStatus]:
         """Every tier, and what went through since it was made. From any thread."""
@@ -233,6 +265,8 @@ class TierStack:
         and is left to itself.
         """
         deadline_s = time.monotonic() + timeout_s
+        if self._peers is not None:
+            self._peers.close()
         ended = [level.worker.close(deadline_s) for level in self._levels]
         for starting in self._startings if all(ended) else []:
             starting.end()
@@ -246,22 +280,20 @@ class TierStack:
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, finished: Finished) -> None:
-        self._finished.append(finished)
+    def _tell(self, level: WorkingLevel | None, finished: Finished) -> None:
+        self._finished.append((level, finished))
         self.on_news()
 
-    def _note(self, finished: Finished) -> None:
+    def _note(self, level: WorkingLevel, finished: Finished) -> None:
         """First what changed, then what follows from it: who is told that a block could not be
         loaded is not to ask the same tier again. What a tier was found to have goes on down.
         """
-        index = next(i for i, level in enumerate(self._levels) if level.tier is finished.tier)
-        level = self._levels[index]
         for change in finished.changes:
             _count_held(level, change)
         self._held.apply(level.bit, finished.changes)
         finished.finish()
         stored = [change.name for change in finished.changes if isinstance(change, BlockStored)]
-        self._descent.offer(index + 1, stored, 0, 0)
+        self._descent.offer(self._levels.index(level) + 1, stored, 0, 0)
 
 
 def _count_held(level: WorkingLevel, change: Change) -> None:
@@ -272,10 +304,6 @@ def _count_held(level: WorkingLevel, change: Change) -> None:
             level.held_blocks -= 1
         case CacheCleared():
             level.held_blocks = 0
-
-
-def _touch(store: BlockTier, identities: Sequence[bytes]) -> None:
-    store.touch(identities)
 
 
 def _ignored(answer: object, spent: Spent) -> None:

@@ -41,9 +41,8 @@ class Starting:
         """What is not taken over will not be. Not while the tier's thread is at it."""
         self._parts.close()
 
-    def _adopt_part(self, store: BlockTier) -> bool:
+    def _adopt_part(self) -> bool:
         """Whether there may be more."""
-        del store
         return any(True for _ in self._parts)
 
     def _adopted(self, is_more: bool | None, spent: Spent) -> None:
@@ -54,7 +53,7 @@ class Starting:
         block_bytes = self._settings.block_bytes
         blocks = max(min(PROBE_BYTES // block_bytes, MAX_PROBE_BLOCKS), 1)
         rows = aligned_rows(blocks, block_bytes)
-        self._level.worker.submit(Call(partial(_probe, rows=rows), self._probed))
+        self._level.worker.submit(Call(partial(_probe, self._level.store, rows), self._probed))
 
     def _probed(self, probe: TierProbe | None, spent: Spent) -> None:
         del spent

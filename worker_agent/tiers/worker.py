@@ -1,4 +1,5 @@
-"""The thread that a tier's calls are made on: loads first, then the others in order of arrival.
+"""The thread that calls of a tier, or of a peer, are made on: loads first, then the others in order
+of arrival.
 
 Nobody else touches the tier. What came of a call is told to whoever owns the stack, with what it
 changed, and is worked out there: `tell` is called from this thread, and only hands over.
@@ -16,9 +17,8 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from router.block_errors import StorageError
-from router.protocol.values import Tier
 from worker_agent.blocks.changes import CacheCleared, Change
-from worker_agent.transfer.block_tier import BlockTier
+from worker_agent.transfer.block_tier import BlockGiver
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,13 @@ class Spent(Struct, frozen=True):
 class Call(Struct, Generic[T], frozen=True):
     """What to do with a tier, and what its owner does then; None: the tier is broken."""
 
-    run: Callable[[BlockTier], T]
+    run: Callable[[], T]
     then: Callable[[T | None, Spent], None]
 
 
 class Finished(Struct, frozen=True):
     """A call was made, and changed names; `finish` is the owner's part of it."""
 
-    tier: Tier
     changes: list[Change]
     finish: Callable[[], None]
 
@@ -60,14 +59,16 @@ class TierWorker:
         "_tell",
         "_thread",
         "is_broken",
-        "tier",
+        "name",
     )
 
     def __init__(
-        self, tier: Tier, store: BlockTier, max_waiting: int, tell: Callable[[Finished], None]
+        self, name: str, store: BlockGiver, max_waiting: int, tell: Callable[[Finished], None]
     ) -> None:
-        """`max_waiting`: loads, and likewise other calls, beyond which `submit` refuses."""
-        self.tier = tier
+        """`store`: what is touched on this thread alone. `max_waiting`: loads, and likewise other
+        calls, beyond which `submit` refuses.
+        """
+        self.name = name
         self.is_broken = False
         self._store = store
         self._max_waiting = max_waiting
@@ -76,7 +77,7 @@ class TierWorker:
         self._calls: deque[Callable[[], None]] = deque()
         self._news = Condition()
         self._is_closing = False
-        self._thread = Thread(target=self._run, name=f"tier-{tier.name.lower()}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"tier-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, call: Call[T], *, is_load: bool = False) -> bool:
@@ -84,7 +85,7 @@ class TierWorker:
         due = partial(self._make, call, time.monotonic())
         return self._add(due, self._loads if is_load else self._calls)
 
-    def ask(self, run: Callable[[BlockTier], T]) -> "Future[T]":
+    def ask(self, run: Callable[[], T]) -> "Future[T]":
         """The same for anybody, on any thread: the answer is the future's, once it was told."""
         future: Future[T] = Future()
         if not self._add(partial(self._make_asked, run, future), self._calls):
@@ -126,33 +127,32 @@ class TierWorker:
         began_s = time.monotonic()
         answer, changes = self._answer(call.run)
         spent = Spent(began_s - since_s, time.monotonic() - began_s)
-        self._tell(Finished(self.tier, changes, partial(call.then, answer, spent)))
+        self._tell(Finished(changes, partial(call.then, answer, spent)))
 
-    def _make_asked(self, run: Callable[[BlockTier], T], future: "Future[T]") -> None:
+    def _make_asked(self, run: Callable[[], T], future: "Future[T]") -> None:
         if not future.set_running_or_notify_cancel():  # whoever asked waits no more
             return
         answers: list[T] = []
-        _, changes = self._answer(lambda store: answers.append(run(store)))
-        self._tell(Finished(self.tier, changes, _nothing))
+        _, changes = self._answer(lambda: answers.append(run()))
+        self._tell(Finished(changes, _nothing))
         if answers:
             future.set_result(answers[0])
         else:
             future.set_exception(self._refusal())
 
-    def _answer(self, run: Callable[[BlockTier], T]) -> tuple[T | None, list[Change]]:
+    def _answer(self, run: Callable[[], T]) -> tuple[T | None, list[Change]]:
         if self.is_broken:
             return None, []
         try:
-            return run(self._store), self._store.take_changes()
+            return run(), self._store.take_changes()
         except Exception:
             # Whatever it is, the engine goes on without this tier.
-            log.exception("the %s tier is given up", self.tier.name.lower())
+            log.exception("the %s tier is given up", self.name)
             self.is_broken = True
             return None, [CacheCleared()]
 
     def _refusal(self) -> StorageError:
-        tier = self.tier.name.lower()
-        return StorageError(tier, "closed, broken or too busy", "a tier that takes calls")
+        return StorageError(self.name, "closed, broken or too busy", "a tier that takes calls")
 
 
 def _nothing() -> None:

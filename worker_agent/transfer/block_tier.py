@@ -29,12 +29,30 @@ class TierCounters(Struct):
     """A former life left them, and they could not be read, or not in time."""
 
 
-class BlockTier(Protocol):
-    """Blocks kept under their names. Calls block, for a thread, one at a time, and raise nothing:
+class BlockGiver(Protocol):
+    """Gives blocks by their names. Calls block, for a thread, one at a time, and raise nothing:
     what went wrong is an outcome. `rows`: (n, block bytes) uint8 on the host; `rows[i]` is block i.
     """
 
     counters: TierCounters
+
+    def load(
+        self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
+    ) -> Sequence[Outcome]:
+        """Copy blocks into rows, each proven to be what was stored. A row that is not DONE may hold
+        anything. `is_sampled`: memory may prove some only; never for what is to be stored again,
+        where it would be certified.
+        """
+
+    def take_changes(self) -> list[Change]:
+        """What happened to names since the last call, in order."""
+
+    def close(self) -> None:
+        """Let go of what the blocks lie in; what outlives a process stays."""
+
+
+class BlockTier(BlockGiver, Protocol):
+    """Blocks kept under their names."""
 
     @property
     def num_blocks(self) -> int:
@@ -52,14 +70,6 @@ class BlockTier(Protocol):
         self, names: Sequence[BlockName], rows: Tensor, priority: int = 0
     ) -> Sequence[Outcome]:
         """Keep blocks."""
-
-    def load(
-        self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
-    ) -> Sequence[Outcome]:
-        """Copy blocks into rows, each proven to be what was stored. A row that is not DONE may hold
-        anything. `is_sampled`: memory may prove some only; never for what is to be stored again,
-        where it would be certified.
-        """
 
     def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
         """Take over what a former life of this process left, part by part, until then
@@ -82,9 +92,3 @@ class BlockTier(Protocol):
 
     def clear(self) -> None:
         """Give everything up."""
-
-    def take_changes(self) -> list[Change]:
-        """What happened to names since the last call, in order."""
-
-    def close(self) -> None:
-        """Let go of what the blocks lie in; what outlives a process stays."""

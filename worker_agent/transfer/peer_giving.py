@@ -1,7 +1,8 @@
 """Blocks given to another worker: their bytes, or, on one host, the memory they lie in."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import Struct
@@ -46,6 +47,46 @@ class Giving(Struct, frozen=True):
     def can_be_mapped(self) -> bool:
         """Whether the other worker can read them where they lie."""
         return self.shared.can_be_mapped
+
+
+class Part(Struct, frozen=True):
+    """Blocks of one set, and the places in a request that they are for."""
+
+    set_idx: int
+    shared: SharedSet
+    places: list[int]
+    blocks: list[int]
+
+
+def held_by_name(
+    identities: Sequence[bytes], sets: Mapping[int, SharedSet], held: ExitStack
+) -> tuple[list[Part], list[int]]:
+    """Blocks by what they hold, each in the first set that has it, in use until `held` ends; and
+    the places that nobody has.
+    """
+    parts: list[Part] = []
+    left = list(range(len(identities)))
+    for index, shared in sets.items():
+        blocks = shared.pool.hold([identities[place] for place in left])
+        found = [(p, block) for p, block in zip(left, blocks, strict=True) if block is not None]
+        left = [place for place, block in zip(left, blocks, strict=True) if block is None]
+        if found:
+            part = Part(index, shared, [each[0] for each in found], [each[1] for each in found])
+            held.callback(shared.pool.release, part.blocks)
+            parts.append(part)
+    return parts, left
+
+
+def give_scattered(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
+    """Of several sets, or none, over the socket. Raises PeerError."""
+    views = {
+        place: view
+        for part in parts
+        for place, view in zip(part.places, part.shared.window.outgoing(part.blocks), strict=True)
+    }
+    block_bytes = parts[0].shared.window.block_bytes if parts else 0
+    line.send(Sent(missing, block_bytes))
+    line.send_blocks([views[place] for place in sorted(views)])
 
 
 def give_bytes(line: Line, giving: Giving) -> None:

@@ -10,7 +10,8 @@ from router.blockset_errors import PeerError
 def tcp_listener(host: str, port: int) -> socket.socket:
     """On a port; 0: any. Raises PeerError."""
     try:
-        return socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise PeerError(f"tcp://{host}:{port}", str(error)) from error
 
@@ -37,4 +38,5 @@ def address_of(listener: socket.socket) -> str:
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix://{name}"
-    return f"tcp://{name[0]}:{name[1]}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"tcp://{host}:{name[1]}"

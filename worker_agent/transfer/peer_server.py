@@ -12,14 +12,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, current_thread
 
 from msgspec import Struct
 
 from router.blockset_errors import BlocksetError, PeerError
 from worker_agent.blockset import BlockDescriptorList
 from worker_agent.leases import Leases
-from worker_agent.transfer.peer_giving import Giving, SharedSet, give_bytes, give_mapped
+from worker_agent.transfer.peer_giving import (
+    Giving,
+    SharedSet,
+    give_bytes,
+    give_mapped,
+    give_scattered,
+    held_by_name,
+)
 from worker_agent.transfer.peer_listening import address_of, local_listener, tcp_listener
 from worker_agent.transfer.peer_messages import (
     VERSION,
@@ -31,7 +38,6 @@ from worker_agent.transfer.peer_messages import (
     Put,
     Refused,
     Request,
-    Sent,
     Welcome,
     Written,
 )
@@ -45,6 +51,8 @@ from worker_agent.transfer.peer_wire import (
 )
 
 MAX_CONNECTIONS = 64
+MAX_NAMED_BLOCKS = 4096
+"""Asked for by name at once, and held meanwhile."""
 IDLE_S = 600.0
 """A connection on which nothing is asked for so long is closed."""
 
@@ -68,8 +76,8 @@ class PeerServer:
     """Serves from construction to `close`."""
 
     __slots__ = ("_clock", "_closed", "_connections", "_leases", "_listeners", "_lock",
-                 "_max_connections", "_sets", "_threads", "_timeout_s", "_tls", "_token",
-                 "addresses", "counters")  # fmt: skip
+                 "_max_connections", "_serving", "_sets", "_threads", "_timeout_s", "_tls",
+                 "_token", "addresses", "counters")  # fmt: skip
 
     def __init__(
         self,
@@ -91,7 +99,7 @@ class PeerServer:
         """
         self.counters = PeerCounters()
         self._leases = leases
-        self._sets = sets
+        self._sets = dict(sorted(sets.items(), key=lambda each: not each[1].can_be_mapped))
         self._token = token
         self._tls = tls
         self._timeout_s = timeout_s
@@ -99,6 +107,7 @@ class PeerServer:
         self._clock = clock
         self._lock = Lock()
         self._connections: set[socket.socket] = set()
+        self._serving: set[Thread] = set()
         self._closed = Event()
         self._listeners = [tcp_listener(host, port)]
         if path is not None:
@@ -112,17 +121,24 @@ class PeerServer:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def connection_count(self) -> int:
+        """Connections now, refused ones not counted."""
+        return len(self._connections)
+
     def close(self, timeout_s: float) -> None:
-        """Serve nobody any more; again is nothing."""
+        """Serve nobody any more, and have let go of all blocks; again is nothing."""
+        deadline_s = time.monotonic() + timeout_s
         self._closed.set()
         for listener in self._listeners:
             _hang_up(listener)
         with self._lock:
             connections = list(self._connections)
+            serving = list(self._serving)
         for connection in connections:
             _hang_up(connection)
-        for thread in self._threads:
-            thread.join(timeout_s)
+        for thread in (*self._threads, *serving):
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
 
     # ── Connections ──────────────────────────────────────────────────────────────────────────────
 
@@ -139,8 +155,14 @@ class PeerServer:
                 self.counters.refused += 1
                 connection.close()
                 continue
-            run = (connection, address)
-            Thread(target=self._serve, args=run, name="peer-connection", daemon=True).start()
+            self._begin(connection, address)
+
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        run = connection, address
+        thread = Thread(target=self._serve, args=run, name="peer-connection", daemon=True)
+        with self._lock:
+            self._serving.add(thread)
+        thread.start()
 
     def _enter(self, connection: socket.socket) -> bool:
         with self._lock:
@@ -162,6 +184,7 @@ class PeerServer:
         finally:
             with self._lock:
                 self._connections.discard(connection)
+                self._serving.discard(current_thread())
             connection.close()
 
     def _secured(self, connection: socket.socket, address: str) -> socket.socket:
@@ -220,18 +243,19 @@ class PeerServer:
             self._give(line, giving, handed_over if request.may_map else None)
 
     def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
-        """From the first set that has any of them."""
+        """Each from the first set that has it, memory that can be mapped first."""
+        if len(request.identities) > MAX_NAMED_BLOCKS:
+            reason, allowed = f"{len(request.identities)} blocks", f"at most {MAX_NAMED_BLOCKS}"
+            raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
         with ExitStack() as held:
-            for index, shared in self._sets.items():
-                blocks = shared.pool.hold(request.identities)
-                found = [block for block in blocks if block is not None]
-                held.callback(shared.pool.release, found)
-                if found:
-                    missing = [place for place, block in enumerate(blocks) if block is None]
-                    giving = Giving(index, shared, found, missing)
-                    self._give(line, giving, handed_over if request.may_map else None)
-                    return
-        line.send(Sent(list(range(len(request.identities))), 0))
+            parts, missing = held_by_name(request.identities, self._sets, held)
+            if len(parts) == 1:
+                [part] = parts
+                giving = Giving(part.set_idx, part.shared, part.blocks, missing)
+                self._give(line, giving, handed_over if request.may_map else None)
+                return
+            give_scattered(line, parts, missing)
+            self.counters.sent_blocks += len(request.identities) - len(missing)
 
     def _give(self, line: Line, giving: Giving, handed_over: set[int] | None) -> None:
         """`handed_over`: None if the client does not map."""

@@ -5,6 +5,7 @@ is gathered before, or scattered afterwards.
 """
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 from torch import Tensor
 
@@ -14,9 +15,11 @@ from worker_agent.transfer.rows import block_views
 
 
 class Window:
-    """One thread at a time may write a block; whose it is, is somebody else's business."""
+    """Any thread; of a block one at a time may write it, and whose it is, is somebody else's
+    business.
+    """
 
-    __slots__ = ("_copies", "_layout", "_views", "block_bytes", "num_blocks")
+    __slots__ = ("_copies", "_layout", "_lock", "_views", "block_bytes", "num_blocks")
 
     def __init__(self, layout: PhysicalLayout) -> None:
         self.block_bytes = layout.layout.config.block_bytes
@@ -24,13 +27,16 @@ class Window:
         self._layout = layout
         self._views = block_views(layout) if layout.device.type == "cpu" else None
         self._copies = DeviceCopies(layout)
+        self._lock = Lock()
+        """Of the copies, which go through rows of their own."""
 
     def outgoing(self, blocks: Sequence[int]) -> list[memoryview]:
         """Bytes to be read."""
         if self._views is not None:
             return [_view(self._views[block]) for block in blocks]
         rows = self._copies.host_rows(len(blocks))
-        self._copies.gather(blocks, rows)
+        with self._lock:
+            self._copies.gather(blocks, rows)
         return [_view(row) for row in rows]
 
     def offsets(self, blocks: Sequence[int]) -> list[int]:
@@ -56,7 +62,8 @@ class Window:
         rows = self._copies.host_rows(len(blocks))
 
         def scatter(places: list[int]) -> None:
-            self._copies.scatter([blocks[place] for place in places], rows[places])
+            with self._lock:
+                self._copies.scatter([blocks[place] for place in places], rows[places])
 
         return Incoming([_view(row) for row in rows], scatter)
 

@@ -1,0 +1,192 @@
+"""Blocks of other workers come up like those of a tier: between disks and what all share."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import peering
+from peering import HOST, Worker, content, identities, name
+from router.protocol.values import Rank, Tier
+from tier_stacks import host, level
+from worker_agent.blocks.sources import PeerSource
+from worker_agent.blockset import BlocksetExport, decode
+from worker_agent.tiers import peers
+from worker_agent.tiers.level import StackSettings
+from worker_agent.tiers.loading import Load
+from worker_agent.tiers.stack import TierStack
+from worker_agent.transfer import peer_server
+from worker_agent.transfer.outcome import Outcome
+from worker_agent.transfer.peer_client import PeerClient
+from worker_agent.transfer.peer_tier import LEFT_ALONE_S, PeerTier
+
+BLOCK_BYTES = peering.config_of(1).block_bytes
+PATIENCE_S = 60.0
+
+
+class Pulling:
+    """A stack that pulls; time is what the test says."""
+
+    def __init__(self, *levels, batch_blocks=2, block_bytes=BLOCK_BYTES, wrap=lambda tier: tier):
+        settings = StackSettings(block_bytes, batch_blocks=batch_blocks)
+        self.stack = TierStack(levels, settings)
+        self.connected = []
+        self._wrap = wrap
+        self.stack.connect_peers(self._connect)
+
+    def _connect(self, rank, addresses):
+        self.connected.append((rank, addresses))
+        client = PeerClient(addresses[0], rank.worker_id, peering.TOKEN)
+        return self._wrap(PeerTier(f"worker {rank}", client))
+
+    def load(self, source, *numbers):
+        loading = self.stack.load(identities(*numbers), 0.0, PATIENCE_S, source=source)
+        while loading is not None and not loading.is_done:
+            self.stack.poll(0.0)
+        return loading
+
+
+@contextmanager
+def pulling(*levels, **options):
+    each = Pulling(*levels, **options)
+    yield each
+    assert each.stack.close(60)
+
+
+def source_of(owner, blocks):
+    return PeerSource(Rank(owner.worker_id, 0), owner.server.addresses, blocks)
+
+
+@pytest.fixture
+def owner():
+    with Worker(1337) as owner:
+        yield owner
+
+
+def right(loading, *numbers):
+    rows = loading.rows[: len(numbers)]
+    return [bytes(row.numpy().data) for row in rows] == [content(number) for number in numbers]
+
+
+def test_what_another_has_comes_from_its_device_and_its_host(owner):
+    kept = owner.keep(HOST, [1, 2, 4]), owner.keep(peering.DEVICE, [3, 5])
+    before = [each.tier.status for each in kept]
+    with pulling() as here:
+        loading = here.load(source_of(owner, 5), 1, 2, 3, 4, 5)
+        assert loading.usable_blocks == 5
+        assert right(loading, 1, 2, 3, 4, 5)
+        assert here.stack.pulled.blocks == 5
+    assert owner.server.counters.sent_blocks == 5
+    assert [each.tier.status for each in kept] == before
+
+
+def test_nobody_is_asked_for_more_than_he_is_said_to_have(owner):
+    owner.keep(HOST, [1, 2, 3])
+    with pulling() as here:
+        assert here.load(source_of(owner, 2), 1, 2, 3).usable_blocks == 2
+        assert here.load(source_of(owner, 0), 1, 2, 3) is None
+        assert here.load(None, 1) is None
+
+
+def test_a_hint_that_is_old_ends_at_the_first_block_that_is_gone(owner):
+    owner.keep(HOST, [1, 3])
+    with pulling(batch_blocks=8) as here:
+        loading = here.load(source_of(owner, 3), 1, 2, 3)
+        assert (loading.usable_blocks, loading.outcomes[1]) == (1, Load.LOST)
+
+
+def test_what_a_tier_of_ours_has_is_not_asked_for(owner, tmp_path):
+    owner.keep(HOST, [1, 2])
+    with pulling(level(Tier.HOST, host(tmp_path, 4, BLOCK_BYTES))) as here:
+        row = torch.frombuffer(bytearray(content(1)), dtype=torch.uint8).reshape(1, -1)
+        here.stack.ask(Tier.HOST, lambda tier: tier.store([name(1)], row)).result(60)
+        here.stack.poll(0.0)
+        loading = here.load(source_of(owner, 2), 1, 2)
+        assert right(loading, 1, 2)
+        assert here.stack.pulled.blocks == 1
+
+
+def test_who_cannot_be_reached_is_left_alone_for_a_while(owner):
+    owner.keep(HOST, [1])
+    now_s = [0.0]
+    client = PeerClient("tcp://127.0.0.1:1", 1337, peering.TOKEN)
+    tier = PeerTier("worker 1337.0", client, lambda: now_s[0])
+    rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
+    assert tier.load(identities(1), rows) == [Outcome.FAILED]
+    client._address = owner.server.addresses[0]  # now somebody is there
+    assert tier.load(identities(1), rows) == [Outcome.FAILED]
+    now_s[0] += LEFT_ALONE_S
+    assert tier.load(identities(1), rows) == [Outcome.DONE]
+    tier.close()
+
+
+def test_who_knows_another_secret_gives_nothing(owner):
+    client = PeerClient(owner.server.addresses[0], 1337, b"of another deployment")
+    tier = PeerTier("worker 1337.0", client)
+    rows = torch.empty((2, BLOCK_BYTES), dtype=torch.uint8)
+    assert tier.load(identities(1, 2), rows) == [Outcome.FAILED] * 2
+    assert tier.counters.failed == 2
+    tier.close()
+
+
+def test_more_than_may_be_asked_for_at_once_is_refused(owner, monkeypatch):
+    monkeypatch.setattr(peer_server, "MAX_NAMED_BLOCKS", 1)
+    owner.keep(HOST, [1, 2])
+    with pulling(batch_blocks=2) as here:
+        assert here.load(source_of(owner, 2), 1, 2).usable_blocks == 0
+
+
+def test_one_who_moved_is_asked_where_he_is_now_and_few_are_connected(owner, monkeypatch):
+    monkeypatch.setattr(peers, "MAX_PEERS", 1)
+    owner.keep(HOST, [1])
+    with pulling() as here, Worker(1337) as again, Worker(1338) as third:
+        again.keep(HOST, [1])
+        third.keep(HOST, [1])
+        for each in (owner, owner, again, third, again):
+            assert here.load(source_of(each, 1), 1).usable_blocks == 1
+        assert len(here.connected) == 4
+
+
+def test_one_killed_in_the_middle_has_given_what_came_and_the_rest_fails():
+    """Block by block: what had come is right, the rest is told to be lost, in time."""
+    here = Path(peering.__file__)
+    environment = {"PYTHONPATH": ":".join([str(here.parents[1]), *sys.path])}
+    arguments = [sys.executable, str(here), "1337", "16"]
+    process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
+    try:
+        export = decode(process.stdout.readline().encode(), BlocksetExport)
+        source = PeerSource(Rank(1337, 0), export.addresses, 2)
+        with pulling(batch_blocks=1, wrap=partial(_KillingAfterOne, process)) as pull:
+            loading = pull.load(source, 7, 8)
+            assert loading.outcomes == [Load.LOADED, Load.LOST]
+            assert right(loading, 7)
+            assert pull.stack.pulled.failed == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class _KillingAfterOne:
+    """Gives blocks once; then whoever has them dies."""
+
+    def __init__(self, process, tier):
+        self._tier = tier
+        self._process = process
+        self._calls = 0
+
+    def load(self, identities, rows, *, is_sampled=False):
+        self._calls += 1
+        if self._calls == 2:
+            self._process.kill()
+            self._process.wait(60)
+        return self._tier.load(identities, rows, is_sampled=is_sampled)
+
+    def take_changes(self):
+        return []
+
+    def close(self):
+        self._tier.close()
