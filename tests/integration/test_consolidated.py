@@ -32,8 +32,9 @@ class Manager(Stacked):
     def __init__(self, directory, port, host_blocks, disk_blocks):
         super().__init__(host(directory, host_blocks), disk(directory, disk_blocks))
         self.news = TierNews(f"tcp://127.0.0.1:{port}", Identity(SCHEME, BLOCK_SIZE), 0)
-        self.stack.adopt()
-        self.settle()
+        self.stack.start()
+        while not self.stack.is_probed:
+            self.settle()
 
     def step(self):
         self.poll()
