@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests test test-vllm test-dynamo unit fuzz soak lint format bench clean
+.PHONY: up kernels manifests promtool test test-vllm test-dynamo unit fuzz soak lint format bench clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -18,14 +18,22 @@ up: $(KERNELS)
 # A minute on one core: CI lints beside it.
 kernels: $(KERNELS)
 
-# deploy/manifests, from deploy/chart; a test holds them in step.
+# deploy/manifests, from deploy/chart, and its dashboard; tests hold them in step.
 manifests: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python tests/dashboards.py
 	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
+
+# Tests alerts; of Debian's package, without installing it. Where it cannot be had, one test is skipped.
+promtool: .promtool/usr/bin/promtool
+.promtool/usr/bin/promtool:
+	mkdir -p .promtool
+	-cd .promtool && { apt-get download --quiet=2 prometheus || { apt-get update --quiet=2 && \
+		apt-get download --quiet=2 prometheus; }; } && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 # Tests run in so many processes; those of one file stay together, and long files come first. Two
 # cores are busy with three, as a test that kills servers spends half its time on waiting.
 TEST_PROCESSES ?= 3
-test: $(KERNELS)
+test: $(KERNELS) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS)
@@ -104,4 +112,4 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
