@@ -22,26 +22,30 @@ from worker_agent.manager_config import (
     Shared,
     TierLayout,
 )
-from worker_agent.tier_settings import blocks_of
+from worker_agent.tier_settings import TierSettings, blocks_of
 
 SECRET_BYTES = 32
 
 
 def manager_config(config: ReferenceConfig, dp_rank: int, device: str) -> BlockManagerConfig:
     """All tiers of a rank, whose blocks on the device lie in memory of a torch device."""
-    model = cache_model(config)
+    layout = TierLayout(
+        num_blocks=config.num_blocks, place=OnDevice(device), kind=LayoutKind(config.kv_layout)
+    )
+    return with_lower_tiers(config, cache_model(config), f"kv-{config.id}-{dp_rank}", layout)
+
+
+def with_lower_tiers(
+    config: TierSettings, model: CacheModel, stem: str, device: TierLayout | None = None
+) -> BlockManagerConfig:
+    """The tiers below the device, and that one, if it is ours. `stem`: of the names of files."""
     block_bytes = model.layout(1, 1).block_bytes
     host = blocks_of(config.host_cache_blocks, config.host_cache_gb, block_bytes)
     disk = blocks_of(config.disk_cache_blocks, config.disk_cache_gb, block_bytes)
-    stem = f"kv-{config.id}-{dp_rank}"
     return BlockManagerConfig(
         runtime=RuntimeConfig(worker_id=config.id),
         model=model,
-        device=TierLayout(
-            num_blocks=config.num_blocks,
-            place=OnDevice(device),
-            kind=LayoutKind(config.kv_layout),
-        ),
+        device=device,
         host=TierLayout(num_blocks=host, place=_host(config, stem)) if host else None,
         disk=TierLayout(num_blocks=disk, place=_disk(config, stem)) if disk else None,
         remote=_remote(config),
@@ -58,7 +62,7 @@ def manager_config(config: ReferenceConfig, dp_rank: int, device: str) -> BlockM
     )
 
 
-def cache_secret(config: ReferenceConfig) -> bytes:
+def cache_secret(config: TierSettings) -> bytes:
     """Under which blocks are named inside. Raises ConfigError.
 
     The fleet's, if it has one, so that workers can share a store; else one kept beside what
@@ -107,13 +111,13 @@ def cache_model(config: ReferenceConfig) -> CacheModel:
     )
 
 
-def _host(config: ReferenceConfig, stem: str) -> Place:
+def _host(config: TierSettings, stem: str) -> Place:
     if config.host_cache_dir:
         return Shared(Path(config.host_cache_dir) / f"{stem}.host")
     return OnHost()
 
 
-def _disk(config: ReferenceConfig, stem: str) -> Place:
+def _disk(config: TierSettings, stem: str) -> Place:
     is_kept = bool(config.disk_cache_dir)
     name = f"{stem}.blocks" if is_kept else f"{stem}-{os.getpid()}.blocks"
     return InFile(
@@ -124,7 +128,7 @@ def _disk(config: ReferenceConfig, stem: str) -> Place:
     )
 
 
-def _remote(config: ReferenceConfig) -> RemoteStore | None:
+def _remote(config: TierSettings) -> RemoteStore | None:
     if not config.remote_cache_url:
         return None
     return RemoteStore(

@@ -1,12 +1,15 @@
 """The store that workers share, as a tier. Only here is Redis's client loaded."""
 
 import time
+from collections.abc import Sequence
 
 from router.protocol.values import Tier
+from worker_agent.blocks.names import BlockName
 from worker_agent.manager_config import BlockManagerConfig, RemoteStore
 from worker_agent.offload.policies import PassAll
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.tiers.level import Level
+from worker_agent.transfer.block_tier import BlockTier
 from worker_agent.transfer.io_thread import IoThread
 from worker_agent.transfer.remote_tier import RemoteTier
 
@@ -28,3 +31,10 @@ def remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
     io = IoThread("redis", PATIENCE * store.timeout_s)
     tier = RemoteTier(RemoteStorage(client, settings), settings, io=io)
     return Level(Tier.REMOTE, tier, PassAll(), is_shared=True)
+
+
+def found_in(tier: BlockTier, names: Sequence[BlockName]) -> int:
+    """Look for blocks in a store that workers share, for that tier's thread: those that are there
+    are told as stored. How many.
+    """
+    return tier.find(names) if isinstance(tier, RemoteTier) else 0

@@ -8,19 +8,19 @@ from msgspec import Struct
 from worker_agent.blocks.names import BlockName
 
 
-class BlockStored(Struct, frozen=True, gc=False):
+class BlockStored(Struct, frozen=True, gc=False, tag=True):
     """A block got its name."""
 
     name: BlockName
 
 
-class BlockRemoved(Struct, frozen=True, gc=False):
+class BlockRemoved(Struct, frozen=True, gc=False, tag=True):
     """A named block was given up."""
 
     name: BlockName
 
 
-class CacheCleared(Struct, frozen=True):
+class CacheCleared(Struct, frozen=True, tag=True):
     """Every name was taken away."""
 
 

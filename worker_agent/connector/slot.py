@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from router.sequence.tokens import TokenBlockSequence
 from router.slot_errors import RequestKey, SlotOperationError, SlotStateError
+from worker_agent.blocks.names import BlockName
 from worker_agent.connector.protocol import Completion, Operation
 from worker_agent.connector.slot_blocks import SlotBlocks
 from worker_agent.connector.slot_table import TRANSITIONS, Act, Cell, Guard, Refusal, SlotState
@@ -62,6 +63,10 @@ class Slot:
     def sequence(self) -> TokenBlockSequence:
         """Its tokens; to read."""
         return self._blocks.sequence
+
+    def names(self, end: int) -> Sequence[BlockName]:
+        """Of its first so many full blocks, or more; to read. O(blocks not named before)."""
+        return self._blocks.names(end)
 
     @property
     def device_blocks(self) -> Sequence[int]:

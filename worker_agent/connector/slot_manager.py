@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 
+from msgspec.structs import replace
+
 from router.errors import InvalidFieldError
 from router.sequence.block_families import request_families
 from router.sequence.block_families import salt_hash as salt_hash_of
@@ -54,6 +56,10 @@ class SlotManager:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._facts.block_size
+
+    def rename(self, naming: Naming) -> None:
+        """Blocks of slots that are created from now on have these names."""
+        self._facts = replace(self._facts, naming=naming)
 
     def slots(self) -> Iterable[Slot]:
         """All of them, first come first."""

@@ -111,6 +111,11 @@ class ConnectorWorker:
         for operation in plan.operations:
             self._take_on(operation)
 
+    def give_up_load(self, key: RequestKey, blocks: Iterable[int]) -> None:
+        """The engine waits for blocks that nobody told of: they have failed, and it is named."""
+        self._load_errors.update(blocks)
+        self._loaded.add(key)
+
     def start_load(self, now_s: float) -> None:
         """Begin what waits for nothing."""
         self._run_decided(now_s)

@@ -85,7 +85,8 @@ def _allocated(size_bytes: int, device: torch.device | str, *, pin_memory: bool 
     if size_bytes < 1:
         raise StorageError("size_bytes", f"{size_bytes}", "at least 1")
     try:
-        return torch.zeros(size_bytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        with torch.inference_mode(mode=False):  # an engine may be in it, and a tier's thread is not
+            return torch.zeros(size_bytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
     except RuntimeError as error:  # torch says so of memory that is not there
         reason = str(error).partition("\n")[0]
         raise StorageError("size_bytes", f"{size_bytes}: {reason}", "what is free") from error

@@ -164,5 +164,6 @@ class Ascent:
 def _host_rows(count: int, block_bytes: int) -> Tensor:
     """Rows that the next hop takes as they are: a device, if there is one, or a disk."""
     if torch.cuda.is_available():
-        return torch.empty((count, block_bytes), dtype=torch.uint8, pin_memory=True)
+        with torch.inference_mode(mode=False):  # see aligned_rows
+            return torch.empty((count, block_bytes), dtype=torch.uint8, pin_memory=True)
     return aligned_rows(count, block_bytes)

@@ -96,6 +96,11 @@ class TierStack:
         """A mask of the tiers that hold this."""
         return self._held.tiers(identity)
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks are on their way down, or wait for it."""
+        return any(level.way.batches or len(level.way.queue) for level in self._levels)
+
     # ── Up ───────────────────────────────────────────────────────────────────────────────────────
 
     def load(

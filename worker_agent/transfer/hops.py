@@ -96,11 +96,11 @@ class Flight(Generic[T]):
         self._begun = Future()
         try:
             self._begun.set_result(far(batch, turn))
-        except StorageError as error:
+        except BaseException as error:  # noqa: BLE001 - raised where the batch lands
             self._begun.set_exception(error)
 
     def land(self) -> T:
-        """What came of it. Raises StorageError."""
+        """What came of it. Raises StorageError, and what the far hop raised."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
         return begun.result() if self._io is None else self._io.wait(begun)

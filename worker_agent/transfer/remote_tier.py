@@ -145,6 +145,19 @@ class RemoteTier:
         self.counters.corrupt += len(corrupt)
         return outcomes
 
+    def find(self, names: Sequence[BlockName]) -> int:
+        """Which of these are there, by whichever worker: they are told as stored, the others as
+        gone. How many; none while the store does not answer.
+        """
+        found = self._asked(lambda: self._storage.has([name.identity for name in names]))
+        if found is None:
+            return 0
+        pairs = list(zip(names, found, strict=True))
+        for name in [name for name, is_there in pairs if is_there]:
+            self._told.tell(name, self._clock())
+        self._told.untell([name.identity for name, is_there in pairs if not is_there])
+        return sum(found)
+
     def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
         """Nothing: what a former life stored is everybody's."""
         del rows, until_s

@@ -110,7 +110,9 @@ def aligned_rows(num_rows: int, row_bytes: int) -> Tensor:
     row is whole pages.
     """
     memory = aligned_buffer(max(num_rows * row_bytes, 1))
-    return torch.frombuffer(memory, dtype=torch.uint8)[: num_rows * row_bytes].view(num_rows, -1)
+    with torch.inference_mode(mode=False):  # an engine may be in it, and a tier's thread is not
+        rows = torch.frombuffer(memory, dtype=torch.uint8)[: num_rows * row_bytes]
+        return rows.view(num_rows, -1)
 
 
 def _memory(row: Tensor) -> memoryview:

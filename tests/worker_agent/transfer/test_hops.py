@@ -62,6 +62,17 @@ def test_from_a_failure_on_all_failed(io, way):
     assert (4, 0) not in ways.on("far")
 
 
+@pytest.mark.parametrize("way", [outward, inward])
+def test_what_should_not_happen_is_raised_and_nobody_waits_for_it(io, way):
+    def broken(batch, turn):
+        raise RuntimeError("odd")
+
+    ways = Ways()
+    hops = (ways.near, broken) if way is outward else (broken, ways.near)
+    with pytest.raises(RuntimeError, match="odd"):
+        way(io, batches_of(5, 2), *hops)
+
+
 def test_both_hops_are_taken_at_once():
     """The next batch is read while this one is looked at: each waits for the other."""
     io, begun = IoThread("disk", timeout_s=60), [threading.Event() for _ in range(3)]

@@ -89,6 +89,15 @@ def test_what_is_stored_is_loaded_by_whoever_asks(tier, redis_port):
     assert (tier.counters.stored, tier.counters.failed) == (len(many), 0)
 
 
+def test_what_others_stored_is_found_and_told(tier, redis_port, client):
+    store(tier_of(redis_port, "other"), 1, 2)
+    assert tier.find([name(1), name(2), name(3)]) == 2
+    assert tier.take_changes() == [BlockStored(name(1)), BlockStored(name(2))]
+    client.delete(key(2))
+    assert tier.find([name(1), name(2)]) == 1
+    assert tier.take_changes() == [BlockRemoved(name(2))]
+
+
 def test_a_block_is_written_once(tier, redis_port, client):
     other = tier_of(redis_port, "other")
     store(tier, 1)

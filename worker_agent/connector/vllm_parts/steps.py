@@ -1,0 +1,111 @@
+"""vLLM's requests and scheduler output as the leader understands them.
+
+Only what is read of vLLM's objects is named here; nothing of it is imported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from worker_agent.connector.protocol import (
+    CachedRequest,
+    EngineRequest,
+    NewRequest,
+    ScheduledStep,
+)
+
+
+class Prompt(Struct):
+    """A request of the engine's. `tokens`: all it has, now and later; the engine appends."""
+
+    key: str
+    tokens: Sequence[int]
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    told: int = 0
+    """So many of its tokens the leader knows."""
+    is_started: bool = False
+    """The engine has computed something of it."""
+    num_computed_tokens: int = 0
+    """So many the engine had when it asked last."""
+
+    def asked(self, is_known: bool) -> EngineRequest:
+        """As the leader is asked about it: with all its tokens, if it does not know them."""
+        tokens = [] if is_known else list(self.tokens)
+        self.told = self.told if is_known else len(tokens)
+        return EngineRequest(self.key, tokens, self.lora_name, self.cache_salt)
+
+    def new_tokens(self) -> list[int]:
+        """Those that the leader was not told of."""
+        tokens = list(self.tokens[self.told :])
+        self.told += len(tokens)
+        return tokens
+
+
+def prompt_of(request: Any) -> Prompt | None:
+    """A request of vLLM's; None for one whose blocks do not follow from its tokens alone, or that
+    is not to be answered from a cache.
+    """
+    is_other = request.mm_features or request.prompt_embeds is not None or request.resumable
+    if is_other or request.prompt_token_ids is None or request.skip_reading_prefix_cache:
+        return None
+    lora = request.lora_request
+    return Prompt(
+        request.request_id,
+        request.all_token_ids,
+        None if lora is None else lora.lora_name,
+        request.cache_salt,
+    )
+
+
+class _New(Protocol):
+    @property
+    def req_id(self) -> str: ...
+    @property
+    def block_ids(self) -> tuple[list[int], ...]: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+
+def scheduled_step(output: Any, prompts: Mapping[str, Prompt]) -> ScheduledStep:
+    """A `SchedulerOutput` of vLLM's, as far as these requests go. O(requests)."""
+    new: list[NewRequest] = []
+    cached = _cached(output.scheduled_cached_reqs, prompts)
+    for each in output.scheduled_new_reqs:
+        prompt = prompts.get(each.req_id)
+        if prompt is None:
+            continue
+        if prompt.is_started:  # vLLM's second model runner is told so of resumed requests
+            cached.append(_resumed(each, prompt))
+        else:
+            blocks = list(each.block_ids[0])
+            new.append(NewRequest(each.req_id, blocks, each.num_computed_tokens))
+        prompt.is_started = True
+    scheduled = output.num_scheduled_tokens.items()
+    return ScheduledStep(
+        {key: count for key, count in scheduled if key in prompts},
+        new,
+        cached,
+        [key for key in output.preempted_req_ids or () if key in prompts],
+    )
+
+
+def _resumed(new: _New, prompt: Prompt) -> CachedRequest:
+    blocks = list(new.block_ids[0])
+    computed = new.num_computed_tokens
+    return CachedRequest(new.req_id, prompt.new_tokens(), blocks, computed, is_resumed=True)
+
+
+def _cached(data: Any, prompts: Mapping[str, Prompt]) -> list[CachedRequest]:
+    requests: list[CachedRequest] = []
+    rows = zip(data.req_ids, data.new_block_ids, data.num_computed_tokens, strict=True)
+    for key, block_ids, computed in rows:
+        prompt = prompts.get(key)
+        if prompt is None:
+            continue
+        blocks = list(block_ids[0]) if block_ids else []
+        is_resumed = key in data.resumed_req_ids
+        tokens = prompt.new_tokens()
+        requests.append(CachedRequest(key, tokens, blocks, computed, is_resumed=is_resumed))
+    return requests
