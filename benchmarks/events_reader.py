@@ -22,6 +22,7 @@ from router.protocol.events import EventBatch, LogMessage
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity
 from router.publisher.bus import Bus, StreamLimits, ensure_event_stream
+from router.publisher.turns import Turns
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
 
@@ -81,7 +82,7 @@ class CoreReader:
         self._workers = workers
         self._status = ServiceStatus("", needs_workers=False)
         self._subscriber = Subscriber(
-            self.core, Outbox(self.subjects, metrics), self._status, metrics, self.subjects
+            self.core, Outbox(self.subjects, metrics), self._status, metrics, self.subjects, Turns()
         )
 
     @asynccontextmanager

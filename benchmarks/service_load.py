@@ -8,6 +8,7 @@ import math
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import cycle
 
@@ -112,7 +113,7 @@ class _Generator:
         self._requests = cycle(requests)
         connections = [_Connection(port) for _ in range(concurrency)]
         self._connections = {each.socket.fileno(): each for each in connections}
-        self._free = list(connections)
+        self._free = deque(connections)  # in turn: one that idles for long is closed by its server
         self._poll = select.epoll()
         for number in self._connections:
             self._poll.register(number, select.EPOLLIN)
@@ -125,7 +126,7 @@ class _Generator:
             due_s = start_s + sent / per_s if per_s < math.inf else 0.0
             while (due_s and time.perf_counter() < due_s) or not self._free:
                 self._receive(max(0.0, due_s - time.perf_counter()) if self._free else PATIENCE_S)
-            self._send(self._free.pop(), due_s or time.perf_counter())
+            self._send(self._free.popleft(), due_s or time.perf_counter())
         while len(self._latencies_s) < count:
             self._receive(PATIENCE_S)
         return Load(time.perf_counter() - start_s, self._latencies_s, self._failures)

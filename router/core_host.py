@@ -37,6 +37,7 @@ from router.publisher.bus import (
     live_on_bus,
     until_closed,
 )
+from router.publisher.turns import Turns
 from router.rank_metrics import RankCollector
 from router.registrar import MakeWorker, Registrar
 from router.registrations import Registrations
@@ -105,10 +106,12 @@ class CoreHost:
         StateCollector(core, self.status, self.metrics)
         RankCollector(core, self.metrics, config.metrics_max_ranks)
         self._data_dir = DataDir(Path(config.data_dir)) if config.data_dir else None
+        turns = Turns()
         self.engines = Engines(
             core,
             self.metrics,
             self._data_dir,
+            turns,
             max_ranks=config.max_registered_ranks,
             metrics_max_ranks=config.metrics_max_ranks,
         )
@@ -133,7 +136,7 @@ class CoreHost:
         shared = (core, self.outbox, self.status, self.metrics, self.subjects)
         self.registry = Registry(*shared, config.num_replicas)
         self._stream_limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
-        self._subscriber = Subscriber(*shared)
+        self._subscriber = Subscriber(*shared, turns)
         settings = SnapshotSettings(
             config.snapshot_threshold, config.reset_state, config.num_replicas
         )

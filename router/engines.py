@@ -26,6 +26,7 @@ from router.publisher.follower import FollowerCondition
 from router.publisher.follower_metrics import FollowerCollector
 from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import Follower
+from router.publisher.turns import Turns
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from router.registrations import RegisteredWorker
@@ -60,6 +61,7 @@ class Engines:
         core: RouterCore,
         metrics: RouterMetrics,
         data_dir: DataDir | None,
+        turns: Turns,
         *,
         max_ranks: int,
         metrics_max_ranks: int,
@@ -71,6 +73,7 @@ class Engines:
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._max_ranks = max_ranks
         self._pacing = Pacing()
+        self._turns = turns
         self._group: asyncio.TaskGroup | None = None
         self._context: Context | None = None
         self._settling = asyncio.Lock()
@@ -164,6 +167,7 @@ class Engines:
             self._core,
             None if self._data_dir is None else self._data_dir.state_path(rank),
             self._pacing,
+            self._turns,
             self._apply,
         )
 
@@ -218,8 +222,7 @@ class Engines:
         while True:
             await self._has_slices.wait()
             self._has_slices.clear()
-            while self._core.apply_slice():
-                await asyncio.sleep(0)
+            await self._turns.carry_out(iter(self._core.apply_slice, False))
 
     async def _look_for_gone_forever(self) -> None:
         while True:

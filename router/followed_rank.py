@@ -29,6 +29,7 @@ from router.publisher.journal import EventJournal, JournalLimits
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import EngineSettings
 from router.publisher.pacing import Pacing
+from router.publisher.turns import Turns
 
 LIMITS = JournalLimits(tail_blocks=1 << 62, recent_events=0, recent_bytes=0)
 """Messages go straight into the index: there is no log to be shortened, and nobody asks again."""
@@ -73,6 +74,7 @@ class FollowedRank:
         core: RouterCore,
         state_path: Path | None,
         pacing: Pacing,
+        turns: Turns,
         on_message: Callable[[LogMessage, float], None],
     ) -> None:
         source = attachment.source
@@ -101,6 +103,7 @@ class FollowedRank:
             ),
             self._take,
             pacing,
+            turns,
         )
         self._has_begun = any(self._journal.state.counts)
 

@@ -8,7 +8,7 @@ checkpoint.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from router.core import RouterCore
 from router.errors import WireError
@@ -20,6 +20,7 @@ from router.protocol.loads import LoadReport, decode_load_report
 from router.protocol.subjects import Subjects, rank_of
 from router.protocol.values import StreamPosition
 from router.publisher.bus import Bus, subscribe
+from router.publisher.turns import Turns
 from router.status import ServiceStatus
 from router.stream_reader import CaughtUp, Message, Restarted, StreamReader, StreamSource
 
@@ -41,6 +42,7 @@ class Subscriber:
         status: ServiceStatus,
         metrics: RouterMetrics,
         subjects: Subjects,
+        turns: Turns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
@@ -48,6 +50,7 @@ class Subscriber:
         self._status = status
         self._metrics = metrics
         self._subjects = subjects
+        self._turns = turns
         self._clock = clock
         self._warned_s = float("-inf")
         self.position: StreamPosition | None = None
@@ -60,9 +63,7 @@ class Subscriber:
                 self._metrics.bus.stream_reopens.labels("events").inc(reopened)
             match item:
                 case Message(subject, payload):
-                    self._metrics.events.log_messages.labels(self._apply(subject, payload)).inc()
-                    while self._core.apply_slice():
-                        await asyncio.sleep(0)
+                    await self._turns.carry_out(self._applied(subject, payload))
                 case CaughtUp():
                     while self._core.settle(self._clock()):
                         await asyncio.sleep(0)
@@ -87,6 +88,13 @@ class Subscriber:
         if not self._status.events_caught_up:
             self._core.begin_fill()
         return StreamReader(source, after=self.position)
+
+    def _applied(self, subject: str, payload: bytes) -> Iterator[None]:
+        """Apply a message, slice by slice."""
+        self._metrics.events.log_messages.labels(self._apply(subject, payload)).inc()
+        yield
+        while self._core.apply_slice():
+            yield
 
     def _apply(self, subject: str, payload: bytes) -> str:
         try:

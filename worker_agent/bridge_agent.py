@@ -27,6 +27,7 @@ from router.publisher.engine_metrics import EngineMetrics
 from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import PullFollower
 from router.publisher.trtllm_pull import TrtllmPull
+from router.publisher.turns import Turns
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from router.security.edge import Edge
@@ -57,6 +58,7 @@ class BridgeAgent:
         self._addresses = rank_addresses(config)
         self._beacons = HeardBeacons()
         self._pacing = Pacing()
+        self._turns = Turns()
         self._facts = LearnedFacts(config.given_facts)
         self._news = asyncio.Event()
         self._ranks: list[BridgedRank] = []
@@ -117,8 +119,9 @@ class BridgeAgent:
     async def _live(self, facts: SettledFacts, context: Context) -> None:
         """Follow the engine and tell of it, until it is another one."""
         config, incarnation = self._config, time.time_ns() // 1000
+        shared = self._beacons, self._pacing, self._turns
         self._ranks = [
-            BridgedRank(config, addresses, facts, incarnation, self._beacons, self._pacing)
+            BridgedRank(config, addresses, facts, incarnation, *shared)
             for addresses in self._addresses
         ]
         announcement = self._announcement(facts, incarnation)

@@ -26,6 +26,7 @@ from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import Follower, PullSettings
 from router.publisher.source_journal import SourceJournal
 from router.publisher.tier_follower import TierFollower
+from router.publisher.turns import Turns
 from router.publisher.zmq_sockets import Context
 from worker_agent.bridge_config import BridgeConfig, RankAddresses
 from worker_agent.engine_facts import SettledFacts
@@ -42,6 +43,7 @@ class BridgedRank:
         incarnation: int,
         beacons: HeardBeacons,
         pacing: Pacing,
+        turns: Turns,
     ) -> None:
         self._addresses = addresses
         self._facts = EngineFacts(**asdict(facts))
@@ -76,6 +78,7 @@ class BridgedRank:
             ),
             beacons,
             pacing,
+            turns,
             also_waiting_s=self._tiers_waiting_s,
         )
         self._journal = journal

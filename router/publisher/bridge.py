@@ -25,6 +25,7 @@ from router.publisher.pacing import Pacing
 from router.publisher.pull_follower import Follower, PullFollower, PullSettings
 from router.publisher.source_journal import SourceJournal
 from router.publisher.transport import Transport
+from router.publisher.turns import Turns
 from router.publisher.zmq_sockets import Context
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class EngineBridge:
         settings: BridgeSettings,
         beacons: HeardBeacons,
         pacing: Pacing,
+        turns: Turns,
         clock: Callable[[], float] = time.monotonic,
         also_waiting_s: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
@@ -70,7 +72,14 @@ class EngineBridge:
         self._clock = clock
         self._report_count = 0
         self.follower = _follower(
-            rank, normalizer.journal, normalizer, settings.follower, self._followed, pacing, clock
+            rank,
+            normalizer.journal,
+            normalizer,
+            settings.follower,
+            self._followed,
+            pacing,
+            turns,
+            clock,
         )
         self._also_waiting_s = also_waiting_s
         self.events = KvEventPublisher(
@@ -154,8 +163,9 @@ def _follower(
     settings: FollowerSettings | PullSettings,
     on_lot: OnLot,
     pacing: Pacing,
+    turns: Turns,
     clock: Callable[[], float],
 ) -> Follower:
     if isinstance(settings, PullSettings):
         return PullFollower(rank, journal, normalizer, settings, on_lot, clock)
-    return EngineFollower(rank, journal, normalizer, settings, on_lot, pacing, clock)
+    return EngineFollower(rank, journal, normalizer, settings, on_lot, pacing, turns, clock)

@@ -165,17 +165,17 @@ class EngineLog:
         self._blind.flush()
         return self._position.take_steps()
 
-    def live(self, sequence: int, payload: bytes, now_s: float) -> list[Step]:
-        """A batch came over the connection."""
+    def live(self, sequence: int, payload: bytes, now_s: float, as_of_s: float) -> list[Step]:
+        """A batch came over the connection, which has delivered all that came before `as_of_s`."""
         batch = batch_of(sequence, payload)
         self._schedule.live(now_s)
         if self._state is _BLIND:
             self._blind.live(batch, now_s)
             if not self._blind.early:
-                self._proven_s = now_s
+                self._proven_s = max(self._proven_s, as_of_s)
         elif self._is_trusted and sequence == self._position.cursor:
             self._position.apply(batch)
-            self._proven_s = now_s
+            self._proven_s = max(self._proven_s, as_of_s)
         else:
             self._live_in_doubt(batch, now_s)
         return self._position.take_steps()

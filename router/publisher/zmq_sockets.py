@@ -67,6 +67,11 @@ class Receiver:
                 break
         self._wakeups.wake()
 
+    @property
+    def is_drained(self) -> bool:
+        """Was all received that had come by the last `receive`?"""
+        return not self._wakeups.is_ready(self.socket)
+
     def close(self) -> None:
         """Drop the connection and whatever was not received yet."""
         self._wakeups.remove(self.socket)

@@ -1,14 +1,15 @@
 """An engine's batches off its ZMQ sockets, in the order that the engine's log makes of them.
 
 One task sleeps until a socket has something or something is due, then takes what is there, up to a
-bound, without waiting: a wake-up of the event loop is paid for hundreds of batches, and an idle
-engine costs its probes.
+bound, without waiting, and rests a moment for more to come: a wake-up of the event loop is paid for
+several batches, and an idle engine costs its probes.
 
     SUB ──live──▶ EngineLog ──▶ steps
     DEALER ──replayed──▶ │
           ◀───Replay─────┘
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -26,6 +27,9 @@ from router.publisher.zmq_wakeups import Wakeups
 from router.publisher.zmq_watch import Condition
 
 _MAX_NAMED_FRAMES = 8
+
+REST_S = 0.002
+"""How far apart lots are where no more was waiting."""
 
 
 class SourceStatus:
@@ -81,6 +85,7 @@ class ZmqSource:
         self._ticked_s = float("-inf")
         self._unheard = Unheard()
         self._steps: list[Step] = []
+        self._drained_s = float("-inf")
 
     async def read(self) -> AsyncGenerator[list[Step], None]:
         """Steps in order, many at once, or none at a tick, without end; only cancellation or
@@ -95,6 +100,8 @@ class ZmqSource:
                 if self._steps or has_ticked:
                     steps, self._steps = self._steps, []
                     yield steps
+                    if steps and not self._wakeups.is_awake:
+                        await asyncio.sleep(REST_S)
         finally:
             self._close_calls()
             self._close_subscription()
@@ -150,6 +157,7 @@ class ZmqSource:
             self._status.connections += 1
             self._status.problem = None
             self._unheard.connected()
+            self._drained_s = now_s
             self._take(self._log.connected(now_s))
             self._wakeups.wake()
         elif now is Condition.LOST or now_s >= self._subscribed_s + self._pacing.patience_s:
@@ -163,7 +171,10 @@ class ZmqSource:
 
     def _receive_live(self, subscription: Subscription) -> None:
         now_s = self._clock()
-        for frames in subscription.receive():
+        lot = list(subscription.receive())
+        if lot and subscription.is_drained:
+            self._drained_s = now_s
+        for frames in lot:
             self._status.messages += 1
             self._status.heard_s = now_s
             self._unheard.live()
@@ -172,7 +183,7 @@ class ZmqSource:
                 self._status.garbage += 1
                 self._note_problem(_no_batch(self._address.events, frames))
             else:
-                self._take(self._log.live(*numbered, now_s))
+                self._take(self._log.live(*numbered, now_s, self._drained_s))
 
     def _read_replay(self) -> None:
         calls, now_s = self._calls, self._clock()

@@ -21,6 +21,11 @@ class Wakeups:
         self._waiter: asyncio.Future[None] | None = None
         self._is_awake = True
 
+    @property
+    def is_awake(self) -> bool:
+        """Would the next wait end at once?"""
+        return self._is_awake
+
     def add(self, socket: zmq.Socket[bytes]) -> None:
         """Be woken by a socket until it is removed, which has to be before it is closed."""
         self._loop.add_reader(socket.fileno(), self.look, socket)

@@ -131,7 +131,7 @@ class EngineWorld:
             elif item == "disconnected":
                 self._take(self.log.disconnected(self.now_s))
             else:
-                self._take(self.log.live(item[1], encode(*item), self.now_s))
+                self._take(self.log.live(item[1], encode(*item), self.now_s, self.now_s))
 
     def replay(self, count=1):
         """Let so many frames of the answer arrive; the engine answers all at once."""

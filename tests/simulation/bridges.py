@@ -89,7 +89,8 @@ class BridgedRank(AgentRank):
         self._take(self._log.disconnected(self._clock()))
 
     def live(self, sequence, payload):
-        self._take(self._log.live(sequence, payload, self._clock()))
+        now_s = self._clock()
+        self._take(self._log.live(sequence, payload, now_s, now_s))
 
     def replayed(self, sequence, payload):
         self._take(self._log.replayed(sequence, payload, self._clock()))

@@ -10,6 +10,7 @@ from router.effects import FetchWorker, RequestCheckpoint, SendBeacon
 from router.errors import BusError
 from router.indexer.radix_tree import RadixTree
 from router.protocol.loads import encode_beacon
+from router.publisher.turns import Turns
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
 from simulation.clients import SimulatedStream
@@ -33,6 +34,7 @@ class Router:
             ServiceStatus("nats://simulated", needs_workers=True),
             world.shared.metrics,
             world.subjects,
+            Turns(self._clock),
             self._clock,
         )
         world.server.listen(self.link, world.subjects.all_loads, self.subscriber.take_load)

@@ -24,6 +24,7 @@ from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
 from router.publisher.transport import MemoryTransport
+from router.publisher.turns import Turns
 from zmq_engines import Engine, EngineProcess, cleared, removed, stored
 
 RANK = Rank(1, 0)
@@ -90,6 +91,7 @@ class Bridged:
             BridgeSettings(FollowerSettings(address, state_path=state_path), flush_interval_s, 0.1),
             self.router.beacons,
             Pacing(),
+            Turns(),
         )
 
     @asynccontextmanager

@@ -225,9 +225,20 @@ def test_what_overflows_while_a_replay_is_under_way_is_asked_for_again():
 def test_held_bytes_are_bounded():
     log = EngineLog(0.0, EngineLogSettings(held_bytes=10))
     log.connected(0.0)
-    log.live(0, b"12345678", 0.0)
-    log.live(1, b"123", 0.0)
+    log.live(0, b"12345678", 0.0, 0.0)
+    log.live(1, b"123", 0.0, 0.0)
     assert log.counters.held_overflows == 1
+
+
+def test_a_batch_proves_nothing_of_those_still_on_their_way():
+    log = EngineLog(0.0, EngineLogSettings(can_replay=False))
+    log.connected(1.0)
+    log.live(0, b"a", 5.0, 4.0)
+    assert log.waiting_s(5.0) == 1.0
+    log.live(1, b"b", 6.0, 4.0)
+    assert log.waiting_s(6.0) == 2.0
+    log.live(2, b"c", 7.0, 7.0)
+    assert log.waiting_s(7.0) == 0.0
 
 
 def test_stale_batches_of_the_former_life_are_dropped(world):

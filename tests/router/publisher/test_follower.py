@@ -14,6 +14,7 @@ from router.publisher.follower import EngineFollower, FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
+from router.publisher.turns import Turns
 from zmq_engines import Engine, EngineProcess, stored
 
 RANK = Rank(1, 0)
@@ -31,6 +32,7 @@ class Following:
             FollowerSettings(address, **fields),
             self._on_lot,
             Pacing(),
+            Turns(),
         )
         self.lots, self.messages = [], []
 

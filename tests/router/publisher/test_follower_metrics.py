@@ -13,11 +13,12 @@ from router.publisher.follower_metrics import FollowerCollector
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
+from router.publisher.turns import Turns
 from zmq_engines import Engine, stored
 
 
 async def test_counts_of_two_ranks(eventually):
-    pacing, followers = Pacing(), []
+    pacing, turns, followers = Pacing(), Turns(), []
     registry = CollectorRegistry()
     registry.register(FollowerCollector(lambda: followers))
     assert registry.get_sample_value("kv_engine_known_blocks", {}) is None
@@ -37,7 +38,7 @@ async def test_counts_of_two_ranks(eventually):
             settings = FollowerSettings(address)
             followers.append(
                 EngineFollower(
-                    Rank(7, dp_rank), journal, normalizer, settings, lambda _: None, pacing
+                    Rank(7, dp_rank), journal, normalizer, settings, lambda _: None, pacing, turns
                 )
             )
         tasks = [asyncio.create_task(follower.run(context)) for follower in followers]

@@ -18,6 +18,7 @@ from router.publisher.follower import EngineFollower, FollowerSettings
 from router.publisher.journal import EventJournal
 from router.publisher.normalizer import Normalizer
 from router.publisher.pacing import Pacing
+from router.publisher.turns import Turns
 from servers import free_port
 from zmq_engines import Engine, stored
 
@@ -27,7 +28,7 @@ class Followed:
 
     def __init__(self, context):
         self._context = context
-        self._pacing = Pacing()
+        self._pacing, self._turns = Pacing(), Turns()
         self.followers, self.journals, self.tasks = {}, {}, []
 
     def add(self, name, events, replay=None, topic=""):
@@ -40,6 +41,7 @@ class Followed:
             FollowerSettings(EngineAddress(events, replay, topic)),
             lambda _: journal.take(),
             self._pacing,
+            self._turns,
         )
         self.tasks.append(asyncio.create_task(follower.run(self._context)))
 
