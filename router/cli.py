@@ -9,7 +9,7 @@ from typing import TypeAlias
 from router.errors import ConfigError
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal
-from router.process.settings import INDEXER_PREFIX, ROUTER_PREFIX
+from router.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -17,6 +17,7 @@ usage: kv-router COMMAND [--help] [options]
   up       start a whole fleet on this machine, show what it does, and keep serving
   serve    start a router: of a fleet on NATS, of engines registered over HTTP, or of both
   indexer  start the index alone, of the same
+  forward  serve OpenAI's interface: send requests where a router says, pass answers on
   record   start a router that also writes down all it is told and asked
   replay   tell it to another: does it decide the same, or how with other settings
   simulate replay a trace of requests in virtual time: how would other policies have done
@@ -55,7 +56,8 @@ def _command(name: str) -> Command | None:
     if name in TOOLS:
         tool: Command = getattr(import_module(TOOLS[name]), name)
         return tool
-    return {"serve": _serve, "up": _up, "indexer": _indexer, "health": _health}.get(name)
+    own = {"serve": _serve, "up": _up, "indexer": _indexer, "forward": _forward}
+    return _health if name == "health" else own.get(name)
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -93,6 +95,23 @@ def _indexer(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _forward(arguments: Sequence[str]) -> int:
+    from router.forward.config import ForwardConfig, load_forward
+    from router.forward.service import ForwardService
+    from router.process.reload import Reloader
+    from router.process.settings import Loaded
+
+    def load() -> Loaded[ForwardConfig]:
+        return load_forward(arguments, os.environ)
+
+    loaded = load()
+    config = loaded.shown()
+    log_to_stderr(config.log_level, config.log_format)
+    service = ForwardService(config)
+    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
+    return 0
+
+
 def _health(arguments: Sequence[str]) -> int:
     """Of `arguments`, which are a command and its options; without any, of those of process 1."""
     from router.process.health import health, started_with
@@ -100,6 +119,8 @@ def _health(arguments: Sequence[str]) -> int:
     command, *options = list(arguments) or started_with("kv-router") or ["serve"]
     if command == "indexer":
         return health(options, os.environ, INDEXER_PREFIX, 8090)
+    if command == "forward":
+        return health(options, os.environ, FORWARD_PREFIX, 8000)
     return health(options, os.environ, ROUTER_PREFIX, 8092)
 
 

@@ -18,7 +18,12 @@ import time
 from functools import cache
 
 PRELOADED = {
-    "router": ("router.cli", "router.index_service", "router.tools.recordings.record"),
+    "router": (
+        "router.cli",
+        "router.forward.service",
+        "router.index_service",
+        "router.tools.recordings.record",
+    ),
     "worker_agent": ("worker_agent.cli", "worker_agent.agent", "worker_agent.bridge_agent"),
 }
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 
 from router.config import RouterConfig
+from router.forward.metrics import ForwardMetrics
 from router.recorder import RecorderCollector
 from router.service import RouterService
 
@@ -20,7 +21,7 @@ Every metric of a router, on `GET /metrics`. A test holds this list against what
 a change, `PYTHONPATH=.:tests python tests/metrics_table.py` writes it anew. Names are
 `kv_router_…`, and `kv_engine_…` for what a router that reads engines itself counts of each; times
 end in `_seconds`, counters in `_total`. Those with a `worker_id` are of `metrics_max_ranks` ranks
-at most.
+at most. `kv_router_forward_…` are those of `kv-router forward`.
 
 """
 COLUMNS = ["| metric | kind | labels | what |", "|---|---|---|---|"]
@@ -46,8 +47,14 @@ def families():
             ),
         ]
         registries = [RouterService(config).metrics.registry for config in every]
-    registries.append(recording())
+    registries += [recording(), forwarding()]
     return {name: told for registry in registries for name, told in _told(registry)}
+
+
+def forwarding():
+    metrics = ForwardMetrics()
+    metrics.watch(SimpleNamespace(open_connections=0))
+    return metrics.registry
 
 
 def recording():

@@ -43,7 +43,7 @@ class Upstream:
         try:
             while await self._request(reader):
                 await self._until_gone_or_answered(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self.gone += 1

@@ -43,7 +43,8 @@ class Reservation:
         self.decision = decision
         self._ask = ask
         self._request = request
-        self._is_prefilled = False
+        self._is_prefilled = self._is_first_noted = False
+        self._filled_tokens = decision.isl_tokens % decision.block_size
         self._reports: asyncio.Queue[Call[Any]] = asyncio.Queue(max_reports)
         self._reporting: asyncio.Task[None] | None = None
         self.missed_reports = 0
@@ -53,6 +54,7 @@ class Reservation:
 
     async def prefill_complete(self, usage: Usage | None = None) -> None:
         """The prompt is computed. `usage`: what the engine said of it."""
+        self._is_first_noted = True
         await self._tell(PREFILL_COMPLETE, usage_fields(usage))
         self._is_prefilled = True
 
@@ -69,17 +71,22 @@ class Reservation:
 
         `tokens_of`: how many tokens a chunk has; one, unless said.
         """
-        block_size = self.decision.block_size
-        filled_tokens, is_first = self.decision.isl_tokens % block_size, not self._is_prefilled
         async for chunk in chunks:
-            tokens = tokens_of(chunk)
-            if tokens and is_first:
-                self._report(PREFILL_COMPLETE)
-                is_first = False
-            blocks, filled_tokens = divmod(filled_tokens + tokens, block_size)
-            for _ in range(blocks):
-                self._report(OUTPUT_BLOCK)
+            self.note_tokens(tokens_of(chunk))
             yield chunk
+
+    def note_tokens(self, tokens: int) -> None:
+        """So many tokens more have come: what `follow` tells the router of them, for those who pass
+        a stream on themselves.
+        """
+        if not tokens:
+            return
+        if not self._is_first_noted:
+            self._is_first_noted = True
+            self._report(PREFILL_COMPLETE)
+        blocks, self._filled_tokens = divmod(self._filled_tokens + tokens, self.decision.block_size)
+        for _ in range(blocks):
+            self._report(OUTPUT_BLOCK)
 
     async def close(self) -> None:
         """Report nothing more."""

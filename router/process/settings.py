@@ -32,6 +32,7 @@ UP_PREFIX = "KV_ROUTER_UP_"
 INDEXER_PREFIX = "KV_ROUTER_INDEXER_"
 DOCTOR_PREFIX = "KV_ROUTER_DOCTOR_"
 CLIENT_PREFIX = "KV_ROUTER_CLIENT_"
+FORWARD_PREFIX = "KV_ROUTER_FORWARD_"
 PREFIXES = (
     ROUTER_PREFIX,
     AGENT_PREFIX,
@@ -39,12 +40,13 @@ PREFIXES = (
     INDEXER_PREFIX,
     DOCTOR_PREFIX,
     CLIENT_PREFIX,
+    FORWARD_PREFIX,
 )
 
 NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 _KUBERNETES_SERVICE_LINK = re.compile(
-    r"KV_ROUTER_(AGENT_|INDEXER_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
+    r"KV_ROUTER_(AGENT_|INDEXER_|FORWARD_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
 )
 """Kubernetes sets such variables in every pod beside a service named `kv-router`."""
 

@@ -40,9 +40,10 @@ ROUTE = (
     # of the index alone
     "POST /query",
     "POST /query_by_hash",
-    # of an agent that is its engine
+    # of an agent that is its engine, and of a process that forwards
     "GET /v1/models",
     "POST /v1/completions",
+    "POST /v1/chat/completions",
     # over NATS
     "NATS select",
     "NATS select_and_reserve",

@@ -6,6 +6,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.errors import ConfigError
+from router.forward.config import load_forward
 from router.index_config import load_indexer_config
 from router.loading import load_router, load_router_config
 from router.process.effective import as_toml, effective
@@ -16,6 +17,7 @@ LOADERS = {
     "KV_ROUTER_": load_router_config,
     "KV_ROUTER_INDEXER_": load_indexer_config,
     "KV_ROUTER_AGENT_": load_agent_config,
+    "KV_ROUTER_FORWARD_": lambda *given: load_forward(*given).shown(),
 }
 ANY_HOST = "0.0.0.0"
 

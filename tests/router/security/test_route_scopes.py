@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 
+from router.forward.app import ROUTES as FORWARD_ROUTES
 from router.http.index_openapi import INDEX_ROUTES
 from router.http.routes import ROUTES
 from router.protocol.commands import Command
@@ -38,7 +39,7 @@ def test_every_route_is_in_the_table_and_nothing_else():
     questions = [each.name for each in (TokensLookup, HashedLookup, TreeLookup)]
     over_nats = {f"NATS {name}" for name in (*commands, *questions)}
     assert set(ROUTE_SCOPES) == (
-        routes | over_nats | SERVED_ANYWAY | OF_AGENTS | OF_AGENTS_OVER_NATS
+        routes | over_nats | SERVED_ANYWAY | OF_AGENTS | OF_AGENTS_OVER_NATS | set(FORWARD_ROUTES)
     )
 
 

@@ -1,0 +1,159 @@
+"""What is read of a request, and what an engine is sent of it: the same fields, each once.
+
+Fields that nobody reads here go on as they came. The engine checks them; nothing is guessed.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from router.errors import InvalidFieldError
+from router.process.bodies import decode_now
+from router.protocol.values import Name, TokenCount, TokenId, UInt
+
+OpenAiPath: TypeAlias = Literal["/v1/completions", "/v1/chat/completions"]
+COMPLETIONS: OpenAiPath = "/v1/completions"
+CHAT: OpenAiPath = "/v1/chat/completions"
+
+QUERY_ONLY = "query_instance_id"
+"""The annotation that asks where a request would go, and sends it nowhere."""
+
+_ALLOWED_PROMPTS = "a text, token ids, or a list of one of these"
+
+
+ABSENT = Raw(b"")
+
+
+class AgentHints(Struct, frozen=True):
+    """What a client knows of its request, as Dynamo's clients say it."""
+
+    latency_sensitivity: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    osl: TokenCount | None = None
+    priority: int | None = None
+
+
+class Extensions(Struct, frozen=True):
+    """`nvext`: what Dynamo's clients say beside OpenAI's fields."""
+
+    annotations: list[str] = []
+    backend_instance_id: UInt | None = None
+    prefill_worker_id: UInt | None = None
+    decode_worker_id: UInt | None = None
+    token_data: list[TokenId] | None = None
+    agent_hints: AgentHints = AgentHints()
+
+    @property
+    def is_query(self) -> bool:
+        """Whether only the choice is asked for."""
+        return any(each.partition(":")[0] == QUERY_ONLY for each in self.annotations)
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream says beside its text."""
+
+    include_usage: bool = False
+
+
+class _Read(Struct, frozen=True):
+    model: Name = "default"
+    prompt: Raw = ABSENT
+    messages: list[Raw] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    return_token_ids: bool | None = None
+    nvext: Extensions | None = None
+
+
+_read = msgspec.json.Decoder(_Read).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_texts = msgspec.json.Decoder(str | list[str]).decode
+_token_lists = msgspec.json.Decoder(list[list[TokenId]]).decode
+_token_list = msgspec.json.Decoder(list[TokenId]).decode
+
+
+class Asked(Struct, frozen=True):
+    """A request for a completion. `fields`: its body, each field as it was written.
+
+    `prompt`: a text or tokens, of several prompts the first; None of a chat, which has `messages`.
+    """
+
+    path: OpenAiPath
+    fields: dict[str, Raw]
+    read: _Read
+    prompt: str | list[int] | None
+
+    @property
+    def extensions(self) -> Extensions:
+        """What it says as Dynamo's clients do."""
+        return self.read.nvext or Extensions()
+
+    @property
+    def model(self) -> str:
+        """Which model it wants."""
+        return self.read.model
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it wants an answer piece by piece."""
+        return bool(self.read.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether its stream is to end with the usage."""
+        return self.read.stream_options is not None and self.read.stream_options.include_usage
+
+    @property
+    def known_tokens(self) -> list[int] | None:
+        """The prompt's tokens, if it says them."""
+        if self.extensions.token_data is not None:
+            return self.extensions.token_data
+        return self.prompt if isinstance(self.prompt, list) else None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How long the answer may be."""
+        most = self.read.max_completion_tokens
+        return self.read.max_tokens if most is None else most
+
+    def to_engine(self, **fields: Any) -> bytes:
+        """The body for an engine: as it came, with these fields instead of or beside its own."""
+        sent: dict[str, Any] = {name: v for name, v in self.fields.items() if name != "nvext"}
+        priority = self.extensions.agent_hints.priority
+        if priority is not None and "priority" not in sent:
+            sent["priority"] = priority
+        return msgspec.json.encode({**sent, **fields})
+
+
+def read_asked(path: OpenAiPath, body: bytes) -> Asked:
+    """A request, as far as it is read here. Raises MalformedBodyError, InvalidFieldError."""
+    read = decode_now(_read, body)
+    fields = decode_now(_fields, body)
+    if path == CHAT:
+        if not read.messages:
+            raise InvalidFieldError("messages", "missing or empty", "at least one message")
+        return Asked(path, fields, read, None)
+    if bytes(read.prompt) in (b"", b"null"):
+        raise InvalidFieldError("prompt", "missing", _ALLOWED_PROMPTS)
+    prompt = _prompt(bytes(read.prompt))
+    if not prompt:
+        raise InvalidFieldError("prompt", "empty", "at least one token")
+    return Asked(path, fields, read, prompt)
+
+
+def _prompt(raw: bytes) -> str | list[int]:
+    decode: Any = _texts
+    if raw[:1] == b"[":
+        begins = raw[1:].lstrip()[:1]
+        decode = {b"[": _token_lists, b'"': _texts}.get(begins, _token_list)
+    try:
+        prompts: Any = decode(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidFieldError("prompt", str(error), _ALLOWED_PROMPTS, status=422) from error
+    is_one = isinstance(prompts, str) or decode is _token_list
+    prompt: str | list[int] = prompts if is_one else prompts[0]
+    return prompt

@@ -1,0 +1,127 @@
+"""Configuration of `kv-router forward`; `--help` prints it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from router.errors import ConfigError
+from router.http_client import PoolLimits
+from router.process.connections import HttpLimits
+from router.process.logs import LogFormat, LogLevel
+from router.process.settings import FORWARD_PREFIX, Loaded, load_with_sources
+from router.protocol.registrations import is_http_url
+from router.protocol.subjects import NAMESPACE_PATTERN
+from router.security.config import SecurityConfig, check_readable, check_security
+from router.security.http_access import HttpAccess
+
+
+class ForwardConfig(SecurityConfig, frozen=True, kw_only=True):
+    """Everything a process that forwards can be told."""
+
+    router_url: Annotated[str, Meta(description="router that decides; not read with nats_url")] = (
+        "http://127.0.0.1:8092"
+    )
+    namespace: Annotated[
+        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to ask for with nats_url")
+    ] = "default"
+    router_token_file: Annotated[
+        str, Meta(description="file with a token for the router, of scopes route and admin")
+    ] = ""
+    router_tls_ca_file: Annotated[
+        str, Meta(description="PEM authorities of the router's https; empty: the system's")
+    ] = ""
+    router_tls_cert_file: Annotated[str, Meta(description="PEM certificate for the router")] = ""
+    router_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+    routing_group: Annotated[str, Meta(min_length=1, description="group of workers to use")] = (
+        "default"
+    )
+    mode: Annotated[
+        Literal["push", "direct"],
+        Meta(description="push: where the router says; direct: where each request says"),
+    ] = "push"
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8000
+    engine_token_file: Annotated[
+        str, Meta(description="file with a token for the engines, instead of the client's own")
+    ] = ""
+    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
+        32 * 1024 * 1024
+    )
+    body_timeout_s: Annotated[
+        float, Meta(gt=0, description="time to receive a body; beyond, 408")
+    ] = 30.0
+    max_connections: Annotated[
+        int, Meta(ge=1, description="connections of clients; beyond, 503 and closed")
+    ] = 8192
+    engine_connections: Annotated[
+        int, Meta(ge=1, description="connections to each engine; beyond, the next is tried")
+    ] = 2048
+    connect_timeout_s: Annotated[
+        float, Meta(gt=0, description="time to reach an engine; beyond, the next is tried")
+    ] = 3.0
+    first_byte_timeout_s: Annotated[
+        float, Meta(gt=0, description="time for an engine to begin its answer; beyond, the next")
+    ] = 600.0
+    idle_timeout_s: Annotated[
+        float, Meta(gt=0, description="an answer that says nothing for so long has broken off")
+    ] = 120.0
+    answer_limit_bytes: Annotated[
+        int, Meta(ge=1024, description="answer that is no stream; beyond, 502")
+    ] = 64 * 1024 * 1024
+    max_attempts: Annotated[int, Meta(ge=1, le=64, description="workers tried for one request")] = 3
+    max_wait_s: Annotated[
+        float, Meta(gt=0, description="how long a request may wait in the router's queue")
+    ] = 60.0
+    drain_s: Annotated[
+        float, Meta(ge=0, description="after SIGTERM: time for answers that have begun")
+    ] = 30.0
+    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
+    log_format: Annotated[
+        LogFormat, Meta(description="json, text, or auto: text on a terminal")
+    ] = "auto"
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """Of clients' connections, and of what comes before a body."""
+        return HttpLimits(
+            self.max_connections,
+            self.header_limit_bytes,
+            self.max_headers,
+            self.header_timeout_s,
+            self.keep_alive_s,
+        )
+
+    @property
+    def pool_limits(self) -> PoolLimits:
+        """Of connections to engines."""
+        return PoolLimits(
+            self.engine_connections, self.connect_timeout_s, self.first_byte_timeout_s
+        )
+
+    @property
+    def router_access(self) -> HttpAccess:
+        """How to log in to the router."""
+        return HttpAccess(
+            self.router_token_file,
+            self.router_tls_ca_file,
+            self.router_tls_cert_file,
+            self.router_tls_key_file,
+        )
+
+
+_FILES = ("router_token_file", "router_tls_ca_file", "router_tls_cert_file", "router_tls_key_file",
+          "engine_token_file")  # fmt: skip
+
+
+def load_forward(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[ForwardConfig]:
+    """From flags, environment and file. Raises ConfigError."""
+    loaded = load_with_sources(ForwardConfig, arguments, environment, FORWARD_PREFIX)
+    config = loaded.config
+    check_security(config, loaded.sources)
+    for key in _FILES:
+        check_readable(key, getattr(config, key))
+    if not is_http_url(config.router_url):
+        raise ConfigError("router_url", repr(config.router_url), "http://host:port, or https://…")
+    if bool(config.router_tls_cert_file) != bool(config.router_tls_key_file):
+        raise ConfigError("router_tls_key_file", "one without the other", "certificate and key")
+    return loaded

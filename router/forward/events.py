@@ -1,0 +1,64 @@
+"""A stream of server-sent events, cut where they end.
+
+Only whole events are sent on, so that a stream that breaks off can go on elsewhere. Engines write
+an event at once: nothing waits here that could be sent.
+"""
+
+from router.errors import KvRouterError
+
+_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class EventTooLargeError(KvRouterError):
+    """One event is more than is kept of a stream."""
+
+    code = "event_too_large"
+    http_status = 502
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"event: larger than {limit_bytes} bytes")
+        self.limit_bytes = limit_bytes
+
+
+class EventSplitter:
+    """Bytes in as they come, whole events out, each with the empty line behind it."""
+
+    __slots__ = ("_begun", "_limit_bytes")
+
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._begun = b""
+        self._limit_bytes = limit_bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that end in these bytes. Raises EventTooLargeError."""
+        data = self._begun + data if self._begun else data
+        events, start = [], 0
+        while end := _end(data, start):
+            events.append(data[start:end])
+            start = end
+        self._begun = data[start:]
+        if len(self._begun) > self._limit_bytes:
+            raise EventTooLargeError(self._limit_bytes)
+        return events
+
+    def rest(self) -> bytes:
+        """What came behind the last whole event."""
+        begun, self._begun = self._begun, b""
+        return begun
+
+
+def _end(data: bytes, start: int) -> int:
+    """Behind the first empty line from `start`; 0: there is none yet."""
+    plain = data.find(b"\n\n", start)
+    other = data.find(b"\n\r\n", start, len(data) if plain < 0 else plain)
+    if other >= 0:
+        return other + 3
+    return plain + 2 if plain >= 0 else 0
+
+
+def data_of(event: bytes) -> bytes | None:
+    """What an event says, in its one line of data; None: nothing, or more than that."""
+    text = event.rstrip(b"\r\n")
+    if not text.startswith(b"data:") or b"\n" in text:
+        return None
+    return text[5:].lstrip(b" ")

@@ -1,0 +1,94 @@
+"""Headers of a request that is sent on, and of its answer: what belongs to one connection stays.
+
+What is to be sent on is decided here alone; lengths and hosts are said anew by who sends.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from router.protocol.replies import Decision
+
+Pairs = Sequence[tuple[bytes, bytes]]
+
+WORKER_ID = b"x-worker-id"
+WORKER_INSTANCE_ID = b"x-worker-instance-id"
+PREFILL_INSTANCE_ID = b"x-prefill-instance-id"
+DP_RANK = b"x-data-parallel-rank"
+SESSION_ID = b"x-session-id"
+REQUEST_ID = b"x-request-id"
+CACHED_TOKENS = b"x-predicted-cached-tokens"
+ATTEMPTS = b"x-forward-attempts"
+
+_OF_ONE_CONNECTION = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_SAID_ANEW_TO_ENGINES = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"content-encoding",
+        b"expect",
+        b"accept-encoding",  # streams are read on their way
+        WORKER_ID,
+        WORKER_INSTANCE_ID,
+        PREFILL_INSTANCE_ID,
+        DP_RANK,
+        REQUEST_ID,
+    )
+)
+_SAID_ANEW_TO_CLIENTS = frozenset(
+    (b"content-length", b"server", b"date", WORKER_ID, DP_RANK, CACHED_TOKENS, REQUEST_ID)
+)
+
+
+def header(pairs: Pairs, name: bytes) -> str | None:
+    """A header's value, the first of them; its name in lower case."""
+    return next((value.decode("latin-1") for each, value in pairs if each == name), None)
+
+
+def to_engine(
+    pairs: Pairs, decision: Decision, request_id: str, authorization: bytes | None
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Headers for an engine. `authorization`: ours; None: the client's own goes on."""
+    sent = _passed_on(pairs, _SAID_ANEW_TO_ENGINES)
+    if authorization is not None:
+        sent = [pair for pair in sent if pair[0] != b"authorization"]
+    if authorization:
+        sent.append((b"authorization", authorization))
+    sent.append((DP_RANK, b"%d" % decision.dp_rank))
+    sent.append((REQUEST_ID, request_id.encode("ascii")))
+    return tuple(sent)
+
+
+def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[bytes, bytes]]:
+    """Headers of an answer: the engine's, and by what was decided. The id of the request is said
+    by who answers.
+    """
+    cached_tokens = decision.predicted_cached_blocks * decision.block_size
+    return [
+        *_passed_on(pairs, _SAID_ANEW_TO_CLIENTS),
+        (WORKER_ID, b"%d" % decision.worker_id),
+        (DP_RANK, b"%d" % decision.dp_rank),
+        (CACHED_TOKENS, b"%d" % cached_tokens),
+        (ATTEMPTS, b"%d" % attempts),
+    ]
+
+
+def _passed_on(pairs: Pairs, said_anew: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """Without what is of one connection, also by its own word (RFC 9110, 7.6.1)."""
+    named = _named_by_connection(value for name, value in pairs if name == b"connection")
+    stays = _OF_ONE_CONNECTION | said_anew
+    return [pair for pair in pairs if pair[0] not in stays and pair[0] not in named]
+
+
+def _named_by_connection(values: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(word.strip().lower() for value in values for word in value.split(b","))

@@ -1,0 +1,66 @@
+"""What a process that forwards counts, for Prometheus."""
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.http_client import HttpPool
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+Ended: TypeAlias = Literal[
+    "answered", "passed_on", "refused", "failed", "broke_off", "client_gone", "query"
+]
+
+
+class ForwardMetrics:
+    """Counters and histograms that adapters feed."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        prefix = "kv_router_forward_"
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(prefix + name, text, labels, registry=registry)
+
+        self.requests = counter("requests", "Requests, by how they ended", "route", "ended")
+        self.refusals = counter("refusals", "Requests refused here", "code")
+        self.attempts = counter("attempts", "Workers tried, by what became of it", "outcome")
+        self.migrations = counter(
+            "migrations", "Streams whose worker failed in the middle, and what came then", "outcome"
+        )
+        self.missed_reports = counter("missed_reports", "Progress that routers did not hear of")
+        self.first_token = Histogram(
+            prefix + "time_to_first_token_seconds",
+            "From a request's arrival to the first piece of its answer",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.deciding = Histogram(
+            prefix + "deciding_seconds",
+            "Until a router has placed a request, its queue included",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.in_flight = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
+
+    def watch(self, pool: HttpPool) -> None:
+        """Show a pool's connections, too."""
+        self.registry.register(_Connections(pool))
+
+    def exposition(self) -> bytes:
+        """Everything, in the text format."""
+        return generate_latest(self.registry)
+
+
+class _Connections(Collector):
+    def __init__(self, pool: HttpPool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        """The connections of this moment."""
+        name = "kv_router_forward_engine_connections"
+        yield GaugeMetricFamily(name, "Connections to engines", value=self._pool.open_connections)

@@ -1,0 +1,68 @@
+"""What the router is asked for a request: by its prompt's tokens, and what else it says."""
+
+from collections.abc import Collection
+from uuid import uuid4
+
+from msgspec import Struct, structs
+
+from router.forward.bodies import Asked
+from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
+from router.forward.headers import SESSION_ID, Pairs, header
+from router.protocol.requests import SelectRequest
+from router.security.caller import Caller
+
+CHARACTERS_A_TOKEN = 4
+"""Of English text, about; where nobody can count."""
+
+
+class PromptTokens(Struct, frozen=True):
+    """A prompt's tokens. Not `are_certain`: their number is guessed, and no cache is searched."""
+
+    token_ids: list[int]
+    are_certain: bool = True
+
+
+def guessed(asked: Asked) -> PromptTokens:
+    """A prompt that nobody can read: so many tokens, whichever they are."""
+    if isinstance(asked.prompt, str):
+        characters = len(asked.prompt)
+    else:
+        characters = sum(len(bytes(message)) for message in asked.read.messages or ())
+    return PromptTokens([0] * max(1, characters // CHARACTERS_A_TOKEN), are_certain=False)
+
+
+class Placing(Struct, frozen=True):
+    """How requests of this process are placed."""
+
+    routing_group: str
+    is_direct: bool
+    max_wait_s: float
+
+    def request(
+        self, asked: Asked, headers: Pairs, caller: Caller, tokens: PromptTokens
+    ) -> SelectRequest:
+        """What to ask. Raises InvalidFieldError, ForbiddenError."""
+        hints, session_id = asked.extensions.agent_hints, header(headers, SESSION_ID)
+        target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
+        request = SelectRequest(
+            token_ids=tokens.token_ids,
+            model_name=asked.model,
+            routing_group=self.routing_group,
+            cache_salt=asked.read.cache_salt,
+            session_id=caller.own_id("session_id", session_id) if session_id else None,
+            tenant=caller.tenant,
+            expected_output_tokens=hints.osl,
+            priority_jump=hints.latency_sensitivity,
+            pinned_worker=target,
+            prefill_worker_id=named_prefill_worker(asked, headers),
+            max_wait_s=self.max_wait_s,
+        )
+        request = caller.bound(request)
+        if not tokens.are_certain:  # under a salt of nobody's, no block is held by anybody
+            request = structs.replace(request, cache_salt=uuid4().hex)
+        return request
+
+
+def elsewhere(request: SelectRequest, worker_ids: Collection[int]) -> SelectRequest:
+    """The same, anywhere but there."""
+    return structs.replace(request, excluded_worker_ids=sorted(worker_ids))

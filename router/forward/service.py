@@ -1,0 +1,123 @@
+"""A process that forwards: its connections, its one TaskGroup, its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from router.client import ClientSettings, Retries, RouterClient
+from router.forward.app import ForwardApp
+from router.forward.config import ForwardConfig
+from router.forward.metrics import ForwardMetrics
+from router.forward.models import Models
+from router.forward.push import Push, PushSettings
+from router.http_client import HttpPool
+from router.process.request_ids import ANSWERED, TRACEPARENT
+from router.process.serving import HttpServer, listening, serve_until
+from router.process.settings import Loaded
+from router.security.edge import Edge
+from router.security.http_access import HttpAccess
+from router.security.nats_access import nats_access
+
+TIDY_S = 5.0
+_POLL_S = 0.05
+_RETRIES = Retries(attempts=3)
+
+
+class ForwardService:
+    """One process. `run` returns after `stop` is set and everything is closed."""
+
+    def __init__(self, config: ForwardConfig) -> None:
+        self._config = config
+        self._edge = Edge(config)
+        self._authorization = _authorization(config)
+        self._app: ForwardApp | None = None
+        self.metrics = ForwardMetrics()
+
+    def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
+        """Go on with other settings, those of `reload.LIVE`."""
+        self._config = loaded.config
+        if self._app is not None:
+            self._app.reconfigure(loaded.config)
+
+    def reread(self) -> list[str]:
+        """Read files that settings name again; what came of it, in words."""
+        return self._edge.reload()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; then let what has begun end, and close. Raises ConfigError."""
+        config = self._config
+        with listening(config.host, config.http_port) as listener:
+            async with self._router() as router:
+                pool = HttpPool(config.pool_limits)
+                self.metrics.watch(pool)
+                self._app = app = self._made_app(router, pool)
+                server = HttpServer(app, config.http_limits, self._edge.tls, self._refused)
+                background = (self._edge.run(), _tidy(pool))
+                try:
+                    await serve_until(stop, server, listener, background, lambda: self._drain(app))
+                finally:
+                    pool.close()
+
+    def _made_app(self, router: RouterClient, pool: HttpPool) -> ForwardApp:
+        config = self._config
+        settings = PushSettings(
+            config.max_attempts,
+            config.idle_timeout_s,
+            config.answer_limit_bytes,
+            self._authorization,
+        )
+        push = Push(router, pool, settings, self.metrics)
+        models = Models(router, config.routing_group)
+        return ForwardApp(config, push, models, self.metrics, self._edge.guard)
+
+    @asynccontextmanager
+    async def _router(self) -> AsyncIterator[RouterClient]:
+        config = self._config
+        settings = ClientSettings(
+            max_wait_s=config.max_wait_s, retries=_RETRIES, headers=_trace_headers
+        )
+        options = config.router_access.options("router")
+        token = options.get("headers", {}).get("authorization", "").removeprefix("Bearer ") or None
+        if config.nats_url:
+            access = nats_access(config)
+            over_nats = RouterClient.over_nats(
+                config.nats_url, config.namespace, token=token, access=access, settings=settings
+            )
+            async with over_nats as router:
+                yield router
+            return
+        over_http = RouterClient.over_http(
+            config.router_url, token=token, tls=options["verify"], settings=settings
+        )
+        async with over_http as router:
+            yield router
+
+    async def _drain(self, app: ForwardApp) -> None:
+        """Until every answer that has begun has ended, for a while."""
+        ends_s = asyncio.get_running_loop().time() + self._config.drain_s
+        while app.in_flight and asyncio.get_running_loop().time() < ends_s:
+            await asyncio.sleep(_POLL_S)
+
+    def _refused(self, code: str) -> None:
+        self.metrics.refusals.labels(code).inc()
+
+
+async def _tidy(pool: HttpPool) -> None:
+    while True:
+        await asyncio.sleep(TIDY_S)
+        pool.close_old()
+
+
+def _trace_headers() -> dict[str, str]:
+    """Our span of the request that is answered, where its client said a trace."""
+    ids = ANSWERED.get()
+    return {} if ids is None or ids.span is None else {TRACEPARENT: str(ids.span)}
+
+
+def _authorization(config: ForwardConfig) -> bytes | None:
+    """What engines are told of who asks; the client's own word, unless that was for us."""
+    if config.engine_token_file:
+        access = HttpAccess(token_file=config.engine_token_file)
+        header: str = access.options("engine")["headers"]["authorization"]
+        return header.encode()
+    return b"" if config.token_file else None

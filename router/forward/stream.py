@@ -1,0 +1,135 @@
+"""One stream on its way from engines to a client: what it said so far, and what the client sees.
+
+Engines are asked for more than the client wants: each token's id, with which the rest can be asked
+of another engine, and the usage at the end. What the client did not ask for is taken out again.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.forward.events import data_of
+from router.protocol.requests import Usage
+
+DONE = b"[DONE]"
+
+
+class Wanted(Struct, frozen=True):
+    """What the client itself asked for."""
+
+    token_ids: bool = False
+    usage: bool = False
+
+
+class _Choice(Struct, frozen=True):
+    index: int = 0
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many it brings; one, where it has something to say, unless it tells them."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        said = self.delta if self.delta is not None else {"text": self.text}
+        return int(any(value for name, value in said.items() if name != "role"))
+
+
+class _Chunk(Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Raw = Raw(b"null")
+    id: str | None = None
+    created: int | None = None
+
+
+_read = msgspec.json.Decoder(_Chunk).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_choices = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_OURS = ("token_ids", "prompt_token_ids")
+
+
+class EngineErrorEvent(Exception):
+    """The engine says in its stream that it cannot go on; `event` says why."""
+
+    def __init__(self, event: bytes) -> None:
+        super().__init__(event[:200].decode(errors="replace"))
+        self.event = event
+
+
+class StreamState:
+    """What has come of a stream, whoever sent it.
+
+    `token_ids`: generated so far, by every engine; complete while `has_all_tokens`. `usage`: what
+    the last engine said at its end.
+    """
+
+    __slots__ = (
+        "_wanted",
+        "has_all_tokens",
+        "has_begun",
+        "head",
+        "is_finished",
+        "token_ids",
+        "usage",
+    )
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self.token_ids: list[int] = []
+        self.has_all_tokens = True
+        self.has_begun = self.is_finished = False
+        self.head: tuple[str | None, int | None] | None = None
+        self.usage: Usage | None = None
+
+    def take(self, event: bytes) -> tuple[bytes, int]:
+        """What the client sees of an event, and how many tokens it brings. Raises
+        EngineErrorEvent. What is no chunk of an answer goes on as it is.
+        """
+        data = data_of(event)
+        if data is None or not data.startswith(b"{"):
+            self.is_finished |= data == DONE
+            return event, 0
+        try:
+            chunk = _read(data)
+        except msgspec.MsgspecError:
+            self.has_all_tokens = False
+            return event, 0
+        if bytes(chunk.error) != b"null" and not chunk.choices:
+            raise EngineErrorEvent(event)
+        tokens = self._note(chunk)
+        return self._shown(event, data, chunk), tokens
+
+    def _note(self, chunk: _Chunk) -> int:
+        tokens = 0
+        for choice in chunk.choices:
+            tokens += choice.tokens
+            self.has_all_tokens &= choice.index == 0 and (
+                choice.token_ids is not None or not choice.tokens
+            )
+            self.token_ids += choice.token_ids or ()
+            self.is_finished |= choice.finish_reason is not None
+        self.has_begun |= tokens > 0
+        self.usage = chunk.usage or self.usage
+        self.head = self.head or (chunk.id, chunk.created)
+        return tokens
+
+    def _shown(self, event: bytes, data: bytes, chunk: _Chunk) -> bytes:
+        hides_usage = not self._wanted.usage and b'"usage"' in data
+        hides_tokens = not self._wanted.token_ids and b"token_ids" in data
+        if hides_usage and chunk.usage is not None and not chunk.choices:
+            return b""
+        if not (hides_usage or hides_tokens):
+            return event
+        fields: dict[str, Any] = dict(_fields(data))
+        if hides_usage:
+            fields.pop("usage", None)
+        if hides_tokens and "choices" in fields:
+            fields["choices"] = [
+                {name: value for name, value in choice.items() if name not in _OURS}
+                for choice in _choices(fields["choices"])
+            ]
+        return b"data: " + msgspec.json.encode(fields) + b"\n\n"

@@ -1,0 +1,359 @@
+"""Requests before a real router, and engines that do as they are told."""
+
+import asyncio
+import json
+
+import pytest
+
+from forwarding import COMPLETION, RunningForward, Scene, lines
+from servers import eventually, free_port
+from upstreams import STREAM_END, STREAM_HEAD, event, hangs, hangs_up, response, says
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
+ANSWER = {"id": "x", "choices": [{"index": 0, "text": "hi"}], "usage": USAGE}
+JSON = "content-type: application/json"
+ANSWERS = says(response(json.dumps(ANSWER).encode(), "200 OK", JSON, "x-engine: 1"))
+
+
+def piece(text, **fields):
+    return event({"id": "i", "choices": [{"index": 0, "text": text, **fields}]})
+
+
+STREAMS = says(
+    STREAM_HEAD,
+    piece("a"),
+    piece("b", finish_reason="length"),
+    event({"choices": [], "usage": USAGE}),
+    event(b"[DONE]"),
+    STREAM_END,
+)
+
+
+@pytest.fixture
+def scene(nats_server):
+    def of(*scripts, **fields):
+        return Scene.of(nats_server.url, dict(enumerate(scripts, 1)), **fields)
+
+    return of
+
+
+async def test_an_answer_comes_back_and_says_where_it_is_from(scene):
+    async with scene(ANSWERS) as its:
+        answer = await its.forward.complete(headers={"x-request-id": "r1", "x-mine": "2"})
+        assert (answer.status_code, answer.json()) == (200, ANSWER)
+        for name, value in (
+            ("x-worker-id", "1"),
+            ("x-data-parallel-rank", "0"),
+            ("x-predicted-cached-tokens", "0"),
+            ("x-forward-attempts", "1"),
+            ("x-request-id", "r1"),
+            ("x-engine", "1"),
+        ):
+            assert answer.headers[name] == value
+        head = its.engines[1].requests[0][0]
+        assert "x-data-parallel-rank: 0" in head
+        assert "x-request-id: r1" in head
+        assert "x-mine: 2" in head
+        assert its.asked(1) == [COMPLETION]
+        await its.until_free()
+        await its.forward.until_ended("answered")
+
+
+async def test_a_stream_comes_piece_by_piece_and_tells_the_router_of_its_progress(scene):
+    go_on = asyncio.Event()
+
+    async def script(_, writer):
+        writer.write(STREAM_HEAD + piece("a"))
+        await go_on.wait()
+        writer.write(b"".join(piece("b") for _ in range(20)) + event(b"[DONE]") + STREAM_END)
+
+    async with scene(script) as its:
+        body = {**COMPLETION, "stream": True}
+        async with its.forward.client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.headers["content-type"] == "text/event-stream"
+            got = answer.aiter_text()
+            first = await anext(got)
+            assert json.loads(lines(first)[0])["choices"][0]["text"] == "a"
+
+            async def prefilled():
+                ((rank,),) = [s["loads"] for s in (await its.router.client.get("/loads")).json()]
+                return (rank["active_requests"], rank["potential_prefill_tokens"]) == (1, 0)
+
+            await eventually(prefilled)
+            go_on.set()
+            rest = "".join([text async for text in got])
+        assert lines(rest)[-1] == "[DONE]"
+        assert len(lines(rest)) == 21
+        await its.until_free()
+        assert its.asked(1)[0]["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("wants", [True, False])
+async def test_the_usage_is_shown_to_those_who_ask(scene, wants):
+    async with scene(STREAMS) as its:
+        options = {"stream_options": {"include_usage": True}} if wants else {}
+        answer = await its.forward.complete(stream=True, **options)
+        said = [json.loads(line) for line in lines(answer.text)[:-1]]
+        assert [each.get("usage") for each in said if not each["choices"]] == [USAGE] * wants
+        await its.until_free()
+
+
+async def test_chats_and_texts_are_forwarded_without_claiming_any_overlap(scene):
+    async with scene(ANSWERS) as its:
+        answer = await its.forward.post(
+            "/v1/chat/completions",
+            {"model": "default", "messages": [{"role": "user", "content": "x"}]},
+        )
+        assert answer.json() == ANSWER
+        assert (await its.forward.complete(prompt="Once upon a time")).json() == ANSWER
+        await its.until_free()
+
+
+# ── Faults ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        hangs_up,
+        says(b"garbage\r\n\r\n"),
+        says(response(b"no", "500 Internal Server Error")),
+        says(response(b"no", "429 Too Many Requests")),
+        says(response(b"", "307 Temporary Redirect", "location: http://elsewhere/")),
+        says(response(b"half", length=99), then_close=True),
+        says(STREAM_HEAD, then_close=True),
+        says(STREAM_HEAD, event({"error": {"message": "engine is dead"}})),
+    ],
+)
+async def test_another_worker_serves_what_one_has_failed(scene, script):
+    async with scene(script, ANSWERS) as its:
+        answers = [await its.forward.complete(prompt=[n, 2, 3]) for n in range(6)]
+        assert [answer.json() for answer in answers] == [ANSWER] * 6
+        assert {answer.headers["x-worker-id"] for answer in answers} == {"2"}
+        tried = {answer.headers["x-forward-attempts"] for answer in answers}
+        assert "2" in tried or len(its.engines[1].requests) == 0
+        await its.until_free()
+
+
+async def test_nobody_is_left(scene):
+    async with scene(hangs_up, hangs_up) as its:
+        answer = await its.forward.complete()
+        assert answer.status_code == 502
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "no_worker_left")
+        assert "2 tried" in error["message"]
+        await its.until_free()
+        await its.forward.until_ended("failed")
+
+
+async def test_the_last_refusal_is_the_answer(scene):
+    refuses = says(response(b'{"e":1}', "429 Too Many Requests", "retry-after: 7"))
+    async with scene(refuses) as its:
+        answer = await its.forward.complete()
+        assert (answer.status_code, answer.json()) == (429, {"e": 1})
+        assert answer.headers["retry-after"] == "7"
+        await its.until_free()
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable"])
+async def test_the_clients_own_mistakes_are_tried_once(scene, status):
+    async with scene(says(response(b'{"e":1}', status)), says(response(b'{"e":1}', status))) as its:
+        answer = await its.forward.complete()
+        assert answer.status_code == int(status[:3])
+        assert answer.json() == {"e": 1}
+        assert sum(len(each.requests) for each in its.engines.values()) == 1
+        await its.until_free()
+
+
+async def test_a_stream_that_breaks_off_says_so(scene):
+    async with scene(says(STREAM_HEAD, piece("a"), then_close=True)) as its:
+        answer = await its.forward.complete(stream=True)
+        first, last = lines(answer.text)
+        assert json.loads(first)["choices"][0]["text"] == "a"
+        assert json.loads(last)["error"]["code"] == "no_worker_left"
+        await its.until_free()
+        await its.forward.until_ended("broke_off")
+
+
+async def test_engines_that_hang_are_given_up(scene):
+    async with scene(hangs, first_byte_timeout_s=0.3) as its:
+        assert (await its.forward.complete()).status_code == 502
+        await eventually(lambda: its.engines[1].gone == 1)
+        await its.until_free()
+
+
+async def test_streams_that_fall_silent_are_given_up(scene):
+    async def script(_, writer):
+        writer.write(STREAM_HEAD + piece("a"))
+        await hangs(_, writer)
+
+    async with scene(script, idle_timeout_s=0.3) as its:
+        answer = await its.forward.complete(stream=True)
+        assert "error" in json.loads(lines(answer.text)[-1])
+        await eventually(lambda: its.engines[1].gone == 1)
+        await its.until_free()
+
+
+async def test_bytes_that_trickle_are_a_stream_all_the_same(scene):
+    async def script(_, writer):
+        for each in STREAM_HEAD + piece("ä") + event(b"[DONE]") + STREAM_END:
+            writer.write(bytes([each]))
+            await asyncio.sleep(0)
+
+    async with scene(script) as its:
+        answer = await its.forward.complete(stream=True)
+        assert json.loads(lines(answer.text)[0])["choices"][0]["text"] == "ä"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_vanishes_cancels_the_engines_work(scene, stream):
+    async def script(_, writer):
+        if stream:
+            writer.write(STREAM_HEAD + piece("a"))
+        await hangs(_, writer)
+
+    async with scene(script) as its:
+        body = json.dumps({**COMPLETION, "stream": stream}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await eventually(lambda: its.engines[1].requests)
+        if stream:
+            await reader.readuntil(b"data: ")
+        writer.close()
+        await eventually(lambda: its.engines[1].gone == 1)
+        await its.until_free()
+        await its.forward.until_ended("client_gone")
+
+
+async def test_a_client_that_reads_slowly_slows_the_engine_down(scene):
+    written = []
+
+    async def floods(_, writer):
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(piece("z" * 60_000))
+            await writer.drain()
+            written.append(1)
+
+    async with scene(floods) as its:
+        body = json.dumps({**COMPLETION, "stream": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port, limit=1024)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await reader.readuntil(b"\r\n\r\n")
+        before = -1
+        while before != len(written):
+            before = len(written)
+            await asyncio.sleep(0.3)
+        assert 0 < before < 2_000  # 120 MB, which no buffers hold
+        writer.transport.abort()
+        await its.until_free()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 5\r\ncontent-length: 6",
+        b"content-length: 5\r\ntransfer-encoding: chunked",
+        b"transfer-encoding: chunked, identity",
+        b"content-length: -5",
+        b"content-length : 5",
+    ],
+)
+async def test_heads_that_two_would_read_differently_are_refused(scene, head):
+    async with scene(ANSWERS) as its:
+        reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n0\r\n\r\n{}"
+        )
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        assert its.engines[1].requests == []
+
+
+async def test_a_line_break_in_a_header_goes_nowhere(scene):
+    async with scene(ANSWERS) as its:
+        body = json.dumps(COMPLETION).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-a: 1\nx-worker-id: 9\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        line = await reader.readline()
+        writer.close()
+        sent = [head.lower() for head, _ in its.engines[1].requests]
+        assert b" 400 " in line or all("x-worker-id" not in head for head in sent)
+
+
+# ── What is asked of it ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/completions", {"prompt": {}}, 422, "prompt"),
+        ("/v1/completions", {}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [1], "model": 5}, 422, "model"),
+        ("/v1/completions", {"prompt": [1], "model": "unknown"}, 503, None),
+        ("/v1/chat/completions", {}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [1], "stream": 3}, 422, "stream"),
+        ("/v1/embeddings", {}, 404, None),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_as_openai_does(scene, path, body, status, param):
+    async with scene(ANSWERS) as its:
+        answer = await its.forward.post(path, body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param)
+        assert error["message"]
+        assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+        assert its.engines[1].requests == []
+
+
+async def test_a_worker_that_is_named_is_taken_and_no_other(scene):
+    async with scene(ANSWERS, hangs_up, mode="direct") as its:
+        for header in ("x-worker-id", "x-worker-instance-id"):
+            assert (await its.forward.complete(headers={header: "1"})).status_code == 200
+            assert (await its.forward.complete(headers={header: "2"})).status_code == 502
+        named = {"backend_instance_id": 1}
+        assert (await its.forward.complete(nvext=named)).headers["x-worker-id"] == "1"
+        assert "nvext" not in its.asked(1)[-1]
+        assert (await its.forward.complete(headers={"x-worker-id": "99"})).status_code == 503
+        unnamed = await its.forward.complete()
+        assert unnamed.json()["error"]["code"] == "no_worker_named"
+        await its.until_free()
+
+
+async def test_a_query_is_told_where_it_would_go_and_sent_nowhere(scene):
+    async with scene(ANSWERS) as its:
+        asked = {"annotations": ["query_instance_id"]}
+        answer = (await its.forward.complete(nvext=asked)).json()
+        assert answer["choices"] == []
+        assert answer["nvext"] == {
+            "worker_id": {"decode_worker_id": 1, "decode_dp_rank": 0},
+            "overlap_blocks": 0,
+            "token_ids": COMPLETION["prompt"],
+        }
+        assert its.engines[1].requests == []
+        assert await its.active_requests() == 0
+        both = {"backend_instance_id": 1, "token_data": answer["nvext"]["token_ids"]}
+        assert (await its.forward.complete(prompt="text", nvext=both)).status_code == 200
+
+
+async def test_models_probes_and_metrics(scene):
+    async with scene(ANSWERS) as its:
+        client = its.forward.client
+        models = (await client.get("/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == ["default"]
+        assert (await client.get("/ready")).json() == {"ready": True, "reason": None}
+        assert "kv_router_forward_in_flight 1.0" in (await client.get("/metrics")).text
+
+
+async def test_without_a_router_nobody_is_served():
+    async with RunningForward(f"http://127.0.0.1:{free_port()}").running() as forward:
+        unready = await forward.client.get("/ready")
+        assert unready.status_code == 503
+        assert "router" in unready.json()["reason"]
+        answer = await forward.complete()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unanswered")
