@@ -27,6 +27,9 @@ class UpConfig(Struct, frozen=True, kw_only=True):
     disk_cache_blocks: Annotated[
         int, Meta(ge=0, description="on disk, each rank, kept if a worker dies; 0: none")
     ] = 0
+    share: Annotated[
+        bool, Meta(description="workers give each other blocks; also shown, with two or more")
+    ] = False
     demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
     stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
     log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.local.workload import Turn
-from router.protocol.replies import Decision
+from router.protocol.replies import BlockSource, Decision
 from router.protocol.values import Rank
 
 MAX_TOKENS = 4
@@ -80,7 +80,7 @@ class Demo:
     async def warm_up(self, prompt: str) -> None:
         """Let every rank compute once, so that nobody pays for first times."""
         for rank in self._endpoints:
-            await self._complete(rank, list(prompt.encode()))
+            await self.complete(rank, list(prompt.encode()))
 
     async def forget_everything(self) -> None:
         """Clear every cache, and wait until the router knows. Raises TimeoutError."""
@@ -98,7 +98,7 @@ class Demo:
 
         async def place(turn: Turn) -> Outcome:
             rank = next(ranks)
-            cached_tokens, ttft_s = await self._complete(rank, turn.token_ids)
+            cached_tokens, ttft_s = await self.complete(rank, turn.token_ids)
             return Outcome(turn, rank, len(turn.token_ids), None, cached_tokens, ttft_s)
 
         return await _in_parallel(conversations, place, tell)
@@ -120,7 +120,7 @@ class Demo:
             await self._client.post(f"{reservation}/prefill_complete")
 
         try:
-            cached_tokens, ttft_s = await self._complete(rank, turn.token_ids, first_token)
+            cached_tokens, ttft_s = await self.complete(rank, turn.token_ids, first_token)
         finally:
             await self._client.delete(reservation)
         return Outcome(
@@ -144,16 +144,31 @@ class Demo:
         answer.raise_for_status()
         return msgspec.json.decode(answer.content, type=Decision)
 
-    async def _complete(
+    async def forget(self, rank: Rank) -> None:
+        """Clear the caches of a rank's worker."""
+        url = f"{self._endpoints[rank]}/reset_prefix_cache"
+        (await self._client.post(url)).raise_for_status()
+
+    async def select(self, token_ids: list[int], worker_id: int) -> Decision:
+        """What the router decides where only one worker may be chosen."""
+        body = {"token_ids": token_ids, "allowed_worker_ids": [worker_id]}
+        answer = await self._client.post(f"{self._router_url}/select", json=body)
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=Decision)
+
+    async def complete(
         self,
         rank: Rank,
         token_ids: list[int],
         first_token: Callable[[], Awaitable[None]] | None = None,
+        source: BlockSource | None = None,
     ) -> tuple[int, float]:
-        """Cached tokens and time to first token of one completion on this rank."""
+        """Cached tokens and time to first token of one completion on this rank. `source`: who else
+        has its blocks.
+        """
         started_s = time.perf_counter()
         ttft_s, cached_tokens = 0.0, 0
-        async for chunk in self._stream(rank, token_ids):
+        async for chunk in self._stream(rank, token_ids, source):
             if not ttft_s:
                 ttft_s = time.perf_counter() - started_s
                 if first_token is not None:
@@ -162,15 +177,19 @@ class Demo:
                 cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
         return cached_tokens, ttft_s
 
-    async def _stream(self, rank: Rank, token_ids: list[int]) -> AsyncIterator[dict[str, Any]]:
+    async def _stream(
+        self, rank: Rank, token_ids: list[int], source: BlockSource | None
+    ) -> AsyncIterator[dict[str, Any]]:
         url = f"{self._endpoints[rank]}/v1/completions"
         headers = {"x-data-parallel-rank": str(rank.dp_rank)}
-        body = {
+        body: dict[str, Any] = {
             "prompt": token_ids,
             "max_tokens": MAX_TOKENS,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if source is not None:
+            body["kv_transfer_params"] = {"source": msgspec.to_builtins(source)}
         async with self._client.stream("POST", url, json=body, headers=headers) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():

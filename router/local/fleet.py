@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from secrets import token_hex
 
 import httpx
 from msgspec import Struct
@@ -30,6 +31,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     router_port: int
     host_cache_blocks: int = 0
     disk_cache_blocks: int = 0
+    share: bool = False
     namespace: str = "local"
 
 
@@ -40,6 +42,7 @@ class Fleet:
         self.plan = plan
         self.nats_port = free_port()
         self.router_port = _claimable(plan.router_port) if plan.router_port else free_port()
+        self._secret = _secret(plan.directory) if plan.share else ()
         self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
         self.router = self._child("router", self._router_command())
         self.workers = [
@@ -96,6 +99,7 @@ class Fleet:
             *(sys.executable, "-m", "router", "serve"),
             *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
             *("--http-port", str(self.router_port), "--name", "router"),
+            *self._secret,
         ]
 
     def _worker_command(self, number: int) -> list[str]:
@@ -106,6 +110,8 @@ class Fleet:
             *("--data-parallel-size", str(self.plan.dp_size)),
             *("--num-blocks", str(self.plan.num_blocks)),
             *self._tiers(),
+            *self._secret,
+            *(("--share", "--share-dir", str(self.plan.directory)) if self.plan.share else ()),
         ]
 
     def _tiers(self) -> list[str]:
@@ -131,6 +137,15 @@ def _claimable(port: int) -> int:
     except OSError as error:
         raise ConfigError("port", f"cannot listen on {port}: {error}", "a free port") from error
     return port
+
+
+def _secret(directory: Path) -> tuple[str, str]:
+    """Of this fleet, kept with what it keeps: by it workers that share name blocks."""
+    path = directory / "block.key"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(token_hex(32))
+    return "--block-key-file", str(path)
 
 
 def _nats_command(directory: Path, port: int) -> list[str]:

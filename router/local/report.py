@@ -1,14 +1,18 @@
 """What `kv-router up` prints."""
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from router.local.demo import Outcome, Summary
 from router.local.fleet import Fleet
+from router.local.sharing_demo import Forced
 from router.local.supervisor import Child
 from router.protocol.replies import Decision
 from router.protocol.values import Rank
 
 _ROW = "{:<28.28} {:>4}  {:>6}  {:>5} {:>9} {:>6} {:>9}  │ {:>5} {:>6} {:>9}"
+
+_FORCED = "{:<28.28} {:>6}  {:>7}  {:>7} {:>9} {:>9}  │ {:>9} {:>9}"
 
 
 def fleet_table(fleet: Fleet, endpoints: Mapping[Rank, str]) -> str:
@@ -95,6 +99,45 @@ def agreement(outcomes: Sequence[Outcome]) -> str:
     text = f"{len(outcomes) - wrong} of {len(outcomes)} predictions equal the engine's own count"
     return text + "; the cache changed under the others, between decision and admission" * bool(
         wrong
+    )
+
+
+def forced_header() -> str:
+    """Above the rows of prompts that were forced elsewhere."""
+    groups = " " * 53 + "alone" + " " * 12 + "│ with its blocks"
+    names = ("conversation", "tokens", "held by", "sent to", "cached", "TTFT", "cached", "TTFT")
+    return f"{groups}\n{_FORCED.format(*names)}"
+
+
+def forced_row(forced: Forced) -> str:
+    """One prompt that was forced elsewhere."""
+    source = forced.source
+    return _FORCED.format(
+        forced.turn.conversation,
+        len(forced.turn.token_ids),
+        _place(Rank(source.worker_id, source.dp_rank)),
+        _place(forced.rank),
+        forced.alone_tokens,
+        _ms(forced.alone_ttft_s),
+        forced.shared_tokens,
+        _ms(forced.shared_ttft_s),
+    )
+
+
+def forced_sum(forced: Sequence[Forced]) -> str:
+    """All of them."""
+    tokens = sum(len(each.turn.token_ids) for each in forced)
+    alone = sum(each.alone_tokens for each in forced)
+    shared = sum(each.shared_tokens for each in forced)
+    ttfts = [
+        mean(ttft_s)
+        for ttft_s in zip(
+            *((each.alone_ttft_s, each.shared_ttft_s) for each in forced), strict=True
+        )
+    ]
+    return (
+        f"Of {tokens} tokens forced elsewhere {alone} were cached, and {shared} with the blocks of "
+        f"who had computed them; TTFT, mean: {_ms(ttfts[0])}, {_ms(ttfts[1])}"
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from router.local import report
 from router.local.config import UpConfig
 from router.local.demo import Demo, Outcome, Summary
 from router.local.fleet import Fleet, FleetPlan
+from router.local.sharing_demo import SharingDemo
 from router.local.workload import conversations
 
 REQUEST_TIMEOUT_S = 60.0
@@ -29,6 +30,7 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
                 num_blocks=config.num_blocks,
                 host_cache_blocks=config.host_cache_blocks,
                 disk_cache_blocks=config.disk_cache_blocks,
+                share=config.share,
                 router_port=config.port,
             )
         )
@@ -52,16 +54,18 @@ async def _show(fleet: Fleet, config: UpConfig) -> None:
         demo = Demo(client, fleet.router_url)
         _say(report.fleet_table(fleet, await demo.look_around()))
         if config.demo:
-            await _demonstrate(demo)
+            await _demonstrate(_run_both_ways(demo))
+        if config.demo and config.share and config.workers > 1:
+            await _demonstrate(_force_elsewhere(SharingDemo(demo)))
     _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
     if config.stay:
         _say("Ctrl-C stops everything")
 
 
-async def _demonstrate(demo: Demo) -> None:
+async def _demonstrate(shown: Awaitable[None]) -> None:
     """A child that dies ends the demonstration, not the fleet."""
     try:
-        await _run_both_ways(demo)
+        await shown
     except* (httpx.HTTPError, TimeoutError) as group:
         _complain(f"the demonstration was interrupted: {group.exceptions[0]!r}")
 
@@ -78,6 +82,14 @@ async def _run_both_ways(demo: Demo) -> None:
     baseline = {(o.turn.conversation, o.turn.number): o for o in round_robin}
     routed = await demo.by_router(workload, lambda outcome: _say(report.row(outcome, baseline)))
     _sum_up(routed, round_robin)
+
+
+async def _force_elsewhere(sharing: SharingDemo) -> None:
+    longest = [max(turns, key=lambda turn: len(turn.prompt)) for turns in conversations()]
+    _say(f"\n{len(longest)} prompts, each forced to another worker than computed it …\n")
+    _say(report.forced_header())
+    forced = await sharing.run(longest, lambda each: _say(report.forced_row(each)))
+    _say(f"\n{report.forced_sum(forced)}")
 
 
 def _sum_up(routed: Sequence[Outcome], round_robin: Sequence[Outcome]) -> None:

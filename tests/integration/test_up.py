@@ -89,7 +89,7 @@ def figures(output, name):
 async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
     for setting, value in SMALL_MODEL.items():
         monkeypatch.setenv(f"{AGENT_PREFIX}{setting}", value)
-    fleet = await up("--no-stay", "--workers", "2")
+    fleet = await up("--no-stay", "--workers", "2", "--share")
     assert await fleet.wait() == 0, fleet.output
     assert set(fleet.pids()) == {"nats", "router", "worker-1", "worker-2"}
     routed, round_robin = figures(fleet.output, "cached prompt tokens")
@@ -100,6 +100,8 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
     right = int(re.search(r"^(\d+) of 54 predictions equal", fleet.output, re.MULTILINE)[1])
     assert right > 54 / 2  # on a busy machine what was just computed is heard of late
     assert re.search(r"^Why \d/0 for a prompt of \d+ tokens\?", fleet.output, re.MULTILINE)
+    forced = re.search(r"(\d+) were cached, and (\d+) with the blocks of who", fleet.output)
+    assert int(forced[1]) == 0 < int(forced[2])
     assert not alive(fleet.pids().values())
 
 
