@@ -90,13 +90,17 @@ class Engine:
         self.leader = ConnectorLeader(self.slots)
         shape = (CONFIG.outer_dim, CONFIG.num_blocks, CONFIG.region_bytes)
         self.caches = {name: torch.full(shape, SCRIBBLE, dtype=torch.uint8) for name in LAYERS}
-        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], load_timeout_s)
+        self.load_timeout_s = load_timeout_s
+        self.begin_worker()
         self.free = list(range(CONFIG.num_blocks))
         self.requests, self.delayed = {}, {}
         self.finished, self.preempted = [], []
         self.now_s = 0.0
         self.loaded_tokens = self.computed_tokens = 0
         self.lost_reports = self.doubled_reports = 0
+
+    def begin_worker(self):
+        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], self.load_timeout_s)
 
     # ── What the world does ──────────────────────────────────────────────────────────────────────
 
@@ -115,6 +119,18 @@ class Engine:
         if self.requests[key].state == "running":
             self.preempted.append(key)
             self.give_back(self.requests[key].restart())
+
+    def lose_worker(self):
+        """It dies, and with it what it was doing; whatever was computed is computed again."""
+        self.leader.worker_is_gone()
+        self.begin_worker()
+        for blocks in self.delayed.values():
+            self.give_back(blocks)
+        self.delayed, self.finished = {}, []
+        for key, request in self.requests.items():
+            if request.state == "running":
+                self.preempted.append(key)
+            self.give_back(request.restart())
 
     def corrupt(self, tier, block):
         """A bit of what a tier keeps is flipped."""

@@ -19,8 +19,6 @@ from worker_agent.connector.protocol import (
     EngineRequest,
     Matched,
     NewRequest,
-    NewSlot,
-    Operation,
     ScheduledStep,
     StepPlan,
     StepReport,
@@ -28,6 +26,7 @@ from worker_agent.connector.protocol import (
 from worker_agent.connector.slot import Slot
 from worker_agent.connector.slot_manager import SlotManager
 from worker_agent.connector.slot_table import SlotState
+from worker_agent.connector.told_worker import ToldWorker
 
 _NOTHING = Matched(0, is_async=False)
 _COMPUTING = frozenset({SlotState.NOT_SCHEDULED, SlotState.PREFILLING, SlotState.DECODING})
@@ -47,8 +46,7 @@ class ConnectorLeader:
     the request, and so will name it.
     """
 
-    __slots__ = ("_keys", "_onboarding", "_running", "_slots", "_told", "_voided", "counters",
-                 "iteration", "refusal")  # fmt: skip
+    __slots__ = ("_onboarding", "_running", "_slots", "_worker", "counters", "iteration", "refusal")
 
     def __init__(self, slots: SlotManager) -> None:
         self.iteration = 0
@@ -56,11 +54,9 @@ class ConnectorLeader:
         self.refusal: SlotError | None = None
         """The last one."""
         self._slots = slots
-        self._keys: dict[int, RequestKey] = {}
         self._onboarding: dict[RequestKey, None] = {}
         self._running: set[RequestKey] = set()
-        self._told: set[RequestKey] = set()
-        self._voided: list[int] = []
+        self._worker = ToldWorker()
 
     @property
     def quarantined_blocks(self) -> int:
@@ -112,7 +108,7 @@ class ConnectorLeader:
             slots += [slot for each in step.new_requests if (slot := self._begin(each, step))]
             slots += [slot for each in step.cached_requests if (slot := self._go_on(each, step))]
             self._skip(step)
-            return self._plan(slots)
+            return self._worker.plan(self.iteration, slots)
 
     def request_finished(self, key: RequestKey, now_s: float) -> bool:
         """The engine is done with a request, or gives it up; whether its blocks are freed later,
@@ -125,7 +121,7 @@ class ConnectorLeader:
                 self._running.discard(key)
                 self._onboarding.pop(key, None)
                 self._forget_finished(slot)
-            return key in self._told
+            return key in self._worker
 
     # ── What came of it ──────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +129,7 @@ class ConnectorLeader:
         """What the worker did."""
         with self._slots.lock:
             for completion in report.completions:
-                key = self._keys.pop(completion.uuid, None)
+                key = self._worker.answered(completion.uuid)
                 if key is None or not self._slots.settle(key, completion):
                     self.counters.stray_completions += 1
                 elif self._slots.has_slot(key):
@@ -144,12 +140,16 @@ class ConnectorLeader:
                 self._close(key)
 
     def tick(self, now_s: float) -> list[LostLoad]:
-        """Wait no longer than the deadlines; loads of requests that are not over, and are lost."""
+        """Wait no longer than the deadlines; loads of requests that are not over, and are lost.
+
+        The worker is told not to make them any more, before the next forward pass.
+        """
         with self._slots.lock:
             late = self._slots.expire(now_s)
             self.counters.lost_transfers += len(late)
             lost = [LostLoad(slot.key, slot.failed_blocks) for slot in late if not slot.is_over]
             for slot in late:
+                self._worker.void(self._slots.quarantine.uuids_of(slot.key))
                 self._forget_finished(slot)
             return lost
 
@@ -160,8 +160,7 @@ class ConnectorLeader:
                 slot.abandon()
                 self._forget_finished(slot)
             self._slots.quarantine.release_all()
-            self._told.clear()
-            self._keys.clear()
+            self._worker.gone()
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,7 +184,7 @@ class ConnectorLeader:
             return None
         is_elsewhere = slot.staged_tokens and slot.staged_after_tokens != num_computed
         if slot.state in _COMPUTING or slot.state is SlotState.ONBOARDING or is_elsewhere:
-            self._voided += slot.preempt(self.iteration)
+            self._worker.void(slot.preempt(self.iteration))
         return None if slot.failed_blocks else slot
 
     def _onboard(self, slot: Slot, num_tokens: int, now_s: float) -> None:
@@ -199,7 +198,7 @@ class ConnectorLeader:
     def _preempt(self, key: RequestKey) -> None:
         """Unless the engine has asked for it anew already, which says the same."""
         if self._slots.has_slot(key) and self._slots.get_slot(key).state in _COMPUTING:
-            self._voided += self._slots.get_slot(key).preempt(self.iteration)
+            self._worker.void(self._slots.get_slot(key).preempt(self.iteration))
             self._running.discard(key)
 
     def _begin(self, request: NewRequest, step: ScheduledStep) -> Slot | None:
@@ -227,7 +226,7 @@ class ConnectorLeader:
 
     def _resume(self, slot: Slot, blocks: Sequence[int]) -> None:
         if slot.state in _COMPUTING:
-            self._voided += slot.preempt(self.iteration)
+            self._worker.void(slot.preempt(self.iteration))
         _extend(slot, blocks)
 
     def _compute(
@@ -242,27 +241,6 @@ class ConnectorLeader:
             self._slots.get_slot(key).mark_as_not_scheduled(self.iteration)
             self._running.discard(key)
 
-    def _plan(self, slots: Sequence[Slot]) -> StepPlan:
-        """In the order of these, what each wants moved."""
-        new_slots: list[NewSlot] = []
-        operations: list[Operation] = []
-        is_decoding = False
-        for slot in slots:
-            is_decoding = is_decoding or slot.state is SlotState.DECODING
-            taken = slot.take_pending_operations()
-            if taken:
-                self._tell(slot.key, taken, new_slots)
-                operations += taken
-        voided, self._voided = self._voided, []
-        return StepPlan(self.iteration, new_slots, operations, is_decoding, voided)
-
-    def _tell(self, key: RequestKey, taken: list[Operation], new_slots: list[NewSlot]) -> None:
-        immediate = sum(1 for each in taken if each.requirement is None)
-        if immediate or key not in self._told:
-            new_slots.append(NewSlot(key, immediate))
-        self._told.add(key)
-        self._keys.update((each.uuid, key) for each in taken)
-
     def _count(self, slot: Slot, failed: int) -> None:
         if slot.state is SlotState.ONBOARDING:
             self.counters.failed_blocks += failed
@@ -275,7 +253,7 @@ class ConnectorLeader:
 
     def _close(self, key: RequestKey) -> None:
         """The worker does nothing any more for this one, whatever it did not say."""
-        self._told.discard(key)
+        self._worker.over(key)
         self._slots.quarantine.release_of(key)
         if self._slots.has_slot(key):
             slot = self._slots.get_slot(key)

@@ -33,9 +33,13 @@ class Quarantine:
         self.released_blocks += 0 if operation is None else len(operation.blocks)
         return operation
 
+    def uuids_of(self, key: RequestKey) -> list[int]:
+        """Of this request's transfers. O(transfers here)."""
+        return [uuid for uuid, operation in self._held.items() if operation.key == key]
+
     def release_of(self, key: RequestKey) -> None:
         """The worker does nothing any more for this request. O(transfers here)."""
-        for uuid in [uuid for uuid, operation in self._held.items() if operation.key == key]:
+        for uuid in self.uuids_of(key):
             self.release(uuid)
 
     def release_all(self) -> None:

@@ -11,8 +11,10 @@ from router.errors import InvalidFieldError
 from router.protocol.values import Tier
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.protocol import (
+    CachedRequest,
     Completion,
     IterationComplete,
+    NewRequest,
     NewSlot,
     Operation,
     RequestType,
@@ -278,6 +280,41 @@ def test_lost_answers_are_waited_for_until_the_deadline(engine):
     engine.step()
     assert engine.leader.quarantined_blocks == 0  # the worker named the request
     engine.lost_reports = 0
+
+
+def test_a_worker_that_is_only_slow_gives_up_what_nobody_waits_for(engine):
+    """Else what comes late would be written over what is computed instead."""
+    run(engine, "a")
+    engine.add("b", PROMPT)
+    with engine.stalled():
+        engine.step()
+        engine.now_s += 31.0
+        [lost] = engine.leader.tick(engine.now_s)
+        assert len(lost.blocks) == 7
+        assert (engine.worker.under_way, engine.leader.quarantined_blocks) == (1, 7)
+        engine.step()
+        assert (engine.worker.under_way, engine.leader.quarantined_blocks) == (0, 0)
+    engine.quiesce()
+    for _ in range(5):
+        engine.step()
+    assert (engine.loaded_tokens, engine.requests["b"].computed > 28) == (0, True)
+
+
+def test_metadata_of_requests_nobody_follows_is_refused_and_the_others_go_on(engine):
+    engine.add("a", PROMPT)
+    engine.step(chunk=8)
+    step = ScheduledStep(
+        {"a": 8, "x": 4, "y": 4},
+        [NewRequest("x", [20], 0)],
+        [CachedRequest("y", [1], [21], 4), CachedRequest("a", [], [22, 23], 8)],
+        preempted=["z"],
+    )
+    leader = engine.leader
+    plan = leader.build_connector_metadata(step)
+    assert leader.counters.refused == 2
+    assert [(each.key, len(each.blocks)) for each in plan.operations] == [("a", 2)]
+    leader.iteration -= 1
+    leader.update(StepReport([Completion(1), Completion(1)], ["x"]))
 
 
 def test_the_worker_gone_nothing_is_waited_for(engine):

@@ -49,6 +49,11 @@ class ConnectorMachine(RuleBasedStateMachine):
         self.engine.lost_reports += is_lost
         self.engine.doubled_reports += not is_lost
 
+    @rule(chance=st.integers(0, 4))
+    def lose_worker(self, chance):
+        if not chance:
+            self.engine.lose_worker()
+
     @rule(seconds=st.sampled_from([0.5, 2.0, 40.0]))
     def wait(self, seconds):
         self.engine.now_s += seconds

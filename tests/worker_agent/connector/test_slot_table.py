@@ -8,6 +8,7 @@ import pytest
 from connectors import in_state, keep, lower_tiers, manager_over, names_of, settle_all
 from router.slot_errors import SlotOperationError, SlotStateError
 from worker_agent import connector
+from worker_agent.connector.protocol import Completion
 from worker_agent.connector.slot_table import TRANSITIONS, Act, Guard, Refusal, SlotState
 
 EXPECTED = """
@@ -104,6 +105,34 @@ def test_each_act_in_each_state(state, act):
         assert slot.state is (cell.to or state)
     manager.remove_slot("r", is_forced=True)
     assert used_blocks(tiers) == 0
+
+
+@pytest.mark.parametrize("state", SlotState, ids=str)
+def test_from_each_state_a_slot_is_finished_by_the_deadline(state):
+    """Whatever the worker never says; what it may still be doing is in quarantine until it does."""
+    manager, tiers = stocked()
+    slot = in_state(manager, state)
+    slot.mark_as_finished(5, 100.0)
+    slot.mark_as_finished(6, 110.0)
+    moving = [operation.uuid for operation in slot.under_way]
+    manager.expire(130.0)
+    assert slot.state is SlotState.FINISHED
+    assert used_blocks(tiers) == 0
+    assert (len(manager.quarantine) > 0) == bool(moving)
+    manager.remove_slot("r")
+    for uuid in moving:
+        assert manager.settle("r", Completion(uuid))
+    assert len(manager.quarantine) == 0
+
+
+@pytest.mark.parametrize("state", SlotState, ids=str)
+def test_in_each_state_operations_are_taken_once_and_strangers_settle_nothing(state):
+    slot = in_state(stocked()[0], state)
+    before = snapshot(slot)
+    assert slot.take_pending_operations() == []
+    assert not slot.settle(Completion(999, {0: "io"}))
+    assert slot.expire(0.0) == []
+    assert snapshot(slot) == before
 
 
 def refused(slot, act, kind):
