@@ -3,6 +3,10 @@
     {"model_name": "m", "token_ids": [15, 8, 1024], …}
                                      └─ span ─────┘   ──▶  u32 buffer
 
+Numbers written one behind the other, with a comma or a comma and a space between, are read 64 bytes
+at a time (`_read_run`): where they end is one word of bits, so that no number waits for the one
+before it. That takes a third of the time; all else is read byte by byte.
+
 This reads less than JSON: of what is not the array it only tells where values end, and whoever asks
 decodes the rest strictly. What it does not take for sure is NOT_PLAIN, valid or not: escapes in the
 object's keys, the key twice, a value that is no array, a number that is not a plain u32.
@@ -31,8 +35,9 @@ _ZERO = 0x30
 
 _KEY = np.frombuffer(b"token_ids", np.uint8)
 
-_WORD_BYTES = 8
-_8, _16, _32, _64 = np.uint64(8), np.uint64(16), np.uint64(32), np.uint64(64)
+_WORD_BYTES, _CHUNK_BYTES = 8, 64
+_1, _3, _8, _16 = np.uint64(1), np.uint64(3), np.uint64(8), np.uint64(16)
+_32, _56, _63, _64 = np.uint64(32), np.uint64(56), np.uint64(63), np.uint64(64)
 _ZEROS = np.uint64(0x3030303030303030)
 _TO_HIGH_BIT = np.uint64(0x7676767676767676)  # what is above 9 sets its byte's high bit
 _HIGH_BITS = np.uint64(0x8080808080808080)
@@ -49,6 +54,22 @@ def _trailing_zeros(_context: object, _word: object) -> object:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return numba.uint64(numba.uint64), count
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _digits_at(_context: object, _address: object) -> object:
+    """Which of the 64 bytes from an address on are digits: a bit each, the first one lowest."""
+
+    def compare(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
+        chunk = ir.VectorType(ir.IntType(8), _CHUNK_BYTES)
+        place = builder.inttoptr(arguments[0], chunk.as_pointer())
+        loaded = builder.load(place)
+        loaded.align = 1
+        above_zero = builder.sub(loaded, ir.Constant(chunk, [_ZERO] * _CHUNK_BYTES))
+        is_digit = builder.icmp_unsigned("<", above_zero, ir.Constant(chunk, [10] * _CHUNK_BYTES))
+        return builder.bitcast(is_digit, ir.IntType(64))
+
+    return numba.uint64(numba.uint64), compare
 
 
 @device
@@ -140,15 +161,12 @@ def _number(body: Bytes, base: np.uint64, at: int) -> tuple[np.uint64, int]:
     """
     if at + _WORD_BYTES <= len(body):
         word = u64_at(base + np.uint64(at)) ^ _ZEROS
-        others = ((word + _TO_HIGH_BIT) | word) & _HIGH_BITS
+        others = _others(word)
         if others:
             bits = _trailing_zeros(others) & ~np.uint64(7)
             if bits == np.uint64(0) or (bits > _8 and _byte(body, at) == _ZERO):
                 return np.uint64(0), at
-            word <<= _64 - bits
-            word = word * _TEN + (word >> _8)
-            value = ((word & _PAIRS) * _UPPER + ((word >> _16) & _PAIRS) * _LOWER) >> _32
-            return value, at + int(bits >> np.uint64(3))
+            return _parsed(word << (_64 - bits)), at + int(bits >> _3)
     value, end = np.uint64(0), at
     while end < len(body) and _is_digit(_byte(body, end)):
         value = value * _TEN + np.uint64(_byte(body, end) - _ZERO)
@@ -161,6 +179,52 @@ def _number(body: Bytes, base: np.uint64, at: int) -> tuple[np.uint64, int]:
 
 
 @device
+def _others(word: np.uint64) -> np.uint64:
+    """The high bits of the bytes that are above 9, of the first of them at least."""
+    return ((word + _TO_HIGH_BIT) | word) & _HIGH_BITS
+
+
+@device
+def _parsed(word: np.uint64) -> np.uint64:
+    """The number that eight digits of values 0 to 9 are, the first one in the lowest byte."""
+    word = word * _TEN + (word >> _8)
+    return ((word & _PAIRS) * _UPPER + ((word >> _16) & _PAIRS) * _LOWER) >> _32
+
+
+@device
+def _read_run(
+    body: Bytes, base: np.uint64, start: int, tokens: npt.NDArray[np.uint32]
+) -> tuple[int, int]:
+    """How many numbers stand here one plainly behind the other, each with its comma, and where what
+    follows begins. `start` is at least eight bytes into the body.
+    """
+    count, number = np.uint64(0), np.uint64(start)
+    chunk, last = np.uint64(start), np.uint64(0)
+    while chunk + np.uint64(_CHUNK_BYTES) < len(body):
+        digits = _digits_at(base + chunk)
+        ends = ~digits & ((digits << _1) | last)
+        while ends:
+            end = chunk + _trailing_zeros(ends)
+            ends &= ends - _1
+            bits = (end - number) << _3
+            if bits - _8 > _56 or _byte(body, end) != _COMMA:
+                return int(count), int(number)
+            if bits > _8 and _byte(body, number) == _ZERO:
+                return int(count), int(number)
+            word = (u64_at(base + end - _8) ^ _ZEROS) >> (_64 - bits) << (_64 - bits)
+            if _others(word):
+                return int(count), int(number)
+            tokens[count] = np.uint32(_parsed(word))
+            count += _1
+            number = end + _1
+            if body[number] == _SPACE:
+                number += _1
+        last = digits >> _63
+        chunk += _64
+    return int(count), int(number)
+
+
+@device
 def _read_array(
     body: Bytes, base: np.uint64, at: int, tokens: npt.NDArray[np.uint32]
 ) -> tuple[int, int]:
@@ -170,7 +234,8 @@ def _read_array(
     at = _after_space(body, at + 1)
     if at < len(body) and _byte(body, at) == _CLOSE_ARRAY:
         return 0, at + 1
-    count = 0
+    count, at = _read_run(body, base, at, tokens)
+    at = _after_space(body, at)
     while at < len(body):
         value, end = _number(body, base, at)
         if end == at:

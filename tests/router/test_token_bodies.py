@@ -14,7 +14,7 @@ from router.process.bodies import decode_now
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.sequence._token_kernel import NOT_PLAIN, find_tokens
 from router.token_bodies import TokenBodyDecoder
-from token_fuzz import agree, mutated
+from token_fuzz import MANY, agree, mutated
 
 DECODER = TokenBodyDecoder(SelectRequest)
 EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 300))
@@ -41,6 +41,7 @@ PLAIN = [
     b'{"cache_salt":"a\\\\","token_ids":[1]}',
     b'{"token_ids":[1],"cache_salt":"\\u00e9","explain":true,"priority_jump":1.5e0}',
     b'{"lora_name":null,"token_ids":[1]}',
+    *(json.dumps({"token_ids": MANY}, indent=indent).encode() for indent in (None, 0, 2)),
 ]
 
 ODD = [
