@@ -19,8 +19,18 @@ from router.protocol.replies import (
     PredictedSeconds,
 )
 from router.protocol.requests import SelectRequest
+from router.protocol.values import Rank
 from router.scheduler._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
-from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE, FloatArray, Terms
+from router.scheduler.terms import (
+    CACHED_BLOCKS,
+    OVERLAP_DEVICE,
+    OVERLAP_DISK,
+    OVERLAP_HOST,
+    OVERLAP_REMOTE,
+    FloatArray,
+    Terms,
+    potential_decode_blocks,
+)
 from router.sequence.rank_table import (
     BASE_S,
     FOREIGN_REQUESTS,
@@ -50,46 +60,44 @@ def explain(
 def _decision(
     core: RouterCore, request: SelectRequest, placement: Placement, now_s: float
 ) -> Decision:
-    chosen, prompt, worker = placement.choice.chosen, placement.prompt, placement.worker
+    choice, prompt, worker = placement.choice, placement.prompt, placement.worker
+    table, block_size = choice.table, prompt.block_size
+    rank, row = table.ranks[choice.index], table.values[choice.index].tolist()
+    device_blocks = int(row[OVERLAP_DEVICE])
     return Decision(
         request_id=request.request_id,
         model_name=worker.model_name,
         routing_group=worker.routing_group,
         worker_id=worker.worker_id,
-        dp_rank=chosen.rank.dp_rank,
+        dp_rank=rank.dp_rank,
         endpoint=worker.endpoint,
-        block_size=worker.identity.block_size,
+        block_size=block_size,
         isl_tokens=prompt.isl_tokens,
-        overlap=_overlap_tokens(placement),
-        overlap_blocks=chosen.overlap_blocks,
-        predicted_cached_blocks=chosen.predicted_cached_blocks,
-        effective_prefill_tokens=prompt.prefill_tokens(chosen.overlap_blocks),
-        potential_decode_blocks=chosen.potential_decode_blocks,
-        policy=placement.choice.policy,
-        trust=core.trust(chosen.rank, now_s),
+        overlap=OverlapTokens(
+            longest_matched=int(row[OVERLAP_REMOTE]) * block_size,
+            gpu=device_blocks * block_size,
+            cpu=int(row[OVERLAP_HOST]) * block_size,
+            disk=int(row[OVERLAP_DISK]) * block_size,
+            remote=int(row[OVERLAP_REMOTE]) * block_size,
+            dp=_device_tokens(placement, rank, device_blocks),
+        ),
+        overlap_blocks=device_blocks,
+        predicted_cached_blocks=int(row[CACHED_BLOCKS]),
+        effective_prefill_tokens=prompt.prefill_tokens(device_blocks),
+        potential_decode_blocks=potential_decode_blocks(row),
+        policy=choice.policy,
+        trust=core.trust(rank, now_s),
         source=block_source(core, placement, now_s),
     )
 
 
-def _overlap_tokens(placement: Placement) -> OverlapTokens:
-    block_size, chosen = placement.prompt.block_size, placement.rank
-    row = placement.choice.table.values[placement.choice.index]
-    device, host, disk, remote = row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1].tolist()
-    device_tokens, remote_tokens = int(device) * block_size, int(remote) * block_size
-    dp = {str(chosen.dp_rank): device_tokens}
-    ranks = placement.worker.ranks
-    if len(ranks) > 1:
-        found = (placement.overlaps.get(rank, NO_OVERLAP) for rank in ranks)
-        each = zip(ranks, found, strict=True)
-        dp = {str(rank.dp_rank): its.device * block_size for rank, its in each}
-    return OverlapTokens(
-        longest_matched=remote_tokens,
-        gpu=device_tokens,
-        cpu=int(host) * block_size,
-        disk=int(disk) * block_size,
-        remote=remote_tokens,
-        dp=dp,
-    )
+def _device_tokens(placement: Placement, chosen: Rank, device_blocks: int) -> dict[str, int]:
+    """Tokens on the device of each rank of the chosen worker; of most it is the only one."""
+    worker, block_size = placement.worker, placement.prompt.block_size
+    if worker.rank_count == 1:
+        return {str(chosen.dp_rank): device_blocks * block_size}
+    found = ((rank, placement.overlaps.get(rank, NO_OVERLAP)) for rank in worker.ranks)
+    return {str(rank.dp_rank): its.device * block_size for rank, its in found}
 
 
 def explained_candidates(

@@ -43,6 +43,11 @@ class RegisteredWorker(WorkerAnnouncement, frozen=True, kw_only=True):
         """The registered ranks, in order; there may be gaps."""
         return tuple(Rank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks)
 
+    @property
+    def rank_count(self) -> int:
+        """How many they are. O(1)."""
+        return len(self.dp_ranks)
+
     def source(self, rank: Rank) -> EngineSource | None:
         """Where the rank's engine is heard; None: over the bus."""
         return self.sources.get(rank.dp_rank)

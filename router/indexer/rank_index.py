@@ -19,6 +19,8 @@ class RankIndex:
         "_freshness",
         "_reported_doubts",
         "_reported_life",
+        "_said_doubts",
+        "_said_state",
         "_scheme",
         "asked_s",
         "identity",
@@ -37,7 +39,8 @@ class RankIndex:
         self.indexer = indexer
         self._scheme = scheme
         self.is_readable = identity.scheme == scheme
-        self.packed_state = pack_state(HeldState())
+        self.packed_state = self._said_state = pack_state(HeldState())
+        self._said_doubts = 0
         self.log = EventLog(now_s)
         self.asked_s = -inf
         self._freshness = Freshness()
@@ -72,7 +75,9 @@ class RankIndex:
         `is_applying`: it is between two messages; `is_unsettled`: restored, and not checked yet.
         """
         log = self.log
-        age_s = self._age_s(now_s)
+        as_of_s = self._freshness.as_of_s(log.cursor)
+        # How long ago what the index shows was last known to be all there is; None: never.
+        age_s = None if as_of_s == -inf else round(now_s - as_of_s, 3)
         if not self.is_readable:
             theirs, ours = self.identity.scheme, self._scheme
             reason = f"hash scheme {theirs!r} is not {ours!r}{_key_hint(theirs, ours)}"
@@ -96,7 +101,10 @@ class RankIndex:
             self._doubts_event_id >= self.log.cursor
         ):
             return self._reported_doubts
-        return unpack_doubts(self.packed_state)
+        if self._said_state is not self.packed_state:
+            self._said_state = self.packed_state
+            self._said_doubts = unpack_doubts(self.packed_state)
+        return self._said_doubts
 
     def _lag(self, age_s: float | None) -> str | None:
         """Why a rank that adds up may be behind its engine; None if it is proven not to be."""
@@ -108,11 +116,6 @@ class RankIndex:
         if age_s is None:
             return "no report confirms it"
         return None if age_s <= FRESH_S else f"last confirmed {age_s:.1f} s ago"
-
-    def _age_s(self, now_s: float) -> float | None:
-        """How long ago what the index shows was last known to be all there is; None: never."""
-        as_of_s = self._freshness.as_of_s(self.log.cursor)
-        return None if as_of_s == -inf else round(now_s - as_of_s, 3)
 
 
 def _key_hint(theirs: str, ours: str) -> str:

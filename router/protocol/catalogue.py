@@ -82,6 +82,11 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
         start_rank, size = self.data_parallel_start_rank, self.data_parallel_size
         return ranks_of(self.worker_id, start_rank, size)
 
+    @property
+    def rank_count(self) -> int:
+        """How many they are. O(1)."""
+        return self.data_parallel_size
+
     def source(self, _: Rank) -> Struct | None:
         """Where a rank's events come from, if not from the bus."""
         return None

@@ -87,7 +87,6 @@ class TermTable(Struct, frozen=True, eq=False):
         """One candidate's terms."""
         row = self.values[index].tolist()
         block_size, overlap_blocks = int(row[BLOCK_SIZE]), int(row[OVERLAP_DEVICE])
-        decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
         prefill_tokens = max(self.isl_tokens - overlap_blocks * block_size, 0)
         return Terms(
             rank=self.ranks[index],
@@ -95,6 +94,12 @@ class TermTable(Struct, frozen=True, eq=False):
             overlap_blocks=overlap_blocks,
             predicted_cached_blocks=int(row[CACHED_BLOCKS]),
             potential_prefill_tokens=int(row[PREFILL_TOKENS]) + prefill_tokens,
-            potential_decode_blocks=0 if isnan(decode_blocks) else int(decode_blocks),
+            potential_decode_blocks=potential_decode_blocks(row),
             held_blocks=int(row[HELD_BLOCKS]),
         )
+
+
+def potential_decode_blocks(row: Sequence[float]) -> int:
+    """Blocks in use with the request there, of a candidate's row; 0 where they are not tracked."""
+    blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
+    return 0 if isnan(blocks) else int(blocks)
