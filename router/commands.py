@@ -226,8 +226,10 @@ class Commands:
         return await prepared(request, core.identities(request.scope), stages, core.naming)
 
     def _prepare_now(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
-        core = self.core
-        return prepare(request, core.identities(request.scope), stages, core.naming)
+        """Tokens that nobody times are hashed where they are looked for: see `short_cut.py`."""
+        core, is_hashed = self.core, stages is not None or request.token_ids is None
+        identities = core.identities(request.scope) if is_hashed else ()
+        return prepare(request, identities, stages, core.naming)
 
     def _select(self, request: SelectRequest, prompt: Prompt, stages: Stages | None) -> Decision:
         now_s = time.monotonic()

@@ -50,6 +50,7 @@ from router.sequence.rank_table import (
 from router.sequence.stages import FIND, SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
+from router.short_cut import ShortCut
 
 
 class Placer:
@@ -65,6 +66,7 @@ class Placer:
         "_ranks",
         "_rng",
         "_settings",
+        "_short_cut",
         "_tracker",
         "_weighing",
         "gate",
@@ -100,7 +102,9 @@ class Placer:
         self._crowd = crowd
         self._weighing = Weighing(ranks, tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
-        self.gate = Gate(settings.gate, ranks)
+        self.gate = gate = Gate(settings.gate, ranks)
+        parts = (index, ranks, tracker, crowd, gate, self._weighing, self._policies, rng)
+        self._short_cut = ShortCut(settings, *parts)
 
     def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """Choose a rank; what policies and the gate remember is all that changes.
@@ -108,7 +112,11 @@ class Placer:
         Raises NoEndpointsError, WorkersOverloadedError.
         """
         scope, override = request.scope, request.router_config_override
-        passed = self._eligible(request, self.schedulable(scope))
+        schedulable = self.schedulable(scope)
+        placed = self._short_cut.place(request, scope, prompt, schedulable, now_s)
+        if placed is not None:
+            return placed
+        passed = self._eligible(request, schedulable)
         candidates = passed.candidates
         stages = prompt.stages
         if stages is not None:

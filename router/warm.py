@@ -5,6 +5,7 @@ For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see 
 
 import sys
 
+import router._short_cut_kernel
 import router.indexer._grouping
 import router.indexer._kernel
 import router.publisher._engine_kernel
@@ -26,6 +27,7 @@ import router.sequence._token_kernel
 from router.compiled import cache_folder
 
 KERNEL_MODULES = (
+    router._short_cut_kernel,
     router.indexer._grouping,
     router.indexer._kernel,
     router.publisher._engine_kernel,

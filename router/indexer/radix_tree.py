@@ -11,7 +11,7 @@ strips it from the slots later, and only then is the id used again. The nodes, s
 in arrays (`_memory`) that numba kernels work on (`_kernel`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -233,7 +233,20 @@ class RadixTree:
         O(log blocks) look-ups per distinct end where no rank that matches may have holes, else one
         per block; counts itself, and otherwise mutates nothing.
         """
-        rows = _kernel.find(self._address, sequence_hashes)
+        return self.matches(_kernel.find(self._address, sequence_hashes))
+
+    @property
+    def address(self) -> int:
+        """For kernels that search on their way, as `find_matches` does."""
+        return self._address
+
+    @property
+    def rank_of(self) -> Sequence[Rank]:
+        """The rank of each holder id, as in `Matches`."""
+        return self._rank_of
+
+    def matches(self, rows: int) -> Matches:
+        """What the last search has found: so many rows."""
         return Matches(self._rank_of, self._ends[: rows * ROW_BYTES].tobytes())
 
     def summary(self, rank: Rank) -> HeldSummary:

@@ -25,6 +25,7 @@ from router.indexer.base import (
 )
 from router.indexer.dumps import IndexDump, RankBlocks, RankState, dumped_blocks
 from router.indexer.event_log import Verdict
+from router.indexer.radix_tree import RadixTree
 from router.indexer.rank_index import RankIndex
 from router.indexer.slices import (
     FILL_SLICE_BLOCKS,
@@ -283,6 +284,11 @@ class TrustedIndex:
         """The longest held prefix, per rank of the scope."""
         indexer = self._indexers.get(scope)
         return {} if indexer is None else indexer.find_matches(sequence_hashes)
+
+    def tree(self, scope: Scope) -> RadixTree | None:
+        """What `find_matches` searches, where it is one tree, and nobody else is to hear of it."""
+        indexer = self._indexers.get(scope)
+        return indexer if isinstance(indexer, RadixTree) else None
 
     def held_blocks(self, rank: Rank) -> int:
         """Blocks the rank holds, counted once per tier. O(1)."""

@@ -89,6 +89,10 @@ class RecordedIndex(TrustedIndex):
         self._searched(scope, sequence_hashes)
         return super().find_matches(scope, sequence_hashes)
 
+    def tree(self, scope: Scope) -> None:  # noqa: ARG002
+        """None: what is searched is told of."""
+        return
+
 
 class RecordedCore(RouterCore):
     """A core that calls `record` for everything that a core like it would have to be told."""

@@ -90,6 +90,11 @@ class Crowd:
         """How many requests another router places beside each of ours, on average."""
         return self._heard.get(router_id, 0.0) / self._ours if self._ours else 0.0
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other router places beside us."""
+        return not self._heard
+
     def claims(self, now_s: float) -> Claims | None:
         """What others are expected to place unseen at this moment; None: there are no others.
 

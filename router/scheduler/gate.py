@@ -135,6 +135,10 @@ class Gate:
         factors = None if factors is None else factors[found.mask]
         return Passed(known.only(found.mask), factors, pool, found)
 
+    def is_open(self, model_name: str) -> bool:
+        """Whether everybody passes who demands nothing."""
+        return not self.thresholds(model_name).are_set
+
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Above what a rank of this model is busy."""
         return self._by_model.get(model_name, self._settings.thresholds)

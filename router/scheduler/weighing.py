@@ -94,10 +94,14 @@ class Weighing:
         """Matches as rows {holder, ends}, and the slot of each holder."""
         if not isinstance(found, Matches):
             return _numbered(found, self._table)
+        return found.array, self.slots_of(identity, found.rank_of)
+
+    def slots_of(self, identity: Identity, rank_of: Sequence[Rank]) -> Slots:
+        """The slot of each holder of an index, or NO_SLOT."""
         known = self._slots_of.get(identity)
-        if known is None or not known.fits(found.rank_of, self._table):
-            known = self._slots_of[identity] = _HolderSlots(found.rank_of, self._table)
-        return found.array, known.slots
+        if known is None or not known.fits(rank_of, self._table):
+            known = self._slots_of[identity] = _HolderSlots(rank_of, self._table)
+        return known.slots
 
 
 class _HolderSlots:

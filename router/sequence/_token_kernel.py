@@ -73,7 +73,7 @@ def _digits_at(_context: object, _address: object) -> object:
 
 
 @device
-def _byte(body: Bytes, at: int) -> int:
+def _byte(body: Bytes, at: int | np.uint64) -> int:
     """Without a look at whether `at` counts from the end."""
     byte: int = body[np.uint64(at)]
     return byte

@@ -34,6 +34,11 @@ class BlockNaming(Struct, frozen=True):
         """Of identities: it tells the key's fingerprint, and nothing of the key."""
         return SCHEME if self.key is None else f"{SCHEME}+siphash-2-4:{self.key.fingerprint}"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks are called by their public hashes everywhere."""
+        return self.key is None and self.tracking is None
+
     def names(self, sequence_hashes: HashArray) -> HashArray:
         """Bus names of public hashes; without a key the same array. O(blocks), without the GIL."""
         if self.key is None or not len(sequence_hashes):

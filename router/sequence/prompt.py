@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from router.protocol.requests import BlockMmInfo, PromptRequest
@@ -9,6 +10,7 @@ from router.protocol.values import HashArray, Identity
 from router.sequence.footprint import Footprint, reusable_blocks
 from router.sequence.hashing import (
     HASH_SEED,
+    TokenArray,
     chain,
     hash_seed,
     local_block_hashes,
@@ -71,8 +73,8 @@ class Prompt:
     """Tokens of a request, and their hashes for every identity asked about so far.
 
     Where only the hashes are known, they are those of every identity that has so many blocks for a
-    prompt of this length, and others know nothing of it. `stages`: where the decision about it is
-    timed, if it is.
+    prompt of this length, and others know nothing of it. `seed`: of its local hashes. `stages`:
+    where the decision about it is timed, if it is.
     """
 
     __slots__ = (
@@ -82,8 +84,8 @@ class Prompt:
         "_known",
         "_mm_infos",
         "_naming",
-        "_seed",
         "_tokens",
+        "seed",
         "stages",
     )
 
@@ -101,9 +103,9 @@ class Prompt:
             blocks = request.block_hashes
             found_by = load_hashes if blocks is None else chain(hash_array(blocks))
             self._known = (found_by, load_hashes)
-        self._seed = HASH_SEED
+        self.seed = HASH_SEED
         if request.lora_name or request.cache_salt:
-            self._seed = hash_seed(request.lora_name, request.cache_salt)
+            self.seed = hash_seed(request.lora_name, request.cache_salt)
         self._mm_infos: Sequence[BlockMmInfo | None] = request.block_mm_infos or ()
         self._by_identity: dict[Identity, HashedPrompt] = {}
         self._about = None if naming.tracking is None else _whose(request)
@@ -112,6 +114,26 @@ class Prompt:
     def isl_tokens(self) -> int:
         """Length of the prompt."""
         return self._isl_tokens
+
+    @property
+    def unhashed(self) -> TokenArray | None:
+        """Its tokens, contiguous, if its names are `sequence_hashes` of them by `seed` and nothing
+        else, and nobody has asked for them yet.
+        """
+        if (
+            self._by_identity
+            or self._known is not None
+            or self._mm_infos
+            or not self._naming.is_plain
+        ):
+            return None
+        return np.ascontiguousarray(self._tokens)
+
+    def note_hashes(self, identity: Identity, hashes: HashArray) -> HashedPrompt:
+        """Somebody else has hashed its `unhashed` tokens under this identity."""
+        hashed = HashedPrompt(hashes, hashes, self._isl_tokens, identity.block_size, hashes)
+        self._by_identity[identity] = hashed
+        return hashed
 
     def hashed(self, identity: Identity) -> HashedPrompt:
         """The prompt under this identity. O(tokens) once, then O(1)."""
@@ -136,11 +158,11 @@ class Prompt:
     def _public_hashes(self, block_size: int, eagle: bool) -> HashArray:
         """In two steps where each has to be timed, or where blocks are of more than tokens."""
         if self.stages is None and not self._mm_infos:
-            return sequence_hashes(self._tokens, block_size, seed=self._seed, eagle=eagle)
+            return sequence_hashes(self._tokens, block_size, seed=self.seed, eagle=eagle)
         local_hashes = local_block_hashes(
             self._tokens,
             block_size,
-            seed=self._seed,
+            seed=self.seed,
             block_mm_infos=self._mm_infos,
             eagle=eagle,
         )

@@ -123,11 +123,16 @@ class PromptTrie:
             depth = end
         return depth
 
-    def write_depths(self, hashes: HashArray, depths: SlotDepths) -> None:
-        """The same for every slot; those that hold nothing of it keep what is there."""
+    def write_depths(self, hashes: HashArray, depths: SlotDepths) -> bool:
+        """The same for every slot; those that hold nothing of it keep what is there. False where
+        that is all of them.
+        """
+        if not len(hashes) or int(hashes[0]) not in self._root.children:
+            return False
         for node, end in self._way(hashes):
             requests = node.requests
             depths[np.fromiter(requests, np.intp, len(requests))] = end
+        return True
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""

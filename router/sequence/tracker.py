@@ -104,9 +104,11 @@ class Tracker:
         active = self._by_rank.get(rank)
         return ActiveSequences(self._trie, self._table.slot(rank)) if active is None else active
 
-    def write_depths(self, sequence_hashes: HashArray, depths: SlotDepths) -> None:
-        """Leading blocks of a prompt that each slot is busy with, where it is with any."""
-        self._trie.write_depths(sequence_hashes, depths)
+    def write_depths(self, sequence_hashes: HashArray, depths: SlotDepths) -> bool:
+        """Leading blocks of a prompt that each slot is busy with, where it is with any; False: none
+        is.
+        """
+        return self._trie.write_depths(sequence_hashes, depths)
 
     def shared(self, request_id: str) -> SharedReservation | None:
         """One of our reservations as other routers are told of it, if there is one. O(blocks)."""
