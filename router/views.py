@@ -300,7 +300,7 @@ def _rank_overlap(
         dp_rank=rank.dp_rank,
         block_size=prompt.block_size,
         num_blocks=len(prompt.sequence_hashes),
-        predicted_cached_blocks=prompt.cached_blocks(overlap.device, eagle=is_eagle),
+        predicted_cached_blocks=prompt.cached_blocks(overlap.remote, eagle=is_eagle),
         device_blocks=overlap.device,
         host_pinned_blocks=overlap.host,
         disk_blocks=overlap.disk,

@@ -111,7 +111,7 @@ WORDS = {
     "potential_decode_blocks": "blocks in use there, were the request there",
     "potential_prefill_tokens": "tokens to compute there, were the request there",
     "predicted": "what a placement there is predicted to take",
-    "predicted_cached_blocks": "blocks that the engine will reuse, which computes a token at least",
+    "predicted_cached_blocks": "blocks the engine reuses from any tier, short of a token at least",
     "predicted_cached_tokens": "the same in tokens, summed",
     "preferred_taints": "taints that a worker should have, by weight; below 0 it should not",
     "prefill_token_capacity": "tokens that its engine computes in a step, at most",

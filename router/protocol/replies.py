@@ -216,7 +216,7 @@ class ScopeLoads(Struct, frozen=True):
 class RankOverlap(Struct, frozen=True):
     """Cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
 
-    `num_blocks`: of the prompt; `predicted_cached_blocks`: what the device alone lets it reuse.
+    `num_blocks`: of the prompt; `predicted_cached_blocks`: what the engine will not compute.
     """
 
     worker_id: int

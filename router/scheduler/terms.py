@@ -14,9 +14,11 @@ from msgspec import Struct
 
 from router.protocol.values import Rank, Scope
 from router.scheduler.claims import Claims
+from router.sequence.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
+    EAGLE,
     HELD_BLOCKS,
     PREFILL_TOKENS,
     RANK_COLUMNS,
@@ -42,6 +44,7 @@ NO_PARTS: FloatArray = np.empty((0, 4))
 class Terms(Struct, frozen=True):
     """One candidate's terms, by name, for explanations.
 
+    `predicted_cached_blocks`: what the engine will not compute, from whichever of its tiers.
     `potential_*` count the request as if it were already there; `held_blocks` is the size of the
     rank's cache.
     """
@@ -92,7 +95,9 @@ class TermTable(Struct, frozen=True, eq=False):
             rank=self.ranks[index],
             block_size=block_size,
             overlap_blocks=overlap_blocks,
-            predicted_cached_blocks=int(row[CACHED_BLOCKS]),
+            predicted_cached_blocks=reusable_blocks(
+                self.isl_tokens, block_size, int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE])
+            ),
             potential_prefill_tokens=int(row[PREFILL_TOKENS]) + prefill_tokens,
             potential_decode_blocks=potential_decode_blocks(row),
             held_blocks=int(row[HELD_BLOCKS]),

@@ -70,8 +70,10 @@ async def test_blocks_outlive_a_kill_and_the_router_knows_in_which_tier(fleet, t
     fleet.workers[1].start()
     again = await until_told(fleet, lambda now: now.get("disk") == held["disk"])
     assert again == {tier: held[tier] for tier in ("host", "disk")}
-    assert (await fleet.select(prompt(0)))["overlap"]["disk"] == 288
     for number in range(8):
+        predicted = await fleet.select(prompt(number))
+        assert predicted["overlap"]["disk"] == 288
+        assert predicted["predicted_cached_blocks"] == 288 // 16
         answer = await fleet.complete(1, 0, prompt(number))
         assert (answer["choices"], cached(answer)) == (said[number], 288)
     await until_told(fleet, lambda now: len(now["disk"]) == 8 * 19)

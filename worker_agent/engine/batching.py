@@ -7,7 +7,7 @@ they are full and computed, decode's too.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -141,13 +141,11 @@ class Batcher:
             return bool(self.waiting)
         return any(not running.is_loading for running in self.running)
 
-    @property
-    def waiting_uncached_tokens(self) -> int:
-        """Prompt tokens of waiting requests that are not cached now."""
-        return sum(
-            len(w.request.prompt) - self._pool.matching(self._reusable(w)) * self._block_size
-            for w in self.waiting
-        )
+    def waiting_uncached_tokens(self, loadable: Callable[[Sequence[bytes]], int]) -> int:
+        """Prompt tokens of waiting requests that would be computed now. `loadable`: how many
+        leading blocks would come from tiers below.
+        """
+        return sum(self._uncached_tokens(waiting, loadable) for waiting in self.waiting)
 
     def add(self, request: GenerationRequest) -> None:
         """Let a request wait for admission."""
@@ -208,6 +206,12 @@ class Batcher:
         running.computed += blocks * self._block_size
         running.cached_tokens += blocks * self._block_size
         self._name_full_blocks(running)
+
+    def _uncached_tokens(self, waiting: Running, loadable: Callable[[Sequence[bytes]], int]) -> int:
+        wanted = self._reusable(waiting)
+        here = self._pool.matching(wanted)
+        cached_blocks = here + loadable(wanted[here:])
+        return len(waiting.request.prompt) - cached_blocks * self._block_size
 
     def _place(self, waiting: Running) -> bool:
         request = waiting.request

@@ -246,9 +246,12 @@ class ReferenceEngine:
         return LoadGauges(
             running_requests=len(self._batcher.running),
             waiting_requests=len(self._batcher.waiting),
-            waiting_uncached_tokens=self._batcher.waiting_uncached_tokens,
+            waiting_uncached_tokens=self._batcher.waiting_uncached_tokens(self._loadable),
             kv_used_blocks=self._pool.used_blocks,
         )
+
+    def _loadable(self, identities: Sequence[bytes]) -> int:
+        return self._tiers.loadable(identities) if self._tiers else 0
 
     def _count(
         self, added: int, aborted: int, admitted: list[Running], chunks: list[Chunk]

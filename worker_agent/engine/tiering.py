@@ -87,6 +87,10 @@ class EngineTiers:
                 running.is_loading = True
                 self._coming.append(_Coming(running, loading))
 
+    def loadable(self, identities: Sequence[bytes]) -> int:
+        """How many leading blocks would be loaded, were they asked for now."""
+        return self.stack.loadable(identities, self._timeout_s)
+
     def store(self, changes: Sequence[Change], now_s: float) -> None:
         """After a step: offer what was named in it, and hand over what is due."""
         self.stack.offer([each.name for each in changes if isinstance(each, BlockStored)])

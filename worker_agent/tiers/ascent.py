@@ -4,6 +4,7 @@ load ─▶ worth it? ─▶ batches ─▶ tiers' threads ─▶ came, or lost 
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -49,19 +50,22 @@ class Ascent:
         peer_blocks: int = 0,
     ) -> Loading | None:
         """See TierStack. `peer`: who has the first `peer_blocks` of them, too."""
-        settings = self._tiers.settings
-        loading_blocks = sum(len(loading.identities) for loading in self._loadings)
-        room = max(settings.max_loading_blocks - loading_blocks, 0)
         ladder = Ladder(self._tiers, identities, peer, peer_blocks)
-        blocks = min(room, len(identities))
+        blocks = min(self._room_blocks, len(identities))
         count = self._worth_loading(ladder, blocks, timeout_s) or self._tried(ladder, blocks)
         if not count or (is_whole and count < len(identities)):
             return None
-        rows = _host_rows(count, settings.block_bytes)
+        rows = _host_rows(count, self._tiers.settings.block_bytes)
         loading = Loading(identities[:count], rows, now_s + timeout_s, is_whole=is_whole)
         self._loadings.append(loading)
         self._fetch(loading, ladder, 0, count)
         return loading
+
+    def loadable(self, identities: Sequence[bytes], timeout_s: float) -> int:
+        """See TierStack."""
+        known = takewhile(self._tiers.held.tiers, identities[: self._room_blocks])
+        ladder = Ladder(self._tiers, identities)
+        return self._worth_loading(ladder, sum(1 for _ in known), timeout_s)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -111,6 +115,12 @@ class Ascent:
             return 0
         self._refused += 1
         return 0 if self._refused % TRIED_EVERY else min(len(run[1]), self._batch_blocks)
+
+    @property
+    def _room_blocks(self) -> int:
+        """So many more may be on their way."""
+        loading_blocks = sum(len(loading.identities) for loading in self._loadings)
+        return max(self._tiers.settings.max_loading_blocks - loading_blocks, 0)
 
     @property
     def _batch_blocks(self) -> int:

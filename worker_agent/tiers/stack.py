@@ -137,6 +137,10 @@ class TierStack:
         """What came from other workers since the start. From any thread."""
         return EdgeCounters() if self._peers is None else self._peers.up
 
+    def loadable(self, identities: Sequence[bytes], timeout_s: float) -> int:
+        """How many leading blocks would be loaded now, of those that tiers are known to hold."""
+        return self._ascent.loadable(identities, timeout_s)
+
     def note_prefill(self, tokens: int, busy_s: float) -> None:
         """So many prompt tokens were computed: what loading is measured against."""
         self._ascent.note_prefill(tokens, busy_s)

@@ -5,9 +5,11 @@
     inward    far  0 │ far  1 │ far  2 │
                      │ near 0 │ near 1 │ near 2        far: read, get    near: checksum, scatter
 
-At most one batch is on each hop, so two staging buffers are enough: batch i uses buffer i % 2.
+The next batch waits for the far hop before it is free, so that it is never idle. No more than two
+are on it or wait for it, so two staging buffers are enough: batch i uses buffer i % 2.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -34,8 +36,8 @@ def outward(
         with Flight[list[Outcome]](io) as flight:
             for number, batch in enumerate(batches):
                 near(batch, number % BUFFERS)
-                outcomes += flight.land() if number else []
                 flight.begin(far, batch, number % BUFFERS)
+                outcomes += flight.land() if number else []
             outcomes += flight.land() if batches else []
     except StorageError:
         return _failed(outcomes, batches)
@@ -52,20 +54,19 @@ def inward(
     outcomes: list[Outcome] = []
     try:
         with Flight[T](io) as flight:
-            if batches:
-                flight.begin(far, batches[0], 0)
-            for number, batch in enumerate(batches, 1):
-                arrived = flight.land()
-                if number < len(batches):
-                    flight.begin(far, batches[number], number % BUFFERS)
-                outcomes += near(batch, (number - 1) % BUFFERS, arrived)
+            for number, batch in enumerate(batches[:BUFFERS]):
+                flight.begin(far, batch, number)
+            for number, batch in enumerate(batches):
+                outcomes += near(batch, number % BUFFERS, flight.land())
+                if number + BUFFERS < len(batches):
+                    flight.begin(far, batches[number + BUFFERS], number % BUFFERS)
     except StorageError:
         return _failed(outcomes, batches)
     return outcomes
 
 
 class Flight(Generic[T]):
-    """The one batch on its far hop; without a thread it is back at once.
+    """Batches on their far hop, in order; without a thread each is back at once.
 
     Left only when nothing is on its way any more, or is given up as late.
     """
@@ -74,7 +75,7 @@ class Flight(Generic[T]):
 
     def __init__(self, io: IoThread | None) -> None:
         self._io = io
-        self._begun: Future[T] | None = None
+        self._begun: deque[Future[T]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -85,24 +86,29 @@ class Flight(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._begun is not None:
-            self.land()
+        for waiting in self._begun:
+            waiting.cancel()  # not one that is on its way
+        for begun in self._begun:
+            if not begun.cancelled():
+                self._landed(begun)
 
     def begin(self, far: Callable[[range, int], T], batch: range, turn: int) -> None:
         """Send a batch. Raises StorageError while an earlier one is late."""
         if self._io is not None:
-            self._begun = self._io.begin(lambda: far(batch, turn))
+            self._begun.append(self._io.begin(lambda: far(batch, turn)))
             return
-        self._begun = Future()
+        begun = Future[T]()
+        self._begun.append(begun)
         try:
-            self._begun.set_result(far(batch, turn))
+            begun.set_result(far(batch, turn))
         except BaseException as error:  # noqa: BLE001 - raised where the batch lands
-            self._begun.set_exception(error)
+            begun.set_exception(error)
 
     def land(self) -> T:
-        """What came of it. Raises StorageError, and what the far hop raised."""
-        assert self._begun is not None
-        begun, self._begun = self._begun, None
+        """What came of the first. Raises StorageError, and what the far hop raised."""
+        return self._landed(self._begun.popleft())
+
+    def _landed(self, begun: "Future[T]") -> T:
         return begun.result() if self._io is None else self._io.wait(begun)
 
 

@@ -66,6 +66,8 @@ class IoThread:
     def _run(self) -> None:
         while (each := self._calls.get()) is not None:
             begun, call = each
+            if not begun.set_running_or_notify_cancel():
+                continue
             try:
                 begun.set_result(call())
             except BaseException as error:  # noqa: BLE001 - told to whoever waits for it

@@ -67,7 +67,7 @@ def test_weighs_each_candidate_under_its_own_identity(world):
     table = world.weigh({FOUR: {A: Overlap(5, 5, 5, 5)}, EIGHT: {B: Overlap(1, 2, 2, 2)}})
     assert [table.terms(i) for i in range(2)] == [
         Terms(A, 4, 5, 4, 0, 5, 50),
-        Terms(B, 8, 1, 1, 20 + 12, 3 + 1, 50),
+        Terms(B, 8, 1, 2, 20 + 12, 3 + 1, 50),
     ]
     assert table.column(OVERLAP_HOST).tolist() == [5, 2]
 

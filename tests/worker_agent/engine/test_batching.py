@@ -109,7 +109,8 @@ def test_whoever_does_not_fit_waits_and_whoever_is_behind_waits_too():
     batch.add(request("b", 10, max_tokens=3))
     batch.add(request("c", 2, max_tokens=1))
     assert [r.request.request_id for r in batch.admit()] == ["a"]
-    assert batch.waiting_uncached_tokens == 12
+    assert batch.waiting_uncached_tokens(len) == 12 - 4 * 2
+    assert batch.waiting_uncached_tokens(lambda _: 0) == 12
     run(batch)
 
 

@@ -65,6 +65,17 @@ def test_what_has_been_in_every_tier_is_what_was_computed(tmp_path, redis_port, 
         assert other.cached_tokens == 192
 
 
+def test_who_waits_is_not_to_compute_what_tiers_hold(tmp_path):
+    stores = host(tmp_path, 30, BLOCK_BYTES), disk(tmp_path, 100, BLOCK_BYTES)
+    with TieredRank(*stores) as rank:
+        rank.run(TEXT[:200])
+        rank.settle()
+        rank.fill()
+        rank.step(added=[GenerationRequest("large", TEXT[5:305], 60)])
+        gauges = rank.step(added=[GenerationRequest("x", TEXT[:200], 1)]).gauges
+        assert (gauges.waiting_requests, gauges.waiting_uncached_tokens) == (1, 200 - 192)
+
+
 def test_what_the_device_uses_is_kept_below(tmp_path):
     with TieredRank(host(tmp_path, 12, BLOCK_BYTES)) as rank:
         rank.run(TEXT[:100])

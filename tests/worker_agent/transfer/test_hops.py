@@ -59,7 +59,6 @@ def test_from_a_failure_on_all_failed(io, way):
     outcomes = way(io, batches_of(5, 2), *hops)
     assert outcomes == [DONE, DONE, FAILED, FAILED, FAILED]
     assert leading(outcomes) == 2
-    assert (4, 0) not in ways.on("far")
 
 
 @pytest.mark.parametrize("way", [outward, inward])
@@ -91,6 +90,23 @@ def test_both_hops_are_taken_at_once():
     io.close()
 
 
+def test_behind_one_that_is_late_nothing_is_begun():
+    io, far_ones, free = IoThread("disk", timeout_s=0.05), [], threading.Event()
+
+    def far(batch, _turn):
+        far_ones.append(batch.start)
+        free.wait(60)
+        return [DONE] * len(batch)
+
+    def near(batch, _turn, arrived):
+        return arrived
+
+    assert inward(io, batches_of(6, 2), far, near) == [FAILED] * 6
+    free.set()
+    io.close()
+    assert far_ones == [0]
+
+
 def test_nothing_is_on_its_way_when_the_near_hop_raises(io):
     ways = Ways()
 
@@ -99,4 +115,4 @@ def test_nothing_is_on_its_way_when_the_near_hop_raises(io):
 
     with pytest.raises(ZeroDivisionError):
         inward(io, batches_of(5, 2), ways.far, near)
-    assert io is None or io.wait(io.begin(lambda: len(ways.on("far")))) == 2
+    assert io is None or io.wait(io.begin(lambda: len(ways.on("far")))) <= 2
