@@ -13,6 +13,7 @@ from router.publisher.complaints import Complaints
 from router.publisher.decode_room import DecodeRoom
 from router.publisher.engine_batch import EngineBatch
 from router.publisher.engine_events import decode_engine_batch
+from router.publisher.engine_map import EngineMap
 from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, Step
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import NormalizerStats
@@ -73,6 +74,11 @@ class EngineFeed:
     def normalizer_stats(self) -> NormalizerStats:
         """What became of events and blocks. O(1)."""
         return self._normalizer.stats
+
+    @property
+    def map(self) -> EngineMap:
+        """Who makes room in it must do so while no steps are carried out."""
+        return self._normalizer.map
 
     def take(self, steps: Sequence[Step], now_s: float) -> None:
         """Carry out steps, in order; replays are not its business. O(blocks)."""

@@ -6,6 +6,8 @@
 What the words mean is in `_map_rows`, what happens to them in `_map_kernel`.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +25,20 @@ _MOST_EXPECTED_ROWS = 1 << 20
 """What is said of a pool is believed up to here; beyond, its map grows as it fills."""
 
 
+_LARGE_ROWS = 1 << 16
+"""From so many on, room is better prepared beside everything else."""
+
+_AHEAD_ROWS = 1 << 17
+"""Rows whose memory the system is made to give beforehand: 5 MB, of which a page may cost 5 ms."""
+
+
+class Room(NamedTuple):
+    """Where the rows and slots of a map lie."""
+
+    rows: HashArray
+    slots: npt.NDArray[np.uint32]
+
+
 class EngineMap:
     """Rows of one rank. `max_rows` bounds them; dead ones make room before anything is refused."""
 
@@ -34,6 +50,7 @@ class EngineMap:
         "_rows",
         "_slots",
         "_state",
+        "_touched_rows",
         "_words",
     )
 
@@ -51,7 +68,8 @@ class EngineMap:
         self._groups: dict[int, int] = {0: 0}
         self._rows: HashArray = np.empty(0, np.uint64)
         expected = min(pool_blocks or 0, _MOST_EXPECTED_ROWS)
-        self._lay_out(min(max(expected, _FEWEST_ROWS), max_rows))
+        self.move_into(self._laid_out(min(max(expected, _FEWEST_ROWS), max_rows)))
+        self._touched_rows = 0
 
     @property
     def orphan_blocks(self) -> int:
@@ -161,9 +179,8 @@ class EngineMap:
 
     def load(self, counts: HashArray, rows: HashArray) -> None:
         """Replace all by what was saved. O(rows)."""
-        self._lay_out(
-            max(len(rows) // _map_rows.ROW_WORDS, int(self._state[_map_rows.ROW_CAPACITY]))
-        )
+        capacity = int(self._state[_map_rows.ROW_CAPACITY])
+        self.move_into(self._laid_out(max(len(rows) // _map_rows.ROW_WORDS, capacity)))
         self._rows[: len(rows)] = rows
         self._state[_map_rows.USED_ROWS :] = counts
         _map_whole.lay_all(self._address)
@@ -178,27 +195,64 @@ class EngineMap:
             mixed = self._groups[group] = digest(np.array([group], np.uint64))
         return mixed
 
+    @property
+    def is_room_short(self) -> bool:
+        """Is it time for `prepared`, so that no store has to wait for memory? O(1)."""
+        capacity = self._words[_map_rows.ROW_CAPACITY]
+        if capacity < _LARGE_ROWS:
+            return False
+        is_filling = self._is_filling and capacity < self._max_rows
+        is_fresh = self._words[_map_rows.USED_ROWS] + _AHEAD_ROWS // 2 > self._touched_rows
+        return is_filling or (is_fresh and self._touched_rows < capacity)
+
+    def prepared(self) -> Room:
+        """Room for more, to be moved into; may be done on another thread, while nobody changes the
+        map. O(rows).
+        """
+        capacity, used = (self._words[w] for w in (_map_rows.ROW_CAPACITY, _map_rows.USED_ROWS))
+        if self._is_filling and capacity < self._max_rows:
+            room = self._laid_out(min(2 * capacity, self._max_rows))
+        else:
+            room = Room(self._rows, self._slots)
+        if not used:
+            room.slots[:] = 0
+        room.rows[used * _map_rows.ROW_WORDS : (used + _AHEAD_ROWS) * _map_rows.ROW_WORDS] = 0
+        return room
+
+    def move_into(self, room: Room) -> None:
+        """Go on in what was prepared since the last change. O(1)."""
+        self._rows, self._slots = room.rows, room.slots
+        self._state[_map_rows.ROWS] = room.rows.ctypes.data
+        self._state[_map_rows.ROW_CAPACITY] = len(room.rows) // _map_rows.ROW_WORDS
+        self._state[_map_rows.SLOTS] = room.slots.ctypes.data
+        self._state[_map_rows.SLOT_BITS] = len(room.slots).bit_length() - 1
+        self._touched_rows = self._words[_map_rows.USED_ROWS] + _AHEAD_ROWS
+
+    @property
+    def _is_filling(self) -> bool:
+        return len(self) > self._words[_map_rows.ROW_CAPACITY] * 7 // 8
+
     def _make_room(self, rows: int) -> bool:
         capacity, wanted = int(self._state[_map_rows.ROW_CAPACITY]), len(self) + rows
         if capacity < self._max_rows:
             capacity = min(max(2 * capacity, wanted), self._max_rows)
-            self._lay_out(capacity)
-            _map_whole.lay_all(self._address)
+            self.move_into(self._laid_out(capacity))
         if wanted > capacity:
             self.forget_dead(max(self.dead_blocks - (wanted - capacity), 0))
         return len(self) + rows <= capacity
 
-    def _lay_out(self, capacity: int) -> None:
-        """Room for so many rows, with the present ones in it, and empty slots. O(rows)."""
+    def _laid_out(self, capacity: int) -> Room:
+        """Room for so many rows, with the present ones in it. O(rows)."""
         rows = np.empty(capacity * _map_rows.ROW_WORDS, np.uint64)
         used = int(self._state[_map_rows.USED_ROWS]) * _map_rows.ROW_WORDS
         rows[:used] = self._rows[:used]
         bits = (-(-4 * capacity // 3) - 1).bit_length()  # 3/4 in use at most
-        self._rows, self._slots = rows, np.zeros(1 << bits, np.uint32)
-        self._state[_map_rows.ROWS] = rows.ctypes.data
-        self._state[_map_rows.ROW_CAPACITY] = capacity
-        self._state[_map_rows.SLOTS] = self._slots.ctypes.data
-        self._state[_map_rows.SLOT_BITS] = bits
+        slots = np.zeros(1 << bits, np.uint32)
+        state = self._state.copy()
+        state[_map_rows.ROWS], state[_map_rows.ROW_CAPACITY] = rows.ctypes.data, capacity
+        state[_map_rows.SLOTS], state[_map_rows.SLOT_BITS] = slots.ctypes.data, bits
+        _map_whole.lay_all(int(state.ctypes.data))
+        return Room(rows, slots)
 
     def check_invariants(self) -> None:
         """Assert the invariants of `_map_rows`. O(rows)."""

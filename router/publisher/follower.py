@@ -174,12 +174,24 @@ class EngineFollower:
                 self._is_behind = bool(steps)
                 slices = self._take(steps)
                 try:
+                    if steps and self.feed.map.is_room_short:
+                        await self._make_room()
                     await self._turns.carry_out(slices)
                 finally:  # what the log calls applied has to be
                     for _ in slices:
                         pass
                 if self.feed.is_state_due and self._settings.state_path is not None:
                     await asyncio.shield(self._kept.keep(self._state))
+
+    async def _make_room(self) -> None:
+        """On a thread: to copy a large table takes as long as hundreds of requests."""
+        engine_map = self.feed.map
+        preparing = asyncio.create_task(asyncio.to_thread(engine_map.prepared))
+        try:
+            engine_map.move_into(await asyncio.shield(preparing))
+        except asyncio.CancelledError:
+            await asyncio.wait([preparing])  # until then nobody may change the map
+            raise
 
     def _take(self, steps: Sequence[Step]) -> Iterator[None]:
         """Carry out a lot, slice by slice; not before the last are we where the log is."""

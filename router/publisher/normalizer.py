@@ -114,6 +114,11 @@ class Normalizer:
             contexts=len(self._names.contexts),
         )
 
+    @property
+    def map(self) -> EngineMap:
+        """Engine hashes and names. Of this life: another one begins with another map."""
+        return self._names.map
+
     def take_complaints(self) -> Sequence[str]:
         """A sentence for each event refused since the last call, up to a few; to warn with."""
         complaints, self._complaints = self._complaints, []

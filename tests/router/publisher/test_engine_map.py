@@ -6,6 +6,7 @@ import pytest
 
 from engines import Edge, batch, engine_hash, names, placeholder, removed, stored
 from router.protocol.values import Tier
+from router.publisher import engine_map
 
 INVERSE = pow(0x9E3779B97F4A7C15, -1, 2**64)
 TOKENS = list(range(64))
@@ -91,3 +92,26 @@ def test_hashes_may_be_anything():
 def test_parents_may_be_0():
     edge = Edge().feed(stored([0], TOKENS[:4]), stored([1], TOKENS[4:8], 0))
     assert edge.held() == set(names(TOKENS[:8]))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_room_is_prepared_while_a_map_fills(seed, monkeypatch):
+    monkeypatch.setattr(engine_map, "_LARGE_ROWS", 1)
+    monkeypatch.setattr(engine_map, "_AHEAD_ROWS", 64)
+    random, edge, held, moves = Random(seed), Edge(), {}, 0
+    for first in range(0, 6_000, 16):
+        rows = edge.normalizer.map
+        if rows.is_room_short:
+            rows.move_into(rows.prepared())
+            assert not rows.is_room_short
+            moves += 1
+        hashes, tokens = list(range(first + 1, first + 17)), [first] * 64
+        edge.feed(stored(hashes, tokens))
+        held |= zip(hashes, names(tokens), strict=True)
+        gone = random.sample(sorted(held), len(held) // 4)
+        edge.feed(removed(gone))
+        for each in gone:
+            del held[each]
+        assert edge.held() == set(held.values())
+    assert moves > 4
+    assert edge.counts.unknown_removed == edge.counts.refused_events == 0
