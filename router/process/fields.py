@@ -1,6 +1,7 @@
 """The fields of a JSON object: those that nobody knows, and those that are there twice."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ class KnownFields:
     __slots__ = ("_fields", "_names")
 
     def __init__(self, body_type: Any) -> None:
-        self._names = _names(body_type)
+        self._names = names_of(body_type)
         self._fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def unknown(self, body: bytes) -> tuple[str, ...]:
@@ -44,11 +45,28 @@ def warning(field: str) -> str:
     return f"field {field!r} is unknown, and ignored"
 
 
-def _names(body_type: Any) -> frozenset[str]:
-    """Of a struct, or of the structs of a union."""
+def structs_of(body_type: Any) -> list[Any]:
+    """A struct, or the structs of a union."""
     kinds = getattr(body_type, "__args__", (body_type,))
-    structs = (each for each in kinds if hasattr(each, "__struct_encode_fields__"))
-    return frozenset(name for each in structs for name in each.__struct_encode_fields__)
+    return [each for each in kinds if hasattr(each, "__struct_encode_fields__")]
+
+
+def names_of(body_type: Any) -> frozenset[str]:
+    """The fields that a struct, or a union of them, has in a body; its tag is one of them."""
+    names: set[str] = set()
+    for each in structs_of(body_type):
+        names.update(each.__struct_encode_fields__)
+        if each.__struct_config__.tag_field is not None:
+            names.add(each.__struct_config__.tag_field)
+    return frozenset(names)
+
+
+def with_warnings(reply: Any, unknown: Sequence[str]) -> Any:
+    """A reply to a body with fields that nobody knows: an object says so in `warnings`."""
+    said = msgspec.to_builtins(reply) if unknown else reply
+    if unknown and isinstance(said, dict):
+        return {**said, "warnings": [warning(field) for field in unknown]}
+    return reply
 
 
 def _check_once(pairs: list[tuple[str, Any]]) -> None:

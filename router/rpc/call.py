@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from router.answering import BusAnswer
 from router.errors import DeadlineExceededError, InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body
+from router.process.fields import with_warnings
 from router.process.request_ids import ids_of
 from router.protocol.commands import Command
 from router.rpc.codecs import JSON, codec_of
@@ -37,14 +38,25 @@ class Call:
     """A request: `open` it, and then see whether its caller is admitted. What is wrong with it is
     an answer, too.
 
-    `method`: what it asks, once that is read.
+    `method`: what it asks, once that is read; `unknown`: fields that nobody knows.
     """
 
-    __slots__ = ("_said", "_timeout_s", "_until_s", "caller", "codec", "headers", "ids", "method")
+    __slots__ = (
+        "_said",
+        "_timeout_s",
+        "_until_s",
+        "caller",
+        "codec",
+        "headers",
+        "ids",
+        "method",
+        "unknown",
+    )
 
     def __init__(self, message: Msg) -> None:
         self._said = message.headers
         self.method = UNKNOWN
+        self.unknown: tuple[str, ...] = ()
         self.caller = ANYBODY
         self.headers: Mapping[str, str] = {
             name.lower(): value for name, value in (message.headers or {}).items()
@@ -68,7 +80,8 @@ class Call:
     async def command(self, body: bytes, guard: Guard) -> Command:
         """What it asks. Raises MalformedBodyError, InvalidFieldError, ForbiddenError."""
         codec = self.codec
-        command = await decode_body(codec.decode, body, f"valid {codec.media_type}")
+        said = await decode_body(codec.decode, body, f"valid {codec.media_type}")
+        command, self.unknown = said.command, said.unknown
         self.method = str(command.__struct_config__.tag)
         guard.check_scope(self.caller, BUS, self.method)
         return command
@@ -88,7 +101,7 @@ class Call:
     def answered(self, reply: Any) -> BusAnswer:
         """The reply, encoded."""
         headers = {"Content-Type": self.codec.media_type, **self.ids.answered()}
-        return BusAnswer(self.codec.encode(reply), headers)
+        return BusAnswer(self.codec.encode(with_warnings(reply, self.unknown)), headers)
 
     def refused(self, error: KvRouterError) -> BusAnswer:
         """The refusal, encoded."""

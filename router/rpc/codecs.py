@@ -8,29 +8,43 @@ from msgspec import Struct
 
 from router.batches import Decoder
 from router.errors import UnsupportedMediaTypeError
+from router.process.fields import KnownFields, structs_of
+from router.process.packed_fields import PackedFields
 from router.protocol.commands import Command
 
 
-class Codec(Struct, frozen=True):
-    """One encoding; `decoder`: of the items of batches."""
+class Said(Struct, frozen=True):
+    """A command, and the fields beside it that nobody knows."""
 
-    media_type: str
-    decoder: Decoder
-    decode: Callable[[bytes], Command]
-    encode: Callable[[Any], bytes]
+    command: Command
+    unknown: tuple[str, ...]
 
 
-JSON = Codec(
-    "application/json",
-    msgspec.json.Decoder,
-    msgspec.json.Decoder[Command](Command).decode,
-    msgspec.json.Encoder().encode,
-)
+class Codec:
+    """One encoding; `decoder`: of the items of batches, `fields`: looks at those of a body."""
+
+    def __init__(
+        self,
+        media_type: str,
+        decoder: Decoder,
+        fields: type[KnownFields] | type[PackedFields],
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        self.media_type = media_type
+        self.decoder = decoder
+        self.encode = encode
+        self._decode: Callable[[bytes], Command] = decoder(Command).decode
+        self._fields = {each: fields(each) for each in structs_of(Command)}
+
+    def decode(self, body: bytes) -> Said:
+        """What a body says. Raises what the decoder does, and InvalidFieldError."""
+        command = self._decode(body)
+        return Said(command, self._fields[type(command)].unknown(body))
+
+
+JSON = Codec("application/json", msgspec.json.Decoder, KnownFields, msgspec.json.Encoder().encode)
 MSGPACK = Codec(
-    "application/msgpack",
-    msgspec.msgpack.Decoder,
-    msgspec.msgpack.Decoder[Command](Command).decode,
-    msgspec.msgpack.Encoder().encode,
+    "application/msgpack", msgspec.msgpack.Decoder, PackedFields, msgspec.msgpack.Encoder().encode
 )
 
 _CODECS = {

@@ -113,6 +113,8 @@ class Rpc:
                 self._commands_of(call).free(reply.request_id)
             return self._refused(call, AnswerTooLargeError(self._answer_limit_bytes))
         self._metrics.requests.count("nats", call.method, "ok")
+        if call.unknown:
+            self._metrics.unknown_fields.labels("nats", call.method).inc(len(call.unknown))
         return answer
 
     def _refuse(self, message: Msg, error: KvRouterError) -> BusAnswer:

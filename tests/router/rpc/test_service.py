@@ -159,6 +159,53 @@ async def test_msgpack_is_answered_in_msgpack(ask):
     assert "allowed: valid application/msgpack" in msgspec.msgpack.decode(garbage.data)["error"]
 
 
+CODECS = {"application/json": msgspec.json, "application/msgpack": msgspec.msgpack}
+
+
+@pytest.mark.parametrize("media_type", CODECS)
+async def test_fields_nobody_knows_are_warned_of_as_over_http(ask, router, media_type):
+    body = {"token_ids": PROMPT, "foo": 1, "bar": {"worker_id": [2, {"x": 1}]}}
+    over_http = (await router.client.post("/select", json=body)).json()
+    codec = CODECS[media_type]
+    said = codec.encode({"method": "select", **body})
+    answer = await ask.bus.client.request(SUBJECT, said, headers={"Content-Type": media_type})
+    assert codec.decode(answer.data)["warnings"] == over_http["warnings"]
+    assert len(over_http["warnings"]) == 2
+    plain = codec.encode({"method": "select", "token_ids": PROMPT})
+    answer = await ask.bus.client.request(SUBJECT, plain, headers={"Content-Type": media_type})
+    assert "warnings" not in codec.decode(answer.data)
+    metrics = (await router.client.get("/metrics")).text
+    assert 'kv_router_unknown_fields_total{interface="nats",route="select"}' in metrics
+
+
+def packed(*pairs):
+    """A msgpack map with these fields, one of which may be there twice."""
+    return bytes([0x80 | len(pairs)]) + b"".join(
+        msgspec.msgpack.encode(name) + value for name, value in pairs
+    )
+
+
+TWICE = packed(("a", b"\x01"), ("a", b"\x02"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        packed(("method", b"\xa6select"), ("token_ids", b"\x91\x01"), ("token_ids", b"\x91\x02")),
+        packed(("method", b"\xa6select"), ("token_ids", b"\x91\x01"), ("foo", TWICE)),
+        packed(("method", b"\xa6select"), ("token_ids", b"\x91\x01"), ("foo", b"\x91" + TWICE)),
+        b'{"method":"select","token_ids":[1],"token_ids":[2]}',
+        b'{"method":"select","token_ids":[1],"foo":[{"a":1,"a":2}]}',
+    ],
+)
+async def test_fields_that_are_there_twice_are_refused_as_over_http(ask, body):
+    media_type = "application/json" if body.startswith(b"{") else "application/msgpack"
+    answer = await ask.bus.client.request(SUBJECT, body, headers={"Content-Type": media_type})
+    refused = CODECS[media_type].decode(answer.data)
+    assert refused["code"] == "invalid_field"
+    assert "there twice" in refused["error"]
+
+
 async def test_another_encoding_is_refused(ask):
     answer = await ask({"method": "loads"}, **{"Content-Type": "text/plain"})
     assert answer["code"] == "unsupported_media_type"
