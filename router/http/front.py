@@ -25,6 +25,35 @@ from router.security.guarded import admit
 from router.service_config import ServiceConfig
 
 
+class _InFlight:
+    """How many requests are being answered."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Place:
+    """One of them, from when it is admitted on; also one whose answer nobody ever waits for leaves
+    again.
+    """
+
+    __slots__ = ("_in_flight",)
+
+    def __init__(self, in_flight: _InFlight) -> None:
+        self._in_flight: _InFlight | None = in_flight
+        in_flight.count += 1
+
+    def leave(self) -> None:
+        """It is answered."""
+        if self._in_flight is not None:
+            self._in_flight.count -= 1
+            self._in_flight = None
+
+    __del__ = leave
+
+
 class Front:
     """`app` answers what is none of the hot routes; `hot` is None where there are none."""
 
@@ -41,7 +70,7 @@ class Front:
         self._config = config
         self._metrics = metrics
         self._guard = guard
-        self._in_flight = 0
+        self._in_flight = _InFlight()
         self._requests = metrics.requests
         self.known_heads = KnownHeads()
         self.turn = Turn()
@@ -58,16 +87,16 @@ class Front:
         head = Head.of_scope(scope)
         ids = ids_of(head.pairs)
         ANSWERED.set(ids)
-        self._in_flight += 1
+        place = _Place(self._in_flight)
         try:
             await self._answer(head, scope, receive, answering(ids, send))
         finally:
-            self._in_flight -= 1
+            place.leave()
 
     async def _answer(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         route = self.hot_route(head.method, head.path)
         try:
-            caller = self._admit(head, self._in_flight - 1)
+            caller = self._admit(head, self._in_flight.count - 1)
             if route is None:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
@@ -90,7 +119,7 @@ class Front:
         unknown: list[str] = []
         token = ANSWERED.set(ids)
         try:
-            caller = self._admit(head, self._in_flight)
+            caller = self._admit(head, self._in_flight.count)
             if len(body) > self._config.body_limit_bytes:
                 raise BodyTooLargeError(self._config.body_limit_bytes)
             exchange = Exchange(head, route.request_id, body, receive, caller, unknown)
@@ -100,22 +129,21 @@ class Front:
         finally:
             ANSWERED.reset(token)
         if not isinstance(answer, Answer):
-            return self._finished(route, ids, answer, unknown)
+            return self._finished(route, ids, answer, unknown, _Place(self._in_flight))
         self._requests.count("http", route.path, answer.status)
         answer = self._warned(route, answer, unknown) if unknown else answer
         return answer if head.is_plain else with_ids(ids, answer)
 
     async def _finished(
-        self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str]
+        self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str], place: "_Place"
     ) -> Answer:
         ANSWERED.set(ids)
-        self._in_flight += 1
         try:
             answer = self._warned(route, await later, unknown)
         except KvRouterError as error:
             answer = self._refused(error)
         finally:
-            self._in_flight -= 1
+            place.leave()
         self._requests.count("http", route.path, answer.status)
         return with_ids(ids, answer)
 

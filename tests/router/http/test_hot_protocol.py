@@ -186,3 +186,29 @@ async def test_the_same_words_again_are_answered_as_the_first_time(fleet):
         status, _, reply = await read_answer(reader)
         assert (status, reply["request_id"]) == (201, id_)
     writer.close()
+
+
+async def test_a_burst_does_not_exceed_the_limit_on_requests():
+    """All of it is read in one turn of the loop, before anyone has begun to wait."""
+    limits = {"use_kv_events": False, "router_queue_threshold": 0.0, "max_requests": 3}
+    async with RunningRouter("", **limits).running() as router:
+        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        await router.post("/workers", {**worker, "max_num_batched_tokens": 16})
+        booked = await router.post("/select_and_reserve", {"token_ids": [1] * 64})
+        assert booked.status_code == 200
+        connections = [await connect(router) for _ in range(8)]
+        for _, writer in connections:
+            writer.write(request("/select_and_reserve"))
+        reading = [asyncio.create_task(read_answer(reader)) for reader, _ in connections]
+        for _ in range(5):
+            done, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            assert {task.result()[2]["code"] for task in done} == {"too_many_requests"}
+            reading = list(waiting)
+            if len(reading) == 3:
+                break
+        assert len(reading) == 3
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        for _, writer in connections:
+            writer.close()
