@@ -115,13 +115,13 @@ class DecisionMetrics(Collector):
     def _histograms(self) -> Iterator[Metric]:
         total = HistogramMetricFamily(
             "kv_router_decision_seconds",
-            "Time to hash, match, weigh and book a request; of one in eight",
+            "Time to hash, match, weigh and book a request; of one in 32",
         )
         self._seconds.write(total, ())
         yield total
         stages = HistogramMetricFamily(
             "kv_router_decision_stage_seconds",
-            "Time of each stage of a decision, by the role of the chosen worker; of one in eight",
+            "Time of each stage of a decision, by the role of the chosen worker; of one in 32",
             labels=("stage", "worker_type"),
         )
         for labels, times in self._stages.items():

@@ -22,7 +22,7 @@ from router.placement import Placement
 from router.protocol.requests import SelectRequest
 from router.protocol.values import TIERS, Identity, Scope
 from router.scheduler._pick_kernel import nth_equal
-from router.scheduler.candidates import Candidates
+from router.scheduler.candidates import Candidates, Positions
 from router.scheduler.crowd import Crowd
 from router.scheduler.filters import demands_something
 from router.scheduler.gate import Gate, Passed
@@ -44,6 +44,8 @@ class _Scene(Struct, frozen=True, eq=False):
     passed: Passed
     identity: Identity
     tree: RadixTree
+    tree_address: int
+    positions: Positions
 
 
 class ShortCut:
@@ -135,7 +137,7 @@ class ShortCut:
         terms, costs = np.empty((count, COLUMNS)), np.empty(count)
         expected = request.expected_output_tokens
         first, ties, rows = place(
-            tree.address,
+            scene.tree_address,
             tokens,
             block_size,
             block_size + eagle,
@@ -143,7 +145,7 @@ class ShortCut:
             hashes,
             values,
             candidates.slots,
-            candidates.groups[0][1],
+            scene.positions,
             self._weighing.slots_of(identity, tree.rank_of),
             self._overlaps,
             self._depths,
@@ -173,7 +175,9 @@ class ShortCut:
         tree, policy = self._index.tree(scope), self._policies.find(request.routing_group, None)
         if tree is None or len(candidates.identities) != 1 or type(policy) is not Predictive:
             return None
-        scene = self._scenes[scope] = _Scene(Passed(candidates), candidates.identities[0], tree)
+        ((identity, positions),) = candidates.groups
+        scene = _Scene(Passed(candidates), identity, tree, tree.address, positions)
+        self._scenes[scope] = scene
         return scene
 
 

@@ -60,7 +60,7 @@ ROWS = {
     "Decisions": [
         ("Decisions a second", "", "reqps", {"{{command}}": _rate("kv_router_decisions_total",
                                                                    "command")}),
-        ("Time of a decision", "Hashing, matching, weighing and booking, of one in eight.", "s", {
+        ("Time of a decision", "Hashing, matching, weighing and booking, of one in 32.", "s", {
             "p50": _quantile(0.5, "kv_router_decision_seconds"),
             "p99": _quantile(0.99, "kv_router_decision_seconds"),
             "{{stage}} p99": _quantile(0.99, "kv_router_decision_stage_seconds", "stage"),

@@ -145,7 +145,8 @@ class HotRoutes:
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request, headers = self._select_requests.read(exchange), exchange.head.headers
-        if request.selection_id is None and _SELECT_HEADERS.keys().isdisjoint(headers):
+        is_silent = exchange.head.is_plain or _SELECT_HEADERS.keys().isdisjoint(headers)
+        if is_silent and request.selection_id is None:
             return request
         said = {
             name: headers[key].decode("latin-1")

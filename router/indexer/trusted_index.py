@@ -275,10 +275,10 @@ class TrustedIndex:
         """How far this rank's overlap can be believed."""
         if self._mode is not IndexMode.EVENTS:
             return _WITHOUT_EVENTS[self._mode]
+        is_applying = bool(self._unfinished) and rank in self._unfinished
+        is_unsettled = bool(self._unsettled) and rank in self._unsettled
         place = self._ranks[rank]
-        return place.trust(
-            now_s, is_applying=rank in self._unfinished, is_unsettled=rank in self._unsettled
-        )
+        return place.trust(now_s, is_applying=is_applying, is_unsettled=is_unsettled)
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """The longest held prefix, per rank of the scope."""

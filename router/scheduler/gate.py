@@ -137,7 +137,7 @@ class Gate:
 
     def is_open(self, model_name: str) -> bool:
         """Whether everybody passes who demands nothing."""
-        return not self.thresholds(model_name).are_set
+        return self._by_model.get(model_name, self._settings.thresholds) == NO_THRESHOLDS
 
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Above what a rank of this model is busy."""

@@ -57,7 +57,10 @@ def test_another_body_of_any_length_is_found_under_the_same_head(name):
     ],
 )
 def test_what_is_not_the_same_but_for_its_length_is_not_known(data):
-    assert knowing(request()).find(data) is None
+    heads = knowing(request())
+    assert heads.find(data) is None
+    assert heads.find(request()) is not None
+    assert heads.find(data) is None  # nor where the head has just been found
 
 
 def test_what_speaks_of_a_single_request_is_not_remembered():
