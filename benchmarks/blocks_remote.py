@@ -3,6 +3,7 @@
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -28,7 +29,7 @@ class RemoteWorld:
     def __init__(self, blocks: int) -> None:
         self.size_bytes = blocks * BLOCK_BYTES
         self._data = [bytes([number % 256]) * BLOCK_BYTES for number in range(blocks)]
-        self._round = 0
+        self._identities = [number.to_bytes(16, "little") for number in range(blocks)]
         self._rows = torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
         self._stack = ExitStack()
 
@@ -43,10 +44,20 @@ class RemoteWorld:
         self._tier.close()
         self._stack.close()
 
-    def next_round(self) -> None:
-        """Values of earlier rounds are in nobody's way."""
+    def emptied(self, side: Callable[[int], int]) -> Callable[[int], int]:
+        """The same, but values of earlier rounds are in nobody's way."""
+
+        def after(number: int) -> int:
+            self._client.flushall()
+            return side(number)
+
+        return after
+
+    def fill(self) -> None:
+        """What both sides get."""
         self._client.flushall()
-        self._round += 1
+        self.put_plainly()
+        self.put()
 
     def put_plainly(self) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -55,7 +66,7 @@ class RemoteWorld:
             pipeline.execute()
 
     def put(self) -> None:
-        names = [BlockName(identity, 0) for identity in self._identities()]
+        names = [BlockName(identity, 0) for identity in self._identities]
         assert leading(self._tier.store(names, self._rows)) == len(names)
 
     def get_plainly(self) -> None:
@@ -65,13 +76,7 @@ class RemoteWorld:
             assert all(pipeline.execute())
 
     def get(self) -> None:
-        identities = self._identities()
-        assert leading(self._tier.load(identities, self._rows)) == len(identities)
-
-    def _identities(self) -> list[bytes]:
-        blocks = len(self._data)
-        first = self._round * blocks
-        return [number.to_bytes(16, "little") for number in range(first, first + blocks)]
+        assert leading(self._tier.load(self._identities, self._rows)) == len(self._identities)
 
 
 def _server(stack: ExitStack) -> Redis:

@@ -1,5 +1,6 @@
 """Rows of how fast blocks move."""
 
+import gc
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -115,25 +116,23 @@ def gather_rows(size: Size) -> list[Row]:
 def disk_rows(size: Size) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:
         world = DiskWorld(Path(directory), size.disk_blocks)
-        plain, raw, checked = alternate(
-            [_timed(world.read_plainly), _timed(world.read), _timed(world.load)], ROUNDS
-        )
+        read = _in_turn(_timed(world.read), _timed(world.read_plainly))
+        checked = _in_turn(_timed(world.load), _timed(world.read))
         world.close()
-    moved = world.size_bytes
     return [
-        _rate("read", 0.8, raw, plain, moved),
-        _rate("read and check", 0.95, checked, raw, moved),
+        _paired("read", 0.8, *read, world.size_bytes),
+        _paired("read and check", 0.95, *checked, world.size_bytes),
     ]
 
 
 def remote_rows(size: Size) -> list[Row]:
     with RemoteWorld(size.remote_blocks) as world:
-        sides = [world.put_plainly, world.put, world.get_plainly, world.get]
-        timed = [lambda _: world.next_round() or 0, *map(_timed, sides)]
-        _, *times = alternate(timed, ROUNDS, warm_up=True)
+        put = _in_turn(world.emptied(_timed(world.put)), world.emptied(_timed(world.put_plainly)))
+        world.fill()
+        get = _in_turn(_timed(world.get), _timed(world.get_plainly))
     return [
-        _rate("put", 0.7, times[1], times[0], world.size_bytes),
-        _rate("get", 0.7, times[3], times[2], world.size_bytes),
+        _paired("put", 0.7, *put, world.size_bytes),
+        _paired("get", 0.7, *get, world.size_bytes),
     ]
 
 
@@ -162,7 +161,10 @@ def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
         if name in names
     }
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: no row of cuda"
-    head = [f"{machine()}; {cuda}", f"medians of {ROUNDS} interleaved rounds"]
+    head = [
+        f"{machine()}; {cuda}",
+        f"ratios: medians of {ROUNDS} pairs, each side first in every other",
+    ]
     return report_sections(sections, "machine", head, as_rows)
 
 
@@ -193,9 +195,9 @@ def _against_memcpy(
 ) -> Row:
     """Both by processor time: one thread, and nothing is waited for."""
     target = torch.empty_like(staging)
-    sides = [_timed(lambda: target.copy_(staging), process_time_ns), _timed(call, process_time_ns)]
-    memcpy, ours = alternate(sides, ROUNDS, warm_up=True)
-    return _rate(name, goal, ours, memcpy, staging.numel())
+    memcpy = _timed(lambda: target.copy_(staging), process_time_ns)
+    ours = _timed(call, process_time_ns)
+    return _paired(name, goal, *_in_turn(ours, memcpy), staging.numel())
 
 
 def _timed(
@@ -209,6 +211,36 @@ def _timed(
     return time
 
 
-def _rate(name: str, goal: float, ours: list[int], peer: list[int], size_bytes: int) -> Row:
+class Paired(Row, frozen=True):
+    """Figures of both sides; the ratio is the median of those of neighbouring runs, which a machine
+    that is busy now and then slows alike.
+    """
+
+    pairs: tuple[float, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        return median(self.pairs)
+
+
+def _in_turn(ours: Callable[[int], int], peer: Callable[[int], int]) -> tuple[list[int], list[int]]:
+    """Times of both, ours first in every other round; a round before is not kept."""
+    mine: list[int] = []
+    others: list[int] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(ROUNDS + 1):
+            turns = [(ours, mine), (peer, others)]
+            for side, times in turns if number % 2 else reversed(turns):
+                times.append(side(number))
+    finally:
+        gc.enable()
+    return mine[1:], others[1:]
+
+
+def _paired(name: str, goal: float, ours: list[int], peer: list[int], size_bytes: int) -> Row:
+    """`size_bytes` were moved in each of these times."""
     rates = [size_bytes / median(times) for times in (ours, peer)]
-    return Row(name, *rates, "GB/s", goal, lower=False)
+    pairs = tuple(theirs / mine for mine, theirs in zip(ours, peer, strict=True))
+    return Paired(name, *rates, "GB/s", goal, lower=False, pairs=pairs)
