@@ -5,12 +5,12 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from router.core_settings import CoreSettings
+from router.discovery_config import DiscoveryConfig
 from router.errors import ConfigError
 from router.fleet import LivenessLimits
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.selection import IndexSettings, index_mode
-from router.observing_config import ObservingConfig
 from router.process.settings import id_of_name
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.security.block_keys import read_secret
@@ -65,7 +65,7 @@ DECISION_SETTINGS = (
 """The settings of a router that decisions depend on, in one thread."""
 
 
-class RouterConfig(ObservingConfig, frozen=True, kw_only=True):
+class RouterConfig(DiscoveryConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     use_kv_events: Annotated[

@@ -165,6 +165,18 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         lambda c: c.max_waiting_requests > c.max_connections // 2,
         "whoever waits keeps a connection; half of them are for what frees ranks",
     ),
+    Rule(
+        "discovery",
+        "discovery_selector",
+        lambda c: c.discovery != "none" and not c.discovery_selector,
+        "not every pod is an engine",
+    ),
+    Rule(
+        "discovery_selector",
+        "discovery",
+        lambda c: bool(c.discovery_selector) and c.discovery == "none",
+        "nobody is looked for",
+    ),
 )
 """In no order; a new pair is a new line here."""
 

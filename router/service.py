@@ -51,7 +51,8 @@ from router.state_metrics import SelectionCollector, SessionCollector
 from router.watch import Watch
 from router.worker_commands import WorkerCommands
 
-if TYPE_CHECKING:  # the extra `otel` may not be installed
+if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for engines
+    from router.discovery.discovery import Discovery
     from router.tracing import Tracer
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class RouterService:
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
         )
+        self._discovery = self._make_discovery()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self._host.metrics, self._host.subjects, self._host.edge.guard)
         self._rpc = Rpc(self._commands, *told, config)
@@ -163,6 +165,13 @@ class RouterService:
         binder = SessionBinder(core, self._sessions, is_hard=is_hard)
         return SessionCommands(core, outbox, metrics, binder, watch, selections)
 
+    def _make_discovery(self) -> "Discovery | None":
+        if self._config.discovery == "none":
+            return None
+        from router.discovery.discovery import Discovery
+
+        return Discovery(self._config, self._host, Random())
+
     def _make_replica(self, core: RouterCore) -> Replica:
         host = self._host
         return Replica(
@@ -180,6 +189,8 @@ class RouterService:
             yield self._replica.tell_forever()
         if self._dynamo is not None:
             yield self._dynamo.run()
+        if self._discovery is not None:
+            yield self._discovery.run()
         if self._decision_log is not None:
             yield self._decision_log.run()
         if self._tracer is not None:

@@ -15,6 +15,7 @@ HEAD = "# Rendered from deploy/chart by `make manifests`: change that, not this.
 
 KEPT = {
     "fleet.yaml": {},
+    "direct.yaml": {"nats": {"enabled": False}, "discovery": {"enabled": True}},
     "monitored.yaml": {
         "monitoring": {"enabled": True},
         "router": {"autoscaling": {"enabled": True}},

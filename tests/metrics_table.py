@@ -37,6 +37,10 @@ def families():
                 session_affinity_ttl_s=1.0,
                 decision_log=f"{folder}/d",
                 otlp_endpoint="http://127.0.0.1:1",
+                discovery="pods",
+                discovery_selector="app=vllm",
+                discovery_namespace="n",
+                discovery_api_url="http://127.0.0.1:1",
             ),
             RouterConfig(
                 **bus,

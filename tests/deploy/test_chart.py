@@ -12,8 +12,10 @@ import yaml
 
 from charts import CHART, KEPT, MANIFESTS, manifest, objects
 from operator_schemas import SCHEMAS
+from router.discovery.found import Found, registration
 from router.index_config import load_indexer
 from router.loading import load_router_config
+from router.registrations import missing
 from worker_agent.config import load_agent_config
 
 EVERYTHING = {
@@ -32,7 +34,20 @@ EVERYTHING = {
 }
 WITHOUT_BUS = {"nats": {"enabled": False}, "engines": {"enabled": False}}
 ELSEWHERE = {"natsUrl": "tls://nats.example:4222", "nats": {"enabled": False}}
-ALL = {"default": {}, **KEPT, "everything": EVERYTHING, "without": WITHOUT_BUS, "bus": ELSEWHERE}
+SLICES = {
+    **KEPT["direct.yaml"],
+    "discovery": {"enabled": True, "kind": "endpointslices", "worker": {"block_size": 32}},
+    "tokens": {"secret": "callers", "key": "tokens.toml"},
+    "monitoring": {"enabled": True},
+}
+ALL = {
+    "default": {},
+    **KEPT,
+    "everything": EVERYTHING,
+    "without": WITHOUT_BUS,
+    "bus": ELSEWHERE,
+    "slices": SLICES,
+}
 
 
 @pytest.fixture(params=ALL, scope="module")
@@ -157,12 +172,14 @@ def named_ports(spec):
 
 
 def test_containers_have_no_rights_that_they_do_not_need(release):
+    bound = [b["subjects"][0]["name"] for b in of_kind(release, "RoleBinding")]
     for _, pod in pods(release):
         security = pod["securityContext"]
         assert security["runAsNonRoot"]
         assert security["runAsUser"] == 10001
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert not pod["automountServiceAccountToken"]
+        has_role = any(pod["serviceAccountName"] == name for name in bound)
+        assert pod["automountServiceAccountToken"] == has_role
         for each in chain(pod.get("initContainers", ()), pod["containers"]):
             security = each["securityContext"]
             assert security["readOnlyRootFilesystem"]
@@ -210,7 +227,9 @@ def test_routers_accept_their_settings(name, settings):
     values = ALL[name]
     config = load_router_config([], settings(container(objects(values), "router")))
     assert config.http_port == 8092
-    bus = "" if name == "without" else values.get("natsUrl", "nats://kv-nats:4222")
+    is_direct = name in ("without", "direct.yaml", "slices")
+    bus = "" if is_direct else values.get("natsUrl", "nats://kv-nats:4222")
+    assert config.discovery == {"direct.yaml": "pods", "slices": "endpointslices"}.get(name, "none")
     assert config.nats_url == bus
     assert config.redis_url == ("redis://kv-redis:6379" if "redis" in values else "")
     assert config.insecure_public_bind == ("tokens" not in values)
@@ -287,8 +306,35 @@ def test_values_that_make_no_sense_are_refused(values, said):
         objects(values)
 
 
+@pytest.mark.parametrize(("name", "block_size"), [("direct.yaml", 16), ("slices", 32)])
+def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
+    release = objects(ALL[name])
+    config = load_router_config([], settings(container(release, "router")))
+    engine = next(each for each in pods(release) if each[0] == "kv-engine")[1]
+    assert "initContainers" not in engine
+    found = Found("kv-engine-0", "10.0.0.7", is_ready=True, is_ending=False)
+    worker = registration(config.discovery_worker, "kv-router", found, 7)
+    assert worker.block_size == block_size
+    assert missing(worker, needs_events=True) == []
+    events = json.loads(engine["containers"][0]["args"][4])
+    assert worker.kv_events_endpoint == events["endpoint"].replace("*", "10.0.0.7")
+    assert worker.replay_endpoint == events["replay_endpoint"].replace("*", "10.0.0.7")
+    wanted = dict(each.split("=") for each in config.discovery_selector.split(","))
+    labels = of_kind(release, "StatefulSet")[0]["spec"]["template"]["metadata"]["labels"]
+    assert wanted.items() <= labels.items()
+    policies = {
+        each["metadata"]["name"]: each["spec"] for each in of_kind(release, "NetworkPolicy")
+    }
+    assert {5557, 5657} <= set(named_ports(policies["kv-engine"]))
+    (rule,) = of_kind(release, "Role")[0]["rules"]
+    assert rule["verbs"] == ["list", "watch"]
+    assert rule["resources"] == [config.discovery]
+
+
 def test_agents_without_a_bus_are_refused():
-    with pytest.raises(helm_python.HelmRenderError, match="natsUrl: an agent beside an engine"):
+    with pytest.raises(
+        helm_python.HelmRenderError, match="natsUrl: agents beside engines need a bus"
+    ):
         objects({"nats": {"enabled": False}})
 
 

@@ -24,6 +24,19 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- end -}}
 {{- end -}}
 
+{{- /* An engine as routers are to take it that find it themselves. */ -}}
+{{- define "kv-router.worker" -}}
+{{- $engines := .Values.engines }}
+{{- $known := dict
+  "endpoint" (printf "http://{ip}:%v" $engines.port)
+  "kv_events_endpoint" (printf "tcp://{ip}:%v" $engines.eventsPort)
+  "replay_endpoint" (printf "tcp://{ip}:%v" $engines.replayPort)
+  "topic" "kv@"
+  "model_name" $engines.model
+  "max_num_batched_tokens" ($engines.maxNumBatchedTokens | int) }}
+{{- mergeOverwrite $known .Values.discovery.worker | toJson }}
+{{- end -}}
+
 {{- /* Settings as variables, in the order of their names. */ -}}
 {{- define "kv-router.settings" -}}
 {{- range $key, $value := .settings }}
