@@ -27,8 +27,9 @@ manifests: $(STAMP)
 promtool: .promtool/usr/bin/promtool
 .promtool/usr/bin/promtool:
 	mkdir -p .promtool
-	-cd .promtool && { apt-get download --quiet=2 prometheus || { apt-get update --quiet=2 && \
-		apt-get download --quiet=2 prometheus; }; } && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	-cd .promtool && { timeout 60 apt-get download --quiet=2 prometheus || \
+		{ timeout 60 apt-get update --quiet=2 && timeout 60 apt-get download --quiet=2 prometheus; }; } && \
+		dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 # Tests run in so many processes; those of one file stay together, and long files come first. Two
 # cores are busy with three, as a test that kills servers spends half its time on waiting.
