@@ -57,7 +57,7 @@ def families():
 
 def forwarding():
     metrics = ForwardMetrics()
-    metrics.watch(SimpleNamespace(open_connections=0))
+    metrics.watch(SimpleNamespace(open_connections=0), SimpleNamespace(ejected=list))
     return metrics.registry
 
 

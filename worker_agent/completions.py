@@ -1,4 +1,6 @@
-"""The OpenAI completions interface: bodies in, bodies out, for a byte-level model."""
+"""The OpenAI completions interface: bodies in, bodies out, for a byte-level model. A chat is a
+completion of the text that `chat.py` makes of it, and is answered in another shape.
+"""
 
 import codecs
 import time
@@ -29,11 +31,13 @@ class KvTransferParams(Struct, frozen=True):
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
-    """A completion; greedy unless a temperature is given. `return_token_ids` adds tokens."""
+    """A completion; greedy unless a temperature is given. `return_token_ids` adds tokens;
+    `max_tokens` of null: as many as there is room for.
+    """
 
     prompt: str | list[ByteToken]
     model: str | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     seed: Annotated[int, Meta(ge=0)] | None = None
     stream: bool = False
@@ -58,21 +62,31 @@ def checked(
         raise InvalidFieldError("model", f"{body.model!r} is not served", model_name, status=404)
     if not prompt:
         raise InvalidFieldError("prompt", "empty", "at least one token")
-    if len(prompt) + body.max_tokens > max_model_len:
-        length = f"{len(prompt)} prompt and {body.max_tokens} output tokens"
+    room_tokens = max(1, max_model_len - len(prompt))
+    max_tokens = room_tokens if body.max_tokens is None else body.max_tokens
+    if len(prompt) + max_tokens > max_model_len:
+        length = f"{len(prompt)} prompt and {max_tokens} output tokens"
         raise InvalidFieldError("max_tokens", length, f"at most {max_model_len} together")
     return GenerationRequest(
-        request_id, prompt, body.max_tokens, body.cache_salt, body.temperature, body.seed
+        request_id, prompt, max_tokens, body.cache_salt, body.temperature, body.seed
     )
 
 
 class Answer:
     """A completion in the making: text so far, and the bodies that say it."""
 
-    def __init__(self, body: CompletionRequest, request: GenerationRequest, model: str) -> None:
+    def __init__(
+        self,
+        body: CompletionRequest,
+        request: GenerationRequest,
+        model: str,
+        *,
+        is_chat: bool = False,
+    ) -> None:
+        self._is_chat = is_chat
         self._body = body
         self._model = model
-        self._id = f"cmpl-{request.request_id}"
+        self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}"
         self._created = int(time.time())
         self._prompt_tokens = len(request.prompt)
         self._cached_tokens = 0
@@ -104,9 +118,10 @@ class Answer:
         return _event(usage) + done
 
     def _head(self) -> dict[str, Any]:
+        chat = f"chat.completion{'.chunk' * self._body.stream}"
         return {
             "id": self._id,
-            "object": "text_completion",
+            "object": chat if self._is_chat else "text_completion",
             "created": self._created,
             "model": self._model,
         }
@@ -114,13 +129,21 @@ class Answer:
     def _body_of(self, text: str, tokens: list[int], finish_reason: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": 0,
-            "text": text,
+            **self._said(text),
             "logprobs": None,
             "finish_reason": finish_reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = tokens
         return {**self._head(), "choices": [choice]}
+
+    def _said(self, text: str) -> dict[str, Any]:
+        if not self._is_chat:
+            return {"text": text}
+        if not self._body.stream:
+            return {"message": {"role": "assistant", "content": text}}
+        role = {"role": "assistant"} if len(self._tokens) == 1 else {}
+        return {"delta": {**role, "content": text}}
 
     def _usage(self) -> dict[str, Any]:
         return {

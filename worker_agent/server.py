@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from router.process.bodies import decode_body, read_body
 from router.protocol.values import Rank
 from worker_agent.agent_sharing import AgentSharing
 from worker_agent.blocks.sources import PeerSource
+from worker_agent.chat import ChatRequest, TokenizeRequest
 from worker_agent.completions import Answer, CompletionRequest, checked
 from worker_agent.config import ReferenceConfig
 from worker_agent.engine.reference import Generated
@@ -27,6 +28,7 @@ from worker_agent.operations.http import TierRoutes
 from worker_agent.reference_metrics import AgentCollector
 from worker_agent.runner import RankRunner
 
+T = TypeVar("T")
 Tokens: TypeAlias = AsyncGenerator[Generated, None]
 
 BODY_LIMIT_BYTES = 8 * 1024 * 1024
@@ -54,6 +56,8 @@ class EngineServer:
             config.model_name, config.block_size, runners, tiers, sharing
         )
         self._decode = msgspec.json.Decoder(CompletionRequest).decode
+        self._decode_chat = msgspec.json.Decoder(ChatRequest).decode
+        self._decode_tokenize = msgspec.json.Decoder(TokenizeRequest).decode
         self._request_numbers = itertools.count(1)
         self._started_ns = time.time_ns()
 
@@ -61,6 +65,8 @@ class EngineServer:
         """The application."""
         routes: tuple[tuple[str, str, Handler], ...] = (
             ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/tokenize", self.tokenize),
             ("GET", "/v1/models", self.models),
             ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ("GET", "/dump", self.dump),
@@ -75,15 +81,29 @@ class EngineServer:
 
     async def completions(self, request: Request) -> Response:
         """OpenAI's completions."""
+        return await self._answered(request, await _read(request, self._decode), is_chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """OpenAI's chats."""
+        body = await _read(request, self._decode_chat)
+        return await self._answered(request, body.completion, is_chat=True)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or a chat, as vLLM's server tells them."""
+        tokens = (await _read(request, self._decode_tokenize)).tokens
+        most = self._config.max_model_len
+        return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens})
+
+    async def _answered(
+        self, request: Request, body: CompletionRequest, *, is_chat: bool
+    ) -> Response:
         runner = self._runner(request.headers.get(RANK_HEADER))
-        raw = await read_body(request.stream(), BODY_LIMIT_BYTES, BODY_TIMEOUT_S)
-        body = await decode_body(self._decode, raw)
         request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
         generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)
         source = await self._source(body, runner.rank)
         if source is not None:
             generation = replace(generation, source=source)
-        answer = Answer(body, generation, self._config.model_name)
+        answer = Answer(body, generation, self._config.model_name, is_chat=is_chat)
         tokens = runner.generate(generation)
         if body.stream:
             return StreamingResponse(_stream(answer, tokens), media_type="text/event-stream")
@@ -132,6 +152,11 @@ class EngineServer:
             allowed = ", ".join(str(rank) for rank in self._runners)
             raise InvalidFieldError(RANK_HEADER, repr(header), allowed)
         return runner
+
+
+async def _read(request: Request, decode: Callable[[bytes], T]) -> T:
+    raw = await read_body(request.stream(), BODY_LIMIT_BYTES, BODY_TIMEOUT_S)
+    return await decode_body(decode, raw)
 
 
 def _answering(handler: Handler) -> Handler:

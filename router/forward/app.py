@@ -15,8 +15,9 @@ from router.forward.errors import RouteNotFoundError
 from router.forward.headers import Pairs
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.models import Models
-from router.forward.placing import Placing, PromptTokens, guessed
-from router.forward.push import Push
+from router.forward.placing import Placing, PromptTokens
+from router.forward.push import Errand, Push
+from router.forward.tokenizing import Tokenizing
 from router.process.bodies import read_body
 from router.process.request_ids import ANSWERED, TRACEPARENT, RequestIds
 from router.process.request_ids import REQUEST_ID as ID_NAME
@@ -45,12 +46,14 @@ class ForwardApp:
         self,
         config: ForwardConfig,
         push: Push,
+        tokenizing: Tokenizing,
         models: Models,
         metrics: ForwardMetrics,
         guard: Guard,
     ) -> None:
         self._config = config
         self._push = push
+        self._tokenizing = tokenizing
         self._models = models
         self._metrics = metrics
         self._guard = guard
@@ -133,15 +136,14 @@ class ForwardApp:
     async def _placed(
         self, asked: Asked, headers: Pairs, caller: Caller, client: ClientSide
     ) -> Ended:
-        tokens = await self._tokens(asked)
+        tokens = await self._tokenizing.tokens(asked)
         request = self._placing.request(asked, headers, caller, tokens)
         if asked.extensions.is_query:
             return await self._told(asked, tokens, await self._push.router.select(request), client)
-        return await self._push.forward(asked, headers, request, _request_id(), client)
-
-    async def _tokens(self, asked: Asked) -> PromptTokens:
-        known = asked.known_tokens
-        return guessed(asked) if known is None else PromptTokens(known)
+        counted = len(tokens.token_ids) if tokens.are_counted else None
+        prompt = tokens.token_ids if tokens.are_certain else None
+        errand = Errand(asked, headers, request, _request_id(), counted, prompt)
+        return await self._push.forward(errand, client)
 
     async def _told(
         self, asked: Asked, tokens: PromptTokens, decision: Decision, client: ClientSide

@@ -3,6 +3,7 @@
 Fields that nobody reads here go on as they came. The engine checks them; nothing is guessed.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -120,9 +121,10 @@ class Asked(Struct, frozen=True):
         most = self.read.max_completion_tokens
         return self.read.max_tokens if most is None else most
 
-    def to_engine(self, **fields: Any) -> bytes:
+    def to_engine(self, without: Collection[str] = (), **fields: Any) -> bytes:
         """The body for an engine: as it came, with these fields instead of or beside its own."""
-        sent: dict[str, Any] = {name: v for name, v in self.fields.items() if name != "nvext"}
+        left = {"nvext", *without}
+        sent: dict[str, Any] = {name: v for name, v in self.fields.items() if name not in left}
         priority = self.extensions.agent_hints.priority
         if priority is not None and "priority" not in sent:
             sent["priority"] = priority

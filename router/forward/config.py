@@ -69,6 +69,23 @@ class ForwardConfig(SecurityConfig, frozen=True, kw_only=True):
         int, Meta(ge=1024, description="answer that is no stream; beyond, 502")
     ] = 64 * 1024 * 1024
     max_attempts: Annotated[int, Meta(ge=1, le=64, description="workers tried for one request")] = 3
+    max_migrations: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="times that a stream may go on elsewhere; 0 asks engines for no token ids",
+        ),
+    ] = 2
+    breaker_failures: Annotated[
+        int, Meta(ge=1, description="in a row, until a worker is left alone for a while")
+    ] = 5
+    breaker_open_s: Annotated[
+        float, Meta(gt=0, description="how long at first; doubles with each failure after a probe")
+    ] = 5.0
+    known_tokens: Annotated[
+        int, Meta(ge=0, description="tokens of prompts in words that are remembered, in all")
+    ] = 8_000_000
     max_wait_s: Annotated[
         float, Meta(gt=0, description="how long a request may wait in the router's queue")
     ] = 60.0

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.forward.standing import Standing
 from router.http_client import HttpPool
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -29,6 +30,9 @@ class ForwardMetrics:
         self.requests = counter("requests", "Requests, by how they ended", "route", "ended")
         self.refusals = counter("refusals", "Requests refused here", "code")
         self.attempts = counter("attempts", "Workers tried, by what became of it", "outcome")
+        self.tokenizations = counter(
+            "tokenizations", "Prompts in words: asked of an engine, known, not told", "outcome"
+        )
         self.migrations = counter(
             "migrations", "Streams whose worker failed in the middle, and what came then", "outcome"
         )
@@ -47,20 +51,24 @@ class ForwardMetrics:
         )
         self.in_flight = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
 
-    def watch(self, pool: HttpPool) -> None:
-        """Show a pool's connections, too."""
-        self.registry.register(_Connections(pool))
+    def watch(self, pool: HttpPool, standing: Standing) -> None:
+        """Show a pool's connections, too, and who is left alone."""
+        self.registry.register(_Engines(pool, standing))
 
     def exposition(self) -> bytes:
         """Everything, in the text format."""
         return generate_latest(self.registry)
 
 
-class _Connections(Collector):
-    def __init__(self, pool: HttpPool) -> None:
+class _Engines(Collector):
+    def __init__(self, pool: HttpPool, standing: Standing) -> None:
         self._pool = pool
+        self._standing = standing
 
     def collect(self) -> Iterator[Metric]:
-        """The connections of this moment."""
+        """The state of this moment."""
         name = "kv_router_forward_engine_connections"
         yield GaugeMetricFamily(name, "Connections to engines", value=self._pool.open_connections)
+        left_alone = len(self._standing.ejected())
+        name = "kv_router_forward_ejected_workers"
+        yield GaugeMetricFamily(name, "Workers that are left alone", value=left_alone)

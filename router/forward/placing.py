@@ -16,10 +16,13 @@ CHARACTERS_A_TOKEN = 4
 
 
 class PromptTokens(Struct, frozen=True):
-    """A prompt's tokens. Not `are_certain`: their number is guessed, and no cache is searched."""
+    """A prompt's tokens. Not `are_certain`: no cache is searched for them. `are_counted`: engines
+    should count as many.
+    """
 
     token_ids: list[int]
     are_certain: bool = True
+    are_counted: bool = False
 
 
 def guessed(asked: Asked) -> PromptTokens:

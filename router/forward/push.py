@@ -8,20 +8,25 @@ Whatever happens, the booking is freed: `RouterClient.reserve` frees it on leavi
 """
 
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
 from router.errors import InvalidFieldError, NoEndpointsError
 from router.forward.answering import ClientSide
-from router.forward.bodies import Asked
+from router.forward.bodies import CHAT, COMPLETIONS, Asked
 from router.forward.errors import NoWorkerLeftError, WorkerFailedError
 from router.forward.events import EventSplitter, EventTooLargeError
 from router.forward.headers import Pairs, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
+from router.forward.migration import continuation, ending, is_migratable, left_tokens
 from router.forward.placing import elsewhere
+from router.forward.retry_budget import BudgetLimits, RetryBudget
+from router.forward.standing import Standing
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
 from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
 from router.protocol.replies import Decision
@@ -39,9 +44,23 @@ class PushSettings(Struct, frozen=True):
     """How patient, and how often. `authorization`: ours for engines; None: the client's."""
 
     max_attempts: int
+    max_migrations: int
     idle_s: float
     answer_limit_bytes: int
     authorization: bytes | None = None
+
+
+class Errand(Struct, frozen=True):
+    """A request to forward: what it asks, and what the router is asked for it. `counted_tokens`:
+    how long engines should find its prompt, where that is known; `prompt`: its tokens, likewise.
+    """
+
+    asked: Asked
+    headers: Pairs
+    request: SelectRequest
+    request_id: str
+    counted_tokens: int | None = None
+    prompt: list[int] | None = None
 
 
 class RefusedError(WorkerFailedError):
@@ -67,46 +86,47 @@ class Push:
     """Forwards requests."""
 
     def __init__(
-        self, router: RouterClient, pool: HttpPool, settings: PushSettings, metrics: ForwardMetrics
+        self,
+        router: RouterClient,
+        pool: HttpPool,
+        settings: PushSettings,
+        metrics: ForwardMetrics,
+        counted: Callable[[Asked, int, Usage], None],
+        standing: Standing,
     ) -> None:
+        self.standing = standing
+        self.budget = RetryBudget(BudgetLimits(), time.monotonic())
         self.router = router
         self.pool = pool
         self.settings = settings
         self.metrics = metrics
+        self.counted = counted
 
-    async def forward(
-        self, asked: Asked, headers: Pairs, request: SelectRequest, request_id: str, c: ClientSide
-    ) -> Ended:
+    async def forward(self, errand: Errand, client: ClientSide) -> Ended:
         """Answer a request. Raises what it was refused with, if nothing was said yet."""
-        return await _Way(self, asked, headers, request, request_id, c).go()
+        return await _Way(self, errand, client).go()
 
 
 class _Way:
     """One request on its way."""
 
-    def __init__(
-        self,
-        push: Push,
-        asked: Asked,
-        headers: Pairs,
-        request: SelectRequest,
-        request_id: str,
-        client: ClientSide,
-    ) -> None:
+    def __init__(self, push: Push, errand: Errand, client: ClientSide) -> None:
         self._push = push
-        self._asked = asked
-        self._headers = headers
-        self._request = request
-        self._request_id = request_id
+        self._errand = errand
+        self._asked = errand.asked
+        self._request = errand.request
         self._client = client
         self._begun_s = time.monotonic()
         self._attempts = 0
         self._failed: set[int] = set()
-        wanted = Wanted(bool(asked.read.return_token_ids), asked.wants_usage)
+        self._migrations = 0
+        self._may_migrate = errand.prompt is not None and is_migratable(errand.asked)
+        wanted = Wanted(bool(errand.asked.read.return_token_ids), errand.asked.wants_usage)
         self._stream = StreamState(wanted)
 
     async def go(self) -> Ended:
         """Until it is answered. Raises KvRouterError."""
+        self._push.budget.request(self._begun_s)
         last: WorkerFailedError | None = None
         while True:
             try:
@@ -117,26 +137,86 @@ class _Way:
                 return await self._give_up(last)
             except WorkerFailedError as error:
                 last = error
+                if self._client.has_started and self._has_everything():
+                    return await self._end()
                 if not self._may_go_elsewhere(error):
                     return await self._give_up(error)
+                if self._client.has_started:
+                    self._move()
 
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
-        async with self._push.router.reserve(elsewhere(self._request, self._failed)) as booked:
+        async with self._booked() as booked:
             self._push.metrics.deciding.observe(time.monotonic() - began_s)
             self._attempts += 1
             try:
                 ended = await self._ask(booked)
+                self._note_usage(booked.usage)
             finally:
                 self._push.metrics.missed_reports.inc(booked.missed_reports)
         self._push.metrics.attempts.labels("answered").inc()
         return ended
 
+    @asynccontextmanager
+    async def _booked(self) -> AsyncIterator[Reservation]:
+        """Without those that failed it, and those that fail everybody, unless nobody else is
+        there.
+        """
+        router, request = self._push.router, self._request
+        ejected = set() if request.pinned_worker else {*self._push.standing.ejected()}
+        booking = router.reserve(elsewhere(request, self._failed | ejected))
+        try:
+            booked = await booking.__aenter__()
+        except NoEndpointsError:
+            if not ejected - self._failed:
+                raise
+            booking = router.reserve(elsewhere(request, self._failed))
+            booked = await booking.__aenter__()
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(booking)
+            yield booked
+
+    def _note_usage(self, usage: Usage | None) -> None:
+        counted_tokens = self._errand.counted_tokens
+        if usage is not None and counted_tokens is not None and not self._migrations:
+            self._push.counted(self._asked, counted_tokens, usage)
+
     def _may_go_elsewhere(self, error: WorkerFailedError) -> bool:
         self._push.metrics.attempts.labels("failed" if error.is_its_fault else "refused").inc()
         self._failed.add(error.worker_id)
-        is_free = self._request.pinned_worker is None and not self._client.has_started
-        return is_free and self._attempts < self._push.settings.max_attempts
+        if self._request.pinned_worker is not None:
+            return False
+        settings = self._push.settings
+        if self._client.has_started:
+            may = self._may_migrate and self._migrations < settings.max_migrations
+            may = may and self._stream.has_all_tokens
+        else:
+            may = self._attempts < settings.max_attempts
+        return may and self._push.budget.take(time.monotonic())
+
+    def _move(self) -> None:
+        """The rest is another worker's: behind the prompt comes what was generated."""
+        prompt = self._errand.prompt
+        assert prompt is not None
+        self._migrations += 1
+        self._push.metrics.migrations.labels("moved").inc()
+        stream = self._stream
+        stream.go_on(stream.before(is_chat=self._asked.path == CHAT))
+        self._request = structs.replace(self._request, token_ids=prompt + stream.token_ids)
+
+    def _has_everything(self) -> bool:
+        """Whether only the end is missing, which needs no engine."""
+        stream = self._stream
+        is_full = stream.has_all_tokens and left_tokens(self._asked, len(stream.token_ids)) == 0
+        return stream.is_finished or (self._may_migrate and is_full)
+
+    async def _end(self) -> Ended:
+        before = self._stream.before(is_chat=self._asked.path == CHAT)
+        if not self._stream.is_finished:
+            await self._client.write(ending(before, self._asked.model))
+        await self._client.write(b"data: [DONE]\n\n")
+        await self._client.finish()
+        return "answered"
 
     async def _give_up(self, error: WorkerFailedError) -> Ended:
         """An engine's refusal is the client's answer. Raises NoWorkerLeftError."""
@@ -147,28 +227,45 @@ class _Way:
         left = NoWorkerLeftError(self._attempts, str(error))
         if not self._client.has_started:
             raise left from error
+        self._push.metrics.migrations.labels("given_up").inc()
         await self._client.refuse(left)
         return "broke_off"
 
     async def _ask(self, booked: Reservation) -> Ended:
-        decision = booked.decision
+        decision, standing = booked.decision, self._push.standing
+        worker_id, endpoint = decision.worker_id, decision.endpoint
         try:
-            origin = Origin.of(decision.endpoint)
-            async with self._push.pool.asked(origin, self._to_engine(decision)) as answer:
-                return await self._pass_on(answer, booked)
-        except (UpstreamError, EventTooLargeError, EngineErrorEvent) as error:
-            raise WorkerFailedError(decision.worker_id, str(error)) from error
-        except InvalidFieldError as error:
-            raise WorkerFailedError(decision.worker_id, str(error)) from error
+            async with self._push.pool.asked(
+                Origin.of(endpoint), self._to_engine(decision)
+            ) as answer:
+                ended = await self._pass_on(answer, booked)
+        except WorkerFailedError as error:
+            if error.is_its_fault:
+                standing.failed(worker_id, endpoint, time.monotonic())
+            raise
+        except (UpstreamError, EventTooLargeError, EngineErrorEvent, InvalidFieldError) as error:
+            standing.failed(worker_id, endpoint, time.monotonic())
+            raise WorkerFailedError(worker_id, str(error)) from error
+        standing.succeeded(worker_id, endpoint, time.monotonic())
+        return ended
 
     def _to_engine(self, decision: Decision) -> Request:
-        fields: dict[str, Any] = {}
-        if self._asked.is_stream:
-            fields["stream_options"] = {"include_usage": True}
+        errand, asked = self._errand, self._asked
         authorization = self._push.settings.authorization
-        headers = to_engine(self._headers, decision, self._request_id, authorization)
-        body = self._asked.to_engine(**fields)
-        return Request("POST", self._asked.path, body, headers, is_repeatable=True)
+        headers = to_engine(errand.headers, decision, errand.request_id, authorization)
+        path, body = asked.path, self._body()
+        return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
+
+    def _body(self) -> bytes:
+        asked = self._asked
+        if self._migrations and self._errand.prompt is not None:
+            return continuation(asked, self._errand.prompt, self._stream.token_ids)
+        fields: dict[str, Any] = {}
+        if asked.is_stream:
+            fields["stream_options"] = {"include_usage": True}
+            if self._may_migrate and self._push.settings.max_migrations:
+                fields["return_token_ids"] = True
+        return asked.to_engine(**fields)
 
     async def _pass_on(self, answer: Answer, booked: Reservation) -> Ended:
         decision, settings = booked.decision, self._push.settings
@@ -181,6 +278,8 @@ class _Way:
         kind = answer.header(b"content-type") or b""
         if kind.startswith(_EVENTS) and answer.header(b"content-encoding") is None:
             return await self._pass_on_events(answer, booked)
+        if self._client.has_started:
+            raise WorkerFailedError(decision.worker_id, f"does not go on ({answer.status})")
         body = await answer.read(settings.answer_limit_bytes, settings.idle_s)
         self._saw_first()
         if answer.status == 200:

@@ -9,7 +9,10 @@ from router.forward.app import ForwardApp
 from router.forward.config import ForwardConfig
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
+from router.forward.probing import probe_forever
 from router.forward.push import Push, PushSettings
+from router.forward.standing import Standing, StandingLimits
+from router.forward.tokenizing import Tokenizing
 from router.http_client import HttpPool
 from router.process.request_ids import ANSWERED, TRACEPARENT
 from router.process.serving import HttpServer, listening, serve_until
@@ -30,6 +33,8 @@ class ForwardService:
         self._config = config
         self._edge = Edge(config)
         self._authorization = _authorization(config)
+        limits = StandingLimits(failures=config.breaker_failures, open_s=config.breaker_open_s)
+        self._standing = Standing(limits)
         self._app: ForwardApp | None = None
         self.metrics = ForwardMetrics()
 
@@ -49,10 +54,14 @@ class ForwardService:
         with listening(config.host, config.http_port) as listener:
             async with self._router() as router:
                 pool = HttpPool(config.pool_limits)
-                self.metrics.watch(pool)
+                self.metrics.watch(pool, self._standing)
                 self._app = app = self._made_app(router, pool)
                 server = HttpServer(app, config.http_limits, self._edge.tls, self._refused)
-                background = (self._edge.run(), _tidy(pool))
+                background = (
+                    self._edge.run(),
+                    _tidy(pool),
+                    probe_forever(self._standing, pool),
+                )
                 try:
                     await serve_until(stop, server, listener, background, lambda: self._drain(app))
                 finally:
@@ -62,13 +71,22 @@ class ForwardService:
         config = self._config
         settings = PushSettings(
             config.max_attempts,
+            config.max_migrations,
             config.idle_timeout_s,
             config.answer_limit_bytes,
             self._authorization,
         )
-        push = Push(router, pool, settings, self.metrics)
+        tokenizing = Tokenizing(
+            router,
+            pool,
+            self.metrics,
+            config.routing_group,
+            config.known_tokens,
+            self._authorization,
+        )
+        push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing)
         models = Models(router, config.routing_group)
-        return ForwardApp(config, push, models, self.metrics, self._edge.guard)
+        return ForwardApp(config, push, tokenizing, models, self.metrics, self._edge.guard)
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.forward.events import data_of
+from router.forward.migration import Before, as_before
 from router.protocol.requests import Usage
 
 DONE = b"[DONE]"
@@ -45,6 +46,11 @@ class _Chunk(Struct, frozen=True):
     id: str | None = None
     created: int | None = None
 
+    @property
+    def error_is_said(self) -> bool:
+        """Whether it says that something went wrong."""
+        return bytes(self.error) != b"null"
+
 
 _read = msgspec.json.Decoder(_Chunk).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -68,6 +74,7 @@ class StreamState:
     """
 
     __slots__ = (
+        "_before",
         "_wanted",
         "has_all_tokens",
         "has_begun",
@@ -79,11 +86,22 @@ class StreamState:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
+        self._before: Before | None = None
         self.token_ids: list[int] = []
         self.has_all_tokens = True
         self.has_begun = self.is_finished = False
         self.head: tuple[str | None, int | None] | None = None
         self.usage: Usage | None = None
+
+    def before(self, *, is_chat: bool) -> Before:
+        """What the client has seen so far."""
+        answer_id, created = self.head or (None, None)
+        return Before(answer_id, created, is_chat, len(self.token_ids))
+
+    def go_on(self, before: Before) -> None:
+        """From here on another engine completes it."""
+        self._before = before
+        self.usage = None
 
     def take(self, event: bytes) -> tuple[bytes, int]:
         """What the client sees of an event, and how many tokens it brings. Raises
@@ -95,13 +113,17 @@ class StreamState:
             return event, 0
         try:
             chunk = _read(data)
+            is_same = self._before is None or chunk.error_is_said
+            shown = data if is_same or self._before is None else as_before(data, self._before)
         except msgspec.MsgspecError:
             self.has_all_tokens = False
             return event, 0
-        if bytes(chunk.error) != b"null" and not chunk.choices:
+        if chunk.error_is_said and not chunk.choices:
             raise EngineErrorEvent(event)
         tokens = self._note(chunk)
-        return self._shown(event, data, chunk), tokens
+        if shown is not data:
+            event = b"data: " + shown + b"\n\n"
+        return self._shown(event, shown, chunk), tokens
 
     def _note(self, chunk: _Chunk) -> int:
         tokens = 0

@@ -17,6 +17,9 @@ class UpConfig(Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="of the router; 0 takes a free one")] = (
         8092
     )
+    openai_port: Annotated[
+        int, Meta(ge=0, le=65535, description="of OpenAI's interface; 0 takes a free one")
+    ] = 8000
     data_dir: Annotated[
         str | None, Meta(description="keeps the bus's store and all logs; by default thrown away")
     ] = None

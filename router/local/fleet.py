@@ -29,6 +29,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     dp_size: int
     num_blocks: int
     router_port: int
+    openai_port: int = 0
     host_cache_blocks: int = 0
     disk_cache_blocks: int = 0
     share: bool = False
@@ -43,8 +44,10 @@ class Fleet:
         self.nats_port = free_port()
         self.router_port = _claimable(plan.router_port) if plan.router_port else free_port()
         self._secret = _secret(plan.directory) if plan.share else ()
+        self.openai_port = _claimable(plan.openai_port) if plan.openai_port else free_port()
         self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
         self.router = self._child("router", self._router_command())
+        self.openai = self._child("openai", self._openai_command())
         self.workers = [
             self._child(f"worker-{number}", self._worker_command(number))
             for number in range(1, plan.workers + 1)
@@ -60,32 +63,47 @@ class Fleet:
         """Of the router."""
         return f"http://{_LOCALHOST}:{self.router_port}"
 
+    @property
+    def openai_url(self) -> str:
+        """Of OpenAI's interface."""
+        return f"http://{_LOCALHOST}:{self.openai_port}"
+
     @asynccontextmanager
     async def running(self, report: Callable[[str], None]) -> AsyncIterator[None]:
-        """Everything runs inside; on leaving it stops, workers first and the bus last."""
+        """Everything runs inside; on leaving it stops, who takes requests first and the bus
+        last.
+        """
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(child.keep_running(report))
-                for child in (self.bus, self.router, *self.workers)
+                for child in (self.bus, self.router, self.openai, *self.workers)
             ]
             try:
                 yield
             finally:
-                workers, router, bus = tasks[2:], tasks[1:2], tasks[:1]
-                for stage in (workers, router, bus):
+                workers, openai, router, bus = tasks[3:], tasks[2:3], tasks[1:2], tasks[:1]
+                for stage in (openai, workers, router, bus):
                     for task in stage:
                         task.cancel()
                     await asyncio.wait(stage)
 
     async def until_ready(self) -> None:
-        """Wait until the router can choose every worker. Raises TimeoutError."""
-        async with asyncio.timeout(READY_S), httpx.AsyncClient(base_url=self.router_url) as client:
-            while not await self._is_ready(client):
+        """Wait until the router can choose every worker, and requests are forwarded. Raises
+        TimeoutError.
+        """
+        async with asyncio.timeout(READY_S), httpx.AsyncClient() as client:
+            while not (await self._is_ready(client) and await self._forwards(client)):
                 await asyncio.sleep(_POLL_S)
+
+    async def _forwards(self, client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.get(f"{self.openai_url}/ready")).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     async def _is_ready(self, client: httpx.AsyncClient) -> bool:
         try:
-            answer = await client.get("/ready")
+            answer = await client.get(f"{self.router_url}/ready")
         except httpx.HTTPError:
             return False
         schedulable: int = answer.json()["schedulable_workers"]
@@ -100,6 +118,13 @@ class Fleet:
             *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
             *("--http-port", str(self.router_port), "--name", "router"),
             *self._secret,
+        ]
+
+    def _openai_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "router", "forward"),
+            *("--router-url", self.router_url, "--http-port", str(self.openai_port)),
+            *("--drain-s", "0"),
         ]
 
     def _worker_command(self, number: int) -> list[str]:

@@ -22,6 +22,7 @@ def fleet_table(fleet: Fleet, endpoints: Mapping[Rank, str]) -> str:
         ("what", "where", "pid", "log"),
         _row_of(fleet.bus, fleet.nats_url),
         _row_of(fleet.router, fleet.router_url),
+        _row_of(fleet.openai, fleet.openai_url),
         *(_row_of(*each) for each in zip(fleet.workers, places, strict=True)),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]

@@ -32,6 +32,7 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
                 disk_cache_blocks=config.disk_cache_blocks,
                 share=config.share,
                 router_port=config.port,
+                openai_port=config.openai_port,
             )
         )
         _say(f"starting a bus, a router and {config.workers} workers …")
@@ -58,6 +59,7 @@ async def _show(fleet: Fleet, config: UpConfig) -> None:
         if config.demo and config.share and config.workers > 1:
             await _demonstrate(_force_elsewhere(SharingDemo(demo)))
     _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
+    _say(f"OpenAI's interface: {fleet.openai_url}/v1, for any client of it; model: default")
     if config.stay:
         _say("Ctrl-C stops everything")
 

@@ -44,6 +44,7 @@ ROUTE = (
     "GET /v1/models",
     "POST /v1/completions",
     "POST /v1/chat/completions",
+    "POST /tokenize",
     # over NATS
     "NATS select",
     "NATS select_and_reserve",

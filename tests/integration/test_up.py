@@ -9,6 +9,7 @@ import sys
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from router.process.settings import AGENT_PREFIX
 from servers import eventually, free_port, is_alive
@@ -21,9 +22,11 @@ class Up:
 
     def __init__(self, *options):
         self.port = free_port()
+        self.openai_port = free_port()
         self.output = ""
         self._command = [
-            sys.executable, "-m", "router", "up", "--port", str(self.port), *options
+            sys.executable, "-m", "router", "up", "--port", str(self.port),
+            "--openai-port", str(self.openai_port), *options
         ]  # fmt: skip
         self.process = None
         self._reading = None
@@ -91,7 +94,7 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
         monkeypatch.setenv(f"{AGENT_PREFIX}{setting}", value)
     fleet = await up("--no-stay", "--workers", "2", "--share")
     assert await fleet.wait() == 0, fleet.output
-    assert set(fleet.pids()) == {"nats", "router", "worker-1", "worker-2"}
+    assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2"}
     routed, round_robin = figures(fleet.output, "cached prompt tokens")
     assert routed > round_robin
     routed_ms, round_robin_ms = figures(fleet.output, "TTFT, mean")
@@ -118,6 +121,10 @@ async def test_keeps_serving_starts_the_dead_again_and_stops_on_ctrl_c(up, tmp_p
         await fleet.until("! worker-1 was killed by SIGKILL")
         await fleet.until("! router was killed by SIGKILL")
         await eventually(lambda: _is_ready(client, 2))
+    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{fleet.openai_port}/v1", api_key="x") as ai:
+        said = [{"role": "user", "content": "Once upon a time"}]
+        chat = await ai.chat.completions.create(model="default", messages=said, max_tokens=4)
+        assert chat.usage.completion_tokens == 4
     assert (tmp_path / "worker-1.log").read_text()
     fleet.process.send_signal(signal.SIGINT)
     assert await fleet.wait() == 0

@@ -14,6 +14,8 @@ AGENT = Path(__file__).parents[3] / "worker_agent"
 SERVED_ANYWAY = {"GET /docs", "GET /docs/oauth2-redirect", "GET /openapi.json"}
 OF_AGENTS = {
     "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "POST /tokenize",
     "GET /v1/models",
     "POST /reset_prefix_cache",
     "GET /dump",

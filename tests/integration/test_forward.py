@@ -1,0 +1,112 @@
+"""`kv-router forward` before a router and engines that are processes, driven by OpenAI's client."""
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from processes import Process
+from servers import eventually, free_port
+
+TALK = [{"role": "user", "content": "Tell me of a key-value cache, and of what prefixes are for. "}]
+
+
+@pytest.fixture
+async def forward(fleet, tmp_path):
+    started = []
+
+    async def start(**options):
+        port = free_port()
+        options = {"router-url": fleet.url, "http-port": port, "drain-s": 0, **options}
+        started.append(Process(tmp_path, "forward", "router", "forward", **options))
+        url = f"http://127.0.0.1:{port}"
+        await eventually(lambda: is_ready(url))
+        return url
+
+    yield start
+    for each in started:
+        each.end()
+
+
+async def is_ready(url):
+    try:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"{url}/ready")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def is_free(fleet):
+    loads = await fleet.get("/loads")
+    return not any(rank["active_requests"] for scope in loads for rank in scope["loads"])
+
+
+def cached(usage):
+    return usage.prompt_tokens_details.cached_tokens
+
+
+async def test_openais_own_client_chats_completes_and_streams(fleet, forward):
+    await fleet.start(workers=2)
+    url = await forward()
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+        assert [model.id async for model in ai.models.list()] == ["default"]
+        settings = {"model": "default", "max_tokens": 20}
+        prompt = "Once upon a time, in a far country, " * 4
+        first = await ai.completions.create(prompt=prompt, **settings)
+        again = await ai.completions.create(prompt=prompt, **settings)
+        assert again.choices[0].text == first.choices[0].text
+        assert (cached(first.usage), cached(again.usage) > 100) == (0, True)
+        chunks = await ai.completions.create(prompt=list(prompt.encode()), stream=True, **settings)
+        streamed = "".join([chunk.choices[0].text async for chunk in chunks])
+        assert streamed == first.choices[0].text
+
+        chat = await ai.chat.completions.create(messages=TALK, **settings)
+        assert chat.choices[0].message.role == "assistant"
+        said = [*TALK, {"role": "assistant", "content": "Well."}, TALK[0]]
+        stream = await ai.chat.completions.create(
+            messages=said, stream=True, stream_options={"include_usage": True}, **settings
+        )
+        parts = [part async for part in stream]
+        assert sum(bool(part.choices) for part in parts) == 20
+        assert cached(parts[-1].usage) > 40  # of the turn before, wherever that was served
+        with pytest.raises(NotFoundError):
+            await ai.embeddings.create(model="default", input="x")
+    await eventually(lambda: is_free(fleet))
+
+
+async def test_a_worker_that_dies_is_passed_over(fleet, forward):
+    await fleet.start(workers=2)
+    url = await forward()
+    fleet.workers[1].kill()
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+        for number in range(8):
+            answer = await ai.completions.create(
+                model="default", prompt=f"{number} bottles", max_tokens=2
+            )
+            assert answer.usage.completion_tokens == 2
+    await eventually(lambda: is_free(fleet))
+
+
+async def test_a_stream_goes_on_where_its_worker_was_killed_in_the_middle(fleet, forward):
+    """Greedy: whoever goes on writes what the first would have written."""
+    await fleet.start(workers=2)
+    url = await forward()
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+        settings = {"model": "default", "messages": TALK, "max_tokens": 400, "stream": True}
+        said = [
+            part.choices[0].delta.content
+            async for part in await ai.chat.completions.create(**settings)
+        ]
+        parts = await ai.chat.completions.with_raw_response.create(**settings)
+        worker_id, again = int(parts.headers["x-worker-id"]), []
+        async for part in parts.parse():
+            again.append(part.choices[0].delta.content)
+            if len(again) == 3:
+                fleet.workers[worker_id].kill()
+        assert len(again) == len(said) == 400
+        # A character may be cut in two between them: bytes that are no text by themselves.
+        differing = sum(one != other for one, other in zip(said, again, strict=True))
+        assert differing <= 3
+    async with httpx.AsyncClient() as client:
+        metrics = (await client.get(f"{url}/metrics")).text
+    assert 'kv_router_forward_migrations_total{outcome="moved"} 1.0' in metrics
+    await eventually(lambda: is_free(fleet))

@@ -1,0 +1,156 @@
+"""Who is left alone, how much is tried again, what is remembered: exact, without clocks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.forward.retry_budget import BudgetLimits, RetryBudget
+from router.forward.standing import Standing, StandingLimits
+from router.forward.tokenizing import KnownTokens
+
+LIMITS = StandingLimits(failures=3, open_s=5.0, most_open_s=20.0)
+URL = "http://e"
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ok", "fail", "lives", "dead", "probe", "forget"]),
+        st.integers(1, 4),
+        st.floats(0, 30),
+    )
+)
+
+
+def standing(*worker_ids):
+    made = Standing(LIMITS)
+    for worker_id in worker_ids:
+        made.succeeded(worker_id, URL, 0.0)
+    return made
+
+
+def fail(made, worker_id, times, now_s=0.0):
+    for _ in range(times):
+        made.failed(worker_id, URL, now_s)
+
+
+def test_failures_in_a_row_open_and_a_success_between_does_not():
+    made = standing(1, 2)
+    fail(made, 1, 2)
+    made.succeeded(1, URL, 0.0)
+    fail(made, 1, 2)
+    assert (made.state(1), made.ejected()) == ("closed", [])
+    fail(made, 1, 1)
+    assert (made.state(1), made.ejected()) == ("open", [1])
+
+
+def test_who_answers_a_probe_is_tried_and_fails_for_twice_as_long():
+    made = standing(1, 2)
+    fail(made, 1, 3)
+    for opened_s, long_s in ((0.0, 5.0), (5.0, 10.0), (15.0, 20.0), (35.0, 20.0)):
+        ends_s = opened_s + long_s
+        assert list(made.to_probe(ends_s - 0.1)) == []
+        assert list(made.to_probe(ends_s)) == [(1, URL)]
+        made.probed(1, ends_s, lives=True)
+        assert (made.state(1), made.ejected()) == ("half_open", [])
+        fail(made, 1, 1, ends_s)
+        assert made.state(1) == "open"
+    made.probed(1, 55.0, lives=True)
+    made.succeeded(1, URL, 55.0)
+    assert made.state(1) == "closed"
+    fail(made, 1, 2, 55.0)
+    assert made.state(1) == "closed"
+
+
+def test_who_does_not_answer_a_probe_is_asked_again_later():
+    made = standing(1, 2)
+    fail(made, 1, 3)
+    made.probed(1, 5.0, lives=False)
+    assert made.state(1) == "open"
+    assert list(made.to_probe(5.5)) == []
+    assert list(made.to_probe(6.0)) == [(1, URL)]
+
+
+def test_an_outlier_is_left_alone_and_a_fleet_in_trouble_is_not():
+    """Failures that are not in a row."""
+    made = standing(1, 2, 3)
+    for _ in range(20):
+        fail(made, 1, 2)
+        made.succeeded(1, URL, 0.0)
+        for other in (2, 3):
+            made.succeeded(other, URL, 0.0)
+    assert made.ejected() == [1]
+    troubled = standing(1, 2, 3)
+    for _ in range(20):
+        for each in (1, 2, 3):
+            fail(troubled, each, 2)
+            troubled.succeeded(each, URL, 0.0)
+    assert troubled.ejected() == []
+
+
+def test_another_life_elsewhere_begins_anew():
+    made = standing(1, 2)
+    fail(made, 1, 3)
+    made.succeeded(1, "http://new", 1.0)
+    assert made.state(1) == "closed"
+
+
+def test_the_only_worker_is_never_left_alone():
+    made = standing(1)
+    fail(made, 1, 9)
+    assert made.ejected() == []
+
+
+@given(STEPS)
+def test_never_more_than_half_are_left_alone(steps):
+    made, now_s, seen = Standing(LIMITS), 0.0, set()
+    for step, worker_id, pause_s in steps:
+        now_s += pause_s
+        match step:
+            case "ok":
+                made.succeeded(worker_id, URL, now_s)
+            case "fail":
+                made.failed(worker_id, URL, now_s)
+            case "lives" | "dead":
+                made.probed(worker_id, now_s, lives=step == "lives")
+            case "probe":
+                assert all(made.state(each) == "open" for each, _ in made.to_probe(now_s))
+            case "forget":
+                made.forget(now_s)
+        seen.add(worker_id)
+        ejected = made.ejected()
+        assert len(ejected) <= len(seen) / 2
+        assert ejected == sorted(set(ejected))
+        assert all(made.state(each) == "open" for each in ejected)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 3))))
+def test_retries_are_a_share_of_requests(steps):
+    limits = BudgetLimits(share=0.25, least_per_s=1.0, most=4.0)
+    budget, now_s, left = RetryBudget(limits, 0.0), 0.0, 4.0
+    for is_request, pause_s in steps:
+        now_s += pause_s
+        left = min(4.0, left + pause_s + 0.25 * is_request)
+        if is_request:
+            budget.request(now_s)
+        else:
+            taken = budget.take(now_s)
+            assert taken == (left >= 1) or abs(left - 1) < 1e-6
+            left -= taken
+        assert abs(budget.left - left) < 1e-6
+        left = budget.left
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5))))
+def test_what_was_used_last_is_known(steps):
+    known, model = KnownTokens(10), []
+    for name, length in steps:
+        key = bytes([name])
+        if length == 0:
+            found = known.get(key)
+            assert found == next((tokens for each, tokens in model if each == key), None)
+            if found is not None:
+                model.remove((key, found))
+                model.append((key, found))
+            continue
+        known.put(key, [1] * length)
+        model = [each for each in model if each[0] != key] + [(key, [1] * length)]
+        while sum(len(tokens) for _, tokens in model) > 10:
+            model.pop(0)
+    assert [known.get(key) for key, _ in model] == [tokens for _, tokens in model]

@@ -1,0 +1,100 @@
+"""Chats of a byte-level model: the text that its template makes of messages."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from router.errors import InvalidFieldError
+from worker_agent.completions import CompletionRequest, StreamOptions
+
+MAX_TOKENS = 128
+"""Of an answer that nobody limits: the model has not learned when to end."""
+
+
+class TextPart(Struct, frozen=True):
+    """A piece of a message."""
+
+    type: str
+    text: str = ""
+
+
+class Message(Struct, frozen=True):
+    """Who said what."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    @property
+    def text(self) -> str:
+        """What was said. Raises InvalidFieldError for what is no text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        strangers = [part.type for part in self.content if part.type != "text"]
+        if strangers:
+            raise InvalidFieldError("messages", f"a part of type {strangers[0]!r}", "text")
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """A chat; see `CompletionRequest`."""
+
+    messages: list[Message]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool = False
+    n: int = 1
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+
+    @property
+    def completion(self) -> CompletionRequest:
+        """The completion that answers it. Raises InvalidFieldError."""
+        if not self.messages:
+            raise InvalidFieldError("messages", "empty", "at least one message")
+        most = self.max_completion_tokens or self.max_tokens
+        if self.temperature < 0 or self.temperature > 100:
+            raise InvalidFieldError("temperature", str(self.temperature), "0 to 100")
+        if most is not None and most < 1:
+            raise InvalidFieldError("max_tokens", str(most), "at least 1")
+        return CompletionRequest(
+            prompt=rendered(self.messages),
+            model=self.model,
+            max_tokens=MAX_TOKENS if most is None else most,
+            temperature=self.temperature,
+            seed=self.seed,
+            stream=self.stream,
+            stream_options=self.stream_options,
+            cache_salt=self.cache_salt,
+            return_token_ids=self.return_token_ids,
+            n=self.n,
+            stop=self.stop,
+            logprobs=1 if self.logprobs else None,
+        )
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
+    """A text or a chat whose tokens are asked for, as vLLM's server is asked."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the model reads. Raises InvalidFieldError."""
+        if self.messages:
+            return list(rendered(self.messages).encode())
+        if self.prompt is None:
+            raise InvalidFieldError("prompt", "missing", "a text, or messages")
+        return list(self.prompt.encode())
+
+
+def rendered(messages: Sequence[Message]) -> str:
+    """The prompt of a chat: a longer chat begins with it, but for its last line."""
+    said = "".join(f"<{each.role}>{each.text}\n" for each in messages)
+    return f"{said}<assistant>"
