@@ -68,4 +68,4 @@ class Placing(Struct, frozen=True):
 
 def elsewhere(request: SelectRequest, worker_ids: Collection[int]) -> SelectRequest:
     """The same, anywhere but there."""
-    return structs.replace(request, excluded_worker_ids=sorted(worker_ids))
+    return structs.replace(request, excluded_worker_ids=sorted(worker_ids) or None)
