@@ -10,10 +10,13 @@ tell of is counted once, and whoever begins anew takes back what is its own, and
 from functools import reduce
 from operator import or_
 
-from router.protocol.values import HashArray, HeldState, Identity, Tier
+from router.protocol.values import U64_MAX, HashArray, HeldState, Identity, Tier
 from router.publisher.held import DEFAULT_MULTIPLIER, HeldBlocks
 from router.publisher.journal import EventJournal
 from router.sequence.naming import BlockNaming
+
+_SPREAD = 0xD1342543DE82EF95
+"""Odd, so that an odd multiplier stays one."""
 
 
 class ConsolidatedJournal:
@@ -26,13 +29,16 @@ class ConsolidatedJournal:
     __slots__ = ("_multiplier", "journal", "sources")
 
     def __init__(self, journal: EventJournal, multiplier: int = DEFAULT_MULTIPLIER) -> None:
-        """`multiplier`: as the journal's."""
+        """`multiplier`: the journal's. Sources have others: keys in one table's order crowd another
+        that spreads them alike.
+        """
         self.journal = journal
         self.sources: list[OneSource] = []
         self._multiplier = multiplier
 
     def source(self) -> "OneSource":
         """One more of them."""
+        self._multiplier = self._multiplier * _SPREAD % (U64_MAX + 1)
         source = OneSource(self, HeldBlocks(self._multiplier))
         self.sources.append(source)
         return source

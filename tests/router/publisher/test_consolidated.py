@@ -265,6 +265,15 @@ def test_a_tier_that_both_tell_of_is_told_once():
     assert journal.state.counts == (0, 0, 0, 0)
 
 
+def test_no_two_tables_spread_keys_alike():
+    """One that is filled in the order of another would be searched from end to end."""
+    everything = ConsolidatedJournal(EventJournal(RANK, 1, IDENTITY, multiplier=7), 7)
+    sources = [everything.source(), everything.source()]
+    multipliers = {7, *(source._held._multiplier for source in sources)}
+    assert len(multipliers) == 3
+    assert all(multiplier % 2 and multiplier < 2**64 for multiplier in multipliers)
+
+
 def test_holes_are_of_all_sources_together():
     """A prefix is whole if one has its beginning and the other the rest."""
     journal = EventJournal(RANK, 1, IDENTITY)

@@ -8,11 +8,24 @@ import pytest
 
 from engines import IDENTITY
 from router.blockset_errors import PeerError
+from router.errors import WireError
+from router.protocol.events import STORED
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.publisher.consolidated import ConsolidatedJournal
 from router.publisher.journal import EventJournal
+from router.publisher.tier_feed import TierFeed
 from router.publisher.tier_follower import TierFollower
-from router.publisher.tier_wire import LENGTH, PART_BLOCKS, VERSION, Hello, News, encode
+from router.publisher.tier_wire import (
+    LENGTH,
+    PART_BLOCKS,
+    VERSION,
+    Held,
+    Hello,
+    News,
+    Paths,
+    TierEvent,
+    encode,
+)
 from servers import eventually, free_port
 from tier_stacks import name
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
@@ -132,6 +145,25 @@ async def test_what_cannot_be_read_ends_the_connection_and_what_it_told(sent, sa
     host, port = server.sockets[0].getsockname()
     async with server, Agent(f"tcp://{host}:{port}").running() as agent:
         await eventually(lambda: said in (agent.follower.problem or ""))
+
+
+def test_messages_that_say_nothing_are_nothing():
+    agent = Agent("tcp://127.0.0.1:1")
+    feed = TierFeed(agent.source, 0)
+    for _ in range(2):
+        feed.take(Hello(VERSION, IDENTITY, 0))
+        feed.take(Held(Tier.HOST, Paths(b"", b"")))
+        assert feed.take(News([], is_all=True))
+        stored = TierEvent(STORED, Tier.HOST, Paths(bytes(8), bytes(24)))
+        assert not feed.take(News([stored], is_all=False))
+        assert agent.journal.state.counts == (0, 1, 0, 0)
+    for broken in (Paths(bytes(7), b""), Paths(bytes(8), bytes(8)), Paths(bytes(8), b"")):
+        with pytest.raises(WireError, match="heads"):
+            feed.take(News([TierEvent(STORED, Tier.HOST, broken)], is_all=False))
+    with pytest.raises(WireError, match="not in order"):
+        feed.take(News([TierEvent(STORED, Tier.HOST, Paths(bytes(8), bytes(48)))], is_all=False))
+    feed.forget()
+    assert agent.journal.state.counts == (0, 0, 0, 0)
 
 
 async def test_a_reader_that_is_too_slow_is_dropped_and_told_everything_later(monkeypatch):
