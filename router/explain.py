@@ -22,7 +22,6 @@ from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
 from router.scheduler._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
 from router.scheduler.terms import (
-    CACHED_BLOCKS,
     OVERLAP_DEVICE,
     OVERLAP_DISK,
     OVERLAP_HOST,
@@ -33,6 +32,7 @@ from router.scheduler.terms import (
 )
 from router.sequence.rank_table import (
     BASE_S,
+    EAGLE,
     FOREIGN_REQUESTS,
     KV_S,
     RELATIVE_ERROR,
@@ -82,7 +82,9 @@ def _decision(
             dp=_device_tokens(placement, rank, device_blocks),
         ),
         overlap_blocks=device_blocks,
-        predicted_cached_blocks=int(row[CACHED_BLOCKS]),
+        predicted_cached_blocks=prompt.cached_blocks(
+            int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE])
+        ),
         effective_prefill_tokens=prompt.prefill_tokens(device_blocks),
         potential_decode_blocks=potential_decode_blocks(row),
         policy=choice.policy,
