@@ -29,10 +29,17 @@ REPORT_S = 0.4
 class Agent:
     """A rank on a bus."""
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        worker_id: int = WORKER_ID,
+        pool_blocks: int = POOL_BLOCKS,
+    ) -> None:
         self.bus = bus
         self.subjects = subjects
-        self._writer = RankWriter(subjects, WORKER_ID, POOL_BLOCKS, DEFAULT_LIMITS, MIN_FLUSH_S)
+        self._worker_id = worker_id
+        self._writer = RankWriter(subjects, worker_id, pool_blocks, DEFAULT_LIMITS, MIN_FLUSH_S)
         self._beacons = HeardBeacons()
         self._report_count = 0
 
@@ -44,14 +51,19 @@ class Agent:
     async def store_forever(self) -> None:
         """Store a request every 10 ms, until cancelled."""
         while True:
-            self._writer.store(REQUEST_BLOCKS)
+            self.store(1)
             await asyncio.sleep(STORE_S)
+
+    def store(self, requests: int) -> None:
+        """Store so many requests."""
+        for _ in range(requests):
+            self._writer.store(REQUEST_BLOCKS)
 
     async def run(self) -> None:
         """Live on the bus until cancelled."""
-        announcer = Announcer(self.bus.js, self.subjects, worker_key(WORKER_ID), INCARNATION)
+        announcer = Announcer(self.bus.js, self.subjects, worker_key(self._worker_id), INCARNATION)
         await announcer.look()
-        await announcer.claim(encode_entry(announcement(WORKER_ID)))
+        await announcer.claim(encode_entry(announcement(self._worker_id)))
         rank, publisher = self._writer.rank, self._writer.publisher
         transport = NatsTransport(self.bus, self.subjects, StreamLimits())
         loads = LoadPublisher(self._report, self.subjects.load(rank), interval_s=REPORT_S)
@@ -68,7 +80,7 @@ class Agent:
         self._report_count += 1
         publisher = self._writer.publisher
         return LoadReport(
-            worker_id=WORKER_ID,
+            worker_id=self._worker_id,
             dp_rank=0,
             agent_incarnation=INCARNATION,
             incarnation=INCARNATION,
@@ -81,10 +93,12 @@ class Agent:
 
 
 @asynccontextmanager
-async def living_agent(url: str, namespace: str) -> AsyncIterator[Agent]:
+async def living_agent(
+    url: str, namespace: str, worker_id: int = WORKER_ID, pool_blocks: int = POOL_BLOCKS
+) -> AsyncIterator[Agent]:
     """An agent that lives while inside."""
     async with connection(url, "agent", lambda _: None) as bus:
-        agent = Agent(bus, Subjects(namespace))
+        agent = Agent(bus, Subjects(namespace), worker_id, pool_blocks)
         life = asyncio.create_task(agent.run())
         try:
             yield agent

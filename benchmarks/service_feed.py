@@ -1,42 +1,94 @@
-"""An engine that tells a service of 200,000 new blocks a second, from a process of its own."""
+"""200,000 new blocks a second told to a service, from a process of its own: by an agent over
+JetStream, as deployed; or on an engine's own socket, so that the service does the agent's part.
+"""
 
+import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import httpx
 import msgspec
 import numpy as np
+import uvloop
 import zmq
+from events_agent import living_agent
 from events_processes import free_port
+from events_writer import REQUEST_BLOCKS
 from service_world import BLOCK_SIZE
 
 WORKER_ID, PER_S, EVENT_BLOCKS = 99, 200_000, 128
 POOL_BLOCKS = 1_000_000
+NAMESPACE = "default"
+STORE_S, MOST_REQUESTS = 0.005, 512
+PATIENCE_S, LEAD_S = 30.0, 1.0
+"""How long it has told already when it counts."""
+
+Sent: TypeAlias = "multiprocessing.sharedctypes.Synchronized[int]"
+"""Blocks told so far."""
 
 
 @contextmanager
-def fed(url: str) -> Iterator[Callable[[], float]]:
+def fed_by_engine(url: str) -> Iterator[Callable[[], float]]:
     """A worker of another group, told of blocks meanwhile; gives how many a second there were."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with httpx.Client(base_url=url, timeout=60.0) as client:
+        with _process(_tell, endpoint) as sent:
+            client.post("/workers", json=_registration(endpoint)).raise_for_status()
+            yield _rate(sent)
+        client.delete(f"/workers/{WORKER_ID}").raise_for_status()
+
+
+@contextmanager
+def fed_by_agent(nats_url: str) -> Iterator[Callable[[], float]]:
+    """The same, over the bus."""
+    with _process(_publish, nats_url) as sent:
+        yield _rate(sent)
+
+
+@contextmanager
+def _process(tell: Callable[[str, Sent], None], url: str) -> Iterator[Sent]:
     context = multiprocessing.get_context("spawn")
     sent = context.Value("q", 0)
-    engine = context.Process(target=_tell, args=(endpoint, sent), daemon=True)
-    engine.start()
-    with httpx.Client(base_url=url, timeout=60.0) as client:
-        client.post("/workers", json=_registration(endpoint)).raise_for_status()
-        time.sleep(1.0)
-        begun, begun_s = sent.value, time.monotonic()
-        try:
-            yield lambda: (sent.value - begun) / (time.monotonic() - begun_s)
-        finally:
-            engine.terminate()
-            engine.join()
-            client.delete(f"/workers/{WORKER_ID}").raise_for_status()
+    process = context.Process(target=tell, args=(url, sent), daemon=True)
+    process.start()
+    try:
+        yield sent
+    finally:
+        process.terminate()
+        process.join()
 
 
-def _tell(endpoint: str, sent: "multiprocessing.sharedctypes.Synchronized[int]") -> None:
+def _rate(sent: Sent) -> Callable[[], float]:
+    """Blocks a second from now on, once it tells."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not sent.value:
+        if time.monotonic() > until_s:
+            raise TimeoutError("nobody listens to new blocks")
+        time.sleep(0.01)
+    time.sleep(LEAD_S)
+    begun, begun_s = sent.value, time.monotonic()
+    return lambda: (sent.value - begun) / (time.monotonic() - begun_s)
+
+
+def _publish(url: str, sent: Sent) -> None:
+    uvloop.run(_publish_forever(url, sent))
+
+
+async def _publish_forever(url: str, sent: Sent) -> None:
+    async with living_agent(url, NAMESPACE, WORKER_ID, POOL_BLOCKS) as agent:
+        await asyncio.sleep(LEAD_S)
+        start_s = time.monotonic()
+        while True:
+            requests = int((time.monotonic() - start_s) * PER_S - sent.value) // REQUEST_BLOCKS
+            agent.store(min(max(requests, 0), MOST_REQUESTS))
+            sent.value += min(max(requests, 0), MOST_REQUESTS) * REQUEST_BLOCKS
+            await asyncio.sleep(STORE_S)
+
+
+def _tell(endpoint: str, sent: Sent) -> None:
     tokens = np.random.default_rng(1).integers(0, 100_000, EVENT_BLOCKS * BLOCK_SIZE).tolist()
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.bind(endpoint)

@@ -40,10 +40,11 @@ class ServerProcess:
 
 
 @contextmanager
-def our_server() -> Iterator[ServerProcess]:
-    """`kv-router serve` without a bus."""
+def our_server(nats_url: str = "") -> Iterator[ServerProcess]:
+    """`kv-router serve`, without a bus unless one is named."""
     port = free_port()
     command = [sys.executable, "-m", "router", "serve", "--http-port", str(port)]
+    command += ["--nats-url", nats_url] if nats_url else []
     with _running("ours", [*command, "--log-level", "error"], port, os.environ) as server:
         yield server
 
