@@ -26,6 +26,8 @@ from worker_agent.transfer.peer_client import PeerClient
 from worker_agent.transfer.peer_giving import SharedSet
 from worker_agent.transfer.peer_server import PeerServer
 from worker_agent.transfer.physical import PhysicalLayout, physical
+from worker_agent.transfer.slots import MemorySlots
+from worker_agent.transfer.stored_tier import StoredTier
 from worker_agent.transfer.window import Window
 
 TOKEN = b"of a benchmark"
@@ -98,15 +100,16 @@ def main() -> None:
     count = int(sys.argv[1])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         path = Path(directory) / "memory"
-        layout = _layout(count, shared_memory(MappedFile(path, count * BLOCK_BYTES)))
-        bits = torch.randint(0, 256, layout.regions[0].shape, dtype=torch.uint8)
-        layout.regions[0].copy_(bits)
+        memory = shared_memory(MappedFile(path, count * BLOCK_BYTES))
+        layout = _layout(count, memory)
         pool, names = SharedPool(count, LruEviction()), list(map(_name, range(count)))
-        pool.release(pool.register(pool.allocate(count), names))
+        tier = StoredTier(pool, MemorySlots(memory, count))
+        for name in names:
+            tier.store([name], torch.randint(0, 256, (1, BLOCK_BYTES), dtype=torch.uint8))
         window = Window(layout)
         listener = socket.create_server(("127.0.0.1", 0))
         Thread(target=_serve_plainly, args=(listener, window, count), daemon=True).start()
-        sets = {0: SharedSet(pool, window, path)}
+        sets = {0: SharedSet(pool, window, path, tier.proof)}
         server = PeerServer(Leases(WORKER_ID, 1), sets, TOKEN, path=Path(directory) / "socket")
         print("{}:{}".format(*listener.getsockname()), *server.addresses, sep="\n", flush=True)
         sys.stdin.read()

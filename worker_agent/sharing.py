@@ -34,8 +34,9 @@ from worker_agent.manager_config import CacheModel
 from worker_agent.tiers.way_down import EdgeCounters
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.peer_client import PeerClient
-from worker_agent.transfer.peer_giving import SharedSet
+from worker_agent.transfer.peer_giving import SharedSet, no_proof
 from worker_agent.transfer.peer_server import MAX_CONNECTIONS, PeerCounters, PeerServer
+from worker_agent.transfer.stored_tier import StoredTier
 from worker_agent.transfer.window import Window
 
 
@@ -96,7 +97,9 @@ class BlockSharing:
         self._remote = RemoteBlocksets(worker_id, model.fingerprint, model.layout(1, 1))
         self._clients: dict[tuple[int, str], PeerClient] = {}
         shared = {
-            index: SharedSet(each.blocks.pool, self._windows[index], each.memory.path)
+            index: SharedSet(
+                each.blocks.pool, self._windows[index], each.memory.path, _proof_of(manager, each)
+            )
             for index, each in self._sets.items()
             if index in self._windows
         }
@@ -257,6 +260,12 @@ class BlockSharing:
         if key not in self._clients:
             self._clients[key] = self.client(key[0], [key[1]], self._config.timeout_s)
         return self._clients[key]
+
+
+def _proof_of(manager: KvBlockManager, blocks: BlockSet) -> Callable[[int, bytes], int | None]:
+    """What the tier that keeps these blocks noted of them; nobody does of the device's."""
+    store = manager.stack.store_of(blocks.level.tier)
+    return store.proof if isinstance(store, StoredTier) else no_proof
 
 
 def _nearest(addresses: Sequence[str]) -> str:

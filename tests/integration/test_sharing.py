@@ -96,7 +96,15 @@ async def test_what_is_forced_elsewhere_is_pulled(sharing, tmp_path, is_on_one_h
 async def test_shared_memory_is_read_where_it_lies(sharing, tmp_path):
     host = {"host-cache-blocks": 200, "host-cache-dir": tmp_path}
     fleet = await sharing(settings={"share_dir": str(tmp_path)}, **host)
-    right = [await fleet.complete(1, 0, prompt(number)) for number in range(8)]
+    right = [await fleet.complete(1, 0, prompt(0))]
+
+    async def is_stored():
+        dump = await fleet.client.get(f"{fleet.endpoints[1]}/dump")
+        return len(dump.json()["ranks"]["0"]["host"]) >= 18
+
+    await eventually(is_stored)
+    for number in range(1, 8):
+        await fleet.complete(1, 0, prompt(number))
 
     async def is_only_on_the_host():
         decision = await fleet.select(prompt(0), allowed_worker_ids=[2])

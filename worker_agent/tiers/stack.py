@@ -101,6 +101,12 @@ class TierStack:
         """Whether blocks are on their way down, or wait for it."""
         return any(level.way.batches or len(level.way.queue) for level in self._levels)
 
+    def store_of(self, tier: Tier) -> BlockTier | None:
+        """What keeps the blocks of a tier, for the calls of it that any thread may make; None where
+        there is no such tier.
+        """
+        return next((level.store for level in self._levels if level.tier is tier), None)
+
     # ── Up ───────────────────────────────────────────────────────────────────────────────────────
 
     def load(

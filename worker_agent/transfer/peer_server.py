@@ -239,7 +239,8 @@ class PeerServer:
     def _give_leased(self, line: Line, request: Get, handed_over: set[int]) -> None:
         listed, now_s = request.listed, self._clock()
         with self._leases.use(listed, now_s, is_write=False) as blocks:
-            giving = Giving(listed.block_set_idx, self._shared(listed), blocks, [])
+            unproven = [None] * len(blocks)
+            giving = Giving(listed.block_set_idx, self._shared(listed), blocks, [], unproven)
             self._give(line, giving, handed_over if request.may_map else None)
 
     def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
@@ -251,7 +252,8 @@ class PeerServer:
             parts, missing = held_by_name(request.identities, self._sets, held)
             if len(parts) == 1:
                 [part] = parts
-                giving = Giving(part.set_idx, part.shared, part.blocks, missing)
+                blocks, proofs = part.blocks, part.proofs
+                giving = Giving(part.set_idx, part.shared, blocks, missing, proofs)
                 self._give(line, giving, handed_over if request.may_map else None)
                 return
             give_scattered(line, parts, missing)

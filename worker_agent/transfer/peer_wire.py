@@ -23,6 +23,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 NONCE_BYTES = 32
 CHUNK_BYTES = 1 << 18
 """Of a block at a time: proven while it is in the processor's cache."""
+TIMED_EVERY_S = 0.05
+"""A wait may end so much late: telling the system how long it may be is a call of its own."""
 CLIENT, SERVER = b"kv-peer-client", b"kv-peer-server"
 _U32 = Packing("<I")
 _U64 = Packing("<Q")
@@ -39,15 +41,17 @@ def is_proof(side: bytes, token: bytes, nonce: bytes, proof: bytes) -> bool:
 
 
 class Line:
-    """A connected socket, until `until_s` (of `time.monotonic`): no call waits longer.
+    """A connected socket, until `until_s` (of `time.monotonic`): no call waits longer, but for
+    `TIMED_EVERY_S`.
 
     Everything raises PeerError when the other side is gone, late, or says what cannot be read.
     """
 
-    __slots__ = ("_socket", "address", "until_s")
+    __slots__ = ("_socket", "_timed_s", "_timed_until_s", "address", "until_s")
 
     def __init__(self, connected: socket.socket, address: str, until_s: float) -> None:
         self._socket = connected
+        self._timed_s = self._timed_until_s = float("-inf")
         self.address = address
         self.until_s = until_s
 
@@ -102,21 +106,34 @@ class Line:
             raise PeerError(self.address, "no file was handed over")
         return descriptors[0]
 
-    def send_blocks(self, blocks: Sequence[memoryview]) -> None:
-        """Blocks, each followed by its checksum."""
-        for block in blocks:
-            checksum = xxh3_64()
-            for chunk in _chunks(block):
-                checksum.update(chunk)
-                self._send(chunk)
-            self._send(_U64.pack(checksum.intdigest()))
+    def send_blocks(
+        self, blocks: Sequence[memoryview], proofs: Sequence[int | None] | None = None
+    ) -> None:
+        """Blocks, each followed by its checksum: that of when it was stored (`proofs`), which also
+        tells what memory has spoilt since; where there is none, one made now.
+        """
+        for block, proof in zip(blocks, proofs or [None] * len(blocks), strict=True):
+            if proof is None:
+                self._send(_U64.pack(self._send_proving(block)))
+            else:
+                self._send(block)
+                self._send(_U64.pack(proof))
+
+    def _send_proving(self, block: memoryview) -> int:
+        """A block; its checksum."""
+        checksum = xxh3_64()
+        for chunk in _chunks(block):
+            checksum.update(chunk)
+            self._send(chunk)
+        return checksum.intdigest()
 
     def receive_block(self, block: memoryview) -> bool:
         """A block to where it belongs; whether it is what was sent."""
-        checksum = xxh3_64()
-        for chunk in _chunks(block):
-            self._receive_into(chunk)
-            checksum.update(chunk)
+        checksum, left = xxh3_64(), block
+        while len(left):
+            count = self._receive_some(left)
+            checksum.update(left[:count])  # still in the processor's cache
+            left = left[count:]
         tail = bytearray(_U64.size)
         self._receive_into(memoryview(tail))
         return bool(_U64.unpack(tail)[0] == checksum.intdigest())
@@ -135,27 +152,32 @@ class Line:
     def _receive_into(self, view: memoryview, *, may_end: bool = False) -> bool:
         """Fill it; False if the other side hung up before the first byte, and may."""
         left = view
-        try:
-            while len(left):
-                self._set_timeout()
-                left = left[self._received(left, may_end=may_end and len(left) == len(view)) :]
-                if may_end and len(left) == len(view):
-                    return False
-        except OSError as error:
-            raise PeerError(self.address, str(error) or "gone") from error
+        while len(left):
+            count = self._receive_some(left, may_end=may_end and len(left) == len(view))
+            if not count:
+                return False
+            left = left[count:]
         return True
 
-    def _received(self, view: memoryview, *, may_end: bool) -> int:
-        count = self._socket.recv_into(view)
+    def _receive_some(self, view: memoryview, *, may_end: bool = False) -> int:
+        """What has come of it, at least a byte; 0 where the other side hung up, and may."""
+        try:
+            self._set_timeout()
+            count = self._socket.recv_into(view)
+        except OSError as error:
+            raise PeerError(self.address, str(error) or "gone") from error
         if not (count or may_end):
             raise PeerError(self.address, "hung up")
         return count
 
     def _set_timeout(self) -> None:
-        left_s = self.until_s - time.monotonic()
+        now_s = time.monotonic()
+        left_s = self.until_s - now_s
         if left_s <= 0:
             raise PeerError(self.address, "late")
-        self._socket.settimeout(left_s)
+        if now_s >= self._timed_s + TIMED_EVERY_S or self._timed_until_s != self.until_s:
+            self._timed_s, self._timed_until_s = now_s, self.until_s
+            self._socket.settimeout(left_s)
 
 
 def _chunks(block: memoryview) -> Iterator[memoryview]:

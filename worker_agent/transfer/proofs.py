@@ -27,9 +27,9 @@ class SlotProofs:
                 self._journal.begin(slot)
 
     def note(self, slot: int, identity: bytes, of_bytes: int) -> None:
-        """Whose bytes are there now, and their checksum."""
-        self._identities[slot] = identity
+        """Whose bytes are there now, and their checksum; in an order that `of` can rely on."""
         self._checksums[slot] = of_bytes
+        self._identities[slot] = identity
 
     def write_down(self, slot: int, name: BlockName) -> None:
         """A later life is to find what was noted."""
@@ -41,6 +41,12 @@ class SlotProofs:
         prove.
         """
         return self._identities[slot] == identity
+
+    def of(self, slot: int, identity: bytes) -> int | None:
+        """The checksum of a block that this tier stored there; None where it did not. Any thread,
+        as long as the block is held under this name.
+        """
+        return self._checksums[slot] if self._identities[slot] == identity else None
 
     def proof(self, slot: int, row: Tensor) -> Outcome:
         """Whether these are the bytes that were stored: DONE, or CORRUPT."""

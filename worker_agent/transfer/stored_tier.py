@@ -188,6 +188,12 @@ class StoredTier:
         self._proofs.strike_out(range(self.pool.num_blocks))
         self.pool.clear()
 
+    def proof(self, block: int, identity: bytes) -> int | None:
+        """What was noted of a block when it was stored; None: nothing, or not by this tier. From
+        any thread that holds the block under this name.
+        """
+        return self._proofs.of(block, identity)
+
     def take_changes(self) -> list[Change]:
         """What happened to names since the last call, in order."""
         return self.pool.take_changes()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 import peering
 from peering import HOST, Worker, content, identities, name
@@ -131,6 +133,18 @@ def test_who_knows_another_secret_gives_nothing(owner):
     assert tier.load(identities(1, 2), rows) == [Outcome.FAILED] * 2
     assert tier.counters.failed == 2
     tier.close()
+
+
+@pytest.mark.parametrize(("spoilt", "usable_blocks"), [(0, 2), (1, 1)])
+def test_what_memory_spoils_after_it_was_stored_is_not_taken(owner, spoilt, usable_blocks):
+    owner.keep(HOST, [1, 2])
+    noted = {identities(n)[0]: xxh3_64_intdigest(content(n)) for n in (1, 2)}
+    noted[identities(2)[0]] ^= spoilt
+    shared = owner.server._sets[HOST]
+    owner.server._sets[HOST] = replace(shared, proof=lambda _, identity: noted[identity])
+    with pulling() as here:
+        assert here.load(source_of(owner, 2), 1, 2).usable_blocks == usable_blocks
+        assert here.stack.pulled.failed == spoilt
 
 
 def test_more_than_may_be_asked_for_at_once_is_refused(owner, monkeypatch):
