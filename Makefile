@@ -40,7 +40,7 @@ test: $(KERNELS) promtool
 unit: $(KERNELS)
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo"
 
-# Two real vLLM servers on the CPU, 4 GB of memory, ten minutes; installs vLLM (4 GB) the first time.
+# Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
 

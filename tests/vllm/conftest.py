@@ -9,17 +9,23 @@ from vllm_engines import VllmEngine
 from vllm_routers import BridgedRouter, DirectRouter
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory):
-    """{worker id: engine}, all up, which name blocks in different ways; a test that kills one has
-    started it again at its end.
-    """
+@pytest.fixture(scope="session")
+def vllm_python():
+    """A Python that has vLLM."""
     python = os.environ.get("VLLM_PYTHON")
     if python is None:
         pytest.fail("VLLM_PYTHON names no Python that has vLLM; `make test-vllm` does")
+    return python
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory, vllm_python):
+    """{worker id: engine}, all up, which name blocks in different ways; a test that kills one has
+    started it again at its end.
+    """
     directory = tmp_path_factory.mktemp("vllm")
     write_tiny_llama(directory / "tiny")
-    paths = python, directory / "tiny", directory
+    paths = vllm_python, directory / "tiny", directory
     engines = {i: VllmEngine(*paths, f"w{i}", int_hashes=i == 1) for i in (1, 2)}
     try:
         for engine in engines.values():

