@@ -1,26 +1,43 @@
 # Three images from one source. `docker build --target router .` is small, and so is `--target bridge`,
 # the agent beside an engine; `--target worker-agent` has torch for the reference engine, with CUDA as
 # PyPI ships it. For a CPU build add
-# `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
+# `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`; for another CUDA an image with
+# Python 3.11 or newer as `--build-arg AGENT_BASE=…`. A digest pins more than a version:
+# `--build-arg BASE=python:3.11.13-slim-bookworm@sha256:…`. `docker build --sbom=true` finds every
+# package, since each image has them in one virtual environment.
+ARG BASE=python:3.11.13-slim-bookworm
+ARG AGENT_BASE=python:3.11.13-slim-bookworm
 
-FROM python:3.11-slim AS wheel
+FROM ${BASE} AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY router router
 COPY worker_agent worker_agent
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.11-slim AS base
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# Kernels are compiled here for any CPU, and copied to /tmp by the processes that run them.
-ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
-RUN useradd --uid 10001 --no-create-home kv
+FROM ${BASE} AS installed
 COPY constraints.txt /constraints.txt
 COPY --from=wheel /wheels /wheels
+RUN python3 -m venv --without-pip /opt/kv-router/venv \
+  && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
+  --constraint /constraints.txt /wheels/*.whl
 
-FROM base AS router
-RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
-  && python -m router.warm
+FROM ${AGENT_BASE} AS installed-agent
+ARG PIP_EXTRA_INDEX_URL=""
+COPY constraints.txt /constraints.txt
+COPY --from=wheel /wheels /wheels
+RUN python3 -m venv --without-pip /opt/kv-router/venv \
+  && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
+  --constraint /constraints.txt "$(find /wheels -name '*.whl')[agent]"
+
+# Kernels are compiled where they run from, for any CPU, and copied to /tmp by processes.
+FROM ${BASE} AS router
+ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
+LABEL org.opencontainers.image.title="kv-router" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --no-create-home kv
+COPY --from=installed /opt/kv-router /opt/kv-router
+RUN python -m router.warm
 USER 10001
 ENV KV_ROUTER_HOST=0.0.0.0 KV_ROUTER_INDEXER_HOST=0.0.0.0
 EXPOSE 8090 8092
@@ -28,9 +45,13 @@ HEALTHCHECK --interval=5s --timeout=3s --start-period=10s CMD ["kv-router", "hea
 ENTRYPOINT ["kv-router"]
 CMD ["serve"]
 
-FROM base AS bridge
-RUN pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl \
-  && python -m router.warm
+FROM ${BASE} AS bridge
+ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
+LABEL org.opencontainers.image.title="kv-router bridge" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --no-create-home kv
+COPY --from=installed /opt/kv-router /opt/kv-router
+RUN python -m router.warm
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8001
 EXPOSE 8001
@@ -38,11 +59,14 @@ HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["kv-worker-agent"
 ENTRYPOINT ["kv-worker-agent"]
 CMD ["run"]
 
-FROM base AS worker-agent
-ARG PIP_EXTRA_INDEX_URL=""
-RUN pip install --no-cache-dir --constraint /constraints.txt \
-  "$(find /wheels -name '*.whl')[agent]" \
-  && python -m router.warm
+FROM ${AGENT_BASE} AS worker-agent
+ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
+LABEL org.opencontainers.image.title="kv-router agent" org.opencontainers.image.licenses="Apache-2.0"
+USER 0
+RUN useradd --uid 10001 --no-create-home kv
+COPY --from=installed-agent /opt/kv-router /opt/kv-router
+RUN python -m router.warm
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8000
 EXPOSE 8000

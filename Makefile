@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests promtool test test-vllm test-dynamo unit fuzz soak lint format bench clean
+.PHONY: up kernels manifests promtool test test-vllm test-dynamo test-image unit fuzz soak lint format bench clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -38,7 +38,7 @@ test: $(KERNELS) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not image"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(STAMP) $(VLLM_STAMP)
@@ -49,6 +49,11 @@ test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 	DYNAMO_PYTHON_1_0_2=$(abspath .dynamo-1.0.2-venv)/bin/python \
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
+
+# The steps of the Dockerfile, in a folder instead of a container: installs the router (200 MB) and
+# compiles its kernels; two minutes.
+test-image: $(STAMP)
+	$(BIN)/pytest -q -m image tests/deploy
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
 # for hours), more runs of the fault simulator and odd bodies for the parser of tokens (FUZZ_FIRST is

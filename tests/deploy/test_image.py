@@ -1,0 +1,181 @@
+"""The Dockerfile's steps are possible, and what they make answers its own health check."""
+
+import fnmatch
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from servers import free_port
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("router", "bridge", "worker-agent")
+COMPOSE = [yaml.safe_load(p.read_text()) for p in sorted((ROOT / "deploy").glob("compose*.yaml"))]
+
+
+def _read():
+    """Arguments before the first stage; and of each stage, its base and (instruction, rest)."""
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()))
+    defaults, stages, current = {}, {}, None
+    for line in filter(None, map(str.strip, text.splitlines())):
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            current = []
+            stages[name] = (base, current)
+        elif current is None:
+            defaults.update([rest.split("=", 1)])
+        else:
+            current.append((word, rest))
+    return defaults, stages
+
+
+DEFAULTS, STAGES = _read()
+
+
+def steps(stage, word):
+    return [rest for each, rest in STAGES[stage][1] if each == word]
+
+
+def environment(stage):
+    said = " ".join(steps(stage, "ENV"))
+    return dict(each.split("=", 1) for each in shlex.split(said))
+
+
+def test_bases_are_pinned_and_known():
+    for base, _ in STAGES.values():
+        argument = re.fullmatch(r"\$\{(\w+)\}", base)
+        image = DEFAULTS[argument.group(1)] if argument else base
+        assert re.fullmatch(r"\S+:\d+\.\d+\.\d+-slim-\w+", image)
+
+
+def test_whatever_is_copied_is_there():
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for name in STAGES:
+        for copy in steps(name, "COPY"):
+            *sources, _ = [each for each in copy.split() if not each.startswith("--")]
+            stage = re.search(r"--from=(\S+)", copy)
+            if stage:
+                earlier = list(STAGES)[: list(STAGES).index(name)]
+                assert stage.group(1) in earlier
+                made = " ".join(steps(stage.group(1), "RUN"))
+                assert all(source in made for source in sources)
+            else:
+                assert all((ROOT / source).exists() for source in sources)
+                assert all(_is_sent(source, ignored) for source in sources)
+
+
+def _is_sent(source, ignored):
+    sent = True
+    for pattern in ignored:
+        if fnmatch.fnmatch(source, pattern.removeprefix("!")):
+            sent = pattern.startswith("!")
+    return sent
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_images_are_small_and_confined(target):
+    words = [word for word, _ in STAGES[target][1]]
+    users = steps(target, "USER")
+    assert users[-1] == "10001"
+    assert "--uid 10001" in " ".join(steps(target, "RUN"))
+    assert words.index("HEALTHCHECK") > words.index("EXPOSE")
+    assert not any("pip" in run for run in steps(target, "RUN"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_commands_are_those_of_the_package(target):
+    project = (ROOT / "pyproject.toml").read_text()
+    scripts = re.search(r"\[project.scripts\]\n(.*?)\n\n", project, re.S).group(1)
+    known = set(re.findall(r"^(\S+) =", scripts, re.M))
+    (entry,) = map(json.loads, steps(target, "ENTRYPOINT"))
+    (health,) = [json.loads(each.partition("CMD ")[2]) for each in steps(target, "HEALTHCHECK")]
+    assert {entry[0], health[0]} <= known
+    assert health[1:] == ["health"]
+
+
+def test_services_are_confined_and_wait_for_the_bus():
+    for each in COMPOSE:
+        for service in each["services"].values():
+            if "build" in service:
+                assert service["build"]["target"] in TARGETS
+                assert (ROOT / "deploy" / service["build"]["context"]).resolve() == ROOT
+                assert service["read_only"]
+                assert service["cap_drop"] == ["ALL"]
+                assert service["depends_on"]["nats"] == {"condition": "service_healthy"}
+        assert "healthcheck" in each["services"]["nats"]
+
+
+def build(folder):
+    """Carry out the steps of the router's stages, below a folder."""
+    source, elsewhere = folder / "src", folder / "root"
+    source.mkdir()
+    elsewhere.mkdir()
+    for stage in ("wheel", "installed", "router"):
+        for word, rest in STAGES[stage][1]:
+            if word == "COPY" and "--from" not in rest:
+                *names, target = rest.split()
+                for name in names:
+                    below = source / name if stage == "wheel" else Path(_below(folder, target))
+                    _copy(ROOT / name, below)
+            elif word == "RUN" and not rest.startswith("useradd"):
+                at = source if stage == "wheel" else elsewhere
+                _run(_below(folder, rest), at, _environment(folder))
+
+
+def _below(folder, text):
+    for path in ("/opt/kv-router", "/wheels", "/constraints.txt"):
+        text = re.sub(rf"(?<!\S){path}", f"{folder}{path}", text)
+    return text.replace("python3 ", f"{sys.executable} ")
+
+
+@pytest.mark.image
+def test_the_routers_steps_make_a_router_that_is_healthy(tmp_path):
+    """In a folder instead of a container: the paths of the file are put below it."""
+
+    build(tmp_path)
+    port = free_port()
+    env = _environment(tmp_path) | {"KV_ROUTER_HTTP_PORT": str(port)}
+    env |= {"KV_ROUTER_INSECURE_PUBLIC_BIND": "true", "KV_ROUTER_HOST": "0.0.0.0"}
+    bin_folder = tmp_path / "opt/kv-router/venv/bin"
+    assert not list((tmp_path / "opt/kv-router/venv/lib").glob("*/site-packages/torch"))
+    assert not (bin_folder / "pip").exists()
+    serving = subprocess.Popen([bin_folder / "kv-router", "serve"], env=env, cwd=tmp_path)
+    try:
+        command = [bin_folder / "kv-router", "health", "serve"]
+        deadline_s = time.monotonic() + 300
+        while subprocess.run(command, env=env, cwd=tmp_path, check=False).returncode:
+            assert time.monotonic() < deadline_s
+            assert serving.poll() is None
+            time.sleep(0.5)
+    finally:
+        serving.terminate()
+        assert serving.wait(60) == 0
+
+
+def _environment(folder):
+    said = environment("router")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KV_ROUTER")}
+    kept.pop("PYTHONPATH", None)
+    path = f"{folder}{said['PATH'].replace('$PATH', kept['PATH'])}"
+    kernels = f"{folder}{said['NUMBA_CACHE_DIR']}"
+    return {**kept, **said, "PATH": path, "NUMBA_CACHE_DIR": kernels}
+
+
+def _copy(source, target):
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
+
+
+def _run(command, folder, env):
+    subprocess.run(["bash", "-euc", command], cwd=folder, env=env, check=True)
