@@ -50,7 +50,7 @@ test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
 
-# The steps of the Dockerfile, in a folder instead of a container: installs the router (200 MB) and
+# The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.
 test-image: $(STAMP)
 	$(BIN)/pytest -q -m image tests/deploy
