@@ -1,11 +1,13 @@
 """Blocks in a Redis that workers share (G4).
 
-    {namespace}:{fingerprint}:{identity}          a sealed block: 8 bytes of checksum, data; expires
+    {namespace}:{fingerprint}:{identity}          a block; expires
+    {namespace}:{fingerprint}:{identity}:seal     its checksum, 8 bytes; expires after it
     {namespace}:{fingerprint}:{identity}:lease    who writes it now; expires soon
     {namespace}:{fingerprint}:stored              identities by when they were stored, for the bound
 
 The fingerprint stands for model, dtype and layout: blocks of another one are not found. A block is
-written by one worker, at once with its checksum: the others see its lease, and leave it be.
+written by one worker, its seal first: the others see its lease, and leave it be. A key of its own
+for the seal spares the copy that brings both into one value; one without the other is not there.
 Whatever fails is told of the block it was.
 """
 
@@ -34,7 +36,15 @@ class Lease(StrEnum):
 CLEARED_AT_ONCE = 1000
 BRIEFLY_MS = 10_000
 SEAL_BYTES = 8
-"""A sealed block begins with its checksum, little-endian."""
+_OUTLIVING_MS = 1_000
+"""By so much a seal outlives its block, so that none is found without."""
+
+
+class Sealed(Struct, frozen=True):
+    """A block's bytes, and its checksum."""
+
+    data: bytes | memoryview
+    seal: bytes
 
 
 class RemoteSettings(Struct, frozen=True):
@@ -69,8 +79,9 @@ class RemoteStorage:
         """Which of these are stored."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
-                pipeline.exists(self._key(identity))
-            return [bool(each) for each in _answers(pipeline)]
+                key = self._key(identity)
+                pipeline.exists(key, key + _SEAL)
+            return [each == _BOTH for each in _answers(pipeline)]
 
     def lease(self, identities: Sequence[bytes]) -> list[Lease | StorageError]:
         """Ask to write these. What is granted is ours for `lease_s`, or until it is put."""
@@ -86,7 +97,7 @@ class RemoteStorage:
         return [error] * len(keys)
 
     def put(
-        self, identities: Sequence[bytes], sealed: Sequence[memoryview], now_s: float
+        self, identities: Sequence[bytes], sealed: Sequence[Sealed], now_s: float
     ) -> list[StorageError | None]:
         """Store sealed blocks, at least one, and give their leases back; what went wrong with each,
         if anything did. More than `max_blocks` are not kept: those stored first go.
@@ -95,41 +106,47 @@ class RemoteStorage:
         keys = [self._key(identity) for identity in identities]
         stored = self._prefix + _STORED
         with self._client.pipeline(transaction=False) as pipeline:
-            for key, block in zip(keys, sealed, strict=True):
-                pipeline.set(key, block, px=ttl_ms)
+            _set_all(pipeline, keys, sealed, ttl_ms)
             pipeline.unlink(*(key + _LEASE for key in keys))
             pipeline.zadd(stored, dict.fromkeys(identities, now_s))
             pipeline.zremrangebyscore(stored, "-inf", now_s - self._settings.ttl_s)
             pipeline.zrange(stored, 0, -self._settings.max_blocks - 1)
-            *answers, _, is_noted, _, surplus = _answers(pipeline)
+            is_sealed, *answers, _, is_noted, _, surplus = _answers(pipeline)
         if isinstance(surplus, list) and surplus:
             self.remove(surplus)
-        refused = _error(is_noted)
+        refused = _error(is_sealed) or _error(is_noted)
         return [_error(each) or refused for each in answers]
 
     def put_briefly(
-        self, identities: Sequence[bytes], sealed: Sequence[memoryview]
+        self, identities: Sequence[bytes], sealed: Sequence[Sealed]
     ) -> list[StorageError | None]:
         """Store blocks that nobody is to find, and that count for no bound: to measure."""
         with self._client.pipeline(transaction=False) as pipeline:
-            for identity, block in zip(identities, sealed, strict=True):
-                pipeline.set(self._key(identity), block, px=BRIEFLY_MS)
-            return [_error(each) for each in _answers(pipeline)]
+            keys = [self._key(identity) for identity in identities]
+            _set_all(pipeline, keys, sealed, BRIEFLY_MS)
+            is_sealed, *answers = _answers(pipeline)
+        return [_error(each) or _error(is_sealed) for each in answers]
 
-    def get(self, identities: Sequence[bytes]) -> list[bytes | StorageError | None]:
+    def get(self, identities: Sequence[bytes]) -> list[Sealed | StorageError | None]:
         """Sealed blocks as they are there, None for one that is not; not yet proven right."""
         with self._client.pipeline(transaction=False) as pipeline:
-            for identity in identities:
-                pipeline.get(self._key(identity))
-            answers = _answers(pipeline)
-        return [each if isinstance(each, bytes) else _error(each) for each in answers]
+            keys = [self._key(identity) for identity in identities]
+            pipeline.mget(*(key + _SEAL for key in keys))
+            for key in keys:
+                pipeline.get(key)
+            seals, *answers = _answers(pipeline)
+        if not isinstance(seals, list):
+            return [_error(seals)] * len(keys)
+        return [_sealed(*each) for each in zip(answers, seals, strict=True)]
 
     def touch(self, identities: Sequence[bytes], now_s: float) -> None:
         """Keep these, at least one, as long as if they had been stored now."""
         ttl_ms = int(self._settings.ttl_s * 1000)
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
-                pipeline.pexpire(self._key(identity), ttl_ms)
+                key = self._key(identity)
+                pipeline.pexpire(key + _SEAL, ttl_ms + _OUTLIVING_MS)
+                pipeline.pexpire(key, ttl_ms)
             pipeline.zadd(self._prefix + _STORED, dict.fromkeys(identities, now_s), xx=True)
             _answers(pipeline)
 
@@ -137,10 +154,12 @@ class RemoteStorage:
         """Nobody is to find these, at least one; which of them were there."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
-                pipeline.unlink(self._key(identity))
+                key = self._key(identity)
+                pipeline.unlink(key + _SEAL)
+                pipeline.unlink(key)
             pipeline.zrem(self._prefix + _STORED, *identities)
             *answers, _ = _answers(pipeline)
-        return [each == 1 for each in answers]
+        return [each == 1 for each in answers[1::2]]
 
     def clear(self) -> None:
         """Nobody is to find any of this fingerprint, whoever stored it."""
@@ -159,26 +178,46 @@ class RemoteStorage:
         return self._prefix + identity.hex().encode()
 
 
-_LEASE = b":lease"
+_LEASE, _SEAL = b":lease", b":seal"
+_BOTH = 2
 _LEASES = (Lease.GRANTED, Lease.ALREADY_STORED, Lease.LEASED)
 _LEASE_ALL = """
 local answers = {}
 for i, key in ipairs(KEYS) do
-  if redis.call('EXISTS', key) == 1 then answers[i] = 1
+  if redis.call('EXISTS', key, key .. ':seal') == 2 then answers[i] = 1
   elseif redis.call('SET', key .. ':lease', ARGV[1], 'NX', 'PX', ARGV[2]) then answers[i] = 0
   else answers[i] = 2 end
 end
 return answers
 """
 """At once for all: nobody stores between the question and the lease."""
+_SEAL_ALL = """
+for i, key in ipairs(KEYS) do redis.call('SET', key .. ':seal', ARGV[i + 1], 'PX', ARGV[1]) end
+"""
 _STORED = b"stored"
+
+
+def _set_all(
+    pipeline: Pipeline, keys: Sequence[bytes], sealed: Sequence[Sealed], ttl_ms: int
+) -> None:
+    """All seals with one command, then a command a block."""
+    seals = [block.seal for block in sealed]
+    pipeline.eval(_SEAL_ALL, len(keys), *keys, ttl_ms + _OUTLIVING_MS, *seals)
+    for key, block in zip(keys, sealed, strict=True):
+        pipeline.set(key, block.data, px=ttl_ms)
+
+
+def _sealed(data: object, seal: object) -> Sealed | StorageError | None:
+    if isinstance(data, bytes) and isinstance(seal, bytes):
+        return Sealed(data, seal)
+    return _error(data)
 
 
 def _answers(pipeline: Pipeline) -> list[object]:
     """One answer a command; a command's own error is its answer. Raises StorageError."""
     try:
         answers: list[object] = pipeline.execute(raise_on_error=False)
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, ValueError) as error:  # ValueError: an answer that is no answer
         raise _told(error) from error
     return answers
 

@@ -20,10 +20,16 @@ from worker_agent.blocks.changes import Change
 from worker_agent.blocks.names import IDENTITY_BYTES, BlockName
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.offload.probe import TierProbe
-from worker_agent.storage.remote import SEAL_BYTES, Lease, RemoteSettings, RemoteStorage
+from worker_agent.storage.remote import (
+    SEAL_BYTES,
+    Lease,
+    RemoteSettings,
+    RemoteStorage,
+    Sealed,
+)
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.checksums import checksum
-from worker_agent.transfer.hops import BUFFERS, batches_of, inward, outward
+from worker_agent.transfer.hops import batches_of, inward
 from worker_agent.transfer.io_thread import IoThread
 from worker_agent.transfer.measuring import measured
 from worker_agent.transfer.outcome import Outcome
@@ -31,7 +37,7 @@ from worker_agent.transfer.told import ToldNames
 
 T = TypeVar("T")
 
-_Put: TypeAlias = Callable[[Sequence[bytes], Sequence[memoryview]], list[StorageError | None]]
+_Put: TypeAlias = Callable[[Sequence[bytes], Sequence[Sealed]], list[StorageError | None]]
 
 BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_BLOCKS = 64
@@ -54,7 +60,6 @@ class RemoteTier:
         "_batch_blocks",
         "_clock",
         "_io",
-        "_sealed",
         "_settings",
         "_storage",
         "_told",
@@ -78,11 +83,6 @@ class RemoteTier:
         self._io = io
         self._clock = clock
         self._batch_blocks = max(min(BATCH_BYTES // settings.block_bytes, MAX_BATCH_BLOCKS), 1)
-        sealed_bytes = SEAL_BYTES + settings.block_bytes
-        self._sealed = [
-            [memoryview(bytearray(sealed_bytes)) for _ in range(self._batch_blocks)]
-            for _ in range(BUFFERS)
-        ]
         self._told = ToldNames(settings.max_blocks, settings.ttl_s)
         self._alone_until_s = 0.0
 
@@ -216,32 +216,34 @@ class RemoteTier:
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
     def _put_counted(
-        self, identities: Sequence[bytes], sealed: Sequence[memoryview]
+        self, identities: Sequence[bytes], sealed: Sequence[Sealed]
     ) -> list[StorageError | None]:
         return self._storage.put(identities, sealed, self._clock())
 
     def _put(
         self, identities: Sequence[bytes], rows: Tensor, places: Sequence[int], stored_by: _Put
     ) -> list[Outcome]:
-        def seal(batch: range, turn: int) -> None:
-            for sealed, each in zip(self._sealed[turn], batch, strict=False):
-                row = rows[places[each]]
-                sealed[:SEAL_BYTES] = checksum(row).to_bytes(SEAL_BYTES, "little")
-                sealed[SEAL_BYTES:] = row.numpy().data
-
-        def put(batch: range, turn: int) -> list[Outcome]:
+        def put(batch: range) -> list[Outcome]:
+            sealed = [_closed(rows[places[each]]) for each in batch]
             chosen = [identities[places[each]] for each in batch]
-            sealed = self._sealed[turn][: len(batch)]
             errors = self._noting(lambda: stored_by(chosen, sealed))
             return [Outcome.FAILED if error else Outcome.DONE for error in errors]
 
-        return outward(self._io, batches_of(len(places), self._batch_blocks), seal, put)
+        outcomes: list[Outcome] = []
+        for batch in batches_of(len(places), self._batch_blocks):
+            try:
+                outcomes += put(batch)
+            except StorageError:
+                break
+        return outcomes + [Outcome.FAILED] * (len(places) - len(outcomes))
 
     def _get(self, identities: Sequence[bytes], rows: Tensor) -> list[Outcome]:
-        def get(batch: range, _: int) -> list[bytes | StorageError | None]:
+        def get(batch: range, _: int) -> list[Sealed | StorageError | None]:
             return self._noting(lambda: self._storage.get(identities[batch.start : batch.stop]))
 
-        def prove(batch: range, _: int, sealed: list[bytes | StorageError | None]) -> list[Outcome]:
+        def prove(
+            batch: range, _: int, sealed: list[Sealed | StorageError | None]
+        ) -> list[Outcome]:
             return [_opened(each, rows[place]) for each, place in zip(sealed, batch, strict=True)]
 
         if self.is_down:
@@ -267,15 +269,20 @@ class RemoteTier:
             raise
 
 
-def _opened(sealed: bytes | StorageError | None, row: Tensor) -> Outcome:
+def _closed(row: Tensor) -> Sealed:
+    """A block beside its seal; its bytes stay where they are."""
+    return Sealed(row.numpy().data, checksum(row).to_bytes(SEAL_BYTES, "little"))
+
+
+def _opened(sealed: Sealed | StorageError | None, row: Tensor) -> Outcome:
     """A block taken out of its seal, if that is right."""
     if sealed is None:
         return Outcome.MISSING
     if isinstance(sealed, StorageError):
         return Outcome.FAILED
-    data = memoryview(sealed)[SEAL_BYTES:]
-    seal = int.from_bytes(sealed[:SEAL_BYTES], "little")
-    if data.nbytes != row.numel() or xxh3_64_intdigest(data) != seal:
+    data = memoryview(sealed.data)
+    seal = xxh3_64_intdigest(data).to_bytes(SEAL_BYTES, "little")
+    if data.nbytes != row.numel() or seal != sealed.seal:
         return Outcome.CORRUPT
     row.numpy().data[:] = data
     return Outcome.DONE

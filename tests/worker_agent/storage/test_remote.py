@@ -8,7 +8,13 @@ from redis import Redis
 
 from router.block_errors import StorageError
 from servers import free_port
-from worker_agent.storage.remote import Lease, RemoteSettings, RemoteStorage, redis_client
+from worker_agent.storage.remote import (
+    Lease,
+    RemoteSettings,
+    RemoteStorage,
+    Sealed,
+    redis_client,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -31,11 +37,11 @@ def identity(number):
 
 
 def sealed(number):
-    return number.to_bytes(8, "little") + bytes([number]) * 64
+    return Sealed(bytes([number]) * 64, number.to_bytes(8, "little"))
 
 
 def put(storage, *numbers, now_s=1000.0):
-    blocks = [memoryview(sealed(number)) for number in numbers]
+    blocks = [sealed(number) for number in numbers]
     return storage.put([identity(number) for number in numbers], blocks, now_s)
 
 
@@ -111,6 +117,16 @@ async def test_who_is_used_stays(client, storage, eventually):
     short.touch([identity(3)], 1007.0)
     await eventually(lambda: has(storage, 3) == [False])
     assert has(storage, 9) == [False]
+
+
+@pytest.mark.parametrize("lost", [b"", b":seal"])
+def test_a_block_without_its_seal_is_not_there_and_may_be_stored_again(client, storage, lost):
+    store(storage, 1)
+    client.delete(b"ns:llama-fp16:" + identity(1).hex().encode() + lost)
+    assert (get(storage, 1), has(storage, 1)) == ([None], [False])
+    assert storage.lease([identity(1)]) == [Lease.GRANTED]
+    store(storage, 1)
+    assert get(storage, 1) == [sealed(1)]
 
 
 def test_everything_of_a_model_is_given_up(client, storage):
