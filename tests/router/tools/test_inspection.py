@@ -148,7 +148,7 @@ async def test_a_rank_is_told_alone_and_as_json(inspect):
 async def test_a_prompt_is_told_with_where_each_prefix_breaks(inspect, prompt_file):
     status, text, _ = await inspect("prompt", "--tokens", prompt_file)
     assert status == 0
-    assert cells(text, ["2", "0"])[:10] == ["2", "0", "10", "x", "4", "5", "7", "7", "7", "5"]
+    assert cells(text, ["2", "0"])[:10] == ["2", "0", "10", "x", "4", "5", "7", "7", "7", "7"]
     assert "at block 7: tokens 28 to 31" in text
     assert "at block 0: tokens 0 to 3" in text
     salted = (await inspect("prompt", "--tokens", prompt_file, "--salt", "t"))[1]
