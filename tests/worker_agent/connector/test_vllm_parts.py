@@ -306,9 +306,13 @@ class Halves:
 
     def quiesce(self):
         for _ in range(2):
-            for status in self.worker.manager.stack.status():
-                self.worker.manager.stack.ask(status.tier, lambda _: None).result(60)
+            self.wait()
             self.step()
+
+    def wait(self):
+        """Until the tiers have done what they were told: steps have a time of their own."""
+        for status in self.worker.manager.stack.status():
+            self.worker.manager.stack.ask(status.tier, lambda _: None).result(60)
 
     def fill(self, blocks):
         for layer in self.caches.values():
@@ -349,6 +353,7 @@ def test_what_was_stored_is_loaded(halves):
         over, errors = halves.step()
         loaded |= over.loaded
         assert not errors
+        halves.wait()
     for layer, before in zip(halves.caches.values(), stored, strict=True):
         assert torch.equal(layer[[7, 9]], before[:2])
     halves.scheduler.allocated("b", [7, 9, 11], 0, halves.now_s)
