@@ -2,14 +2,20 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from asyncio import Event
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal
-from router.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX
+from router.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX, Loaded
+
+if TYPE_CHECKING:
+    from router.process.process_config import ProcessConfig
+
+C = TypeVar("C", bound="ProcessConfig")
 
 USAGE = """\
 usage: kv-router COMMAND [--help] [options]
@@ -38,6 +44,12 @@ TOOLS = {
 Command: TypeAlias = Callable[[Sequence[str]], int]
 
 
+class _Service(Protocol[C]):
+    def reconfigure(self, loaded: Loaded[C]) -> None: ...
+    def reread(self) -> list[str]: ...
+    async def run(self, stop: Event) -> None: ...
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status. 2 for a wrong command line or setting."""
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
@@ -63,51 +75,40 @@ def _command(name: str) -> Command | None:
 def _serve(arguments: Sequence[str]) -> int:
     from router.config import RouterConfig
     from router.loading import load_router
-    from router.process.reload import Reloader
-    from router.process.settings import Loaded
     from router.service import RouterService
 
-    def load() -> Loaded[RouterConfig]:
-        return load_router(RouterConfig, arguments, os.environ)
-
-    loaded = load()
-    config = loaded.shown()
-    log_to_stderr(config.log_level, config.log_format)
-    service = RouterService(config, sources=loaded.sources)
-    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
-    return 0
+    return _run(
+        lambda: load_router(RouterConfig, arguments, os.environ),
+        lambda config, sources: RouterService(config, sources=sources),
+    )
 
 
 def _indexer(arguments: Sequence[str]) -> int:
-    from router.index_config import IndexerConfig, load_indexer
+    from router.index_config import load_indexer
     from router.index_service import IndexService
-    from router.process.reload import Reloader
-    from router.process.settings import Loaded
 
-    def load() -> Loaded[IndexerConfig]:
-        return load_indexer(arguments, os.environ)
-
-    loaded = load()
-    config = loaded.shown()
-    log_to_stderr(config.log_level, config.log_format)
-    service = IndexService(config)
-    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
-    return 0
+    return _run(lambda: load_indexer(arguments, os.environ), lambda config, _: IndexService(config))
 
 
 def _forward(arguments: Sequence[str]) -> int:
-    from router.forward.config import ForwardConfig, load_forward
+    from router.forward.config import load_forward
     from router.forward.service import ForwardService
-    from router.process.reload import Reloader
-    from router.process.settings import Loaded
 
-    def load() -> Loaded[ForwardConfig]:
-        return load_forward(arguments, os.environ)
+    return _run(
+        lambda: load_forward(arguments, os.environ), lambda config, _: ForwardService(config)
+    )
+
+
+def _run(
+    load: Callable[[], Loaded[C]], service_of: Callable[[C, Mapping[str, str]], _Service[C]]
+) -> int:
+    """Run a process until it is told to end; on SIGHUP its configuration is read again."""
+    from router.process.reload import Reloader
 
     loaded = load()
     config = loaded.shown()
     log_to_stderr(config.log_level, config.log_format)
-    service = ForwardService(config)
+    service = service_of(config, loaded.sources)
     run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
     return 0
 

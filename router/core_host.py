@@ -27,6 +27,7 @@ from router.http.hot_protocol import HotProtocol
 from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
+from router.process.connections import HttpLimits
 from router.process.serving import SHUTDOWN_S, HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects
 from router.protocol.values import StreamPosition
@@ -166,9 +167,8 @@ class CoreHost:
             self._restore()
             endpoint = endpoint_of(listener, has_tls=self.edge.tls is not None)
             log.info("%s %s listens on %s", self._kind, self._config.name, endpoint)
-            server = HttpServer(
-                app, self._config.http_limits, self.edge.tls, self._refused, HotProtocol
-            )
+            limits = HttpLimits.of(self._config, self._config.max_connections)
+            server = HttpServer(app, limits, self.edge.tls, self._refused, HotProtocol)
             tasks = [self._tick_forever(), self.engines.run(), self.edge.run(), *background()]
             if self.status.has_bus:
                 tasks.append(self._follow_bus(live, endpoint))

@@ -8,14 +8,12 @@ from msgspec import Meta
 
 from router.indexer.radix_tree import DEFAULT_MAX_BLOCKS
 from router.indexer.selection import IndexSettings
-from router.process.connections import HttpLimits
-from router.process.logs import LogFormat, LogLevel
+from router.process.process_config import ProcessConfig
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.security.config import SecurityConfig
 from router.sequence.naming import BlockNaming
 
 
-class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
+class ServiceConfig(ProcessConfig, frozen=True, kw_only=True):
     """What every process with a core can be told. Seconds and bytes as the names end."""
 
     name: Annotated[
@@ -82,26 +80,11 @@ class ServiceConfig(SecurityConfig, frozen=True, kw_only=True):
     num_replicas: Annotated[
         int, Meta(ge=1, le=5, description="replicas of stream and buckets, where created here")
     ] = 1
-    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
-    log_format: Annotated[
-        LogFormat, Meta(description="json, text, or auto: text on a terminal")
-    ] = "auto"
 
     @property
     def naming(self) -> BlockNaming:
         """What blocks are called on the bus and in the index. Raises ConfigError."""
         return BlockNaming(self.read_block_key)
-
-    @property
-    def http_limits(self) -> HttpLimits:
-        """Of connections, and of what comes before a body."""
-        return HttpLimits(
-            self.max_connections,
-            self.header_limit_bytes,
-            self.max_headers,
-            self.header_timeout_s,
-            self.keep_alive_s,
-        )
 
     @property
     def index(self) -> IndexSettings:

@@ -15,6 +15,7 @@ from connectors import BLOCK_SIZE, NAMING
 from router.protocol.values import Tier
 from router.sequence.block_families import request_families
 from router.sequence.tokens import TokenBlockSequence
+from seen_tier import seen_tier
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.connector.leader import ConnectorLeader
 from worker_agent.connector.protocol import (
@@ -24,7 +25,6 @@ from worker_agent.connector.protocol import (
     ScheduledStep,
     StepReport,
 )
-from worker_agent.connector.seen_tier import seen_tier
 from worker_agent.connector.slot_manager import SlotManager
 from worker_agent.connector.worker import register_kv_caches
 from worker_agent.layout.config import LayoutConfig

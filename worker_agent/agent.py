@@ -17,6 +17,7 @@ from secrets import randbits
 
 import torch
 
+from router.process.connections import HttpLimits
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.subjects import Subjects
@@ -81,7 +82,7 @@ class WorkerAgent:
         log.info("worker stopped")
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        edge, limits = self._edge, self._config.http_limits(MAX_CONNECTIONS)
+        edge, limits = self._edge, HttpLimits.of(self._config, MAX_CONNECTIONS)
         with (
             listening(self._config.host, self._config.http_port) as listener,
             ThreadPoolExecutor(1, "engine") as executor,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
+from router.process.connections import HttpLimits
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Identity
@@ -73,7 +74,7 @@ class BridgeAgent:
         """
         config = self._config
         self._make_state_dir()
-        edge, limits = Edge(config), config.http_limits(MAX_CONNECTIONS)
+        edge, limits = Edge(config), HttpLimits.of(config, MAX_CONNECTIONS)
         collector = BridgeCollector(lambda: self._facts.model_name, lambda: self._ranks, self._poll)
         server_of = BridgeServer(
             config.id, lambda: self._ranks, self._readiness, collector.registry

@@ -6,17 +6,15 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from router.errors import ConfigError
-from router.process.connections import HttpLimits
-from router.process.logs import LogFormat, LogLevel
+from router.process.process_config import ProcessConfig
 from router.process.settings import id_of_name
 from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.protocol.values import Endpoint, Rank, ranks_of
-from router.security.config import SecurityConfig
 from router.sequence.naming import BlockNaming
 
 
-class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
+class AgentConfig(ProcessConfig, frozen=True, kw_only=True):
     """Who an agent is, and how it talks to the fleet."""
 
     engine: Annotated[
@@ -79,10 +77,6 @@ class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
     num_replicas: Annotated[
         int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
     ] = 1
-    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
-    log_format: Annotated[
-        LogFormat, Meta(description="json, text, or auto: text on a terminal")
-    ] = "auto"
 
     @property
     def id(self) -> int:
@@ -107,16 +101,6 @@ class AgentConfig(SecurityConfig, frozen=True, kw_only=True):
     def naming(self) -> BlockNaming:
         """What its blocks are called on the bus. Raises ConfigError."""
         return BlockNaming(self.read_block_key)
-
-    def http_limits(self, max_connections: int) -> HttpLimits:
-        """Of connections, and of what comes before a body."""
-        return HttpLimits(
-            max_connections,
-            self.header_limit_bytes,
-            self.max_headers,
-            self.header_timeout_s,
-            self.keep_alive_s,
-        )
 
     @property
     def ranks(self) -> tuple[Rank, ...]:

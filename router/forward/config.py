@@ -7,16 +7,15 @@ from msgspec import Meta
 
 from router.errors import ConfigError
 from router.http_client import PoolLimits
-from router.process.connections import HttpLimits
-from router.process.logs import LogFormat, LogLevel
+from router.process.process_config import ProcessConfig
 from router.process.settings import FORWARD_PREFIX, Loaded, load_with_sources
 from router.protocol.registrations import is_http_url
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.security.config import SecurityConfig, check_readable, check_security
+from router.security.config import check_readable, check_security
 from router.security.http_access import HttpAccess
 
 
-class ForwardConfig(SecurityConfig, frozen=True, kw_only=True):
+class ForwardConfig(ProcessConfig, frozen=True, kw_only=True):
     """Everything a process that forwards can be told."""
 
     router_url: Annotated[str, Meta(description="router that decides; not read with nats_url")] = (
@@ -92,21 +91,6 @@ class ForwardConfig(SecurityConfig, frozen=True, kw_only=True):
     drain_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM: time for answers that have begun")
     ] = 30.0
-    log_level: Annotated[LogLevel, Meta(description="debug, info, warning or error")] = "info"
-    log_format: Annotated[
-        LogFormat, Meta(description="json, text, or auto: text on a terminal")
-    ] = "auto"
-
-    @property
-    def http_limits(self) -> HttpLimits:
-        """Of clients' connections, and of what comes before a body."""
-        return HttpLimits(
-            self.max_connections,
-            self.header_limit_bytes,
-            self.max_headers,
-            self.header_timeout_s,
-            self.keep_alive_s,
-        )
 
     @property
     def pool_limits(self) -> PoolLimits:

@@ -14,6 +14,7 @@ from router.forward.push import Push, PushSettings
 from router.forward.standing import Standing, StandingLimits
 from router.forward.tokenizing import Tokenizing
 from router.http_client import HttpPool
+from router.process.connections import HttpLimits
 from router.process.request_ids import ANSWERED, TRACEPARENT
 from router.process.serving import HttpServer, listening, serve_until
 from router.process.settings import Loaded
@@ -56,7 +57,8 @@ class ForwardService:
                 pool = HttpPool(config.pool_limits)
                 self.metrics.watch(pool, self._standing)
                 self._app = app = self._made_app(router, pool)
-                server = HttpServer(app, config.http_limits, self._edge.tls, self._refused)
+                limits = HttpLimits.of(config, config.max_connections)
+                server = HttpServer(app, limits, self._edge.tls, self._refused)
                 background = (
                     self._edge.run(),
                     _tidy(pool),

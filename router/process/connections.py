@@ -21,6 +21,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import KvRouterError
+from router.security.config import SecurityConfig
 
 REST_S = 2.0
 """Who was answered before its body was read has so long to say the rest."""
@@ -37,6 +38,17 @@ class HttpLimits(Struct, frozen=True):
     max_headers: int = 100
     header_timeout_s: float = 10.0
     keep_alive_s: float = 5.0
+
+    @classmethod
+    def of(cls, config: SecurityConfig, max_connections: int) -> "HttpLimits":
+        """Of connections, and of what comes before a body."""
+        return cls(
+            max_connections,
+            config.header_limit_bytes,
+            config.max_headers,
+            config.header_timeout_s,
+            config.keep_alive_s,
+        )
 
 
 class MalformedRequestError(KvRouterError):

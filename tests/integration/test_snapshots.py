@@ -8,6 +8,7 @@ import pytest
 from builders import rank
 from indexing import announced
 from processes import Process
+from proxies import NONE, Faults, Proxy
 from router.object_bucket import CHUNK_BYTES
 from router.process.settings import id_of_name
 from router.protocol.values import Tier
@@ -53,9 +54,16 @@ class RouterProcess:
 
 
 @pytest.fixture
-async def routers(tmp_path, nats_server):
+async def link(nats_server):
+    """Between the routers and their bus."""
+    async with Proxy(nats_server.port) as link:
+        yield link
+
+
+@pytest.fixture
+async def routers(tmp_path, link):
     """The first is the one that writes."""
-    made = [RouterProcess(tmp_path, nats_server.url, name) for name in ("one", "two")]
+    made = [RouterProcess(tmp_path, link.url, name) for name in ("one", "two")]
     yield sorted(made, key=lambda router: router.router_id)
     for router in made:
         await router.close()
@@ -83,13 +91,17 @@ async def chunk_count(bus):
     return sum((info.state.subjects or {}).values())
 
 
-async def test_a_router_killed_in_the_middle_of_a_snapshot(bus, routers, worker):
+async def test_a_router_killed_in_the_middle_of_a_snapshot(bus, link, routers, worker):
     first, second = routers
     chunks = await bus.client.subscribe(CHUNKS)
+    link.from_client = Faults(bytes_per_s=1e6)
     await say_more(worker, 3)
     for _ in range(3):
         await chunks.next_msg(timeout=60)
+    link.stall()
     first.process.kill()
+    link.set_faults(NONE)
+    link.resume()
     await eventually(lambda: second.holds(BLOCKS + 3))
     left = await chunk_count(bus)
     assert 0 < left < BLOCKS * 8 / CHUNK_BYTES

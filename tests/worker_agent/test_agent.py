@@ -154,9 +154,13 @@ async def test_answers_questions_about_its_events_and_its_load(agent, bus):
     assert (await asked(dump.event_id + 1)).newest_available == dump.event_id
     answer = await bus.client.request(SUBJECTS.load_wanted(RANK), timeout=60)
     assert decode_load_report(answer.data).counters.prefill_tokens == 100
-    metrics = (await agent.client.get("/metrics")).text
     line = 'kv_agent_queries_answered_total{dp_rank="%s",model_name="default"} %s'
-    assert all(line % counted in metrics for counted in (("0", 4.0), ("1", 0.0)))
+
+    async def is_counted():
+        metrics = (await agent.client.get("/metrics")).text
+        return all(line % counted in metrics for counted in (("0", 4.0), ("1", 0.0)))
+
+    await eventually(is_counted)
 
     async def is_logged():
         last = (await log_of(bus, RANK))[-1]

@@ -37,8 +37,9 @@ def outward(
             for number, batch in enumerate(batches):
                 near(batch, number % BUFFERS)
                 flight.begin(far, batch, number % BUFFERS)
-                outcomes += flight.land() if number else []
-            outcomes += flight.land() if batches else []
+                outcomes += flight.land() if flight.is_full else []
+            while flight.is_begun:
+                outcomes += flight.land()
     except StorageError:
         return _failed(outcomes, batches)
     return outcomes
@@ -103,6 +104,18 @@ class Flight(Generic[T]):
             begun.set_result(far(batch, turn))
         except BaseException as error:  # noqa: BLE001 - raised where the batch lands
             begun.set_exception(error)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is anything to land."""
+        return bool(self._begun)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one has to land before the next is sent; without a thread nothing is gained by
+        waiting, and what failed is known at once.
+        """
+        return len(self._begun) == (1 if self._io is None else BUFFERS)
 
     def land(self) -> T:
         """What came of the first. Raises StorageError, and what the far hop raised."""

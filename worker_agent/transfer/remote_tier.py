@@ -29,7 +29,7 @@ from worker_agent.storage.remote import (
 )
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.checksums import checksum
-from worker_agent.transfer.hops import batches_of, inward
+from worker_agent.transfer.hops import batches_of, inward, outward
 from worker_agent.transfer.io_thread import IoThread
 from worker_agent.transfer.measuring import measured
 from worker_agent.transfer.outcome import Outcome
@@ -74,7 +74,7 @@ class RemoteTier:
         io: IoThread | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`io`: checksums are made while other blocks travel. `clock`: the time that all workers
+        """`io`: what comes is proven while other blocks travel. `clock`: the time that all workers
         share, in seconds.
         """
         self.counters = TierCounters()
@@ -223,19 +223,19 @@ class RemoteTier:
     def _put(
         self, identities: Sequence[bytes], rows: Tensor, places: Sequence[int], stored_by: _Put
     ) -> list[Outcome]:
-        def put(batch: range) -> list[Outcome]:
-            sealed = [_closed(rows[places[each]]) for each in batch]
+        sealed: dict[int, list[Sealed]] = {}
+
+        def seal(batch: range, turn: int) -> None:
+            sealed[turn] = [_closed(rows[places[each]]) for each in batch]
+
+        def put(batch: range, turn: int) -> list[Outcome]:
             chosen = [identities[places[each]] for each in batch]
-            errors = self._noting(lambda: stored_by(chosen, sealed))
+            errors = self._noting(lambda: stored_by(chosen, sealed[turn]))
             return [Outcome.FAILED if error else Outcome.DONE for error in errors]
 
-        outcomes: list[Outcome] = []
-        for batch in batches_of(len(places), self._batch_blocks):
-            try:
-                outcomes += put(batch)
-            except StorageError:
-                break
-        return outcomes + [Outcome.FAILED] * (len(places) - len(outcomes))
+        # Not on the I/O thread: with a Redis beside it on two cores, checksums that were made
+        # meanwhile took the server's core (0.45 of a plain pipeline, and 0.7 so).
+        return outward(None, batches_of(len(places), self._batch_blocks), seal, put)
 
     def _get(self, identities: Sequence[bytes], rows: Tensor) -> list[Outcome]:
         def get(batch: range, _: int) -> list[Sealed | StorageError | None]:
