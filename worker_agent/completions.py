@@ -25,9 +25,12 @@ class StreamOptions(Struct, frozen=True):
 
 
 class KvTransferParams(Struct, frozen=True):
-    """What a request says of blocks elsewhere; the field is vLLM's, `source` of a decision."""
+    """What a request says of blocks; the field is vLLM's, `source` of a decision. `priority`: of
+    the prompt's blocks in the tiers below, where the highest are stored first and kept longest.
+    """
 
     source: BlockSource | None = None
+    priority: Annotated[int, Meta(ge=0, le=100)] = 0
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -67,8 +70,15 @@ def checked(
     if len(prompt) + max_tokens > max_model_len:
         length = f"{len(prompt)} prompt and {max_tokens} output tokens"
         raise InvalidFieldError("max_tokens", length, f"at most {max_model_len} together")
+    params = body.kv_transfer_params or KvTransferParams()
     return GenerationRequest(
-        request_id, prompt, max_tokens, body.cache_salt, body.temperature, body.seed
+        request_id,
+        prompt,
+        max_tokens,
+        body.cache_salt,
+        body.temperature,
+        body.seed,
+        priority=params.priority,
     )
 
 

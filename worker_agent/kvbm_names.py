@@ -25,8 +25,9 @@ def _direct(value: str) -> Mapping[str, bool]:
     return {"disk_direct": not _switch("DISK_DISABLE_O_DIRECT", value)}
 
 
-def _filter(value: str) -> Mapping[str, bool]:
-    return {"disk_filter": not _switch("DISABLE_DISK_OFFLOAD_FILTER", value)}
+def _filter(value: str) -> Mapping[str, str]:
+    is_off = _switch("DISABLE_DISK_OFFLOAD_FILTER", value)
+    return {"disk_offload_policy": "all" if is_off else "frequency"}
 
 
 def _metrics(value: str) -> Mapping[str, bool]:

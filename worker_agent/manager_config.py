@@ -21,6 +21,7 @@ from worker_agent.blocks.levels import CacheLevel
 from worker_agent.blocks.pool_values import Duplicates
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.offload_rule import OffloadRule
 from worker_agent.storage.base import Storage, StorageKind
 
 DTYPE_BYTES = {
@@ -229,8 +230,10 @@ class Offload(Struct, frozen=True, kw_only=True):
     """Into each tier; a tenth of it while requests are decoded."""
     min_priority: int = 0
     """Of a prompt only the leading blocks of at least this priority leave the device."""
-    filters_disk: bool = False
-    """Only what was to be stored a second time goes to disk."""
+    host_rule: OffloadRule = "all"
+    disk_rule: OffloadRule = "all"
+    remote_rule: OffloadRule = "all"
+    """What is worth a place in each tier."""
     drain_s: float = 10.0
     """At the end, what waits is stored for so long, where it outlives the process."""
     adopt_timeout_s: float = 600.0

@@ -6,10 +6,11 @@ from router.block_errors import StorageError
 from worker_agent.block_sets import BlockSet, stored_tier
 from worker_agent.blocks.levels import CacheLevel
 from worker_agent.manager_config import BlockManagerConfig, Offload, RemoteStore
-from worker_agent.offload.policies import Frequency, MinPriorityPrefix, OffloadPolicy, PassAll
+from worker_agent.offload.policies import All, MinPriorityPrefix, policy_of
 from worker_agent.offload.worth import Worth
 from worker_agent.tiers.level import Level, StackSettings
 from worker_agent.tiers.stack import TierStack
+from worker_agent.transfer.block_tier import BlockTier
 
 
 def stack_of(config: BlockManagerConfig, sets: Mapping[CacheLevel, BlockSet]) -> TierStack:
@@ -19,7 +20,7 @@ def stack_of(config: BlockManagerConfig, sets: Mapping[CacheLevel, BlockSet]) ->
     offload = config.offload
     remote = [] if config.remote is None else [_remote_level(config, config.remote)]
     levels = [
-        Level(level.tier, stored_tier(each, offload.batch_blocks), _policy(level, offload))
+        _stored_level(level, stored_tier(each, offload.batch_blocks), offload)
         for level, each in sets.items()
         if level is not CacheLevel.G1
     ]
@@ -46,11 +47,9 @@ def _remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
     return remote_level(config, store)
 
 
-def _policy(level: CacheLevel, offload: Offload) -> OffloadPolicy:
-    """What is worth a place in a level."""
-    if level is CacheLevel.G3 and offload.filters_disk:
-        return Frequency()
-    is_first = level is CacheLevel.G2
-    return (
-        MinPriorityPrefix(offload.min_priority) if is_first and offload.min_priority else PassAll()
-    )
+def _stored_level(level: CacheLevel, store: BlockTier, offload: Offload) -> Level:
+    rule = offload.host_rule if level is CacheLevel.G2 else offload.disk_rule
+    policy = policy_of(rule, store.num_blocks)
+    if level is CacheLevel.G2 and offload.min_priority:
+        policy = All([MinPriorityPrefix(offload.min_priority), policy])
+    return Level(level.tier, store, policy)

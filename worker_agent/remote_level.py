@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from router.protocol.values import Tier
 from worker_agent.blocks.names import BlockName
 from worker_agent.manager_config import BlockManagerConfig, RemoteStore
-from worker_agent.offload.policies import PassAll
+from worker_agent.offload.policies import policy_of
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.tiers.level import Level
 from worker_agent.transfer.block_tier import BlockTier
@@ -30,7 +30,8 @@ def remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
     client = redis_client(store.url, store.timeout_s)
     io = IoThread("redis", PATIENCE * store.timeout_s)
     tier = RemoteTier(RemoteStorage(client, settings), settings, io=io)
-    return Level(Tier.REMOTE, tier, PassAll(), is_shared=True)
+    policy = policy_of(config.offload.remote_rule, store.max_blocks)
+    return Level(Tier.REMOTE, tier, policy, is_shared=True)
 
 
 def found_in(tier: BlockTier, names: Sequence[BlockName]) -> int:

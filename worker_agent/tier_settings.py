@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from router.contradictions import Rule, check_rules
 from worker_agent.common_config import AgentConfig
+from worker_agent.offload_rule import OffloadRule
 
 GB = 10**9
 
@@ -41,9 +42,6 @@ class TierSettings(AgentConfig, frozen=True, kw_only=True):
     disk_direct: Annotated[
         bool, Meta(description="go past the page cache, where the file system can")
     ] = True
-    disk_filter: Annotated[
-        bool, Meta(description="store on disk only what was to be stored a second time")
-    ] = False
     remote_cache_url: Annotated[
         str, Meta(description="Redis that workers share (G4): redis://…; empty: none")
     ] = ""
@@ -51,6 +49,17 @@ class TierSettings(AgentConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, description="there, of all workers; what was stored first goes first")
     ] = 1_000_000
     remote_cache_ttl_s: Annotated[float, Meta(gt=0, description="they are kept there for")] = 3600.0
+    host_offload_policy: Annotated[
+        OffloadRule,
+        Meta(
+            description="what is worth a place there: all, or what was to be stored before, by "
+            "frequency (counts, halved with time) or popularity (a sketch, halved with use)"
+        ),
+    ] = "all"
+    disk_offload_policy: Annotated[OffloadRule, Meta(description="the same, of disk")] = "all"
+    remote_offload_policy: Annotated[
+        OffloadRule, Meta(description="the same, of the store that workers share")
+    ] = "all"
     offload_batch_blocks: Annotated[
         int, Meta(ge=1, le=4096, description="go in one call of a tier, which nothing interrupts")
     ] = 16
@@ -85,7 +94,8 @@ def _without(key: str, *sizes: str) -> Rule[TierSettings]:
     why = "there is no such tier"
 
     def is_broken(config: TierSettings) -> bool:
-        return bool(getattr(config, key)) and not any(getattr(config, size) for size in sizes)
+        is_said = getattr(config, key) not in ("", 0, "all")
+        return is_said and not any(getattr(config, size) for size in sizes)
 
     return Rule(key, sizes[0], is_broken, why)
 
@@ -93,9 +103,12 @@ def _without(key: str, *sizes: str) -> Rule[TierSettings]:
 _HOST = ("host_cache_blocks", "host_cache_gb")
 _DISK = ("disk_cache_blocks", "disk_cache_gb")
 RULES: tuple[Rule[TierSettings], ...] = (
-    _without("host_cache_dir", *_HOST),
-    *(_without(k, *_DISK) for k in ("disk_cache_dir", "disk_zero_fill", "disk_filter")),
-    *(_without(k, "remote_cache_url") for k in ("remote_cache_blocks", "remote_cache_ttl_s")),
+    *(_without(k, *_HOST) for k in ("host_cache_dir", "host_offload_policy")),
+    *(_without(k, *_DISK) for k in ("disk_cache_dir", "disk_zero_fill", "disk_offload_policy")),
+    *(
+        _without(k, "remote_cache_url")
+        for k in ("remote_cache_blocks", "remote_cache_ttl_s", "remote_offload_policy")
+    ),
     Rule(
         "remote_cache_url",
         "block_key_file",

@@ -70,7 +70,8 @@ def test_offloading_is_set_by_dynamo_s_names():
         "DYN_KVBM_DISK_CACHE_GB": "1",
     }
     offload = manager_config(load_agent_config([], said), 0, "cpu").offload
-    assert (offload.batch_blocks, offload.min_priority, offload.filters_disk) == (4, 9, True)
+    assert (offload.batch_blocks, offload.min_priority) == (4, 9)
+    assert (offload.host_rule, offload.disk_rule) == ("all", "frequency")
     load_agent_config([], {"DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER": "true"})
 
 

@@ -29,6 +29,8 @@ class GenerationRequest(Struct, frozen=True):
     seed: int | None = None
     source: PeerSource | None = None
     """Who else has leading blocks of the prompt."""
+    priority: int = 0
+    """Of its blocks in the tiers below: the highest are stored first and kept longest."""
 
 
 class Running:

@@ -140,7 +140,7 @@ class ReferenceEngine:
             self._counters,
             self._gauges(),
             self._batcher.has_work,
-            self._tend_tiers(changes),
+            self._tend_tiers(changes, chunks),
         )
 
     def on_news(self, wake: Callable[[], None]) -> None:
@@ -155,12 +155,12 @@ class ReferenceEngine:
         if self._tiers:
             self._tiers.drain()
 
-    def _tend_tiers(self, changes: Sequence[Change]) -> float | None:
+    def _tend_tiers(self, changes: Sequence[Change], chunks: Sequence[Chunk]) -> float | None:
         """Store what is due; how long at most until the next step."""
         if self._tiers is None:
             return None
         now_s = time.monotonic()
-        self._tiers.store(changes, now_s)
+        self._tiers.store(changes, (chunk.running for chunk in chunks), now_s)
         return self._tiers.wait_s(now_s)
 
     def _take_in(self, arrived: StepInput) -> int:

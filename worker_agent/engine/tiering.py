@@ -5,7 +5,8 @@ admit    what tiers have of a prompt is asked for; the request waits, the others
 after    what was named is offered; what is due is gathered, and handed over
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -91,9 +92,17 @@ class EngineTiers:
         """How many leading blocks would be loaded, were they asked for now."""
         return self.stack.loadable(identities, self._timeout_s)
 
-    def store(self, changes: Sequence[Change], now_s: float) -> None:
-        """After a step: offer what was named in it, and hand over what is due."""
-        self.stack.offer([each.name for each in changes if isinstance(each, BlockStored)])
+    def store(self, changes: Sequence[Change], computed: Iterable[Running], now_s: float) -> None:
+        """After a step of these: offer what was named in it, and hand over what is due."""
+        priorities = {
+            name.identity: running.request.priority
+            for running in computed
+            if running.request.priority
+            for name in running.names
+        }
+        stored = (each.name for each in changes if isinstance(each, BlockStored))
+        for priority, names in groupby(stored, lambda name: priorities.get(name.identity, 0)):
+            self.stack.offer(list(names), priority)
         self._hand_over(now_s)
 
     def _hand_over(self, now_s: float) -> None:

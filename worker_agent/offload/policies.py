@@ -1,15 +1,20 @@
 """Which blocks are worth a place in a slower tier.
 
-A policy looks at a run of blocks in prompt order, and answers for each. What it counts on the way
-is its own. Sources: the filters of Dynamo's offload managers, both generations.
+A policy looks at a run of blocks in prompt order, none of which the tier has, and answers for each.
+What it counts on the way is its own. Sources: the filters of Dynamo's offload managers, both
+generations; its `presence` goes without saying here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
 
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
 from worker_agent.offload.queue import Waiting
+from worker_agent.offload_rule import OffloadRule
+
+FREQUENCY_COUNTS_A_BLOCK = 4
+"""Blocks that Frequency remembers to have seen, for each that the tier has room for."""
 
 
 class OffloadPolicy(Protocol):
@@ -30,20 +35,6 @@ class PassAll:
         return waiting
 
 
-class Presence:
-    """Blocks that the target does not have. `has`: whether it does."""
-
-    __slots__ = ("_has",)
-
-    def __init__(self, has: Callable[[bytes], bool]) -> None:
-        self._has = has
-
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those that are not there."""
-        del now_s
-        return [each for each in waiting if not self._has(each.name.identity)]
-
-
 class Frequency:
     """Blocks seen a second time, while the first is not forgotten.
 
@@ -53,9 +44,9 @@ class Frequency:
 
     __slots__ = ("_counts", "_decay_s", "_decayed_s", "_max_counts")
 
-    def __init__(self, decay_s: float = 600.0, max_counts: int = 1_000_000) -> None:
-        self._decay_s = decay_s
+    def __init__(self, max_counts: int, decay_s: float = 600.0) -> None:
         self._max_counts = max_counts
+        self._decay_s = decay_s
         self._counts: dict[bytes, int] = {}
         self._decayed_s: float | None = None
 
@@ -85,20 +76,24 @@ class Frequency:
 
 
 class Popularity:
-    """Blocks asked for more than `min_count` times, as a TinyLFU sketch has it."""
+    """Blocks seen more than `min_count` times, as a TinyLFU sketch has it: in 4 to 8 bytes a block
+    of the tier, and forgetting by how much else was seen instead of by time.
+    """
 
     __slots__ = ("_frequency", "_min_count")
 
-    def __init__(self, frequency: TinyLfu, min_count: int = 1) -> None:
-        self._frequency = frequency
+    def __init__(self, num_blocks: int, min_count: int = 1) -> None:
+        """`num_blocks`: of the tier."""
+        self._frequency = TinyLfu(num_blocks)
         self._min_count = min_count
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those asked for often."""
+        """Those seen often."""
         del now_s
-        counts = self._frequency.counts([each.name.identity for each in waiting])
-        asked = zip(waiting, counts, strict=True)
-        return [each for each, count in asked if count > self._min_count]
+        identities = [each.name.identity for each in waiting]
+        self._frequency.note(identities)
+        seen = zip(waiting, self._frequency.counts(identities), strict=True)
+        return [each for each, count in seen if count > self._min_count]
 
 
 class MinPriorityPrefix:
@@ -128,3 +123,14 @@ class All:
         for policy in self._policies:
             waiting = policy.admitted(waiting, now_s)
         return waiting
+
+
+def policy_of(rule: OffloadRule, num_blocks: int) -> OffloadPolicy:
+    """The policy of this name for a tier of so many blocks."""
+    match rule:
+        case "all":
+            return PassAll()
+        case "frequency":
+            return Frequency(max_counts=FREQUENCY_COUNTS_A_BLOCK * num_blocks)
+        case "popularity":
+            return Popularity(num_blocks)

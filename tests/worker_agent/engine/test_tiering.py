@@ -88,6 +88,17 @@ def test_what_the_device_uses_is_kept_below(tmp_path):
         assert first < rank.told[Tier.HOST]
 
 
+@pytest.mark.parametrize(("priority", "is_kept"), [(0, False), (9, True)])
+def test_what_was_said_to_matter_is_kept_longest(tmp_path, priority, is_kept):
+    with TieredRank(host(tmp_path, 12, BLOCK_BYTES)) as rank:
+        rank.run(TEXT[:100], priority=priority)
+        rank.settle()
+        first = set(rank.told[Tier.HOST])
+        rank.fill()
+        assert len(first) == 6
+        assert (first < rank.told[Tier.HOST]) == is_kept
+
+
 def test_what_is_told_is_what_is_held(tmp_path):
     stores = host(tmp_path, 16, BLOCK_BYTES), disk(tmp_path, 30, BLOCK_BYTES)
     with TieredRank(*stores) as rank:

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
-from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
 from worker_agent.blocks.names import BlockName
 from worker_agent.offload.pacing import StorePace
 from worker_agent.offload.policies import (
@@ -14,7 +13,7 @@ from worker_agent.offload.policies import (
     MinPriorityPrefix,
     PassAll,
     Popularity,
-    Presence,
+    policy_of,
 )
 from worker_agent.offload.queue import Waiting
 from worker_agent.offload.worth import TierSpeed, Worth
@@ -32,13 +31,12 @@ def admitted(policy, *numbers, now_s=0.0, priorities=None):
     return [each.name.sequence_hash for each in those]
 
 
-def test_what_is_there_is_not_copied():
+def test_everything_is_worth_it():
     assert admitted(PassAll(), 1, 2) == [1, 2]
-    assert admitted(Presence(lambda identity: identity[0] == 2), 1, 2, 3) == [1, 3]
 
 
 def test_the_second_sight_counts_until_the_first_is_forgotten():
-    policy = Frequency(decay_s=600)
+    policy = Frequency(10, decay_s=600)
     assert admitted(policy, 1, 2) == []
     assert admitted(policy, 1, now_s=10) == [1]
     assert admitted(policy, 1, 2, now_s=599) == [1, 2]
@@ -48,7 +46,7 @@ def test_the_second_sight_counts_until_the_first_is_forgotten():
 
 
 def test_sights_are_bounded():
-    policy = Frequency(max_counts=2)
+    policy = Frequency(2)
     admitted(policy, 1, 2)
     admitted(policy, 1)
     admitted(policy, 3)  # 2 was not seen for the longest
@@ -57,11 +55,21 @@ def test_sights_are_bounded():
     assert admitted(policy, 3) == [3]
 
 
-def test_what_is_asked_for_often():
-    frequency = TinyLfu(64)
-    policy = Popularity(frequency)
-    frequency.note([(1).to_bytes(16, "little")] * 2)
-    assert admitted(policy, 1, 2) == [1]
+def test_what_was_seen_often():
+    policy = Popularity(64, min_count=2)
+    for seen in ([1], [1, 2], [1, 2], [1, 2]):
+        last = admitted(policy, *seen)
+    assert last == [1, 2]
+    assert admitted(policy, 3, 1) == [1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "first", "second"),
+    [("all", [1], [1]), ("frequency", [], [1]), ("popularity", [], [1])],
+)
+def test_policies_by_name(rule, first, second):
+    policy = policy_of(rule, 64)
+    assert (admitted(policy, 1), admitted(policy, 1)) == (first, second)
 
 
 def test_behind_a_gap_nothing_is_of_use():
@@ -70,9 +78,9 @@ def test_behind_a_gap_nothing_is_of_use():
 
 
 def test_several_policies_agree():
-    policy = All([Presence(lambda identity: identity[0] == 1), Frequency()])
-    assert admitted(policy, 1, 2) == []
-    assert admitted(policy, 1, 2) == [2]
+    policy = All([MinPriorityPrefix(5), Frequency(10)])
+    assert admitted(policy, 1, 2, priorities=[7, 4]) == []
+    assert admitted(policy, 1, 2, priorities=[7, 4]) == [1]
 
 
 # ── Loading, or computing ────────────────────────────────────────────────────────────────────────

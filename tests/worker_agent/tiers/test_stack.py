@@ -13,7 +13,7 @@ from tier_stacks import BLOCK_BYTES, FOREVER_S, Stacked, disk, host, identities,
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.pool import BlockPool
-from worker_agent.offload.policies import MinPriorityPrefix
+from worker_agent.offload.policies import MinPriorityPrefix, policy_of
 from worker_agent.offload.worth import Worth
 from worker_agent.storage.memory import host_memory
 from worker_agent.tiers.ascent import TRIED_EVERY
@@ -164,6 +164,17 @@ def test_a_container_is_cancelled_as_a_whole(both):
     assert both.stack.cancel(7) == 2
     both.settle()
     assert both.holds(HOST, 1, 2, 3) == [False, False, True]
+
+
+@pytest.mark.parametrize("rule", ["frequency", "popularity"])
+def test_what_comes_a_second_time_goes_to_disk(tmp_path, rule):
+    level = Level(DISK, disk(tmp_path, 8), policy_of(rule, 8))
+    with Stacked(host(tmp_path, 8), level) as stacked:
+        stacked.offer(1, 2)
+        assert stacked.holds(DISK, 1, 2) == [False, False]
+        stacked.on(HOST, lambda store: store.clear())
+        stacked.offer(2, 3)
+        assert stacked.holds(DISK, 1, 2, 3) == [False, True, False]
 
 
 def test_a_policy_keeps_a_tier_to_what_is_worth_it(tmp_path):

@@ -1,8 +1,9 @@
-"""Only blocks that no other unused block comes after go; of those, the one returned first.
+"""Only blocks that no other unused block comes after go; of those, the one of the lowest priority,
+and of equals the one returned first.
 
 A prefix is worth something without its suffix, a suffix without its prefix nothing. So a prompt is
 given up from its end, and no block is kept that no prompt can reach. Default of host and disk.
-Source: `Lineage` of Dynamo's second block manager.
+Source: `Lineage` of Dynamo's second block manager, which knows no priorities.
 
     a ── b ── c        leaves: c, e        c was returned before e: c goes, and b becomes a leaf
          └─── e                            once e is gone, too, at the time it was returned itself
@@ -15,10 +16,14 @@ it waits until that run is gone.
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import TypeAlias
 
 from worker_agent.blocks.eviction.base import Unused, check_count
 
 _MIN_STALE = 64
+
+_Turn: TypeAlias = tuple[int, int]
+"""A leaf's priority, and when it was returned: the lowest goes first."""
 
 
 class _Run:
@@ -38,8 +43,8 @@ class LineageEviction:
     """O(log runs) a run, and O(1) a block in it.
 
     Invariants: a block is in one run. `_followers` counts the runs that come after a block. A run
-    is in the heap, by when its last block was returned, or waits because runs come after that. What
-    is in the heap beside is passed over when its turn comes, and bounded.
+    is in the heap, by its last block's priority and when that was returned, or waits because runs
+    come after it. What is in the heap beside is passed over when its turn comes, and bounded.
     """
 
     __slots__ = ("_entries", "_followers", "_heap", "_run_of", "_waiting")
@@ -48,7 +53,7 @@ class LineageEviction:
         self._run_of: dict[int, _Run] = {}
         self._followers: dict[bytes, int] = {}
         self._waiting: dict[bytes, _Run] = {}
-        self._heap: list[tuple[int, int, _Run]] = []
+        self._heap: list[tuple[_Turn, int, _Run]] = []
         self._entries = 0
 
     def __len__(self) -> int:
@@ -80,7 +85,7 @@ class LineageEviction:
         self._drop_stale()
 
     def pop(self, count: int) -> list[int]:
-        """The leaf returned first, one after the other. Raises KeyError when there are fewer."""
+        """The leaf whose turn it is, one after the other. Raises KeyError when there are fewer."""
         check_count(self, count)
         popped: list[int] = []
         while len(popped) < count:
@@ -118,13 +123,13 @@ class LineageEviction:
         """From its end, as long as nothing else is due before."""
         blocks, unused = run.blocks, run.unused
         parent = unused[0].name.parent_identity
-        due_tick = self._heap[0][0] if self._heap else None
+        next_turn = self._heap[0][0] if self._heap else None
         popped: list[int] = []
         while len(popped) < count and unused:
             last = unused[-1]
             if last.name.identity in self._followers:
                 break
-            if due_tick is not None and last.returned_tick > due_tick:
+            if next_turn is not None and _turn(last) > next_turn:
                 break
             unused.pop()
             popped.append(blocks.pop())
@@ -170,7 +175,7 @@ class LineageEviction:
             return
         self._entries += 1
         run.entry = self._entries
-        heappush(self._heap, (last.returned_tick, run.entry, run))
+        heappush(self._heap, (_turn(last), run.entry, run))
 
     def _drop_stale(self) -> None:
         if len(self._heap) > 2 * len(self._run_of) + _MIN_STALE:
@@ -194,3 +199,7 @@ class LineageEviction:
         waiting = self._waiting.pop(parent, None)
         if waiting is not None:
             self._place(waiting)
+
+
+def _turn(leaf: Unused) -> _Turn:
+    return leaf.priority, leaf.returned_tick

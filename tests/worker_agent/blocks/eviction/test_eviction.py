@@ -52,7 +52,7 @@ def seldom_asked(model):
 def lineage(model):
     parents = {each.name.parent_identity for each in model.unused.values()}
     leaves = {b: each for b, each in model.unused.items() if each.name.identity not in parents}
-    return min(leaves, key=lambda block: leaves[block].returned_tick)
+    return min(leaves, key=lambda block: (leaves[block].priority, leaves[block].returned_tick))
 
 
 POLICIES = {
@@ -107,8 +107,12 @@ batches = st.lists(
 )
 
 
-@given(batches=batches, fork=st.integers(0, LENGTH - 1))
-def test_prompts_are_given_up_as_if_block_by_block(batches, fork):
+@given(
+    batches=batches,
+    fork=st.integers(0, LENGTH - 1),
+    priorities=st.lists(st.integers(0, 1), min_size=5),
+)
+def test_prompts_are_given_up_as_if_block_by_block(batches, fork, priorities):
     """Prompts that are returned, used from their begin, and in part; all branch off the first."""
     policy, model, tick = LineageEviction(), Model(lineage), 0
 
@@ -121,7 +125,8 @@ def test_prompts_are_given_up_as_if_block_by_block(batches, fork):
         if step == "add":
             blocks = [first * LENGTH + place for place in range(count, -1, -1)]
             blocks = [block for block in blocks if block not in model.unused]
-            unused = [Unused(name(block), 0, tick + i) for i, block in enumerate(blocks)]
+            turns = [priorities[block % len(priorities)] for block in blocks]
+            unused = [Unused(name(b), turns[i], tick + i) for i, b in enumerate(blocks)]
             tick += len(blocks)
             policy.add(blocks, unused)
             model.unused.update(zip(blocks, unused, strict=True))
@@ -157,6 +162,14 @@ def test_a_parent_that_became_a_leaf_keeps_its_time():
     policy.add([2], [Unused(BlockName(identity(2), 0, None), 0, 3)])
     policy.add([3], [Unused(BlockName(identity(3), 0, None), 0, 4)])
     assert policy.pop(4) == [1, 0, 2, 3]
+
+
+def test_what_matters_more_outlives_what_was_used_later():
+    policy = LineageEviction()
+    names = [BlockName(identity(n), 0, identity(n - 1) if n % 2 else None) for n in range(4)]
+    policy.add([1, 0], [Unused(names[1], 7, 0), Unused(names[0], 0, 1)])
+    policy.add([3, 2], [Unused(names[3], 0, 2), Unused(names[2], 0, 3)])
+    assert policy.pop(4) == [3, 2, 1, 0]  # 0 matters little, and 1 comes after it
 
 
 def test_what_is_used_over_and_over_takes_no_more_room():
