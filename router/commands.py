@@ -264,15 +264,19 @@ class Commands:
         return structs.replace(decision, selection_id=request.selection_id, worker_load=load)
 
     def _worker_load(self, placement: Placement) -> WorkerLoad:
-        prefill_tokens = self.core.tracker.active(placement.rank).active_prefill_tokens
-        worker = placement.worker
-        return WorkerLoad(prefill_tokens, worker.max_num_batched_tokens, worker.total_kv_blocks)
+        active, worker = self.core.tracker.active(placement.rank), placement.worker
+        return WorkerLoad(
+            active.active_prefill_tokens,
+            worker.max_num_batched_tokens,
+            worker.total_kv_blocks,
+            active.active_blocks,
+        )
 
     def _booked(
         self, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
         decision = self._decided("select_and_reserve", request, placement, stages)
-        tracking = self.core.tracking(request.router_config_override)
+        tracking = self.core.tracking(request)
         return structs.replace(
             decision,
             selection_id=request.request_id,

@@ -57,7 +57,6 @@ from router.protocol.replicas import (
 )
 from router.protocol.replies import Trust
 from router.protocol.requests import (
-    ConfigOverride,
     PromptRequest,
     ReserveRequest,
     SelectRequest,
@@ -320,9 +319,9 @@ class RouterCore:
         busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
         return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
 
-    def tracking(self, override: ConfigOverride | None) -> Tracking:
+    def tracking(self, request: SelectRequest | ReserveRequest) -> Tracking:
         """What of a booking is counted."""
-        return self._placer.tracking(override)
+        return self._placer.tracking(request)
 
     def identities(self, scope: Scope) -> Sequence[Identity]:
         """Under which identities a prompt of this scope has to be hashed."""
@@ -366,7 +365,7 @@ class RouterCore:
         expected_tokens = request.expected_output_tokens
         footprint = placement.prompt.footprint(overlap_blocks, expected_tokens)
         found_by = placement.prompt.sequence_hashes
-        tracking = self.tracking(request.router_config_override)
+        tracking = self.tracking(request)
         self.gate.served(rank, request.lora_name, placement.worker.labels)
         booked = (footprint, found_by, tracking)
         effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
@@ -444,7 +443,7 @@ class RouterCore:
         footprint = hashed.footprint(overlap_blocks, request.expected_output_tokens)
         found_by = hashed.sequence_hashes
         self.gate.served(rank, request.lora_name, worker.labels)
-        tracking = self.tracking(request.router_config_override)
+        tracking = self.tracking(request)
         booked = (footprint, found_by, tracking)
         effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
         return worker, effects

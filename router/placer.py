@@ -25,7 +25,7 @@ from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Explained, Placement
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
-from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
 from router.scheduler._growth_kernel import grow
 from router.scheduler.busy import step_tokens
@@ -43,6 +43,7 @@ from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
+    DECODE_SIDE,
     MAX_BATCHED_TOKENS,
     QUEUED_TOKENS,
     RankTable,
@@ -124,13 +125,15 @@ class Placer:
         overlaps = self._find(scope, prompt, candidates)
         if stages is not None:
             stages.end(FIND)
-        tracking, expected_tokens = self.tracking(override), request.expected_output_tokens
+        tracking, expected_tokens = self.tracking(request), request.expected_output_tokens
         table = self._weigh(request, prompt, candidates, overlaps, expected_tokens, tracking, now_s)
         if passed.factors is not None:
             table.column(TAINT_FACTOR)[:] = passed.factors
         if (claims := self._crowd.claims(now_s)) is not None:
             table = replace(table, claims=claims)
-        settings = self._settings.policy
+        if request.phase is not None:
+            table.column(DECODE_SIDE)[:] = request.phase == "decode"
+        settings = self._settings.policy.of_phase(request.phase)
         if override is not None:
             settings = settings.overridden(override)
         choice = self._selector(request).choose(table, settings, self._rng)
@@ -229,9 +232,11 @@ class Placer:
         detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
         raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
 
-    def tracking(self, override: ConfigOverride | None) -> Tracking:
+    def tracking(self, request: SelectRequest | ReserveRequest) -> Tracking:
         """What of a booking is counted."""
-        tracking = self._settings.tracking
+        tracking, override = self._settings.tracking, request.router_config_override
+        if request.phase is not None:
+            tracking = tracking.of_phase(request.phase)
         return tracking if override is None else tracking.overridden(override)
 
     def _find(

@@ -195,6 +195,7 @@ def registered_worker(
         max_num_batched_tokens=registration.max_num_batched_tokens or 0,
         data_parallel_start_rank=registration.data_parallel_start_rank or 0,
         data_parallel_size=len(registration.dp_ranks) or 1,
+        role=registration.role or "aggregated",
         incarnation=incarnation,
         agent_is_engine=False,
         labels=registration.labels,

@@ -50,6 +50,7 @@ class Selection(Struct, frozen=True, eq=False):
             isl_tokens=request.isl_tokens,
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
+            phase=request.phase,
             request_id=request.selection_id,
             expected_output_tokens=request.expected_output_tokens,
             router_config_override=request.router_config_override,

@@ -175,6 +175,8 @@ class ShortCut:
         tree, policy = self._index.tree(scope), self._policies.find(request.routing_group, None)
         if tree is None or len(candidates.identities) != 1 or type(policy) is not Predictive:
             return None
+        if candidates.have_prefill:
+            return None
         ((identity, positions),) = candidates.groups
         scene = _Scene(Passed(candidates), identity, tree, tree.address, positions)
         self._scenes[scope] = scene

@@ -237,7 +237,6 @@ def incomplete_view(registration: WorkerRegistration, lacking: list[str]) -> Wor
         model_name=registration.scope.model_name,
         routing_group=registration.scope.routing_group,
         lifecycle="incomplete",
-        role="aggregated",
         incarnation=None,
         last_heard_s=None,
         not_schedulable_reasons=lacking,
@@ -313,7 +312,8 @@ def _rank_overlap(
 
 def _registered_fields(registration: WorkerRegistration) -> dict[str, Any]:
     """As the caller said it; what he did not say is null."""
-    return {**dict.fromkeys(_SHARED_FIELDS), **registration.said}
+    said = {**dict.fromkeys(_SHARED_FIELDS), **registration.said}
+    return {**said, "role": registration.role or "aggregated"}
 
 
 def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:

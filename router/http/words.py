@@ -106,6 +106,7 @@ WORDS = {
     "parent_hash": "sequence hash of the block before the first one; null: none",
     "pending_count": "requests that wait in the router's queue",
     "pending_isl_tokens": "tokens of their prompts",
+    "phase": "which part of the work is placed: aggregated (all), prefill or decode",
     "pinned_worker": "this worker, or this rank of it, and no other",
     "policy": "by which policy it is, or was, chosen",
     "potential_decode_blocks": "blocks in use there, were the request there",

@@ -16,6 +16,7 @@ from router.protocol.values import (
     Identity,
     Name,
     Rank,
+    Role,
     Scope,
     Taint,
     UInt,
@@ -64,7 +65,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: UInt
     data_parallel_start_rank: DpRank = 0
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    role: Literal["aggregated", "prefill", "decode"] = "aggregated"
+    role: Role = "aggregated"
     incarnation: UInt
     agent_is_engine: bool = True
     labels: WorkerLabels = WorkerLabels()

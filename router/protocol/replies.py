@@ -126,6 +126,7 @@ class WorkerLoad(Struct, frozen=True):
     active_prefill_tokens: int
     prefill_token_capacity: int
     total_kv_blocks: int
+    active_decode_blocks: int = 0
 
 
 SharedTier: TypeAlias = Literal["device", "host_pinned"]

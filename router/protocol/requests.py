@@ -13,6 +13,7 @@ from router.protocol.values import (
     BlockHash,
     DpRank,
     Name,
+    Phase,
     Rank,
     Scope,
     Taint,
@@ -127,6 +128,11 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
 
     `excluded_worker_ids`: who has failed this request, and is not to be tried again.
 
+    `phase`: which part of the work is to be placed. "prefill": the prompt, of which the worker, one
+    of role prefill, is to keep nothing, so that its blocks count as no load; "decode": what follows
+    a prompt that another has computed, so that only blocks count; "aggregated": all of it. Without
+    one, all of it but at workers that decode only. No phase but its own is placed at role prefill.
+
     `selection_id` names the choice itself: `/reservations` books what was selected under it. It is
     then the id of that booking, whatever `request_id` says. `advisory` asks for the load of the
     chosen rank. `kv_hint` is accepted, and nothing depends on it.
@@ -136,6 +142,7 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     request_id: RequestId | None = None
     allowed_worker_ids: list[UInt] | None = None
     excluded_worker_ids: list[UInt] | None = None
+    phase: Phase | None = None
     pinned_worker: RankTarget | None = None
     affinity_target: RankTarget | None = None
     routing_constraints: RoutingConstraints | None = None
@@ -159,6 +166,7 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
 
     worker_id: UInt
     dp_rank: DpRank = 0
+    phase: Phase | None = None
     request_id: RequestId | None = None
     expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
@@ -171,6 +179,7 @@ class BookRequest(PromptRequest, frozen=True, kw_only=True):
 
     worker_id: UInt | None = None
     dp_rank: DpRank = 0
+    phase: Phase | None = None
     selection_id: RequestId | None = None
     request_id: RequestId | None = None
     expected_output_tokens: TokenCount | None = None

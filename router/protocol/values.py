@@ -1,7 +1,7 @@
 """The values every message is made of: hashes, tiers, identities, ranks, scopes."""
 
 import enum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,12 @@ TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Taint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+Role: TypeAlias = Literal["aggregated", "prefill", "decode"]
+"""Which part of the work a worker does: all of it, prompts for others, or what follows them."""
+
+Phase: TypeAlias = Literal["aggregated", "prefill", "decode"]
+"""Which part of a request is to be done."""
 
 
 class Tier(enum.IntEnum):

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, structs
 
 from router.protocol.catalogue import Enforcement, Lifecycle, TransferWeight, WorkerLabels
 from router.protocol.lookups import agreed_group
-from router.protocol.values import U64_MAX, DpRank, Name, Scope, Taint, UInt
+from router.protocol.values import U64_MAX, DpRank, Name, Role, Scope, Taint, UInt
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 EngineKind: TypeAlias = Literal["vllm", "sglang", "trtllm"]
@@ -41,6 +41,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[int, Meta(ge=0, le=1024)] | None = None
     total_kv_blocks: UInt | None = None
     max_num_batched_tokens: UInt | None = None
+    role: Role | None = None
     stable_routing_id: Text | None = None
     taints: list[Taint] | None = None
     topology_domains: dict[Taint, Taint] | None = None

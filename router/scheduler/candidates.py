@@ -19,7 +19,8 @@ class Candidates(Struct, frozen=True, eq=False):
     """Ranks in order, each with its worker and its slot in the rank table.
 
     `groups`: under which identity a prompt is hashed for the candidates at which positions;
-    `identities`: under which it is hashed at all.
+    `identities`: under which it is hashed at all. `have_prefill`: some of them compute prompts for
+    others, and nothing else.
     """
 
     ranks: Sequence[Rank]
@@ -27,6 +28,7 @@ class Candidates(Struct, frozen=True, eq=False):
     slots: Positions
     groups: Sequence[tuple[Identity, Positions]]
     identities: Sequence[Identity]
+    have_prefill: bool
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -50,13 +52,15 @@ class Candidates(Struct, frozen=True, eq=False):
 class Narrowing:
     """Candidates from which some are taken again and again: laid out in arrays for that."""
 
-    __slots__ = ("_candidates", "_group_of", "_ranks", "_workers")
+    __slots__ = ("_are_prefill", "_candidates", "_group_of", "_ranks", "_workers")
 
     def __init__(self, candidates: Candidates) -> None:
         count = len(candidates)
         self._candidates = candidates
         self._ranks = np.fromiter(candidates.ranks, object, count)
         self._workers = np.fromiter(candidates.workers, object, count)
+        prefill = (worker.role == "prefill" for worker in candidates.workers)
+        self._are_prefill = np.fromiter(prefill, np.bool_, count)
         self._group_of = np.empty(count, np.int64)
         for group, (_, positions) in enumerate(candidates.groups):
             self._group_of[positions] = group
@@ -78,6 +82,7 @@ class Narrowing:
             self._candidates.slots[kept],
             tuple(groups),
             tuple(identity for identity, _ in groups),
+            bool(self._are_prefill[kept].any()),
         )
 
 
@@ -93,4 +98,5 @@ def _laid_out(
         np.array(slots, np.int64),
         tuple((each, np.array(found, np.int64)) for each, found in by_identity.items()),
         tuple(by_identity),
+        any(worker.role == "prefill" for _, worker in pairs),
     )

@@ -1,6 +1,6 @@
 """Who may serve a request at all: what it demands against what workers say of themselves.
 
-    Pool ─allowed_worker_ids─▶ ─excluded_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶
+    Pool ─role─▶ ─allowed_worker_ids─▶ ─excluded_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶
          ─lora_name─▶ ─session_affinity─▶ ─busy─▶ who is left; and of each filter, whom it removed
 
 Taints are a worker's own and those of its place: `dynamo.topology/zone=a` for the domain zone = a.
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
-from router.protocol.values import Rank
+from router.protocol.values import Phase, Rank, Role
 from router.scheduler.busy import Mask
 from router.scheduler.terms import FloatArray
 
@@ -30,6 +30,7 @@ class Labels(Struct, frozen=True):
     """
 
     worker_id: int
+    role: Role
     taints: frozenset[str]
     lora_names: frozenset[str] | None
 
@@ -57,10 +58,10 @@ class Pool:
     """The ranks that may be chosen in a scope, in order, and the labels of their workers.
 
     Made anew whenever one of them changes; filters look at each worker once, not at each rank.
-    `workers` are those of the ranks, one each.
+    `workers` are those of the ranks, one each. `have_prefill`: some have role prefill.
     """
 
-    __slots__ = ("_index", "_labels", "_worker_of", "ranks")
+    __slots__ = ("_are_prefill", "_index", "_labels", "_worker_of", "have_prefill", "ranks")
 
     def __init__(self, ranks: Sequence[Rank], workers: Sequence[WorkerAnnouncement]) -> None:
         self.ranks = ranks
@@ -69,11 +70,17 @@ class Pool:
         positions = {worker_id: position for position, worker_id in enumerate(distinct)}
         self._labels = tuple(labels_of(worker) for worker in distinct.values())
         self._worker_of = np.array([positions[rank.worker_id] for rank in ranks], np.int64)
+        self._are_prefill = self.where(lambda labels: labels.role == "prefill")
+        self.have_prefill = bool(self._are_prefill.any())
 
     def where(self, keeps: Callable[[Labels], bool]) -> Mask:
         """The ranks of the workers that pass. O(workers)."""
         passing = [keeps(labels) for labels in self._labels]
         return np.array(passing, np.bool_)[self._worker_of]
+
+    def for_phase(self, phase: Phase | None) -> Mask:
+        """The ranks whose role is to do this part of a request; role prefill does no other."""
+        return self._are_prefill if phase == "prefill" else ~self._are_prefill
 
     def target(self, target: RankTarget) -> Mask:
         """The rank that is named, or every rank of the worker that is named. O(workers)."""
@@ -108,6 +115,7 @@ def demands_something(request: SelectRequest) -> bool:
     return (
         request.allowed_worker_ids is not None
         or request.excluded_worker_ids is not None
+        or request.phase is not None
         or request.pinned_worker is not None
         or request.routing_constraints is not None
         or request.affinity_target is not None
@@ -149,6 +157,7 @@ def labels_of(worker: WorkerAnnouncement) -> Labels:
     places = (f"{TOPOLOGY}/{domain}={place}" for domain, place in said.topology_domains.items())
     return Labels(
         worker.worker_id,
+        worker.role,
         frozenset((*said.taints, *places)),
         None if said.lora_names is None else frozenset(said.lora_names),
     )
@@ -184,14 +193,9 @@ def _filters(
     busy: Mask | None,
 ) -> Iterable[tuple[str, Mask]]:
     """Each filter that has something to do, with those it lets pass, in order."""
-    if request.allowed_worker_ids is not None:
-        allowed = frozenset(request.allowed_worker_ids)
-        yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
-    if request.excluded_worker_ids:
-        excluded = frozenset(request.excluded_worker_ids)
-        yield "excluded_worker_ids", pool.where(lambda labels: labels.worker_id not in excluded)
-    if request.pinned_worker is not None:
-        yield "pinned_worker", pool.target(request.pinned_worker)
+    if pool.have_prefill or request.phase == "prefill":
+        yield "role", pool.for_phase(request.phase)
+    yield from _named(pool, request)
     if constraints.required_taints:
         required = frozenset(constraints.required_taints)
         yield "required_taints", pool.where(lambda labels: required <= labels.taints)
@@ -202,6 +206,18 @@ def _filters(
         yield "session_affinity", bound
     if busy is not None:
         yield "busy", ~busy
+
+
+def _named(pool: Pool, request: SelectRequest) -> Iterable[tuple[str, Mask]]:
+    """Whom the request names, and whom it does not want."""
+    if request.allowed_worker_ids is not None:
+        allowed = frozenset(request.allowed_worker_ids)
+        yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
+    if request.excluded_worker_ids:
+        excluded = frozenset(request.excluded_worker_ids)
+        yield "excluded_worker_ids", pool.where(lambda labels: labels.worker_id not in excluded)
+    if request.pinned_worker is not None:
+        yield "pinned_worker", pool.target(request.pinned_worker)
 
 
 def _bound(pool: Pool, target: RankTarget | None) -> Mask | None:

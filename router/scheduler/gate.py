@@ -116,7 +116,8 @@ class Gate:
             busy, busy_count = busy_ranks(
                 values, candidates.slots, thresholds, hysteresis, is_latched=True
             )
-        if not (demands_something(request) or prefill is not None):
+        is_plain = prefill is None and not candidates.have_prefill
+        if is_plain and not demands_something(request):
             if busy is None or not busy_count:
                 return Passed(candidates)
             return self._less_busy(request, candidates, busy, busy_count)

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride
+from router.protocol.values import Phase
 
 
 class TrustWeights(Struct, frozen=True):
@@ -44,6 +45,15 @@ class PolicySettings(Struct, frozen=True):
     shared_cache_multiplier: float = 0.0
     track_prefill_tokens: bool = True
     delay_weight: float = 0.1
+
+    def of_phase(self, phase: Phase | None) -> "PolicySettings":
+        """The same where the prompt is computed elsewhere: neither that nor what is cached of it
+        counts.
+        """
+        if phase != "decode":
+            return self
+        changes = {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
+        return replace(self, track_prefill_tokens=False, **changes)
 
     def overridden(self, override: ConfigOverride | None) -> "PolicySettings":
         """These settings, as far as a request does not want others."""

@@ -223,6 +223,7 @@ def _lane(request: SelectRequest) -> Hashable:
     demands = (
         request.allowed_worker_ids,
         request.excluded_worker_ids,
+        request.phase,
         request.pinned_worker,
         request.routing_constraints,
         request.affinity_target,

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.protocol.requests import ConfigOverride
+from router.protocol.values import Phase
 from router.sequence.footprint import Footprint
 
 
@@ -20,6 +21,14 @@ class Tracking(Struct, frozen=True, kw_only=True):
     output_blocks: bool = True
     prefill_tokens: bool = True
     kv_reuse: bool = True
+
+    def of_phase(self, phase: Phase | None) -> "Tracking":
+        """The same of one part of a request: who computes a prompt for another keeps nothing of it,
+        and who goes on from there has nothing to compute.
+        """
+        if phase == "prefill":
+            return replace(self, active_blocks=False)
+        return replace(self, prefill_tokens=False) if phase == "decode" else self
 
     def overridden(self, override: ConfigOverride | None) -> "Tracking":
         """The same, as far as a request does not want it otherwise."""

@@ -23,7 +23,7 @@ from router.protocol.requests import (
 from router.protocol.values import Scope
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.gate import GateSettings
-from router.sequence.rank_table import DECODE_BLOCKS
+from router.sequence.rank_table import DECODE_BLOCKS, DECODE_SIDE
 from router.sequence.tracking import Tracking
 
 PROMPT = list(range(10 * BLOCK_SIZE))
@@ -315,6 +315,62 @@ def test_an_output_block_that_is_not_counted_is_a_sign_of_life():
     assert load(world) == (10, 40)
     world.core.tick(19.0)
     assert load(world) == (0, 0)
+
+
+# ── Phases of a request ──────────────────────────────────────────────────────────────────────────
+
+
+def pools(**fields):
+    world = World(**fields)
+    for worker_id, role in enumerate(("prefill", "prefill", "decode", "decode"), start=1):
+        world.worker(worker_id, role=role)
+    return world
+
+
+def test_each_phase_has_its_pool_and_the_others_are_removed_by_role():
+    world = pools()
+    assert {world.select(PROMPT, phase="prefill").rank.worker_id for _ in range(20)} == {1, 2}
+    assert {world.select(PROMPT, phase="decode").rank.worker_id for _ in range(20)} == {3, 4}
+    assert {world.select(PROMPT).rank.worker_id for _ in range(20)} == {3, 4}
+    assert refused(world, phase="prefill", allowed_worker_ids=[3]).removed == [
+        RemovedRanks("role", 2, ["3.0", "4.0"]),
+        RemovedRanks("allowed_worker_ids", 2, ["1.0", "2.0"]),
+    ]
+
+
+def test_a_prompt_goes_where_it_is_cached_and_where_least_is_to_be_computed():
+    world = pools()
+    world.cache(rank(2), PROMPT)
+    assert world.select(PROMPT, phase="prefill").rank == rank(2)
+    world.book("x", list(range(7000, 7800)), phase="prefill", pinned_worker=RankTarget(2))
+    assert world.select(PROMPT, phase="prefill").rank == rank(1)
+
+
+def test_of_a_prompt_for_others_no_block_is_counted_and_of_what_follows_no_prefill():
+    world = pools()
+    world.book("p", PROMPT, phase="prefill", pinned_worker=RankTarget(1))
+    world.book("d", PROMPT, phase="decode", pinned_worker=RankTarget(3))
+    world.book("a", PROMPT, phase="aggregated", pinned_worker=RankTarget(4))
+    assert [load(world, each) for each in (1, 3, 4)] == [(0, 40), (10, 0), (10, 40)]
+
+
+@pytest.mark.parametrize("policy", ["dynamo-1.0", "dynamo-1.6"])
+def test_what_follows_goes_where_least_is_decoded_whatever_is_cached(policy):
+    world, asked = pools(), ConfigOverride(policy=policy)
+    world.cache(rank(3), PROMPT)
+    world.book("x", list(range(7000, 7400)), phase="decode", pinned_worker=RankTarget(3))
+    where = {"router_config_override": asked}
+    assert world.select(PROMPT, phase="decode", **where).rank == rank(4)
+    world.core.free("x", 0.0)
+    assert world.select(PROMPT, phase="aggregated", **where).rank == rank(3)
+
+
+def test_who_only_decodes_computes_a_whole_request_like_anybody():
+    world, predictive = pools(), ConfigOverride(policy="predictive")
+    table = world.select(PROMPT, phase="aggregated", router_config_override=predictive).choice.table
+    assert table.column(DECODE_SIDE).tolist() == [0, 0]
+    table = world.select(PROMPT, router_config_override=predictive).choice.table
+    assert table.column(DECODE_SIDE).tolist() == [1, 1]
 
 
 # ── Thresholds, asked and changed ────────────────────────────────────────────────────────────────

@@ -129,6 +129,7 @@ def test_whoever_comes_or_goes_is_seen():
     [
         {"allowed_worker_ids": [1]},
         {"excluded_worker_ids": [1]},
+        {"phase": "aggregated"},
         {"pinned_worker": RankTarget(1)},
         {"affinity_target": RankTarget(1)},
         {"routing_constraints": RoutingConstraints()},

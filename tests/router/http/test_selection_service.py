@@ -167,6 +167,7 @@ async def test_advisory_adds_the_load_of_the_chosen_rank(plain):
     load = (await plain.post("/select", body)).json()["worker_load"]
     assert load == {
         "active_prefill_tokens": 0, "prefill_token_capacity": 0, "total_kv_blocks": 0,
+        "active_decode_blocks": 0,
     }  # fmt: skip
     await plain.post("/select_and_reserve", body)
     load = (await plain.post("/select", body)).json()["worker_load"]

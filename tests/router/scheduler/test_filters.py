@@ -73,6 +73,20 @@ def test_workers_and_ranks_that_are_named(fields, expected):
     assert left(THREE, **fields) == expected
 
 
+def test_a_role_does_its_phase_and_who_only_prefills_does_no_other():
+    roles = ("prefill", "decode", "aggregated")
+    workers = [announcement(i, role=role) for i, role in enumerate(roles, start=1)]
+    candidates = Pool([rank(i) for i in (1, 2, 3)], workers)
+    assert left(candidates) == ["2.0", "3.0"]
+    assert left(candidates, phase="decode") == ["2.0", "3.0"]
+    assert left(candidates, phase="aggregated") == ["2.0", "3.0"]
+    assert left(candidates, phase="prefill") == ["1.0"]
+    found = ask(candidates, phase="prefill")
+    assert candidates.removed(found) == (Removed("role", (rank(2), rank(3))),)
+    assert left(THREE, phase="prefill") == []
+    assert left(THREE, phase="aggregated") == ALL
+
+
 def test_every_required_taint_is_required():
     tainted = pool({"taints": ["gpu=h100", "spot"]}, {"taints": ["gpu=h100"]}, {})
     required = RoutingConstraints(required_taints=["gpu=h100"])
