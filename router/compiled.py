@@ -234,3 +234,5 @@ def _exclusive(folder: Path | None) -> Iterator[None]:
 _folder = _prepare_folder(_candidates(), _fingerprint())
 if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
+if _folder is None or not _files(_folder):
+    sys.stderr.write(f"compiling kernels, about a minute; kept in {_folder or 'memory only'}\n")

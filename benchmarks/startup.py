@@ -1,0 +1,36 @@
+"""What starting and resting costs: until `/health` answers, memory, bytes of an installation.
+
+    python benchmarks/startup.py [--quick] [--json] [--only time,memory,size]
+
+Real processes, started one after the other, kernels compiled before. Beside `kv-router serve`
+stands `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`; goals are ours alone.
+"""
+
+import os
+import sys
+from functools import partial
+
+from command_line import section_parser
+from report import Section, report
+from rows import machine
+from startup_rows import MEASURE, StartupScale
+
+SECTIONS = {
+    "time": "from the command until `/health` answers 200",
+    "memory": "resident, at rest, 3 s after that",
+    "size": "bytes of a package with all that it requires, no extras",
+}
+
+
+def main() -> int:
+    arguments = section_parser(__doc__, SECTIONS).parse_args()
+    scale = StartupScale(arguments.quick)
+    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
+    chosen = {
+        name: Section(SECTIONS[name], partial(MEASURE[name], scale)) for name in arguments.only
+    }
+    return report(chosen, "peer", head, arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
