@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 
+from worker_agent.block_sets import DISK_THREADS
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.storage.disk import DiskStorage
 from worker_agent.transfer.hops import batches_of
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import leading
 from worker_agent.transfer.slots import DiskSlots, aligned_rows
 from worker_agent.transfer.stored_tier import StoredTier
@@ -26,7 +27,7 @@ class DiskWorld:
         self.size_bytes = blocks * BLOCK_BYTES
         self._disk = DiskStorage(directory / "blocks", blocks, BLOCK_BYTES)
         self._slots = DiskSlots(self._disk, BLOCK_BYTES, BATCH)
-        io = IoThread("disk", timeout_s=600)
+        io = IoThreads("disk", timeout_s=600, count=DISK_THREADS)
         self._tier = StoredTier(BlockPool(blocks, LineageEviction()), self._slots, io=io)
         self._identities = [number.to_bytes(16, "little") for number in range(blocks)]
         self._rows = aligned_rows(blocks, BLOCK_BYTES)

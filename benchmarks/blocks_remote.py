@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError
 
 from worker_agent.blocks.names import BlockName
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import leading
 from worker_agent.transfer.remote_tier import RemoteTier
 
@@ -37,7 +37,7 @@ class RemoteWorld:
         self._client = self._stack.enter_context(_server(self._stack))
         settings = RemoteSettings("b", "f", "o", BLOCK_BYTES, 2 * len(self._data), ttl_s=600)
         storage = RemoteStorage(self._client, settings)
-        self._tier = RemoteTier(storage, settings, io=IoThread("redis", timeout_s=600))
+        self._tier = RemoteTier(storage, settings, io=IoThreads("redis", timeout_s=600))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -34,7 +34,7 @@ from worker_agent.offload.policies import PassAll
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.tiers.level import Level, StackSettings
 from worker_agent.tiers.stack import TierStack
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.remote_tier import RemoteTier
 
@@ -92,7 +92,12 @@ class World:
             Level(Tier.HOST, host(self.directory, HOST_BLOCKS, BLOCK_BYTES), PassAll()),
             Level(
                 Tier.DISK,
-                disk(self.directory, DISK_BLOCKS, BLOCK_BYTES, io=IoThread("disk", PATIENCE_S)),
+                disk(
+                    self.directory,
+                    DISK_BLOCKS,
+                    BLOCK_BYTES,
+                    io=IoThreads("disk", PATIENCE_S, count=2),
+                ),
                 PassAll(),
             ),
             Level(Tier.REMOTE, remote, PassAll(), is_shared=True),

@@ -10,7 +10,7 @@ from worker_agent.offload.policies import policy_of
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.tiers.level import Level
 from worker_agent.transfer.block_tier import BlockTier
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.remote_tier import RemoteTier
 
 PATIENCE = 10
@@ -28,7 +28,7 @@ def remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
         ttl_s=store.ttl_s,
     )
     client = redis_client(store.url, store.timeout_s)
-    io = IoThread("redis", PATIENCE * store.timeout_s)
+    io = IoThreads("redis", PATIENCE * store.timeout_s)
     tier = RemoteTier(RemoteStorage(client, settings), settings, io=io)
     policy = policy_of(config.offload.remote_rule, store.max_blocks)
     return Level(Tier.REMOTE, tier, policy, is_shared=True)

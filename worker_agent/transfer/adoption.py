@@ -15,7 +15,7 @@ from worker_agent.blocks.pool import BlockPool
 from worker_agent.storage.journal import Entry
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.hops import batches_of, inward
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.proofs import SlotProofs
 from worker_agent.transfer.slots import Slots
@@ -32,7 +32,7 @@ class Adoption:
         slots: Slots,
         proofs: SlotProofs,
         counters: TierCounters,
-        io: IoThread | None,
+        io: IoThreads | None,
     ) -> None:
         self._pool = pool
         self._slots = slots

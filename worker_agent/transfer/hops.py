@@ -1,12 +1,13 @@
-"""Two hops where there is no direct way, double-buffered: near memory ─ staging ─ far.
+"""Two hops where there is no direct way, overlapped: near memory ─ staging ─ far.
 
     outward   near 0 │ near 1 │ near 2 │               near: gather, checksum  (the caller's thread)
-                     │ far  0 │ far  1 │ far 2         far:  write, put         (the I/O thread)
+                     │ far  0 │ far  1 │ far 2         far:  write, put        (the I/O threads)
     inward    far  0 │ far  1 │ far  2 │
                      │ near 0 │ near 1 │ near 2        far: read, get    near: checksum, scatter
 
-The next batch waits for the far hop before it is free, so that it is never idle. No more than two
-are on it or wait for it, so two staging buffers are enough: batch i uses buffer i % 2.
+The next batch waits for the far hop before it is free, so that it is never idle. No more than one
+batch waits while the others are on it, one a thread; so one staging buffer more than threads is
+enough, and batch i uses buffer i % that many.
 """
 
 from collections import deque
@@ -16,16 +17,14 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from router.block_errors import StorageError
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import Outcome
 
 T = TypeVar("T")
 
-BUFFERS = 2
-
 
 def outward(
-    io: IoThread | None,
+    io: IoThreads | None,
     batches: Sequence[range],
     near: Callable[[range, int], None],
     far: Callable[[range, int], list[Outcome]],
@@ -35,8 +34,8 @@ def outward(
     try:
         with Flight[list[Outcome]](io) as flight:
             for number, batch in enumerate(batches):
-                near(batch, number % BUFFERS)
-                flight.begin(far, batch, number % BUFFERS)
+                near(batch, number % flight.buffers)
+                flight.begin(far, batch, number % flight.buffers)
                 outcomes += flight.land() if flight.is_full else []
             while flight.is_begun:
                 outcomes += flight.land()
@@ -46,7 +45,7 @@ def outward(
 
 
 def inward(
-    io: IoThread | None,
+    io: IoThreads | None,
     batches: Sequence[range],
     far: Callable[[range, int], T],
     near: Callable[[range, int, T], list[Outcome]],
@@ -55,12 +54,13 @@ def inward(
     outcomes: list[Outcome] = []
     try:
         with Flight[T](io) as flight:
-            for number, batch in enumerate(batches[:BUFFERS]):
+            ahead = flight.buffers
+            for number, batch in enumerate(batches[:ahead]):
                 flight.begin(far, batch, number)
             for number, batch in enumerate(batches):
-                outcomes += near(batch, number % BUFFERS, flight.land())
-                if number + BUFFERS < len(batches):
-                    flight.begin(far, batches[number + BUFFERS], number % BUFFERS)
+                outcomes += near(batch, number % ahead, flight.land())
+                if number + ahead < len(batches):
+                    flight.begin(far, batches[number + ahead], number % ahead)
     except StorageError:
         return _failed(outcomes, batches)
     return outcomes
@@ -72,10 +72,11 @@ class Flight(Generic[T]):
     Left only when nothing is on its way any more, or is given up as late.
     """
 
-    __slots__ = ("_begun", "_io")
+    __slots__ = ("_begun", "_io", "buffers")
 
-    def __init__(self, io: IoThread | None) -> None:
+    def __init__(self, io: IoThreads | None) -> None:
         self._io = io
+        self.buffers = 1 + (1 if io is None else io.count)
         self._begun: deque[Future[T]] = deque()
 
     def __enter__(self) -> Self:
@@ -115,7 +116,7 @@ class Flight(Generic[T]):
         """Whether one has to land before the next is sent; without a thread nothing is gained by
         waiting, and what failed is known at once.
         """
-        return len(self._begun) == (1 if self._io is None else BUFFERS)
+        return len(self._begun) == (1 if self._io is None else self.buffers)
 
     def land(self) -> T:
         """What came of the first. Raises StorageError, and what the far hop raised."""

@@ -30,7 +30,7 @@ from worker_agent.storage.remote import (
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.checksums import checksum
 from worker_agent.transfer.hops import batches_of, inward, outward
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.measuring import measured
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.told import ToldNames
@@ -71,7 +71,7 @@ class RemoteTier:
         storage: RemoteStorage,
         settings: RemoteSettings,
         *,
-        io: IoThread | None = None,
+        io: IoThreads | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`io`: what comes is proven while other blocks travel. `clock`: the time that all workers

@@ -1,6 +1,7 @@
 """The bytes of a slower tier, slot by slot: in host memory, or in a file."""
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -64,15 +65,16 @@ class MemorySlots:
 
 class DiskSlots:
     """Slots in a file. Rows that begin at pages and fill whole ones (`aligned_rows`) are read and
-    written where they are; others pass through a buffer.
+    written where they are, by any thread; others pass through one buffer, a batch at a time.
     """
 
-    __slots__ = ("_block_bytes", "_disk", "_staged", "_strides", "batch_blocks")
+    __slots__ = ("_block_bytes", "_disk", "_staged", "_staging", "_strides", "batch_blocks")
 
     def __init__(self, disk: DiskStorage, block_bytes: int, batch_blocks: int) -> None:
         self.batch_blocks = batch_blocks
         self._block_bytes = block_bytes
         self._disk = disk
+        self._staging = Lock()
         staging = aligned_rows(batch_blocks, disk.stride_bytes)
         self._strides = [_memory(stride) for stride in staging]
         self._staged = list(staging[:, :block_bytes])
@@ -82,17 +84,19 @@ class DiskSlots:
         if self._is_aligned(rows):
             return _told(self._disk.write(slots, list(map(_memory, rows))))
         staged = self._staged[: len(slots)]
-        for stage, row in zip(staged, rows, strict=True):
-            stage.copy_(row)
-        return _told(self._disk.write(slots, self._strides[: len(slots)]))
+        with self._staging:
+            for stage, row in zip(staged, rows, strict=True):
+                stage.copy_(row)
+            return _told(self._disk.write(slots, self._strides[: len(slots)]))
 
     def read(self, slots: Sequence[int], rows: Sequence[Tensor]) -> list[StorageError | None]:
         """Blocking; at most a batch."""
         if self._is_aligned(rows):
             return _told(self._disk.read(slots, list(map(_memory, rows))))
-        errors = _told(self._disk.read(slots, self._strides[: len(slots)]))
-        for stage, row in zip(self._staged[: len(slots)], rows, strict=True):
-            row.copy_(stage)
+        with self._staging:
+            errors = _told(self._disk.read(slots, self._strides[: len(slots)]))
+            for stage, row in zip(self._staged[: len(slots)], rows, strict=True):
+                row.copy_(stage)
         return errors
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from worker_agent.transfer.adoption import Adoption
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.checksums import checksum
 from worker_agent.transfer.hops import batches_of, inward, outward
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.measuring import measured
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.proofs import SlotProofs
@@ -53,7 +53,7 @@ class StoredTier:
         slots: Slots,
         journal: SlotJournal | None = None,
         *,
-        io: IoThread | None = None,
+        io: IoThreads | None = None,
         check_every: int = 1,
     ) -> None:
         """`check_every`: of so many blocks loaded sampled one is checked; for memory, which seldom

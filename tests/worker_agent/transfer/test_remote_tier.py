@@ -16,7 +16,7 @@ from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.remote_tier import LEFT_ALONE_S, MAX_BATCH_BLOCKS, RemoteTier
 
@@ -46,7 +46,7 @@ def tier_of(port, owner="worker-1", *, clock=None, io=None, timeout_s=30.0, max_
 
 @pytest.fixture(params=[True, False])
 def tier(request, redis_port):
-    of = tier_of(redis_port, io=IoThread("redis", timeout_s=60) if request.param else None)
+    of = tier_of(redis_port, io=IoThreads("redis", timeout_s=60) if request.param else None)
     yield of
     of.close()
 

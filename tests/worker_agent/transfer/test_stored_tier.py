@@ -21,7 +21,7 @@ from worker_agent.storage.disk import DiskStorage
 from worker_agent.storage.journal import SlotJournal
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import host_memory, shared_memory
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 from worker_agent.transfer.outcome import ARRIVED, Outcome
 from worker_agent.transfer.slots import DiskSlots, MemorySlots
 from worker_agent.transfer.stored_tier import StoredTier
@@ -75,7 +75,7 @@ def on_disk(directory, io=None):
 
 
 def on_disk_with_a_thread(directory):
-    return on_disk(directory, IoThread("disk", timeout_s=60))
+    return on_disk(directory, IoThreads("disk", timeout_s=60, count=2))
 
 
 def in_shared_memory(directory):

@@ -2,16 +2,17 @@
 
 import os
 import threading
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 
 from router.block_errors import StorageError
-from worker_agent.transfer.io_thread import IoThread
+from worker_agent.transfer.io_threads import IoThreads
 
 
 @pytest.fixture
 def io():
-    of = IoThread("disk", timeout_s=60)
+    of = IoThreads("disk", timeout_s=60)
     yield of
     of.close()
 
@@ -38,7 +39,7 @@ def test_what_a_call_raises_is_raised(io):
 
 async def test_one_that_hangs_is_given_up_and_refused_until_it_is_back(eventually):
     """A read from a pipe nobody writes to hangs as a lost disk does."""
-    io, (reader, writer) = IoThread("disk", timeout_s=0.05), os.pipe()
+    io, (reader, writer) = IoThreads("disk", timeout_s=0.05), os.pipe()
     hanging = io.begin(lambda: os.read(reader, 1))
     with pytest.raises(StorageError, match=r"disk: no answer within 0.05 s"):
         io.wait(hanging)
@@ -47,6 +48,25 @@ async def test_one_that_hangs_is_given_up_and_refused_until_it_is_back(eventuall
     assert io.is_late
     os.write(writer, b"x")
     await eventually(lambda: not io.is_late)
+    assert io.wait(io.begin(lambda: 7)) == 7
+    io.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_whoever_is_late_keeps_all_threads_from_beginning():
+    io, (reader, writer) = IoThreads("disk", timeout_s=0.05, count=2), os.pipe()
+    hanging = [io.begin(lambda: os.read(reader, 1)) for _ in range(2)]
+    for each in hanging:
+        with pytest.raises(StorageError, match=r"disk: no answer within 0.05 s"):
+            io.wait(each)
+    os.write(writer, b"x")
+    wait(hanging, 60, FIRST_COMPLETED)
+    assert io.is_late
+    with pytest.raises(StorageError, match="an earlier call never came back"):
+        io.begin(list)
+    os.write(writer, b"x")
+    wait(hanging, 60)
     assert io.wait(io.begin(lambda: 7)) == 7
     io.close()
     os.close(reader)

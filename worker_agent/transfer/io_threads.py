@@ -1,6 +1,7 @@
-"""Calls that may take long or never come back, on a thread of their own, each with a deadline."""
+"""Calls that may take long or never come back, on threads of their own, each with a deadline."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -11,29 +12,40 @@ from router.block_errors import StorageError
 T = TypeVar("T")
 
 
-class IoThread:
-    """Makes one call after the other.
+class IoThreads:
+    """Begins one call after the other, and has as many under way as there are threads.
 
     A call that is not back in time is *late*: it may still write into the memory it was given.
-    While one is late nothing else is begun, and whoever asks is refused at once. The thread ends
+    While one is late nothing else is begun, and whoever asks is refused at once. The threads end
     with the process: a disk that never answers does not keep it.
     """
 
-    __slots__ = ("_calls", "_late", "_name", "_thread", "_timeout_s")
+    __slots__ = ("_calls", "_late", "_name", "_threads", "_timeout_s")
 
-    def __init__(self, name: str, timeout_s: float) -> None:
-        """`name` is what errors call it; `timeout_s`: how long a call is waited for."""
+    def __init__(self, name: str, timeout_s: float, count: int = 1) -> None:
+        """`name` is what errors call it; `timeout_s`: how long a call is waited for; `count`: of
+        threads.
+        """
         self._name = name
         self._timeout_s = timeout_s
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._late: Future[Any] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"io-{name}", daemon=True)
-        self._thread.start()
+        self._late: list[Future[Any]] = []
+        self._threads = [
+            threading.Thread(target=self._run, name=f"io-{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def count(self) -> int:
+        """As many calls are under way at once."""
+        return len(self._threads)
 
     @property
     def is_late(self) -> bool:
         """Whether a call is still out that was given up."""
-        return self._late is not None and not self._late.done()
+        return not all(late.done() for late in self._late)
 
     def check(self) -> None:
         """Raises StorageError while a call is late."""
@@ -43,6 +55,7 @@ class IoThread:
     def begin(self, call: Callable[[], T]) -> "Future[T]":
         """Make a call, behind those begun before. Raises StorageError while one is late."""
         self.check()
+        self._late.clear()
         begun: Future[T] = Future()
         self._calls.put((begun, call))
         return begun
@@ -54,14 +67,17 @@ class IoThread:
         except TimeoutError as error:
             if begun.done():
                 raise
-            self._late = begun
+            self._late.append(begun)
             reason = f"no answer within {self._timeout_s:g} s"
             raise StorageError(self._name, reason, "one that answers") from error
 
     def close(self) -> None:
         """Make no more calls; those begun are waited for until the deadline."""
-        self._calls.put(None)
-        self._thread.join(self._timeout_s)
+        for _ in self._threads:
+            self._calls.put(None)
+        until_s = time.monotonic() + self._timeout_s
+        for thread in self._threads:
+            thread.join(max(until_s - time.monotonic(), 0.0))
 
     def _run(self) -> None:
         while (each := self._calls.get()) is not None:
