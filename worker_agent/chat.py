@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
-from worker_agent.completions import CompletionRequest, StreamOptions
+from worker_agent.completions import CompletionRequest, KvTransferParams, StreamOptions
 
 MAX_TOKENS = 128
 """Of an answer that nobody limits: the model has not learned when to end."""
@@ -48,6 +48,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
+    kv_transfer_params: KvTransferParams | None = None
     n: int = 1
     stop: str | list[str] | None = None
     logprobs: bool | None = None
@@ -72,6 +73,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
             stream_options=self.stream_options,
             cache_salt=self.cache_salt,
             return_token_ids=self.return_token_ids,
+            kv_transfer_params=self.kv_transfer_params,
             n=self.n,
             stop=self.stop,
             logprobs=1 if self.logprobs else None,

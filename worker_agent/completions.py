@@ -27,10 +27,12 @@ class StreamOptions(Struct, frozen=True):
 class KvTransferParams(Struct, frozen=True):
     """What a request says of blocks; the field is vLLM's, `source` of a decision. `priority`: of
     the prompt's blocks in the tiers below, where the highest are stored first and kept longest.
+    `do_remote_decode`: another goes on from here, and is to be told who has the prompt's blocks.
     """
 
     source: BlockSource | None = None
     priority: Annotated[int, Meta(ge=0, le=100)] = 0
+    do_remote_decode: bool = False
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -82,8 +84,15 @@ def checked(
     )
 
 
+def handed_over(source: BlockSource) -> dict[str, object]:
+    """What is said of blocks that are here: what who goes on is to be sent."""
+    return {"do_remote_prefill": True, "do_remote_decode": False, "source": source}
+
+
 class Answer:
-    """A completion in the making: text so far, and the bodies that say it."""
+    """A completion in the making: text so far, and the bodies that say it. `source`: of the
+    prompt's blocks, where its caller asked for that.
+    """
 
     def __init__(
         self,
@@ -92,8 +101,10 @@ class Answer:
         model: str,
         *,
         is_chat: bool = False,
+        source: BlockSource | None = None,
     ) -> None:
         self._is_chat = is_chat
+        self._source = source
         self._body = body
         self._model = model
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}"
@@ -116,6 +127,8 @@ class Answer:
     def whole(self) -> bytes:
         """The answer of a request that does not stream."""
         body = self._body_of("".join(self._text), self._tokens, "length")
+        if self._source is not None:
+            body["kv_transfer_params"] = handed_over(self._source)
         return msgspec.json.encode({**body, "usage": self._usage()})
 
     def end(self) -> bytes:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body, read_body
+from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from worker_agent.agent_sharing import AgentSharing
 from worker_agent.blocks.sources import PeerSource
@@ -103,7 +104,8 @@ class EngineServer:
         source = await self._source(body, runner.rank)
         if source is not None:
             generation = replace(generation, source=source)
-        answer = Answer(body, generation, self._config.model_name, is_chat=is_chat)
+        ours = self._own_source(body, runner.rank, len(generation.prompt))
+        answer = Answer(body, generation, self._config.model_name, is_chat=is_chat, source=ours)
         tokens = runner.generate(generation)
         if body.stream:
             return StreamingResponse(_stream(answer, tokens), media_type="text/event-stream")
@@ -142,6 +144,16 @@ class EngineServer:
         if said is None or said.source is None or self._sharing is None:
             return None
         return await self._sharing.source(said.source, rank)
+
+    def _own_source(
+        self, body: CompletionRequest, rank: Rank, prompt_tokens: int
+    ) -> BlockSource | None:
+        """What who goes on elsewhere may have of us, once the prompt is computed."""
+        said = body.kv_transfer_params
+        if said is None or not said.do_remote_decode or self._sharing is None:
+            return None
+        blocks = prompt_tokens // self._config.block_size
+        return BlockSource(rank.worker_id, rank.dp_rank, blocks, "device")
 
     def _runner(self, header: str | None) -> RankRunner:
         """The rank asked for, or the one with the fewest requests."""

@@ -93,6 +93,21 @@ async def test_what_is_forced_elsewhere_is_pulled(sharing, tmp_path, is_on_one_h
     await eventually(is_known)
 
 
+async def test_who_computes_a_prompt_for_another_says_who_has_it(sharing):
+    """In vLLM's words: what the one answers is what the other is sent."""
+    fleet = await sharing()
+    asked = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1}
+    first = await fleet.complete(1, 0, prompt(0), **asked)
+    said = first["kv_transfer_params"]
+    assert (said["do_remote_prefill"], said["do_remote_decode"]) == (True, False)
+    assert said["source"] == {"worker_id": 1, "dp_rank": 0, "blocks": 18, "tier": "device"}
+    answer = await fleet.complete(2, 0, prompt(0), kv_transfer_params=said)
+    assert (tokens(answer)[0], cached(answer)) == (tokens(first)[0], CACHED_TOKENS)
+    assert "kv_transfer_params" not in answer
+    right = await fleet.complete(1, 0, prompt(0))
+    assert tokens(answer) == tokens(right)
+
+
 async def test_shared_memory_is_read_where_it_lies(sharing, tmp_path):
     host = {"host-cache-blocks": 200, "host-cache-dir": tmp_path}
     fleet = await sharing(settings={"share_dir": str(tmp_path)}, **host)
