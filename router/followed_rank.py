@@ -34,9 +34,6 @@ from router.publisher.turns import Turns
 LIMITS = JournalLimits(tail_blocks=1 << 62, recent_events=0, recent_bytes=0)
 """Messages go straight into the index: there is no log to be shortened, and nobody asks again."""
 
-MAX_EXPECTED_BLOCKS = 1 << 20
-"""What is said of a pool is believed up to here; beyond, its table grows as it fills."""
-
 _CLOCK_S = 0.001
 """Differences of rounding are no news."""
 
@@ -85,9 +82,8 @@ class FollowedRank:
         self._absent_since_s: float | None = None
         self._reported_s = self._reported_as_of_s = -inf
         life, multiplier = time.time_ns() // 1000, randbits(64) | 1
-        expected_blocks = min(num_gpu_blocks or 0, MAX_EXPECTED_BLOCKS)
         self._journal = EventJournal(
-            rank, life, attachment.identity, LIMITS, multiplier, expected_blocks, core.naming
+            rank, life, attachment.identity, LIMITS, multiplier, core.naming
         )
         engine = EngineSettings(
             report_mode=source.report_mode,

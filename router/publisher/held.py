@@ -14,39 +14,23 @@ from typing import TypeAlias
 
 import numpy as np
 
-from router.protocol.values import FASTEST_TIER, TIERS, HashArray, HeldState, Tier
-from router.publisher._held_kernel import (
-    CAPACITY,
-    CHILDREN,
-    COUNTS,
-    DIGESTS,
-    DONE_BITS,
-    FLAGS,
-    HAS_PARENT,
-    HEADER_WORDS,
-    HOLES,
-    KEY,
-    MASK,
-    MAX_USED,
-    MULTIPLIER,
-    PARENT,
-    SHIFT,
-    SLOT_WORDS,
-    SLOTS,
-    USED,
-    absent,
-    list_held,
-    list_paths,
-    move_in,
-    remove,
-    store,
-)
-from router.sequence.digest import digest
+from router.fresh_memory import release, reserve
+from router.protocol.values import TIERS, HashArray, HeldState, Tier
+from router.publisher import _held_kernel as kernel
+from router.publisher import _held_table as table
+from router.publisher._held_kernel import DONE_BITS
+from router.publisher.held_invariants import check_held
 
 Hashes: TypeAlias = HashArray | Sequence[int]
 
 DEFAULT_MULTIPLIER = 0x9E3779B97F4A7C15
-_MIN_CAPACITY_BITS = 8
+_LEAST_CAPACITY_BITS = 8
+
+_LARGE_BITS = 15
+"""From so many slots on, 1.3 MB, memory is reserved: to clear it at once would take too long."""
+
+_RELEASED_SLOTS = 5 * 4096
+"""Given back at once, 200 pages: some 30 µs, where a whole table would take milliseconds."""
 
 
 def path_heads(block_counts: list[int], parents: list[int | None]) -> HashArray:
@@ -63,31 +47,31 @@ def path_heads(block_counts: list[int], parents: list[int | None]) -> HashArray:
 
 class HeldBlocks:
     """Blocks of one rank by tier, as a set: a store of what is held and a removal of what is not do
-    nothing. All changes are O(tiers) per block; a table that fills up is copied into one twice the
-    size, which holds its caller up for about 20 ns a block.
+    nothing. All changes are O(tiers) per block, also while the table grows: it moves slot by slot,
+    and none of them is held up.
 
-    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a place. A table
-    for `expected_blocks` does not grow before it holds them, and takes memory as they come.
+    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a place.
 
     Invariants: every block kept is held or has a held child; children are counted by their parent
     and fastest tier; holes, counts and digests equal what a walk over all blocks finds.
     """
 
-    __slots__ = ("_address", "_first_bits", "_head", "_header", "_multiplier", "_slots")
+    __slots__ = ("_address", "_former", "_head", "_header", "_multiplier", "_released", "_slots")
 
+    _former: HashArray | None
     _header: HashArray
+    _released: int
     _slots: HashArray
 
-    def __init__(self, multiplier: int = DEFAULT_MULTIPLIER, expected_blocks: int = 0) -> None:
+    def __init__(self, multiplier: int = DEFAULT_MULTIPLIER) -> None:
         self._multiplier = multiplier
-        self._first_bits = max(_MIN_CAPACITY_BITS, (expected_blocks * 4 // 3).bit_length())
         self._head: HashArray = np.zeros(3, np.uint64)  # of a single path
         self._begin()
 
     @property
     def block_count(self) -> int:
         """Held blocks, once per tier."""
-        return sum(self._per_tier(COUNTS))
+        return sum(self._per_tier(table.COUNTS))
 
     def store(self, tier: Tier, sequence_hashes: Hashes, parent: int | None) -> HashArray:
         """Hold consecutive blocks, the first of them after `parent`; those that were new.
@@ -102,7 +86,9 @@ class HeldBlocks:
         """The same for several paths, one behind the other; `heads` as `path_heads` makes them."""
         changed, progress = np.empty(len(keys), np.uint64), 0
         while True:
-            progress = store(self._address, int(tier), keys, heads, progress, changed)
+            progress = kernel.store(self._address, int(tier), keys, heads, progress, changed)
+            if self._former is not None:
+                self._release(self._former)
             if progress >> DONE_BITS == len(keys):
                 return changed[: progress & ((1 << DONE_BITS) - 1)]
             self._grow()
@@ -111,7 +97,7 @@ class HeldBlocks:
         """Hold these blocks no longer; those that were held."""
         keys = np.ascontiguousarray(sequence_hashes, dtype=np.uint64)
         changed = np.empty(len(keys), np.uint64)
-        return changed[: remove(self._address, int(tier), keys, changed)]
+        return changed[: kernel.remove(self._address, int(tier), keys, changed)]
 
     def clear(self, tier: Tier | None = None) -> None:
         """Hold nothing in this tier; None: in any. Frees memory only where nothing is left."""
@@ -122,17 +108,17 @@ class HeldBlocks:
 
     def held(self, tier: Tier) -> HashArray:
         """Every block held in this tier, in no order. O(capacity)."""
-        hashes = np.empty(self._per_tier(COUNTS)[tier], np.uint64)
+        hashes = np.empty(self._per_tier(table.COUNTS)[tier], np.uint64)
         if len(hashes):
-            list_held(self._address, int(tier), hashes)
+            kernel.list_held(self._address, int(tier), hashes)
         return hashes
 
     def paths(self, tier: Tier) -> tuple[HashArray, HashArray]:
         """The same, with heads as `store_paths` takes them, of one block each. O(capacity)."""
-        blocks = self._per_tier(COUNTS)[tier]
+        blocks = self._per_tier(table.COUNTS)[tier]
         told = np.empty((3, blocks), np.uint64)
         if blocks:
-            list_paths(self._address, int(tier), told.reshape(-1))
+            kernel.list_paths(self._address, int(tier), told.reshape(-1))
         heads = np.stack([np.arange(blocks, dtype=np.uint64), told[1], told[2]], axis=1)
         return told[0], heads.ravel()
 
@@ -140,31 +126,55 @@ class HeldBlocks:
         """Those of them that are not held in this tier."""
         keys = np.ascontiguousarray(sequence_hashes, dtype=np.uint64)
         out = np.empty(len(keys), np.uint64)
-        return out[: absent(self._address, int(tier), keys, out)]
+        return out[: kernel.absent(self._address, int(tier), keys, out)]
 
     def state(self, doubts: int = 0) -> HeldState:
         """Holes, counts and digests, as they travel, with these doubts."""
-        holes, counts, digests = map(self._per_tier, (HOLES, COUNTS, DIGESTS))
+        holes, counts, digests = map(self._per_tier, (table.HOLES, table.COUNTS, table.DIGESTS))
         return HeldState(tuple(holes), tuple(counts), tuple(digests), doubts)  # type: ignore[arg-type]
 
     def _begin(self) -> None:
-        self._header = np.zeros(HEADER_WORDS, np.uint64)
+        self._header = np.zeros(table.HEADER_WORDS, np.uint64)
         self._address = int(self._header.ctypes.data)
-        self._header[MULTIPLIER] = self._multiplier
-        self._lay_out(self._first_bits)
+        self._header[table.MULTIPLIER] = self._multiplier
+        self._header[table.MOVED] = table.ALL
+        self._former = None
+        self._released = 0
+        self._lay_out(_LEAST_CAPACITY_BITS)
 
     def _lay_out(self, capacity_bits: int) -> None:
+        """Go on in an empty table."""
         capacity = 1 << capacity_bits
-        self._slots = np.zeros(capacity * int(SLOT_WORDS), np.uint64)
-        self._header[SLOTS] = self._slots.ctypes.data
-        self._header[CAPACITY] = capacity
-        self._header[SHIFT] = 64 - capacity_bits
-        self._header[MAX_USED] = capacity * 3 // 4
+        words = capacity * int(table.SLOT_WORDS)
+        is_large = capacity_bits >= _LARGE_BITS
+        self._slots = reserve(words, np.uint64) if is_large else np.zeros(words, np.uint64)
+        self._header[table.PRESENT + table.FIRST] = self._slots.ctypes.data // 8
+        self._header[table.PRESENT + table.LAST] = capacity - 1
+        self._header[table.PRESENT + table.SHIFT] = 64 - capacity_bits
+        self._header[table.MAX_USED] = capacity * 3 // 4
 
     def _grow(self) -> None:
-        old = self._slots
-        self._lay_out(int(self._header[CAPACITY]).bit_length())
-        move_in(self._address, old)
+        kernel.grow(self._address)
+        self._former = self._slots
+        self._released = -(-int(self._header[table.START]) // _RELEASED_SLOTS) * _RELEASED_SLOTS
+        self._lay_out(self._capacity(self._former).bit_length())
+
+    def _release(self, former: HashArray) -> None:
+        """Give the former table back, part by part behind what moves."""
+        if self._header[table.MOVED] == table.ALL:
+            self._former = None
+            return
+        moved = int(self._header[table.START] + self._header[table.MOVED])
+        end = min(moved, self._capacity(former)) // _RELEASED_SLOTS * _RELEASED_SLOTS
+        if end > self._released and self._capacity(former) >> _LARGE_BITS:
+            rows = former.reshape(-1, int(table.SLOT_WORDS))[self._released : end]
+            self._released = end
+            if not rows[:, int(table.FLAGS)].any():  # keys may have come around the table's end
+                release(rows, former)
+
+    @staticmethod
+    def _capacity(slots: HashArray) -> int:
+        return len(slots) // int(table.SLOT_WORDS)
 
     def _per_tier(self, start: np.uint64) -> list[int]:
         words: list[int] = self._header[int(start) : int(start) + TIERS].tolist()
@@ -172,39 +182,4 @@ class HeldBlocks:
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
-        self._check_places()
-        rows = {row[KEY]: row for row in self._rows() if row[FLAGS]}
-        fastest = {key: FASTEST_TIER[row[FLAGS] & int(MASK)] for key, row in rows.items()}
-        children = {key: [0] * TIERS for key in rows}
-        holes = [0] * TIERS
-        for key, row in rows.items():
-            if fastest[key] < TIERS and row[FLAGS] & int(HAS_PARENT):
-                children[row[PARENT]][fastest[key]] += 1
-                for hole in range(fastest[key], fastest[row[PARENT]]):
-                    holes[hole] += 1
-        for key, row in rows.items():
-            words = np.array(row[CHILDREN:FLAGS], np.uint64)
-            assert words.view(np.uint32).tolist() == children[key]
-            assert fastest[key] < TIERS or any(children[key])
-        assert holes == self._per_tier(HOLES)
-        for tier in Tier:
-            held = [key for key, row in rows.items() if row[FLAGS] >> tier & 1]
-            assert sorted(held) == sorted(self.held(tier).tolist())
-            assert len(held) == self._per_tier(COUNTS)[tier]
-            assert digest(np.array(held, np.uint64)) == self._per_tier(DIGESTS)[tier]
-
-    def _check_places(self) -> None:
-        """No key is there twice, and no gap lies between a key's home and its slot."""
-        rows, shift = self._rows(), int(self._header[SHIFT])
-        used = [position for position, row in enumerate(rows) if row[FLAGS]]
-        assert len(used) == self._header[USED] <= self._header[MAX_USED]
-        assert len({rows[position][KEY] for position in used}) == len(used)
-        for position in used:
-            home = (rows[position][KEY] * self._multiplier & (1 << 64) - 1) >> shift
-            while home != position:
-                assert rows[home][FLAGS]
-                home = (home + 1) % len(rows)
-
-    def _rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self._slots.reshape(-1, int(SLOT_WORDS)).tolist()
-        return rows
+        check_held(self._header, self._slots, self._former)

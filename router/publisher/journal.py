@@ -52,8 +52,7 @@ DEFAULT_LIMITS = JournalLimits()
 class EventJournal:
     """Events of one rank, life after life (incarnation), ids from 1 in each.
 
-    `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down;
-    `expected_blocks` is how many the rank can hold, where that is known.
+    `multiplier` is odd, and a secret one keeps callers from choosing blocks that slow us down.
     Blocks come here by their bus names: `naming` is for those who know them by public hashes.
 
     Invariant: the log as taken so far, followed by what is noted, is what is held, unless a
@@ -84,14 +83,13 @@ class EventJournal:
         identity: Identity,
         limits: JournalLimits = DEFAULT_LIMITS,
         multiplier: int = DEFAULT_MULTIPLIER,
-        expected_blocks: int = 0,
         naming: BlockNaming = PLAIN,
     ) -> None:
         self.naming = naming
         self._rank = rank
         self._identity = identity
         self._limits = limits
-        self._held = HeldBlocks(multiplier, expected_blocks)
+        self._held = HeldBlocks(multiplier)
         self._noted = NotedEvents(
             limits.event_blocks, limits.batch_events, limits.batch_blocks, limits.batch_bytes
         )

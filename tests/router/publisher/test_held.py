@@ -1,5 +1,7 @@
 """What a rank holds, and its holes, against brute force and against the definition in dicts."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from fuzzing import examples
 from oracle.held import HeldBlocks as HeldInDicts
 from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX, HeldState, Tier
+from router.publisher import held as held_module
+from router.publisher._held_table import ALL, MOVED
 from router.publisher.held import DEFAULT_MULTIPLIER, HeldBlocks
 
 
@@ -261,13 +265,81 @@ def test_runs_that_come_and_go_leave_no_trace(steps):
     held.check_invariants()
 
 
-def test_a_table_that_was_expected_to_fill_does_not_grow():
-    held = HeldBlocks(expected_blocks=1000)
-    slots = held._slots
-    held.store(Tier.DEVICE, list(range(1, 1001)), None)
-    assert held._slots is slots
+class Growing:
+    """Both, told the same, where every growth is followed from its first slot to its last."""
+
+    def __init__(self, multiplier=DEFAULT_MULTIPLIER):
+        self.held, self.definition = HeldBlocks(multiplier), HeldInDicts()
+        self.moves = 0
+
+    def store(self, keys, parent):
+        self.held.store(Tier.DEVICE, keys, parent)
+        self.definition.store(Tier.DEVICE, keys, parent)
+        self.moves += self.held._former is not None
+
+    def remove(self, keys):
+        self.held.remove(Tier.DEVICE, keys)
+        self.definition.remove(Tier.DEVICE, keys)
+
+    def agree(self):
+        assert self.held.state() == self.definition.state()
+        assert set(self.held.held(Tier.DEVICE).tolist()) == set(
+            self.definition.held(Tier.DEVICE).tolist()
+        )
+        hashes, _ = self.held.paths(Tier.DEVICE)
+        assert sorted(hashes.tolist()) == sorted(self.definition.held(Tier.DEVICE).tolist())
+
+
+@pytest.fixture
+def pages_are_released_early(monkeypatch):
+    monkeypatch.setattr(held_module, "_LARGE_BITS", 9)
+    monkeypatch.setattr(held_module, "_RELEASED_SLOTS", 512)
+
+
+@pytest.mark.usefixtures("pages_are_released_early")
+@pytest.mark.parametrize("seed", range(3))
+def test_grows_slot_by_slot_while_blocks_come_and_go(seed):
+    random, both, pool = Random(seed), Growing(), []
+    for number in range(600):
+        keys = [random.getrandbits(64) for _ in range(random.randint(1, 8))]
+        parent = random.choice([None, random.choice(pool) if pool else None])
+        both.store(keys, parent)
+        pool += keys
+        if random.random() < 0.4:
+            gone = random.sample(pool, min(len(pool), random.randint(1, 6)))
+            pool = [key for key in pool if key not in gone]
+            both.remove(gone)
+        if number % 25 == 0:
+            both.held.check_invariants()
+            both.agree()
+    both.agree()
+    assert both.moves > 20
+
+
+@pytest.mark.usefixtures("pages_are_released_early")
+def test_grows_around_the_end_of_a_table():
+    """Keys whose home is the last slot lie in the first ones, where moving begins."""
+    random, both = Random(0), Growing()
+    crowd = crowding(1_200)
+    for start in range(0, 1_200, 6):
+        both.store(crowd[start : start + 6], None)
+        both.store([random.getrandbits(64) for _ in range(2)], None)
+        if start % 60 == 0:
+            both.remove(crowd[start : start + 3])
+            both.held.check_invariants()
+            both.agree()
+    both.agree()
+    assert both.moves > 20
+
+
+def test_a_table_that_grows_gives_the_former_one_back():
+    held = HeldBlocks()
+    random = np.random.default_rng(5)
+    stored = 0
+    while stored < 100_000 or held._former is not None:
+        held.store(Tier.DEVICE, random.integers(1, U64_MAX, 512, dtype=np.uint64), None)
+        stored += 512
+    assert held.block_count == len(set(held.held(Tier.DEVICE).tolist())) == stored
+    assert held._header[MOVED] == ALL
     held.clear()
-    assert len(held._slots) == len(slots)
-    held.store(Tier.DEVICE, list(range(1, 3001)), None)
-    assert held.block_count == 3000
-    held.check_invariants()
+    assert held.state() == HeldState()
