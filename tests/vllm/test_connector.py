@@ -186,6 +186,8 @@ async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, r
         engine.wait()
         next_life = [await engine.complete(prompt, 16) for prompt in prompts]
         hits = await engine.metric("vllm:external_prefix_cache_hits_total")
+        loaded = await engine.metric("vllm:kv_router_loaded_blocks_total")
+        held = await engine.metric("vllm:kv_router_held_blocks")
     finally:
         engine.kill()
     assert [each.cached_tokens for each in cold] == [0, 0, 0]
@@ -193,6 +195,8 @@ async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, r
         assert [each.token_ids for each in answers] == [each.token_ids for each in cold]
         assert [each.cached_tokens for each in answers] == [1920] * 3
     assert hits == 3 * 1920
+    assert loaded == 3 * 1920 / BLOCK_SIZE
+    assert held == 180  # on disk, from the former life
     record_property(
         "measured", f"cached tokens of 1930: cold 0, evicted 1920, next life {hits / 3}"
     )

@@ -6,7 +6,8 @@ the tiers are. They tell each other what they have to within vLLM's own messages
 calls, and nothing else; see `vllm_parts`.
 
 What is imported here is imported before vLLM's workers start, and they must not find numba's
-LLVM then (vLLM looks through all modules, and stumbles): so the rest is imported when it is needed.
+LLVM then (vLLM looks through all modules, and stumbles): so the rest is imported when it is needed,
+and `vllm_metrics` imports nothing else of ours.
 """
 
 import secrets
@@ -23,6 +24,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from worker_agent.connector.vllm_metrics import ConnectorMetrics, ConnectorStats
 
 if TYPE_CHECKING:
     from worker_agent.connector.vllm_parts.scheduler_side import SchedulerSide
@@ -179,6 +182,30 @@ class KvRouterConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata:
         """See KVConnectorBase_V1."""
         return NewsMetadata([self._worker.news()])
+
+    # ── In both ──────────────────────────────────────────────────────────────────────────────────
+
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        """See KVConnectorBase_V1."""
+        side = self.scheduler_side or self.worker_side
+        increases = {} if side is None else side.take_counted()
+        return ConnectorStats(increases) if increases else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        """See KVConnectorBase_V1."""
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorMetrics:
+        """See KVConnectorBase_V1."""
+        return ConnectorMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """See KVConnectorBase_V1."""

@@ -232,12 +232,15 @@ class TierStack:
             return advice(tiers)
         return advice(tiers, Recompute(prefill, block_size, self._settings.block_bytes))
 
-    def clear(self) -> None:
-        """Every tier forgets everything, and so does whatever is under way."""
+    def clear(self, *, is_shared_kept: bool = False) -> None:
+        """Every tier forgets everything, and so does whatever is under way. `is_shared_kept`: but
+        for the store in which other workers have blocks, too.
+        """
         self._ascent.cancel()
         self._descent.clear()
         for level in self._levels:
-            level.worker.submit(Call(level.store.clear, _ignored))
+            if not (level.is_shared and is_shared_kept):
+                level.worker.submit(Call(level.store.clear, _ignored))
 
     def ask(self, tier: Tier, run: Callable[[BlockTier], T]) -> "Future[T]":
         """Make a call on a tier's thread; for control, from any thread. What it changes is told by

@@ -20,6 +20,7 @@ from servers import eventually, free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.protocol import Completion, StepPlan, StepReport
+from worker_agent.connector.vllm_parts.counted import METRICS, of_scheduler, of_worker, together
 from worker_agent.connector.vllm_parts.engine import check_cache, check_engine, engine_facts
 from worker_agent.connector.vllm_parts.facts import EngineFacts
 from worker_agent.connector.vllm_parts.inventory import Inventory
@@ -383,6 +384,18 @@ def test_of_another_model_nothing_is_found(halves):
     assert halves.scheduler.matched("new", 0, 0.0).tokens == 0
 
 
+def test_of_another_model_routers_credit_nothing(halves):
+    """What was kept is forgotten, in the step that follows though nobody asks for one."""
+    computed(halves)
+    assert halves.worker.manager.stack.status()[0].held_blocks == 2
+    assert not halves.scheduler.has_work(halves.now_s)
+    halves.scheduler.rename("other weights")
+    assert halves.scheduler.has_work(halves.now_s)
+    halves.quiesce()
+    assert halves.worker.manager.stack.status()[0].held_blocks == 0
+    assert not halves.scheduler.has_work(halves.now_s)
+
+
 def test_the_first_request_waits_for_what_a_former_life_left():
     halves = Halves()
     halves.scheduler.begin(Request("a", list(range(10))))
@@ -408,6 +421,45 @@ def test_steps_go_on_while_blocks_go_down_but_not_for_ever(halves):
     assert not halves.scheduler.has_work(QUIET_S + 1.0)
     halves.scheduler.learn([encoded(News(0, StepReport()))])
     assert not halves.scheduler.has_work(1.0)
+
+
+def test_what_was_counted_is_told_once(halves):
+    halves.scheduler.take_counted()
+    halves.worker.take_counted()
+    computed(halves)
+    told = halves.worker.take_counted()
+    assert told["stored_blocks"] == {"host": 2}
+    assert told["held_blocks"] == {"host": 2}
+    again = halves.worker.take_counted()
+    assert not again
+    halves.scheduler.begin(Request("b", list(range(10))))
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
+    assert not halves.scheduler.take_counted()
+    halves.scheduler.allocated("b", [7], 4, halves.now_s)  # another number than was said
+    halves.step()
+    assert halves.scheduler.take_counted()["leader_refused"] == {"": 1}
+    assert halves.worker.take_counted()["given_up_loads"] == {"": 1}
+
+
+def test_every_count_is_a_metric(halves):
+    first = halves.worker
+    counted = of_scheduler(halves.scheduler) | of_worker(
+        first.worker.counters, 0, first.manager.stack.status(), is_first=True
+    )
+    assert set(counted) == {metric.name for metric in METRICS}
+    for metric in METRICS:
+        assert set(counted[metric.name]) == ({"host"} if metric.by_tier else {""})
+    of_others = of_worker(first.worker.counters, 0, first.manager.stack.status(), is_first=False)
+    assert "held_blocks" not in of_others
+
+
+def test_increases_add_up_and_gauges_do_not():
+    first = {"stored_blocks": {"host": 2}, "held_blocks": {"host": 9}}
+    second = {"stored_blocks": {"host": 3, "disk": 1}, "held_blocks": {"host": 7}}
+    assert together(first, second) == {
+        "stored_blocks": {"host": 5, "disk": 1}, "held_blocks": {"host": 7},
+    }  # fmt: skip
+    assert together({}, first) == first
 
 
 async def test_what_the_tiers_hold_is_told_to_the_agent_beside():

@@ -26,11 +26,14 @@ class GivenUp(Struct, frozen=True):
 
 
 class Instructions(Struct, frozen=True):
-    """What every worker is to do in a step."""
+    """What every worker is to do in a step. `forgets`: first of all, to forget what is in tiers
+    that are its own, as nobody will ask for that any more.
+    """
 
     plan: StepPlan
     looks: list[Look] = []
     given_up: list[GivenUp] = []
+    forgets: bool = False
 
 
 class News(Struct, frozen=True):

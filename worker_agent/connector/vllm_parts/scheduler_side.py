@@ -17,6 +17,7 @@ from worker_agent.connector.protocol import Matched
 from worker_agent.connector.rank_reports import RankReports
 from worker_agent.connector.slot_manager import SlotManager
 from worker_agent.connector.slot_table import SlotState
+from worker_agent.connector.vllm_parts.counted import Told, Values, of_scheduler
 from worker_agent.connector.vllm_parts.facts import EngineFacts
 from worker_agent.connector.vllm_parts.inventory import Inventory
 from worker_agent.connector.vllm_parts.looks import Looks
@@ -44,6 +45,7 @@ class SchedulerSide:
         "_block_size",
         "_busy_ranks",
         "_first_s",
+        "_forgets",
         "_given_up",
         "_looks",
         "_model",
@@ -52,6 +54,7 @@ class SchedulerSide:
         "_reports",
         "_secret",
         "_starting_ranks",
+        "_told",
         "inventory",
         "leader",
         "slots",
@@ -69,11 +72,13 @@ class SchedulerSide:
         self._looks = Looks(facts.num_ranks) if settings.remote_cache_url else None
         self._prompts: dict[str, Prompt] = {}
         self._given_up: list[GivenUp] = []
+        self._forgets = False
         self._awaited: set[str] = set()
         self._busy_ranks: set[int] = set()
         self._starting_ranks = set(range(facts.num_ranks))
         self._first_s: float | None = None
         self._quiet_since_s = 0.0
+        self._told = Told()
 
     @property
     def late_looks(self) -> int:
@@ -127,8 +132,10 @@ class SchedulerSide:
 
     def rename(self, weights: str) -> None:
         """The engine has other weights, never seen before: blocks have other names from now on, so
-        that none of those that are kept is found. Requests that are here are computed without us.
+        that none of those that are kept is found. Requests that are here are computed without us,
+        and workers forget what nobody finds, so that routers do not go by it.
         """
+        self._forgets = True
         self._prompts.clear()
         self.slots.rename(self._naming(weights))
 
@@ -140,7 +147,8 @@ class SchedulerSide:
         plan = self.leader.build_connector_metadata(scheduled_step(output, self._prompts))
         looks = [] if self._looks is None else self._looks.take()
         given_up, self._given_up = self._given_up, []
-        return encoded(Instructions(plan, looks, given_up))
+        forgets, self._forgets = self._forgets, False
+        return encoded(Instructions(plan, looks, given_up, forgets))
 
     def learn(self, messages: Sequence[bytes]) -> None:
         """What workers did, from the wire."""
@@ -165,8 +173,14 @@ class SchedulerSide:
         return freed
 
     def has_work(self, now_s: float) -> bool:
-        """Whether steps are wanted although no request is there: for blocks on their way down."""
-        return bool(self._busy_ranks) and now_s < self._quiet_since_s + QUIET_S
+        """Whether steps are wanted although no request is there: for blocks on their way down, and
+        for those to be forgotten.
+        """
+        return self._forgets or (bool(self._busy_ranks) and now_s < self._quiet_since_s + QUIET_S)
+
+    def take_counted(self) -> Values:
+        """What was counted since the last call."""
+        return self._told.increases(of_scheduler(self))
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.engine_address import rank_endpoint
 from worker_agent.connector.tier_news import TierNews
+from worker_agent.connector.vllm_parts.counted import Told, Values, of_worker
 from worker_agent.connector.vllm_parts.facts import EngineFacts, tiers_of
 from worker_agent.connector.vllm_parts.layouts import layout_groups
 from worker_agent.connector.vllm_parts.messages import Look, News, encoded, instructions
@@ -26,7 +27,7 @@ from worker_agent.transfer.block_tier import BlockTier
 class WorkerSide:
     """One worker's. Closing it ends what is under way, and gives all memory back."""
 
-    __slots__ = ("_events", "_looked", "_looks", "_rank", "given_up", "manager", "worker")
+    __slots__ = ("_events", "_looked", "_looks", "_rank", "_told", "given_up", "manager", "worker")
 
     def __init__(
         self, settings: ConnectorSettings, facts: EngineFacts, tensors: Mapping[str, Tensor]
@@ -39,6 +40,7 @@ class WorkerSide:
         self._rank = facts.rank
         self._looks: dict[int, Future[int]] = {}
         self._looked: list[int] = []
+        self._told = Told()
         self.given_up = 0
         """Requests whose loads the leader took back."""
         self.manager = KvBlockManager(tiers_of(settings, facts, block_bytes))
@@ -64,6 +66,8 @@ class WorkerSide:
         self._looked += [number for number, answer in self._looks.items() if answer.done()]
         for number in self._looked:
             self._looks.pop(number, None)
+        if told.forgets:
+            self.manager.stack.clear(is_shared_kept=True)
         self.worker.bind(told.plan)
         for look in told.looks:
             self._look(look)
@@ -84,6 +88,12 @@ class WorkerSide:
             self._events.tell(changes)
         is_starting = not self.manager.stack.is_probed  # which comes after
         return encoded(News(self._rank, report, changes, looked, is_busy, is_starting))
+
+    def take_counted(self) -> Values:
+        """What was counted since the last call."""
+        tiers, is_first = self.manager.stack.status(), not self._rank
+        counted = of_worker(self.worker.counters, self.given_up, tiers, is_first=is_first)
+        return self._told.increases(counted)
 
     def close(self) -> None:
         """Blocking; again is nothing."""
