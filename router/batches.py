@@ -9,7 +9,7 @@ import msgspec
 from router.commands import Commands, asked_with
 from router.errors import KvRouterError, MissingRequestIdError
 from router.process.bodies import decode_now
-from router.protocol.batches import BatchReply, ItemResult, ReservationStep
+from router.protocol.batches import BatchReply, ItemResult, ReservationBatch, ReservationStep
 from router.protocol.requests import SelectRequest
 from router.security.caller import Caller
 from router.security.guard import Guard
@@ -24,6 +24,8 @@ Decoder: TypeAlias = type[msgspec.json.Decoder[Any]] | type[msgspec.msgpack.Deco
 UNINTERRUPTED_SELECTIONS = 8
 UNINTERRUPTED_STEPS = 128
 """Items answered before others have their turn: about a millisecond."""
+
+_DONE = ItemResult(200)
 
 
 class BatchCommands:
@@ -45,15 +47,33 @@ class BatchCommands:
 
         return await _each(requests, one, UNINTERRUPTED_SELECTIONS)
 
-    async def progress(self, caller: Caller, steps: Sequence[msgspec.Raw]) -> BatchReply:
+    async def progress(self, caller: Caller, batch: ReservationBatch) -> BatchReply:
         """Take each of these steps."""
-        commands = self._of(caller, len(steps))
+        commands, in_batch = self._of(caller, len(batch.steps)), not batch.at_once
 
         async def one(item: msgspec.Raw) -> ItemResult:
-            _take(commands, decode_now(self._decode_step, bytes(item)))
-            return ItemResult(200)
+            return self._taken(commands, item, in_batch)
 
-        return await _each(steps, one, UNINTERRUPTED_STEPS)
+        return await _each(batch.steps, one, UNINTERRUPTED_STEPS)
+
+    def is_immediate(self, batch: ReservationBatch) -> bool:
+        """Whether it takes so little time that nobody else need be let in: see `progress_now`."""
+        return len(batch.steps) <= UNINTERRUPTED_STEPS
+
+    def progress_now(self, caller: Caller, batch: ReservationBatch) -> BatchReply:
+        """`progress` of an immediate batch."""
+        commands, in_batch = self._of(caller, len(batch.steps)), not batch.at_once
+        results = []
+        for item in batch.steps:
+            try:
+                results.append(self._taken(commands, item, in_batch))
+            except KvRouterError as error:
+                results.append(_refused(error))
+        return BatchReply(results)
+
+    def _taken(self, commands: Commands, item: msgspec.Raw, in_batch: bool) -> ItemResult:
+        _take(commands, decode_now(self._decode_step, bytes(item)), in_batch)
+        return _DONE
 
     def _of(self, caller: Caller, items: int) -> Commands:
         charge(self._guard, caller, items)
@@ -68,20 +88,24 @@ async def _each(
         try:
             results.append(await one(item))
         except KvRouterError as error:
-            results.append(ItemResult(error.http_status, refused=error.body()))
+            results.append(_refused(error))
         if position % uninterrupted == 0:
             await asyncio.sleep(0)
     return BatchReply(results)
 
 
-def _take(commands: Commands, step: ReservationStep) -> None:
+def _refused(error: KvRouterError) -> ItemResult:
+    return ItemResult(error.http_status, refused=error.body())
+
+
+def _take(commands: Commands, step: ReservationStep, in_batch: bool) -> None:
     request_id = step.selection_id or step.request_id
     if request_id is None:
         raise MissingRequestIdError
     match step.step:
         case "prefill_complete":
-            commands.prefill_complete(request_id, step.usage, in_batch=True)
+            commands.prefill_complete(request_id, step.usage, in_batch=in_batch)
         case "output_block":
-            commands.output_block(request_id, step.decay_fraction, in_batch=True)
+            commands.output_block(request_id, step.decay_fraction, in_batch=in_batch)
         case "free":
             commands.free(request_id, step.usage)

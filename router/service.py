@@ -142,7 +142,7 @@ class RouterService:
             lambda: list(host.registry.routers()),
             self._settings,
         )
-        hot = HotRoutes(self._commands)
+        hot = HotRoutes(self._commands, host.edge.guard)
         front = Front(api.app(), self._config, host.metrics, host.edge.guard, hot)
         self._interface = (api, front)
         try:

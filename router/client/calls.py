@@ -1,5 +1,6 @@
 """What a client can ask: how each is called over HTTP and over NATS, and what is answered."""
 
+from functools import cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -102,9 +103,16 @@ def usage_fields(usage: Usage | None) -> dict[str, Any]:
 def said(request: Struct) -> dict[str, Any]:
     """The fields of a request that say something."""
     fields = {}
-    for field in structs.fields(request):
-        value = getattr(request, field.name)
+    for name, encode_name, default in _sayable(type(request)):
+        value = getattr(request, name)
         # Arrays, which compare otherwise, have None for their default.
-        if value is not None and (field.default is None or value != field.default):
-            fields[field.encode_name] = value
+        if value is not None and (default is None or value != default):
+            fields[encode_name] = value
     return fields
+
+
+@cache
+def _sayable(request_type: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Names of fields, here and on the wire, and what they are unless said."""
+    fields = structs.fields(request_type)
+    return tuple((each.name, each.encode_name, each.default) for each in fields)

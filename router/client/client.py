@@ -14,9 +14,8 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from random import Random
-from typing import TypeVar
-from uuid import uuid4
+from random import Random, getrandbits
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -39,6 +38,7 @@ from router.client.calls import (
 )
 from router.client.http_transport import HttpTransport
 from router.client.nats_transport import NatsTransport
+from router.client.reports import Reports
 from router.client.reservation import Reservation
 from router.client.settings import ClientSettings
 from router.client.transport import Transport
@@ -58,6 +58,11 @@ from router.security.nats_access import OPEN_ACCESS, NatsAccess
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+T_REQUEST = TypeVar("T_REQUEST", SelectRequest, ReserveRequest)
+
+GOODBYES_S = (0.0, 0.25, 1.0)
+"""Pauses before what may still be booked is freed: a router that is busy hears things in any order.
+"""
 
 
 class RouterClient:
@@ -78,6 +83,7 @@ class RouterClient:
         self._own_headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._random = Random()
         self._goodbyes: set[asyncio.Task[None]] = set()
+        self._reports = Reports(self._report, settings.retries, self._random)
 
     @classmethod
     @asynccontextmanager
@@ -141,7 +147,17 @@ class RouterClient:
     @asynccontextmanager
     async def reserve(self, request: SelectRequest) -> AsyncIterator[Reservation]:
         """Choose a rank, book it, and free it on leaving."""
-        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        reservation = await self.reserved(request)
+        try:
+            yield reservation
+        finally:
+            await asyncio.shield(reservation.leave())
+
+    # ── For those who look after reservations themselves ─────────────────────────────────────────
+
+    async def reserved(self, request: SelectRequest) -> Reservation:
+        """Choose a rank and book it. Whoever gets it has to `leave` it."""
+        request = _named(request)
         assert request.request_id is not None
         asking = self._asking(Question(SELECT_AND_RESERVE, said(request), request.request_id))
         try:
@@ -150,25 +166,17 @@ class RouterClient:
             if asking.is_doubtful:
                 self._say_goodbye(request.request_id)
             raise
-        reports = self._settings.follow_reports
-        reservation = Reservation(self._ask, request, decision, reports)
-        try:
-            yield reservation
-        finally:
-            goodbye = self._say_goodbye(request.request_id, reservation.usage)
-            await reservation.close()
-            await asyncio.shield(goodbye)
-
-    # ── For those who look after reservations themselves ─────────────────────────────────────────
+        most_reports = self._settings.follow_reports
+        return Reservation(self._ask, self._reports, request, decision, most_reports)
 
     async def select_and_reserve(self, request: SelectRequest) -> Decision:
         """Choose a rank and book it, until it is freed or forgotten."""
-        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        request = _named(request)
         return await self._ask(Question(SELECT_AND_RESERVE, said(request), request.request_id))
 
     async def book(self, request: ReserveRequest) -> ReservationReply:
         """Book a rank that the caller chose."""
-        request = structs.replace(request, request_id=request.request_id or uuid4().hex)
+        request = _named(request)
         return await self._ask(Question(RESERVE, said(request), request.request_id))
 
     async def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
@@ -199,6 +207,7 @@ class RouterClient:
         """Wait until every reservation that was left is freed, or given up to expire."""
         if self._goodbyes:
             await asyncio.wait(self._goodbyes)
+        await self._reports.finish()
 
     async def _ask(self, question: Question[T]) -> T:
         return await self._asking(question).answer(self._settings.retries, self._random)
@@ -212,15 +221,28 @@ class RouterClient:
             timeout_s += question.fields.get("max_wait_s", self._settings.max_wait_s)
         return Asking(self._transport, question, headers, timeout_s)
 
-    def _say_goodbye(self, request_id: str, usage: Usage | None = None) -> asyncio.Task[None]:
-        """Free it even if whoever booked it is cancelled meanwhile."""
-        task = asyncio.create_task(self._goodbye(request_id, usage))
+    async def _report(self, steps: list[dict[str, Any]]) -> list[ItemResult]:
+        """The steps as they happen, told together only because that is cheaper."""
+        return (await self._ask(Question(REPORT, {"steps": steps, "at_once": True}))).results
+
+    def _say_goodbye(self, request_id: str) -> None:
+        """Free what may have been booked, or may still be: nobody knows when that is heard."""
+        task = asyncio.create_task(self._goodbye(request_id))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
-        return task
 
-    async def _goodbye(self, request_id: str, usage: Usage | None) -> None:
+    async def _goodbye(self, request_id: str) -> None:
         try:
-            await self.free(request_id, usage)
+            for pause_s in GOODBYES_S:
+                await asyncio.sleep(pause_s)
+                if await self.free(request_id):
+                    return
         except KvRouterError as error:
             log.warning("%s is not freed, and will expire: %s", request_id, error)
+
+
+def _named(request: T_REQUEST) -> T_REQUEST:
+    """The request under an id, of its own or a new one."""
+    if request.request_id:
+        return request
+    return structs.replace(request, request_id=f"{getrandbits(128):032x}")

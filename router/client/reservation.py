@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from router.client.calls import (
+    FREE,
     OUTPUT_BLOCK,
     PREFILL_COMPLETE,
     RESERVE,
@@ -17,6 +18,7 @@ from router.client.calls import (
     said,
     usage_fields,
 )
+from router.client.reports import Reports, Step
 from router.errors import DuplicateReservationError, KvRouterError, ReservationNotFoundError
 from router.protocol.replies import Decision
 from router.protocol.requests import ReserveRequest, SelectRequest, Usage
@@ -35,18 +37,41 @@ class Reservation:
     A router that does not know it any more, because it was started again, say, is told of it anew.
     """
 
+    __slots__ = (
+        "_ask",
+        "_booking_again",
+        "_filled_tokens",
+        "_is_first_noted",
+        "_is_prefilled",
+        "_left",
+        "_most_reports",
+        "_reports",
+        "_request",
+        "decision",
+        "missed_reports",
+        "request_id",
+        "usage",
+    )
+
     def __init__(
-        self, ask: Ask, request: SelectRequest, decision: Decision, max_reports: int
+        self,
+        ask: Ask,
+        reports: Reports,
+        request: SelectRequest,
+        decision: Decision,
+        most_reports: int,
     ) -> None:
         assert request.request_id is not None
         self.request_id = request.request_id
         self.decision = decision
         self._ask = ask
+        self._reports = reports
+        self._most_reports = most_reports
         self._request = request
         self._is_prefilled = self._is_first_noted = False
         self._filled_tokens = decision.isl_tokens % decision.block_size
-        self._reports: asyncio.Queue[Call[Any]] = asyncio.Queue(max_reports)
-        self._reporting: asyncio.Task[None] | None = None
+        self._booking_again: asyncio.Task[None] | None = None
+        self._left: asyncio.Future[None] | None = None
         self.missed_reports = 0
         """Reports of `follow` that the router did not take, or that came too thick."""
         self.usage: Usage | None = None
@@ -88,30 +113,64 @@ class Reservation:
         for _ in range(blocks):
             self._report(OUTPUT_BLOCK)
 
-    async def close(self) -> None:
-        """Report nothing more."""
-        if self._reporting is not None:
-            self._reporting.cancel()
-            await asyncio.wait((self._reporting,))
+    def leave(self) -> asyncio.Future[None]:
+        """It ended: have it freed, with `usage`. Done once the router has heard of it, or nobody
+        listens; then it will expire.
+        """
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
+            if self._booking_again is None:
+                self._free()
+            else:  # first, or it would be booked behind its end
+                self._booking_again.add_done_callback(self._free)
+        return self._left
+
+    def _free(self, *_: object) -> None:
+        fields = usage_fields(self.usage)
+        self._reports.tell(Step(self._step(FREE, fields), self._freed, is_repeatable=True))
+
+    def _freed(self, error: KvRouterError | None) -> None:
+        if error is not None and not isinstance(error, ReservationNotFoundError):
+            log.warning("%s is not freed, and will expire: %s", self.request_id, error)
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
 
     def _report(self, call: Call[Any]) -> None:
-        if self._reporting is None:
-            self._reporting = asyncio.create_task(self._report_forever())
-        try:
-            self._reports.put_nowait(call)
-        except asyncio.QueueFull:
+        if len(self._reports) >= self._most_reports:
             self.missed_reports += 1
+            return
 
-    async def _report_forever(self) -> None:
-        while True:
-            call = await self._reports.get()
-            try:
-                await self._tell(call, {})
-            except KvRouterError as error:
-                self.missed_reports += 1
-                log.debug("%s of %s is not reported: %s", call.name, self.request_id, error)
-            else:
-                self._is_prefilled |= call is PREFILL_COMPLETE
+        def heard(error: KvRouterError | None) -> None:
+            self._heard(call, error)
+
+        fields = self._step(call, {})
+        self._reports.tell(Step(fields, heard, is_repeatable=call.is_repeatable))
+
+    def _heard(self, call: Call[Any], error: KvRouterError | None) -> None:
+        if error is None:
+            self._is_prefilled |= call is PREFILL_COMPLETE
+        elif isinstance(error, ReservationNotFoundError) and not self._is_ending:
+            self._booking_again = asyncio.create_task(self._tell_again(call))
+        else:
+            self.missed_reports += 1
+            log.debug("%s of %s is not reported: %s", call.name, self.request_id, error)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Nobody needs to know any more, or somebody tells it already."""
+        is_told = self._booking_again is not None and not self._booking_again.done()
+        return self._left is not None or is_told
+
+    async def _tell_again(self, call: Call[Any]) -> None:
+        try:
+            await self._tell(call, {})
+        except KvRouterError as error:
+            self._heard(call, error)
+        else:
+            self._is_prefilled |= call is PREFILL_COMPLETE
+
+    def _step(self, call: Call[Any], fields: dict[str, Any]) -> dict[str, Any]:
+        return {"step": call.name, "request_id": self.request_id, **fields}
 
     async def _tell(self, call: Call[Any], fields: dict[str, Any]) -> None:
         question = Question(call, fields, self.request_id)

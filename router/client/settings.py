@@ -34,11 +34,11 @@ def no_headers() -> dict[str, str]:
 class ClientSettings(Struct, frozen=True, kw_only=True):
     """`timeout_s`: for each attempt; a booking may wait `max_wait_s` longer, which is what requests
     wait that do not say it. `headers`: of every request, such as the `traceparent` of this moment.
-    `follow_reports`: reports of progress that may wait to be sent; beyond, the newest is dropped.
+    `follow_reports`: of all reservations, that may wait to be sent; beyond, the newest is dropped.
     """
 
     timeout_s: float = 5.0
     max_wait_s: float = 60.0
     retries: Retries = Retries()
     headers: Callable[[], dict[str, str]] = no_headers
-    follow_reports: int = 64
+    follow_reports: int = 16_384

@@ -4,12 +4,11 @@
         ▲               │ no answer, or a refusal that another may not give
         └── without it ─┘
 
-Whatever happens, the booking is freed: `RouterClient.reserve` frees it on leaving.
+Whatever happens, the booking is left, and freed: no answer waits for that.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -146,35 +145,30 @@ class _Way:
 
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
-        async with self._booked() as booked:
+        booked = await self._booked()
+        try:
             self._push.metrics.deciding.observe(time.monotonic() - began_s)
             self._attempts += 1
-            try:
-                ended = await self._ask(booked)
-                self._note_usage(booked.usage)
-            finally:
-                self._push.metrics.missed_reports.inc(booked.missed_reports)
+            ended = await self._ask(booked)
+            self._note_usage(booked.usage)
+        finally:
+            booked.leave()
+            self._push.metrics.missed_reports.inc(booked.missed_reports)
         self._push.metrics.attempts.labels("answered").inc()
         return ended
 
-    @asynccontextmanager
-    async def _booked(self) -> AsyncIterator[Reservation]:
+    async def _booked(self) -> Reservation:
         """Without those that failed it, and those that fail everybody, unless nobody else is
-        there.
+        there. To be left.
         """
         router, request = self._push.router, self._request
         ejected = set() if request.pinned_worker else {*self._push.standing.ejected()}
-        booking = router.reserve(elsewhere(request, self._failed | ejected))
         try:
-            booked = await booking.__aenter__()
+            return await router.reserved(elsewhere(request, self._failed | ejected))
         except NoEndpointsError:
             if not ejected - self._failed:
                 raise
-            booking = router.reserve(elsewhere(request, self._failed))
-            booked = await booking.__aenter__()
-        async with AsyncExitStack() as stack:
-            stack.push_async_exit(booking)
-            yield booked
+            return await router.reserved(elsewhere(request, self._failed))
 
     def _note_usage(self, usage: Usage | None) -> None:
         counted_tokens = self._errand.counted_tokens

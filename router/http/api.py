@@ -22,7 +22,7 @@ from router.http.routes import ROUTES
 from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
 from router.process.effective import SettingView
-from router.protocol.batches import ReservationBatch, SelectBatch
+from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
@@ -79,11 +79,6 @@ class Api:
         """Choose a rank for each of many prompts."""
         batch = await self._web.body(request, SelectBatch)
         return json_answer(await self._batches.select(caller_of(request), batch.requests))
-
-    async def reservation_batch(self, request: Request) -> Response:
-        """What became of many reservations."""
-        batch = await self._web.body(request, ReservationBatch)
-        return json_answer(await self._batches.progress(caller_of(request), batch.steps))
 
     async def workers(self, request: Request) -> Response:
         """Every worker, or those of a model, or a group."""

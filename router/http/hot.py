@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from router.batches import BatchCommands
 from router.commands import (
     REQUEST_ID_HEADER,
     SELECT_HEADERS,
@@ -24,6 +25,7 @@ from router.http.exchange import JSON, Exchange
 from router.http.header_mode import decision_answer
 from router.http.token_requests import TokenRequests
 from router.process.bodies import THREAD_BYTES, JsonReader
+from router.protocol.batches import ReservationBatch
 from router.protocol.replies import Decision
 from router.protocol.requests import (
     BookRequest,
@@ -33,6 +35,7 @@ from router.protocol.requests import (
     SelectRequest,
     Usage,
 )
+from router.security.guard import Guard
 from router.tenant_commands import commands_of
 
 Later: TypeAlias = Coroutine[Any, Any, Answer]
@@ -54,8 +57,10 @@ class HotRoute(Struct, frozen=True):
 class HotRoutes:
     """The routes, and their handlers on one set of commands."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, guard: Guard) -> None:
         self._commands = commands
+        self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
+        self._batch_bodies = JsonReader(ReservationBatch)
         self._select_requests = TokenRequests(SelectRequest)
         self._reserve_requests = TokenRequests(BookRequest)
         self._prefill_complete_bodies = _optional(PrefillCompleteRequest)
@@ -67,6 +72,7 @@ class HotRoutes:
                 HotRoute("/select", self._select),
                 HotRoute("/select_and_reserve", self._select_and_reserve),
                 HotRoute("/reservations", self._reserve),
+                HotRoute("/reservations:batch", self._batch),
             )
         }
         progress = "/reservations/{request_id}"
@@ -121,6 +127,20 @@ class HotRoutes:
         usage = _usage(exchange, self._free_bodies)
         commands_of(self._commands, exchange.caller).free(exchange.request_id, usage)
         return OK
+
+    def _batch(self, exchange: Exchange) -> Answer | Later:
+        exchange.check_json()
+        if _is_long(exchange):
+            return _with_long_request(exchange, self._batch_of, self._progressed)
+        return self._progressed(exchange, self._batch_of(exchange))
+
+    def _batch_of(self, exchange: Exchange) -> ReservationBatch:
+        return self._batch_bodies.read_now(exchange.body, exchange.unknown)
+
+    def _progressed(self, exchange: Exchange, batch: ReservationBatch) -> Answer | Later:
+        if self._batches.is_immediate(batch):
+            return answer(self._batches.progress_now(exchange.caller, batch))
+        return _answered(self._batches.progress(exchange.caller, batch), answer)
 
     def _selected(self, exchange: Exchange, request: SelectRequest) -> Answer | Later:
         commands = commands_of(self._commands, exchange.caller)

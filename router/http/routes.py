@@ -188,6 +188,7 @@ ROUTES = (
         BatchReply,
         ReservationBatch,
         refusals=BODY,
+        is_hot=True,
     ),
     Route("GET", "/workers", "workers", "Every worker", list[WorkerView], query=_SCOPE),
     Route("GET", "/workers/{worker_id}", "worker", "One worker", WorkerView, refusals=(400, 404)),

@@ -21,6 +21,7 @@ WORDS = {
     "age_s": "how long ago, in seconds",
     "agreed": "decisions in which both chose the same rank",
     "allowed_worker_ids": "only these workers",
+    "at_once": "steps are told as they happen, not from time to time",
     "assume_kv_reuse": "whether requests share the blocks of their common prefix",
     "block_hash": "sequence hash of the block",
     "block_hashes": "local hashes of the prompt's full blocks, by which caches are searched",

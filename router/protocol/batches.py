@@ -40,7 +40,9 @@ class ReservationStep(Struct, frozen=True, kw_only=True):
 
 
 class ReservationBatch(Struct, frozen=True):
-    """Steps of reservations, taken in order."""
+    """Steps of reservations, taken in order. `at_once`: they are told as they happen, so nothing
+    grows untold until the next batch.
+    """
 
     steps: Annotated[
         list[Raw],
@@ -49,6 +51,7 @@ class ReservationBatch(Struct, frozen=True):
             extra_json_schema={"items": {"$ref": "#/components/schemas/ReservationStep"}},
         ),
     ]
+    at_once: bool = False
 
 
 class ItemResult(Struct, frozen=True, omit_defaults=True):

@@ -73,7 +73,7 @@ async def batch_answered(
     """The answers to many commands."""
     if isinstance(command, SelectBatchCommand):
         return await batches.select(caller, command.requests)
-    return await batches.progress(caller, command.steps)
+    return await batches.progress(caller, command)
 
 
 def new_reply(decision: Decision) -> NewReply:

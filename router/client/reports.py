@@ -1,0 +1,101 @@
+"""Steps of reservations on their way to a router, many in one call.
+
+    step ─▶ queue ─a few milliseconds─▶ reservations:batch ─▶ what became of each, to who told it
+
+What one request costs a router that way is a tenth of a call of its own, and no request waits for
+it. There is one call at a time, so steps arrive in the order in which they were told.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from router.client.errors import UnansweredError
+from router.client.refusals import rebuilt
+from router.client.settings import Retries
+from router.errors import KvRouterError
+from router.protocol.batches import MAX_STEPS, ItemResult
+
+EVERY_S = 0.005
+"""Between two calls. It is as long as a router takes for 30 steps that come one by one."""
+
+Heard: TypeAlias = Callable[[KvRouterError | None], None]
+Send: TypeAlias = Callable[[list[dict[str, Any]]], Awaitable[list[ItemResult]]]
+
+
+class Step(Struct, frozen=True, eq=False):
+    """A step, as `ReservationStep` writes it; `heard` is called once, with what it was refused
+    with. `is_repeatable`: telling it twice is as good as once.
+    """
+
+    fields: dict[str, Any]
+    heard: Heard
+    is_repeatable: bool
+
+
+class Reports:
+    """Steps that wait, and the task that tells them, which lives as long as there are any."""
+
+    __slots__ = ("_random", "_retries", "_send", "_telling", "_waiting")
+
+    def __init__(self, send: Send, retries: Retries, random: Random) -> None:
+        self._send = send
+        self._retries = retries
+        self._random = random
+        self._waiting: list[Step] = []
+        self._telling: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def tell(self, step: Step) -> None:
+        """Have a step told soon."""
+        self._waiting.append(step)
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell())
+
+    async def finish(self) -> None:
+        """Wait until everything is told, or given up."""
+        while self._telling is not None:
+            await asyncio.wait((self._telling,))
+
+    async def _tell(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(EVERY_S)
+                batch = self._waiting[:MAX_STEPS]
+                del self._waiting[:MAX_STEPS]
+                await self._told(batch)
+        finally:
+            self._telling = None
+
+    async def _told(self, batch: list[Step]) -> None:
+        attempt = 1
+        while batch:
+            try:
+                results = await self._send([step.fields for step in batch])
+            except KvRouterError as error:
+                batch = self._left(batch, error, attempt)
+            else:
+                for step, result in zip(batch, results, strict=True):
+                    step.heard(_refusal(result))
+                return
+            pause_s = self._retries.pause_s(attempt, None, self._random)
+            await asyncio.sleep(pause_s or 0.0)
+            attempt += 1
+
+    def _left(self, batch: list[Step], error: KvRouterError, attempt: int) -> list[Step]:
+        """Which of these to tell again; the others hear why not."""
+        is_lost = isinstance(error, UnansweredError) and attempt < self._retries.attempts
+        left = [step for step in batch if is_lost and step.is_repeatable]
+        for step in batch:
+            if not (is_lost and step.is_repeatable):
+                step.heard(error)
+        return left
+
+
+def _refusal(result: ItemResult) -> KvRouterError | None:
+    return None if result.refused is None else rebuilt(result.refused, result.status, None)
