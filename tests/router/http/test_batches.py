@@ -76,6 +76,27 @@ async def test_between_batches_progress_is_modelled(router):
     await eventually(has_grown)
 
 
+async def test_what_is_told_at_once_grows_only_as_it_is_told(router):
+    body = {"worker_id": 2, "endpoint": "http://w2", "block_size": 4}
+    assert (await router.post("/workers", body)).status_code == 201
+    for worker_id, at_once in ((1, True), (2, False)):
+        name, place = str(worker_id), {"worker_id": worker_id, "token_ids": PROMPT}
+        assert (await router.post("/reservations", {**place, "request_id": name})).is_success
+        steps = [{"request_id": name, "step": "prefill_complete"}]
+        await results(router, "/reservations:batch", steps=steps, at_once=at_once)
+
+    async def blocks():
+        loads = (await router.post("/potential_loads", {"token_ids": [1]})).json()
+        return {load["worker_id"]: load["potential_decode_blocks"] for load in loads}
+
+    async def has_grown():
+        return (await blocks())[2] > 5
+
+    before = (await blocks())[1]
+    await eventually(has_grown)
+    assert (await blocks())[1] == before
+
+
 @pytest.mark.parametrize(
     ("path", "field", "most"),
     [("/select:batch", "requests", MAX_SELECTIONS), ("/reservations:batch", "steps", MAX_STEPS)],
