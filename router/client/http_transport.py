@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlencode
 
@@ -58,8 +59,11 @@ class HttpTransport:
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
         request = _request(question, headers)
         try:
-            async with self._pool.asked(self._origin, request, timeout_s) as answer:
+            answer = await self._pool.ask(self._origin, request, timeout_s)
+            try:
                 body = await answer.read(ANSWER_LIMIT_BYTES, timeout_s)
+            finally:
+                answer.close()
         except NeverSentError as error:
             raise self._unanswered(error, is_maybe_done=False) from error
         except UpstreamError as error:
@@ -87,9 +91,16 @@ def _request(question: Question[T], headers: dict[str, str]) -> Request:
     if call.method != "POST" and not question.fields:
         return Request(call.method, question.path, b"", lines, is_repeatable)
     body = encoded(question)
-    path = f"{question.path}?{urlencode(body.parameters)}" if body.parameters else question.path
+    path = question.path
+    if body.parameters:
+        path = f"{path}?{_query(tuple(body.parameters.items()))}"
     lines += ((b"content-type", body.media_type.encode()),)
     return Request(call.method, path, body.content, lines, is_repeatable)
+
+
+@lru_cache(maxsize=1024)
+def _query(parameters: tuple[tuple[str, str], ...]) -> str:
+    return urlencode(parameters)
 
 
 def _refusal(answer: Answer, content: bytes) -> KvRouterError:

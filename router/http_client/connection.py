@@ -6,8 +6,8 @@ Bytes that nobody has read yet are bounded: beyond, the socket is not read, and 
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from math import inf
 from typing import Any
 
 import httptools
@@ -39,14 +39,18 @@ class Answer:
         """The body, piece by piece. Raises UpstreamError if it breaks off, or says nothing for so
         long.
         """
-        while True:
-            chunk = await self._connection.next_chunk(idle_s)
-            if not chunk:
-                return
+        while chunk := await self._connection.next_chunk(idle_s):
             yield chunk
+
+    async def next_chunk(self, idle_s: float) -> bytes:
+        """The next piece; b"" at the end. Raises as `chunks` does."""
+        return await self._connection.next_chunk(idle_s)
 
     async def read(self, limit_bytes: int, idle_s: float) -> bytes:
         """The whole body. Raises UpstreamError, also for one that is longer."""
+        whole = self._connection.take_whole(limit_bytes)
+        if whole is not None:
+            return whole
         parts, size_bytes = [], 0
         while chunk := await self._connection.next_chunk(idle_s):
             size_bytes += len(chunk)
@@ -55,27 +59,66 @@ class Answer:
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def close(self) -> None:
+        """It was read, or nobody wants the rest: then its connection is closed."""
+        self._connection.finish()
+
 
 class Connection(asyncio.Protocol):
     """See above. `is_reusable`: another request may be sent."""
 
-    def __init__(self, server: str) -> None:
+    __slots__ = (
+        "_answer",
+        "_deadline_s",
+        "_due_s",
+        "_failure",
+        "_finished",
+        "_has_begun",
+        "_head_bytes",
+        "_headers",
+        "_is_busy",
+        "_is_complete",
+        "_is_over",
+        "_is_paused",
+        "_is_until_close",
+        "_loop",
+        "_parser",
+        "_timer",
+        "_transport",
+        "_unread",
+        "_unread_bytes",
+        "_waiter",
+        "is_fresh",
+        "is_reusable",
+        "server",
+    )
+
+    def __init__(
+        self,
+        server: str,
+        loop: asyncio.AbstractEventLoop,
+        finished: Callable[["Connection"], None],
+    ) -> None:
+        """`finished` is called when nobody needs it for now, with whether it `is_reusable`."""
         self.server = server
         self.is_reusable = False
         self.is_fresh = True
         """Nothing was answered on it yet."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._finished = finished
         self._transport: asyncio.Transport | None = None
         self._failure: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._unread: deque[bytes] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s = self._due_s = inf
+        self._unread: list[bytes] = []
         self._unread_bytes = 0
         self._is_paused = False
         self._is_busy = False
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._begin()
 
     def _begin(self) -> None:
-        self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._answer: Answer | None = None
@@ -85,12 +128,11 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes, head_timeout_s: float) -> Answer:
         """Send a request, and wait for the head of its answer. Raises UpstreamError."""
-        assert self._transport is not None
-        if self._failure is not None:
-            raise self._failure
+        self._is_busy, self.is_reusable = True, False
+        if self._failure is not None or self._transport is None:
+            raise self._failure or self.error("closed")
         if not self.is_fresh:
             self._begin()
-        self._is_busy, self.is_reusable = True, False
         self._transport.write(request)
         while self._answer is None:
             await self._something(head_timeout_s)
@@ -102,6 +144,14 @@ class Connection(asyncio.Protocol):
             if self._is_complete:
                 return b""
             await self._something(idle_s)
+        return self._taken()
+
+    def take_whole(self, limit_bytes: int) -> bytes | None:
+        """The body, if all of it is there, and no more than that; None: not yet."""
+        is_whole = self._is_complete and self._unread_bytes <= limit_bytes
+        return self._taken() if is_whole else None
+
+    def _taken(self) -> bytes:
         chunk = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
         self._unread.clear()
         self._unread_bytes = 0
@@ -112,10 +162,13 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> None:
         """The answer was read, or nobody wants the rest: then the connection is closed."""
+        if not self._is_busy:
+            return
         self._is_busy = False
         self.is_fresh = False
         if not self._is_complete or not self.is_reusable or self._unread:
             self.abort()
+        self._finished(self)
 
     def abort(self) -> None:
         """Close it at once; the server sees that nobody listens any more."""
@@ -131,13 +184,30 @@ class Connection(asyncio.Protocol):
         """Wait until something came. Raises UpstreamError."""
         if self._failure is not None:
             raise self._failure
+        self._deadline_s = self._loop.time() + timeout_s
+        if self._deadline_s < self._due_s:
+            self._look_at(self._deadline_s)
         self._waiter = waiter = self._loop.create_future()
-        timer = self._loop.call_later(timeout_s, self._fail, "timeout", f"{timeout_s:g} s")
         try:
             await waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def _look_at(self, due_s: float) -> None:
+        """One timer serves many waits: it is set anew only where it would be late."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = self._loop.call_at(due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer, self._due_s = None, inf
+        if self._waiter is None:
+            return
+        if self._loop.time() >= self._deadline_s:
+            self._fail("timeout", "no answer in time")
+        else:
+            self._look_at(self._deadline_s)
 
     # ── What the event loop calls ────────────────────────────────────────────────────────────────
 
@@ -170,6 +240,8 @@ class Connection(asyncio.Protocol):
         """It is gone."""
         self.is_reusable = False
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         if self._is_until_close and exc is None:
             self._is_complete = True
         if not self._is_complete or self._failure is None:
@@ -197,8 +269,10 @@ class Connection(asyncio.Protocol):
         if status < 200:
             self._headers = []
             return
-        names = [name for name, _ in self._headers]
-        has_length, has_chunks = b"content-length" in names, b"transfer-encoding" in names
+        has_length = has_chunks = False
+        for name, _ in self._headers:
+            has_length |= name == b"content-length"
+            has_chunks |= name == b"transfer-encoding"
         if has_length and has_chunks:
             self._fail("malformed", "both a length and a transfer encoding")
             return

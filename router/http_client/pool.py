@@ -29,11 +29,23 @@ class PoolLimits(Struct, frozen=True):
 class _Server:
     """Idle connections, the one used last behind; each with the time since which it is idle."""
 
-    __slots__ = ("busy", "idle")
+    __slots__ = ("_loop", "busy", "idle", "name", "origin")
 
-    def __init__(self) -> None:
+    def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self.origin = origin
+        self.name = str(origin)
         self.idle: deque[tuple[float, Connection]] = deque()
         self.busy = 0
+        self._loop = loop
+
+    def connection(self) -> Connection:
+        """A new one, that comes back when it is not needed."""
+        return Connection(self.name, self._loop, self._back)
+
+    def _back(self, connection: Connection) -> None:
+        self.busy -= 1
+        if connection.is_reusable:
+            self.idle.append((self._loop.time(), connection))
 
 
 class HttpPool:
@@ -44,32 +56,39 @@ class HttpPool:
         self._tls = tls
         self._servers: dict[Origin, _Server] = {}
 
+    async def ask(
+        self, origin: Origin, request: Request, head_timeout_s: float | None = None
+    ) -> Answer:
+        """The answer to a request, which has to be closed: early ends the request. Raises
+        UpstreamError.
+        """
+        timeout_s = self._limits.head_timeout_s if head_timeout_s is None else head_timeout_s
+        encoded = request.encoded(origin)
+        server = self._servers.get(origin)
+        if server is None:
+            server = self._servers[origin] = _Server(origin, asyncio.get_running_loop())
+        connection = self._idle(server) or await self._opened(server)
+        try:
+            return await connection.ask(encoded, timeout_s)
+        except BaseException as error:
+            is_closed = isinstance(error, UpstreamError) and error.problem == "closed"
+            is_stale = is_closed and not connection.is_fresh
+            connection.finish()
+            if not (is_stale and request.is_repeatable):
+                raise
+        # It was closed while it was idle, as servers do: nothing was lost but a moment.
+        return await self._asked_anew(server, encoded, timeout_s)
+
     @asynccontextmanager
     async def asked(
         self, origin: Origin, request: Request, head_timeout_s: float | None = None
     ) -> AsyncIterator[Answer]:
-        """The answer to a request. Raises UpstreamError. Leaving early ends the request."""
-        timeout_s = self._limits.head_timeout_s if head_timeout_s is None else head_timeout_s
-        server = self._servers.setdefault(origin, _Server())
-        encoded = request.encoded(origin)
-        connection = await self._connection(origin, server)
+        """The same, closed on leaving."""
+        answer = await self.ask(origin, request, head_timeout_s)
         try:
-            try:
-                answer = await connection.ask(encoded, timeout_s)
-            except UpstreamError as error:
-                is_stale = error.problem == "closed" and not connection.is_fresh
-                if not (is_stale and request.is_repeatable):
-                    raise
-                # It was closed while it was idle, as servers do: nothing was lost but a moment.
-                connection.abort()
-                connection = await self._opened(origin)
-                answer = await connection.ask(encoded, timeout_s)
             yield answer
         finally:
-            server.busy -= 1
-            connection.finish()
-            if connection.is_reusable:
-                server.idle.append((asyncio.get_running_loop().time(), connection))
+            answer.close()
 
     def close(self) -> None:
         """Close all that are idle; the others when they are left."""
@@ -92,37 +111,50 @@ class HttpPool:
         """Of all servers, busy and idle."""
         return sum(server.busy + len(server.idle) for server in self._servers.values())
 
-    async def _connection(self, origin: Origin, server: _Server) -> Connection:
+    async def _asked_anew(self, server: _Server, encoded: bytes, timeout_s: float) -> Answer:
+        connection = await self._opened(server)
+        try:
+            return await connection.ask(encoded, timeout_s)
+        except BaseException:
+            connection.finish()
+            raise
+
+    def _idle(self, server: _Server) -> Connection | None:
+        """One that is kept, busy from now on. Raises NeverSentError if too many are."""
         if server.busy >= self._limits.max_connections:
             most = f"{self._limits.max_connections} connections at once"
-            raise NeverSentError(str(origin), "busy", most)
-        server.busy += 1
+            raise NeverSentError(server.name, "busy", most)
         while server.idle:
             _, connection = server.idle.pop()
             if connection.is_reusable:
+                server.busy += 1
                 return connection
+        return None
+
+    async def _opened(self, server: _Server) -> Connection:
+        server.busy += 1
         try:
-            return await self._opened(origin)
+            return await self._connected(server)
         except BaseException:
             server.busy -= 1
             raise
 
-    async def _opened(self, origin: Origin) -> Connection:
-        tls = None
+    async def _connected(self, server: _Server) -> Connection:
+        origin, tls = server.origin, None
         if origin.scheme == "https":
             tls = self._tls or ssl.create_default_context()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(str(origin)),
+                    server.connection,
                     origin.host,
                     origin.port,
                     ssl=tls,
                     server_hostname=origin.host if tls else None,
                 )
         except TimeoutError as error:
-            raise NeverSentError(str(origin), "connect timeout") from error
+            raise NeverSentError(server.name, "connect timeout") from error
         except (OSError, ssl.SSLError) as error:
-            raise NeverSentError(str(origin), "refused", str(error)) from error
+            raise NeverSentError(server.name, "refused", str(error)) from error
         return connection

@@ -1,5 +1,6 @@
 """Requests as bytes. What no header may have is not sent: there is one way to read them."""
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -17,8 +18,9 @@ class Origin(Struct, frozen=True):
     port: int
     prefix: str = ""
 
-    @classmethod
-    def of(cls, url: str) -> "Origin":
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(url: str) -> "Origin":
         """Of a URL. Raises InvalidFieldError for one that is no server's."""
         try:
             parts = urlsplit(url)
@@ -27,7 +29,7 @@ class Origin(Struct, frozen=True):
             raise InvalidFieldError("endpoint", repr(url), "http://host:port") from error
         if not parts.hostname or not url.isascii() or not url.isprintable() or " " in url:
             raise InvalidFieldError("endpoint", repr(url), "http://host:port")
-        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+        return Origin(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.prefix}"
@@ -57,9 +59,14 @@ class Request(Struct, frozen=True):
         """The bytes to send: head and body in one piece. Raises InvalidFieldError for a header
         that would be read as two.
         """
-        head = f"{self.method} {origin.prefix}{self.path} HTTP/1.1\r\nhost: {origin.authority}\r\n"
-        lines = b"".join([name + b": " + value + b"\r\n" for name, value in self.headers])
+        lines = b"".join([b"%b: %b\r\n" % pair for pair in self.headers])
         if lines.count(b"\n") != len(self.headers) or lines.count(b"\r") != len(self.headers):
             raise InvalidFieldError("headers", "a line break in a header", "one line each")
-        length = b"content-length: %d\r\n\r\n" % len(self.body)
-        return b"".join((head.encode("ascii"), lines, length, self.body))
+        first = _first_lines(self.method, origin, self.path)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (first, lines, len(self.body), self.body)
+
+
+@lru_cache(maxsize=1024)
+def _first_lines(method: str, origin: Origin, path: str) -> bytes:
+    line = f"{method} {origin.prefix}{path} HTTP/1.1\r\nhost: {origin.authority}\r\n"
+    return line.encode("ascii")
