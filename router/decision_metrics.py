@@ -22,6 +22,8 @@ ROLES = ("aggregated", "prefill", "decode")
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _STAGE_BUCKETS_S = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
+_TIMED = "of one in 32, at most 20 a second"
+
 _COLUMNS = 2 + len(STAGES)
 _MOST_ROWS = 1_024
 
@@ -115,13 +117,13 @@ class DecisionMetrics(Collector):
     def _histograms(self) -> Iterator[Metric]:
         total = HistogramMetricFamily(
             "kv_router_decision_seconds",
-            "Time to hash, match, weigh and book a request; of one in 32",
+            f"Time to hash, match, weigh and book a request; {_TIMED}",
         )
         self._seconds.write(total, ())
         yield total
         stages = HistogramMetricFamily(
             "kv_router_decision_stage_seconds",
-            "Time of each stage of a decision, by the role of the chosen worker; of one in 32",
+            f"Time of each stage of a decision, by the role of the chosen worker; {_TIMED}",
             labels=("stage", "worker_type"),
         )
         for labels, times in self._stages.items():

@@ -82,7 +82,8 @@ class ZmqSource:
         self._calls: ReplayCalls | None = None
         self._is_replaying = False
         self._answered_s = 0.0
-        self._ticked_s = float("-inf")
+        self._number = next(pacing.numbers)
+        self._tick_due_s = float("-inf")
         self._unheard = Unheard()
         self._steps: list[Step] = []
         self._drained_s = float("-inf")
@@ -93,7 +94,7 @@ class ZmqSource:
         """
         try:
             while True:
-                await self._wakeups.wait(max(self._due_s() - self._clock(), 0.0))
+                await self._wakeups.wait(self._due_s() - self._clock())
                 self._read_live()
                 self._read_replay()
                 has_ticked = self._tick()
@@ -108,7 +109,7 @@ class ZmqSource:
 
     def _due_s(self) -> float:
         pacing = self._pacing
-        due_s = [self._ticked_s + pacing.tick_s, self._log.due_s(pacing.probe_interval_s)]
+        due_s = [self._tick_due_s, self._log.due_s(pacing.probe_interval_s)]
         if self._subscription is None:
             due_s.append(self._subscribe_due_s())
         elif self._subscription.watch.condition is Condition.CONNECTING:
@@ -225,9 +226,9 @@ class ZmqSource:
     def _tick(self) -> bool:
         now_s = self._clock()
         self._take(self._log.tick(now_s, self._pacing.probe_interval_s))
-        if now_s < self._ticked_s + self._pacing.tick_s:
+        if now_s < self._tick_due_s:
             return False
-        self._ticked_s = now_s
+        self._tick_due_s = self._pacing.next_tick_s(self._number, now_s)
         return True
 
     def _take(self, steps: list[Step]) -> None:

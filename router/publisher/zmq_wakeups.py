@@ -9,6 +9,11 @@ import asyncio
 
 import zmq
 
+_EARLY_S = 0.002
+"""Timers of uvloop count in milliseconds, from a time that may be as old as the turn of the loop:
+so much too early they end at most, and whoever waits for the rest of it goes round and round.
+"""
+
 
 class Wakeups:
     """Wakes the task that waits when one of its sockets may have messages. Of one event loop."""
@@ -57,12 +62,12 @@ class Wakeups:
             self._waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Until woken, or so long. Others run in between in any case."""
-        if self._is_awake:
+        """Until woken, or so long, or a little longer. Others run in between in any case."""
+        if self._is_awake or timeout_s <= 0.0:
             await asyncio.sleep(0)
         else:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s, self.wake)
+            timer = self._loop.call_later(timeout_s + _EARLY_S, self.wake)
             try:
                 await self._waiter
             finally:

@@ -5,14 +5,30 @@ import json
 from prometheus_client import CollectorRegistry
 
 from router.decision_metrics import DecisionMetrics
-from router.watch import TIMED_EVERY, Watch
+from router.watch import TIMED_APART_S, TIMED_EVERY, Watch
 from running import RunningRouter
 
 
-def test_one_decision_in_eight_is_timed_the_first_among_them():
-    watch = Watch(DecisionMetrics(CollectorRegistry()))
-    timed = [watch.begin() is not None for _ in range(2 * TIMED_EVERY)]
-    assert [i for i, each in enumerate(timed) if each] == [0, TIMED_EVERY]
+def timed(count, apart_s):
+    """Which of so many decisions are timed that come so far apart."""
+    now_s = 0.0
+    watch = Watch(DecisionMetrics(CollectorRegistry()), clock=lambda: now_s)
+    found = []
+    for number in range(count):
+        now_s = number * apart_s
+        if watch.begin() is not None:
+            found.append(number)
+    return found
+
+
+def test_one_decision_in_32_is_timed_the_first_among_them():
+    assert timed(2 * TIMED_EVERY, apart_s=1.0) == [0, TIMED_EVERY]
+
+
+def test_of_many_in_a_second_twenty_are_timed():
+    assert timed(8 * TIMED_EVERY, TIMED_APART_S / 2 / TIMED_EVERY) == [
+        turn * TIMED_EVERY for turn in (0, 2, 4, 6)
+    ]
 
 
 async def test_a_router_counts_times_and_writes_down_decisions(nats_server, tmp_path, eventually):

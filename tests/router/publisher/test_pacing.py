@@ -1,5 +1,8 @@
 """Few engines are looked after often, many less often, and the sum stays bounded."""
 
+from collections import Counter
+from itertools import pairwise
+
 import pytest
 
 from router.publisher.pacing import Pacing
@@ -33,3 +36,23 @@ def test_an_engine_that_is_not_there_is_tried_less_and_less_often():
     intervals_s = [pacing.retry_s(failures) for failures in range(6)]
     assert intervals_s == sorted(intervals_s)
     assert (intervals_s[0], intervals_s[-1]) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("engines", [0, 1, 16, 100, 1_000, 10_000])
+def test_few_engines_tick_at_the_same_moment_and_each_in_time(engines):
+    pacing = paced(engines)
+    now_s = 1234.5678
+    due_s = [pacing.next_tick_s(number, now_s) for number in range(engines or 1)]
+    assert all(now_s < each <= now_s + pacing.tick_s + 1e-6 for each in due_s)
+    at_once = Counter(round(each, 4) for each in due_s)
+    assert max(at_once.values()) <= 32
+    assert len(at_once) == 1 or engines > 16
+
+
+def test_from_tick_to_tick_is_an_interval():
+    pacing, now_s = paced(40), 50.03
+    ticks_s = []
+    for _ in range(5):
+        now_s = pacing.next_tick_s(2, now_s)
+        ticks_s.append(now_s)
+    assert [b - a for a, b in pairwise(ticks_s)] == pytest.approx([pacing.tick_s] * 4)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import contextmanager
 
+import uvloop
 import zmq
 
 from router.publisher.zmq_wakeups import Wakeups
@@ -78,3 +79,18 @@ async def test_an_unread_socket_does_not_keep_the_loop_busy():
         await asyncio.sleep(0.5)
         assert time.process_time() - start_s < 0.2
         wakeups.remove(near)
+
+
+def test_a_wait_is_never_shorter_than_asked_for_on_either_loop():
+    """Whoever is woken too early waits for the rest, again and again."""
+
+    async def shortest_s(timeout_s):
+        wakeups = Wakeups()
+        await wakeups.wait(timeout_s)  # awake at first
+        begun_s = time.monotonic()
+        await wakeups.wait(timeout_s)
+        return time.monotonic() - begun_s - timeout_s
+
+    for new_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            assert all(runner.run(shortest_s(ms / 7e3)) >= 0.0 for ms in range(1, 30))
