@@ -10,7 +10,7 @@ ARG AGENT_BASE=python:3.11.13-slim-bookworm
 
 FROM ${BASE} AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./
 COPY router router
 COPY worker_agent worker_agent
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

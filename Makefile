@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests promtool test test-vllm test-dynamo test-image unit fuzz soak lint format bench clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak lint format bench clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -22,6 +22,10 @@ kernels: $(KERNELS)
 manifests: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/dashboards.py
 	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
+
+# Whatever of the documentation is made from the source; a test holds it in step.
+docs: $(KERNELS)
+	PYTHONPATH=.:tests:benchmarks:docs/scripts $(BIN)/python docs/scripts/made.py
 
 # Tests alerts; of Debian's package, without installing it. Where it cannot be had, one test is skipped.
 promtool: .promtool/usr/bin/promtool
@@ -38,7 +42,7 @@ test: $(KERNELS) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not image"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not image and not release"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(STAMP) $(VLLM_STAMP)
@@ -54,6 +58,17 @@ test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 # compiles its kernels; two minutes.
 test-image: $(STAMP)
 	$(BIN)/pytest -q -m image tests/deploy
+
+# What is published: builds it, checks it, installs it, also with torch, and runs the one-liners of
+# docs/install.md; ten minutes.
+test-release: $(STAMP) .release-venv/.installed
+	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
+
+# The router's tests without servers, with the lowest version of everything that pyproject.toml
+# bounds, newest otherwise.
+test-lowest: .lowest-venv/.installed
+	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
+		-m "not integration and not hypothesis and not vllm and not dynamo and not image and not release"
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
 # for hours), more runs of the fault simulator and odd bodies for the parser of tokens (FUZZ_FIRST is
@@ -112,10 +127,22 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+.release-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check build twine pipx
+	touch $@
+
+.lowest-venv/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(PYTHON) tests/lowest.py > $(@D)/lowest.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/lowest.txt \
+		-e ".[redis,otel,nkeys,dev]"
+	touch $@
+
 .dynamo-%-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==$*
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

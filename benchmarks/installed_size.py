@@ -38,7 +38,7 @@ def _installed(name: str) -> Distribution | None:
 
 
 def _needs(each: Distribution) -> list[str]:
-    return [text for text in each.requires or () if "extra ==" not in text]
+    return [text for text in each.requires or () if "extra ==" not in text and "pypy" not in text]
 
 
 def _bytes_of(each: Distribution) -> int:

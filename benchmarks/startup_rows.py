@@ -73,7 +73,7 @@ def started(command: Sequence[str], port_flag: str = "--http-port") -> Iterator[
             cwd=folder if is_peer else None, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            _wait_until_healthy(f"{url}/health", begun_s + START_S)
+            _wait_until_healthy(process, f"{url}/health", begun_s + START_S)
             seconds = time.monotonic() - begun_s
             yield Started(process.pid, url, seconds, processor_s_of(process.pid))
         finally:
@@ -81,16 +81,16 @@ def started(command: Sequence[str], port_flag: str = "--http-port") -> Iterator[
             process.wait(START_S)
 
 
-def _wait_until_healthy(url: str, deadline_s: float) -> None:
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, deadline_s: float) -> None:
     with httpx.Client() as client:
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and process.poll() is None:
             try:
                 if client.get(url).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.005)
-    raise TimeoutError(url)
+    raise RuntimeError(f"nobody answers at {url}; exit status: {process.poll()}")
 
 
 def _ours(name: str, *options: str) -> list[str]:

@@ -1,0 +1,58 @@
+"""THIRD_PARTY.md: the licences of what an installation brings along.
+
+    python docs/scripts/licences.py
+
+From the metadata of what is installed here: what `kv-router` requires with all that it requires in
+turn, and what each extra names.
+"""
+
+import re
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from installed_size import required
+
+FILE = Path(__file__).parents[2] / "THIRD_PARTY.md"
+EXTRA = re.compile(r"^([\w.-]+).*extra == [\"'](\w+)[\"']")
+HEAD = """# Licences of others
+
+kv-router is Apache-2.0 (LICENSE) and contains no code of others. Installing it installs these, each
+under its own licence, whose text comes with it; `docs/scripts/licences.py` makes the list.
+
+"""
+TABLE = "| package | licence |\n|---|---|\n"
+TEXTS = """
+The demonstration's conversations (`router/local/conversations.json`) quote books in the public
+domain, which the file names.
+"""
+
+
+def third_party() -> str:
+    """The file."""
+    own = required("kv-router")
+    ours = own.pop("kv-router")
+    asked = [found.groups() for found in map(EXTRA.match, ours.requires or ()) if found]
+    extras = {name: extra for name, extra in asked if extra != "dev" and name not in own}
+    rows = [f"| {name} | {licence(each)} |\n" for name, each in sorted(own.items())]
+    more = [
+        f"| {name} (extra `{extra}`) | {licence(distribution(name))} |\n"
+        for name, extra in sorted(extras.items())
+    ]
+    return "".join([HEAD, TABLE, *rows, *more, TEXTS])
+
+
+def licence(each: Distribution) -> str:
+    """As its metadata says it, the newer fields first."""
+    said = each.metadata.get("License-Expression") or each.metadata.get("License") or ""
+    classified = [
+        text.rpartition(" :: ")[2]
+        for text in each.metadata.get_all("Classifier") or ()
+        if text.startswith("License ::")
+    ]
+    if said and "\n" not in said and len(said) < 60:
+        return said
+    return "; ".join(classified) or said.strip().splitlines()[0].strip()
+
+
+if __name__ == "__main__":
+    FILE.write_text(third_party())

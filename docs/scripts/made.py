@@ -1,0 +1,58 @@
+"""Everything in the documentation that is made from the source: `make docs` writes it anew.
+
+    PYTHONPATH=.:benchmarks:docs/scripts python docs/scripts/made.py
+
+A whole file, or in a file written by hand what stands between `<!-- made: NAME -->` and
+`<!-- end -->`. A test holds all of it in step.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import licences
+import security_tables
+import wire_reference
+
+ROOT = Path(__file__).parents[2]
+
+WHOLE: Mapping[str, Callable[[], str]] = {
+    "THIRD_PARTY.md": licences.third_party,
+    "docs/wire.md": wire_reference.wire,
+}
+"""Files by path."""
+
+SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
+    ("SECURITY.md", "routes"): security_tables.routes,
+}
+"""Parts of files by path and name."""
+
+
+def as_made(path: str) -> str:
+    """What the file should be."""
+    if path in WHOLE:
+        return WHOLE[path]()
+    text = (ROOT / path).read_text()
+    for (file, name), make in SECTIONS.items():
+        if file == path:
+            text = _with_section(text, name, make())
+    return text
+
+
+def _with_section(text: str, name: str, content: str) -> str:
+    head, start, rest = text.partition(f"<!-- made: {name} -->\n")
+    _, end, tail = rest.partition("<!-- end -->")
+    assert end, f"no section {name}"
+    return "".join([head, start, content, end, tail])
+
+
+PATHS = sorted({*WHOLE, *(path for path, _ in SECTIONS)})
+
+
+def main() -> None:
+    for path in PATHS:
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(as_made(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Which token opens what: tables for SECURITY.md."""
+
+from router.security.route_scopes import BUS, ROUTE_SCOPES
+
+SCOPES = (
+    (None, "nobody's: probes and documentation"),
+    ("metrics", "scope `metrics`: how much of everything"),
+    ("route", "scope `route`: decide, book, complete; within a tenant's groups, salts and ids"),
+    ("admin", "scope `admin`: all that shows or changes everybody's state"),
+)
+
+
+def routes() -> str:
+    """HTTP routes and NATS methods, by the scope that they need."""
+    rows = ["| with a token file, who presents | may ask |\n|---|---|\n"]
+    for scope, words in SCOPES:
+        keys = [key for key, needed in ROUTE_SCOPES.items() if needed == scope]
+        told = ", ".join(f"`{key}`" for key in keys if not key.startswith(BUS))
+        bus = ", ".join(f"`{key.removeprefix(f'{BUS} ')}`" for key in keys if key.startswith(BUS))
+        rows.append(f"| {words} | {told}{f'; over {BUS}: {bus}' if bus else ''} |\n")
+    return "".join(rows)
