@@ -17,6 +17,7 @@ from router.publisher._map_naming import has_duplicates
 from router.publisher._map_rows import (
     COUNT,
     META,
+    MOVES,
     NAMED,
     NOWHERE,
     OVER_REMOVALS,
@@ -28,6 +29,7 @@ from router.publisher._map_rows import (
     add,
     fetch,
     find,
+    move,
     rows_at,
 )
 from router.publisher._map_whole import forget_surplus, tell
@@ -68,6 +70,7 @@ def join(address: int, hashes: Words, group: int, how: int, out: Words) -> int:
     32, of the last.
     """
     m, blocks, mixed = rows_at(np.uint64(address)), len(hashes), np.uint64(group)
+    move(m, MOVES * np.uint64(blocks))
     if not has_room(m, blocks):
         return NO_ROOM
     if has_duplicates(hashes):

@@ -8,8 +8,12 @@
 Rows and slots are counted from 0 here, but from 1 where they are kept, so that 0 is none. A row is
 handed around as the index of its first word.
 
+Slots grow as those of `_held_table` do: twice as many stand beside the former ones, from which some
+move with every block that is stored, up to a gap, in the order of homes. A position says by
+`FORMER` which of them it is in.
+
 Invariants: a search from the home slot on may stop at the first gap; at most 3/4 of the slots are
-used.
+used; a key is among the former slots until its home there has moved.
 """
 
 from typing import NamedTuple
@@ -30,24 +34,28 @@ SLOT_BITS = 3
 SEEDS = 4
 USES = 5
 CONTEXTS = 6
+FORMER_SLOTS = 7
+FORMER_BITS = 8
+MOVED = 9  # how many of the former slots, from START on; ALL: there are none
+START = 10
 # Rows in use and free, and the graveyard; rows are counted from 1, 0 is none.
-USED_ROWS = 7
-FREE_ROW = 8
-OLDEST = 9
-NEWEST = 10
-POOL_BLOCKS = 11
-POOL_IS_KNOWN = 12
+USED_ROWS = 11
+FREE_ROW = 12
+OLDEST = 13
+NEWEST = 14
+POOL_BLOCKS = 15
+POOL_IS_KNOWN = 16
 # Sums.
-COUNT = 13
-DEAD = 14
-ORPHANS = 15
-COPIES = 16  # one word per tier
+COUNT = 17
+DEAD = 18
+ORPHANS = 19
+COPIES = 20  # one word per tier
 # What happened so far.
-UNKNOWN_REMOVALS = 20
-OVER_REMOVALS = 21
-SATURATED = 22
-UNCOUNTED = 23
-STATE_WORDS = 24
+UNKNOWN_REMOVALS = 24
+OVER_REMOVALS = 25
+SATURATED = 26
+UNCOUNTED = 27
+STATE_WORDS = 28
 
 ROW_WORDS = 5
 # Words of a row.
@@ -63,6 +71,12 @@ BURIED = np.uint64(1 << 34)
 
 NOWHERE = np.uint64(2**64 - 1)
 """Of a search: not there."""
+
+ALL = np.uint64(2**64 - 1)
+FORMER = np.uint64(1 << 40)
+
+MOVES = np.uint64(8)
+"""Slots moved for each block told."""
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -80,6 +94,7 @@ class EngineRows(NamedTuple):
     state: Words
     rows: Words
     slots: Halves
+    former: Halves
     seeds: Words
     uses: Halves
 
@@ -92,6 +107,7 @@ def rows_at(address: np.uint64) -> EngineRows:
         state,
         words_at(state[ROWS], state[ROW_CAPACITY] * _WIDTH),
         halves_at(state[SLOTS], _1 << state[SLOT_BITS]),
+        halves_at(state[FORMER_SLOTS], _1 << state[FORMER_BITS]),
         words_at(state[SEEDS], state[CONTEXTS]),
         halves_at(state[USES], state[CONTEXTS]),
     )
@@ -110,28 +126,74 @@ def home_of(key: int, bits: int) -> int:
 
 
 @device
+def _home(m: EngineRows, spread: np.uint64) -> np.uint64:
+    """Where the search for a key, spread, begins."""
+    home: np.uint64
+    if m.state[MOVED] != ALL:
+        home = spread >> (_32 - m.state[FORMER_BITS])
+        if (home - m.state[START]) & _last(m, FORMER) >= m.state[MOVED]:
+            return FORMER | home
+    home = spread >> (_32 - m.state[SLOT_BITS])
+    return home
+
+
+@device
+def _last(m: EngineRows, position: np.uint64) -> np.uint64:
+    """The last position of the slots that this one is in."""
+    last: np.uint64 = (_1 << m.state[FORMER_BITS if position & FORMER else SLOT_BITS]) - _1
+    return last
+
+
+@device
+def _next(position: np.uint64, last: np.uint64) -> np.uint64:
+    return (position & FORMER) | ((position + _1) & last)
+
+
+@device
+def _slot(m: EngineRows, position: np.uint64) -> np.uint64:
+    if position & FORMER:
+        return np.uint64(m.former[position ^ FORMER])
+    return np.uint64(m.slots[position])
+
+
+@device
+def _set_slot(m: EngineRows, position: np.uint64, slot: np.uint64) -> None:
+    if position & FORMER:
+        m.former[position ^ FORMER] = np.uint32(slot)
+    else:
+        m.slots[position] = np.uint32(slot)
+
+
+@device
 def slot_of(m: EngineRows, key: np.uint64) -> np.uint64:
-    """The slot of a key, or the gap it would be put into."""
-    bits = m.state[SLOT_BITS]
-    spread, last = _spread(key), (_1 << bits) - _1
-    tag = (spread << bits) & _LOW
-    position: np.uint64 = spread >> (_32 - bits)
+    """The position of a key, or of the gap it would be put into."""
+    spread = _spread(key)
+    position = _home(m, spread)
+    last = _last(m, position)
+    tag = _tag(spread, last)
     while True:
-        slot = np.uint64(m.slots[position])
+        slot = _slot(m, position)
         if slot == _0:
             return position
         if slot & ~last == tag and m.rows[((slot & last) - _1) * _WIDTH + KEY] == key:
             return position
-        position = (position + _1) & last
+        position = _next(position, last)
+
+
+@device
+def _tag(spread: np.uint64, last: np.uint64) -> np.uint64:
+    """What a slot keeps of a key, above the row."""
+    tag: np.uint64 = (spread * (last + _1)) & _LOW
+    return tag
 
 
 @device
 def row_in(m: EngineRows, position: np.uint64) -> np.uint64:
     """Where the row in a slot begins; NOWHERE in a gap."""
-    slot = np.uint64(m.slots[position])
+    slot = _slot(m, position)
     if slot == _0:
         return NOWHERE
-    row: np.uint64 = ((slot & ((_1 << m.state[SLOT_BITS]) - _1)) - _1) * _WIDTH
+    row: np.uint64 = ((slot & _last(m, position)) - _1) * _WIDTH
     return row
 
 
@@ -146,22 +208,26 @@ def fetch(m: EngineRows, hashes: Words, group: np.uint64, i: int) -> None:
     """Start to fetch what the searches for the next keys need, for a pass from i = 0 on."""
     first = i if i else -_AHEAD
     for n in range(first + _AHEAD, min(i + _AHEAD + 1, len(hashes))):
-        home = _spread(hashes[n] ^ group) >> (_32 - m.state[SLOT_BITS])
-        prefetch(m.state[SLOTS] + home * _4)
+        home = _home(m, _spread(hashes[n] ^ group))
+        start = m.state[FORMER_SLOTS] if home & FORMER else m.state[SLOTS]
+        prefetch(start + (home & ~FORMER) * _4)
     n = i + _AHEAD // 2
     if n < len(hashes):
-        home = _spread(hashes[n] ^ group) >> (_32 - m.state[SLOT_BITS])
-        row = row_in(m, home)
-        if row != NOWHERE:
-            prefetch(m.state[ROWS] + row * np.uint64(8))
+        _fetch_row(m, _home(m, _spread(hashes[n] ^ group)))
+
+
+@device
+def _fetch_row(m: EngineRows, position: np.uint64) -> None:
+    row = row_in(m, position)
+    if row != NOWHERE:
+        prefetch(m.state[ROWS] + row * np.uint64(8))
 
 
 @device
 def lay(m: EngineRows, position: np.uint64, row: np.uint64) -> None:
     """Put a row that lies nowhere yet into a gap."""
-    bits = m.state[SLOT_BITS]
-    tag = (_spread(m.rows[row + KEY]) << bits) & _LOW
-    m.slots[position] = np.uint32(tag | (row // _WIDTH + _1))
+    tag = _tag(_spread(m.rows[row + KEY]), _last(m, position))
+    _set_slot(m, position, tag | (row // _WIDTH + _1))
 
 
 @device
@@ -186,16 +252,44 @@ def add(m: EngineRows, key: np.uint64) -> np.uint64:
 @device
 def close_slot(m: EngineRows, position: np.uint64) -> None:
     """Empty a slot, and pull back those behind it that are not at home."""
-    bits = m.state[SLOT_BITS]
-    last = (_1 << bits) - _1
+    last = _last(m, position)
     gap = position
     while True:
-        position = (position + _1) & last
+        position = _next(position, last)
         row = row_in(m, position)
         if row == NOWHERE:
             break
-        home = _spread(m.rows[row + KEY]) >> (_32 - bits)
+        home = _home(m, _spread(m.rows[row + KEY]))
         if (position - home) & last >= (position - gap) & last:
-            m.slots[gap] = m.slots[position]
+            _set_slot(m, gap, _slot(m, position))
             gap = position
-    m.slots[gap] = np.uint32(0)
+    _set_slot(m, gap, _0)
+
+
+@device
+def move(m: EngineRows, slots: np.uint64) -> None:
+    """Move at least so many of the former slots, if there are any, up to the next gap."""
+    if m.state[MOVED] == ALL:
+        return
+    start, moved, last = m.state[START], m.state[MOVED], _last(m, FORMER)
+    until = min(moved + slots, last + _1)
+    while True:
+        position = FORMER | ((start + moved) & last)
+        _fetch_row(m, FORMER | ((start + moved + np.uint64(_AHEAD)) & last))
+        row = row_in(m, position)
+        moved += _1
+        if row != NOWHERE:
+            _set_slot(m, position, _0)
+            lay(m, _gap_from(m, _spread(m.rows[row + KEY]) >> (_32 - m.state[SLOT_BITS])), row)
+        elif moved >= until:
+            break
+    m.state[MOVED] = ALL if moved > last else moved
+
+
+@device
+def _gap_from(m: EngineRows, position: np.uint64) -> np.uint64:
+    """The first empty one of the present slots from a position on."""
+    last = _last(m, position)
+    while m.slots[position] != _0:
+        position = (position + _1) & last
+    return position

@@ -15,6 +15,7 @@ from router.publisher._map_naming import has_duplicates, resolve
 from router.publisher._map_rows import (
     HELD,
     META,
+    MOVES,
     NAMED,
     NOWHERE,
     SEQUENCE,
@@ -23,6 +24,7 @@ from router.publisher._map_rows import (
     Words,
     add,
     find,
+    move,
     rows_at,
 )
 from router.publisher._map_whole import forget_surplus
@@ -222,6 +224,7 @@ def store(
     firsts = words_at(part + behind, np.uint64(len(hashes)))
     told = words_at(part + _4 * behind, np.uint64(TOLD_WORDS))
     told[:] = _0
+    move(m, MOVES * np.uint64(len(hashes)))
     for number in range(len(paths) // 3):
         place = np.uint64(number)
         event = _event_at(hashes, start, paths, place, windows, out)

@@ -8,20 +8,28 @@ import numpy as np
 from router.compiled import device, kernel
 from router.publisher._map_counts import copies_of, count_down, forget_oldest
 from router.publisher._map_rows import (
+    ALL,
     COPIES,
+    FORMER_BITS,
+    FORMER_SLOTS,
     IN_USE,
     LINKS,
     META,
+    MOVED,
     NAMED,
     NOWHERE,
     POOL_BLOCKS,
     POOL_IS_KNOWN,
     ROW_WORDS,
     SEQUENCE,
+    SLOT_BITS,
+    SLOTS,
+    START,
     USED_ROWS,
     EngineRows,
     Words,
     lay,
+    move,
     rows_at,
     slot_of,
 )
@@ -75,6 +83,18 @@ def lay_all(address: int) -> None:
         row = np.uint64(i) * _WIDTH
         if m.rows[row + META] & IN_USE:
             lay(m, slot_of(m, m.rows[row]), row)
+
+
+@kernel("void(int64)")
+def begin_to_move(address: int) -> None:
+    """All slots are in place; from now on they are the former ones."""
+    m = rows_at(np.uint64(address))
+    move(m, ALL >> _1)
+    m.state[FORMER_SLOTS], m.state[FORMER_BITS] = m.state[SLOTS], m.state[SLOT_BITS]
+    start = _0
+    while m.slots[start] != _0:
+        start += _1
+    m.state[START], m.state[MOVED] = (start + _1) & ((_1 << m.state[SLOT_BITS]) - _1), _0
 
 
 @kernel("void(int64, int64)")

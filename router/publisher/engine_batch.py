@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TypeAlias
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -63,19 +64,27 @@ class StoredRun(Struct, frozen=True, eq=False, gc=False):
 
     def events(self, first: int = 0) -> Iterator[EngineStored]:
         """The events one by one, from one of them on."""
-        whole = self.whole
-        more = len(whole.tokens) - self.blocks_of(len(self)) * whole.block_size
         for place in range(first, len(self)):
-            start, end = self.blocks_of(place), self.blocks_of(place + 1)
-            token = start * whole.block_size + more // len(self) * place
-            last_token = end * whole.block_size + more // len(self) * (place + 1)
-            _, parent, has_parent = self.heads[3 * place : 3 * place + 3].tolist()
-            yield replace(
-                whole,
-                block_hashes=whole.block_hashes[start:end],
-                parent=parent if has_parent else None,
-                tokens=whole.tokens[token:last_token],
-            )
+            yield self.part(place, place + 1).whole
+
+    def part(self, first: int, last: int) -> "StoredRun":
+        """The events from one of them on, up to another."""
+        whole, heads = self.whole, self.heads[3 * first : 3 * last].copy()
+        more = (len(whole.tokens) - self.blocks_of(len(self)) * whole.block_size) // len(self)
+        start, end = self.blocks_of(first), self.blocks_of(last)
+        heads[::3] -= np.uint64(start)
+        _, parent, has_parent = heads[:3].tolist()
+        token, last_token = (
+            blocks * whole.block_size + events * more
+            for blocks, events in ((start, first), (end, last))
+        )
+        part = replace(
+            whole,
+            block_hashes=whole.block_hashes[start:end],
+            parent=parent if has_parent else None,
+            tokens=whole.tokens[token:last_token],
+        )
+        return StoredRun(part, heads)
 
 
 class EngineRemoved(Struct, frozen=True, eq=False, gc=False):

@@ -6,21 +6,24 @@ steps of EngineLog ─▶ EngineFeed ─decode─▶ Normalizer ─▶ EventJour
   Lost                                       events_lost    require_checkpoint
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from router.errors import WireError
 from router.publisher.complaints import Complaints
 from router.publisher.decode_room import DecodeRoom
 from router.publisher.engine_batch import EngineBatch
 from router.publisher.engine_events import decode_engine_batch
-from router.publisher.engine_map import EngineMap
 from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, Step
+from router.publisher.event_slices import SLICE_BLOCKS
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import NormalizerStats
 from router.publisher.source_journal import SourceJournal
 
 STATE_BATCHES = 2_000
 """After so many a state is worth keeping: engines can replay several times as many."""
+
+STEP_BLOCKS = 16
+"""A step takes as long as so many blocks, however few it is about."""
 
 
 class FeedCounters:
@@ -75,22 +78,42 @@ class EngineFeed:
         """What became of events and blocks. O(1)."""
         return self._normalizer.stats
 
-    @property
-    def map(self) -> EngineMap:
-        """Who makes room in it must do so while no steps are carried out."""
-        return self._normalizer.map
-
     def take(self, steps: Sequence[Step], now_s: float) -> None:
         """Carry out steps, in order; replays are not its business. O(blocks)."""
+        for _ in self.slices(steps, lambda: now_s):
+            pass
+
+    def slices(self, steps: Sequence[Step], clock: Callable[[], float]) -> Iterator[int]:
+        """The same in slices, to be gone through to their end; says how many steps each has ended,
+        which may be none.
+        """
+        blocks = ended = 0
         for step in steps:
-            if isinstance(step, Apply):
-                self._apply(step.sequence, self._decoded(step), now_s)
-            elif isinstance(step, ApplyDecoded):
-                self._apply(step.sequence, step.batch, now_s)
-            elif isinstance(step, NewLife):
-                self._begin_life(step)
-            elif isinstance(step, Lost):
-                self._lose(step)
+            for more in self._carry_out(step, clock()):
+                if blocks >= SLICE_BLOCKS:
+                    yield ended
+                    blocks = ended = 0
+                blocks += more
+            blocks += STEP_BLOCKS
+            ended += 1
+            if blocks >= SLICE_BLOCKS:
+                yield ended
+                blocks = ended = 0
+        if ended:
+            yield ended
+
+    def _carry_out(self, step: Step, now_s: float) -> Iterator[int]:
+        """Says before each part of a step how many blocks it is about."""
+        if isinstance(step, Apply):
+            yield from self._apply(step.sequence, self._decoded(step), now_s)
+        elif isinstance(step, ApplyDecoded):
+            yield from self._apply(step.sequence, step.batch, now_s)
+        elif isinstance(step, NewLife):
+            yield 0
+            self._begin_life(step)
+        elif isinstance(step, Lost):
+            yield 0
+            self._lose(step)
 
     def tick(self, now_s: float) -> None:
         """Time passes."""
@@ -105,14 +128,14 @@ class EngineFeed:
         self._unsaved = 0
         return self._normalizer.save()
 
-    def _apply(self, sequence: int, batch: EngineBatch, now_s: float) -> None:
+    def _apply(self, sequence: int, batch: EngineBatch, now_s: float) -> Iterator[int]:
         self._unsaved += 1
         if batch.dp_rank not in (None, self._dp_rank):
             self.counters.foreign += 1
             self._refuse_rank(batch.dp_rank)
             return
         self.counters.applied += 1
-        self._normalizer.apply(batch, now_s)
+        yield from self._normalizer.apply_slices(batch, now_s)
         self._complain_of(sequence, batch)
 
     def _refuse_rank(self, dp_rank: int | None) -> None:

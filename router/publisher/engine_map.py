@@ -1,16 +1,15 @@
 """From an engine's own names to sequence hashes, with a count of copies per tier: one rank's.
 
-    state ──▶ rows   40 bytes a block, for the pool's at first, touched as they fill; grown twofold
-          └─▶ slots   4 bytes each, at most 3/4 in use
+    state ──▶ rows   40 bytes a block, touched as they fill; grown twofold without being copied
+          └─▶ slots   4 bytes each, at most 3/4 in use; grown twofold, a few with every block
 
 What the words mean is in `_map_rows`, what happens to them in `_map_kernel`.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
+from router.fresh_memory import FormerTable, GrowingWords, zeros
 from router.protocol.values import TIERS, HashArray, Tier
 from router.publisher import _map_kernel, _map_rows, _map_store, _map_whole
 from router.publisher.contexts import Contexts
@@ -21,23 +20,6 @@ from router.sequence.hashing import TokenArray
 _FEWEST_ROWS = 768
 _DEFAULT_POOL_BLOCKS = 1 << 9
 
-_MOST_EXPECTED_ROWS = 1 << 20
-"""What is said of a pool is believed up to here; beyond, its map grows as it fills."""
-
-
-_LARGE_ROWS = 1 << 16
-"""From so many on, room is better prepared beside everything else."""
-
-_AHEAD_ROWS = 1 << 17
-"""Rows whose memory the system is made to give beforehand: 5 MB, of which a page may cost 5 ms."""
-
-
-class Room(NamedTuple):
-    """Where the rows and slots of a map lie."""
-
-    rows: HashArray
-    slots: npt.NDArray[np.uint32]
-
 
 class EngineMap:
     """Rows of one rank. `max_rows` bounds them; dead ones make room before anything is refused."""
@@ -45,12 +27,12 @@ class EngineMap:
     __slots__ = (
         "_address",
         "_contexts",
+        "_former",
         "_groups",
         "_max_rows",
         "_rows",
         "_slots",
         "_state",
-        "_touched_rows",
         "_words",
     )
 
@@ -66,10 +48,7 @@ class EngineMap:
         self._address = int(self._state.ctypes.data)
         self._words = self._state.data  # reads of one word are quicker
         self._groups: dict[int, int] = {0: 0}
-        self._rows: HashArray = np.empty(0, np.uint64)
-        expected = min(pool_blocks or 0, _MOST_EXPECTED_ROWS)
-        self.move_into(self._laid_out(min(max(expected, _FEWEST_ROWS), max_rows)))
-        self._touched_rows = 0
+        self._begin(min(_FEWEST_ROWS, max_rows))
 
     @property
     def orphan_blocks(self) -> int:
@@ -133,6 +112,7 @@ class EngineMap:
             refusal = _map_store.store(
                 self._address, hashes, tokens, heads, block_size, window, mixed, context, how, out
             )
+            self._follow_moves()
             if refusal != _map_kernel.NO_ROOM or out[4 * blocks + _map_store.DONE]:
                 return refusal
             if not self._make_room(int(heads[3]) if len(heads) > 3 else blocks):
@@ -142,6 +122,7 @@ class EngineMap:
         """See `_map_kernel.join`. NO_ROOM: the limit is reached. O(blocks)."""
         while True:
             told = _map_kernel.join(self._address, hashes, self._mixed(group), how, out)
+            self._follow_moves()
             if told != _map_kernel.NO_ROOM or not self._make_room(len(hashes)):
                 return told
 
@@ -175,13 +156,13 @@ class EngineMap:
         counts[_map_rows.UNKNOWN_REMOVALS - _map_rows.USED_ROWS] = 0
         counts[_map_rows.OVER_REMOVALS - _map_rows.USED_ROWS] = 0
         counts[_map_rows.UNCOUNTED - _map_rows.USED_ROWS] = 0
-        return counts, self._rows[: used * _map_rows.ROW_WORDS]
+        return counts, self._rows.words[: used * _map_rows.ROW_WORDS]
 
     def load(self, counts: HashArray, rows: HashArray) -> None:
         """Replace all by what was saved. O(rows)."""
         capacity = int(self._state[_map_rows.ROW_CAPACITY])
-        self.move_into(self._laid_out(max(len(rows) // _map_rows.ROW_WORDS, capacity)))
-        self._rows[: len(rows)] = rows
+        self._begin(max(len(rows) // _map_rows.ROW_WORDS, capacity))
+        self._rows.words[: len(rows)] = rows
         self._state[_map_rows.USED_ROWS :] = counts
         _map_whole.lay_all(self._address)
 
@@ -195,68 +176,53 @@ class EngineMap:
             mixed = self._groups[group] = digest(np.array([group], np.uint64))
         return mixed
 
-    @property
-    def is_room_short(self) -> bool:
-        """Is it time for `prepared`, so that no store has to wait for memory? O(1)."""
-        capacity = self._words[_map_rows.ROW_CAPACITY]
-        if capacity < _LARGE_ROWS:
-            return False
-        is_filling = self._is_filling and capacity < self._max_rows
-        is_fresh = self._words[_map_rows.USED_ROWS] + _AHEAD_ROWS // 2 > self._touched_rows
-        return is_filling or (is_fresh and self._touched_rows < capacity)
-
-    def prepared(self) -> Room:
-        """Room for more, to be moved into; may be done on another thread, while nobody changes the
-        map. O(rows).
-        """
-        capacity, used = (self._words[w] for w in (_map_rows.ROW_CAPACITY, _map_rows.USED_ROWS))
-        if self._is_filling and capacity < self._max_rows:
-            room = self._laid_out(min(2 * capacity, self._max_rows))
-        else:
-            room = Room(self._rows, self._slots)
-        if not used:
-            room.slots[:] = 0
-        room.rows[used * _map_rows.ROW_WORDS : (used + _AHEAD_ROWS) * _map_rows.ROW_WORDS] = 0
-        return room
-
-    def move_into(self, room: Room) -> None:
-        """Go on in what was prepared since the last change. O(1)."""
-        self._rows, self._slots = room.rows, room.slots
-        self._state[_map_rows.ROWS] = room.rows.ctypes.data
-        self._state[_map_rows.ROW_CAPACITY] = len(room.rows) // _map_rows.ROW_WORDS
-        self._state[_map_rows.SLOTS] = room.slots.ctypes.data
-        self._state[_map_rows.SLOT_BITS] = len(room.slots).bit_length() - 1
-        self._touched_rows = self._words[_map_rows.USED_ROWS] + _AHEAD_ROWS
-
-    @property
-    def _is_filling(self) -> bool:
-        return len(self) > self._words[_map_rows.ROW_CAPACITY] * 7 // 8
-
     def _make_room(self, rows: int) -> bool:
         capacity, wanted = int(self._state[_map_rows.ROW_CAPACITY]), len(self) + rows
         if capacity < self._max_rows:
             capacity = min(max(2 * capacity, wanted), self._max_rows)
-            self.move_into(self._laid_out(capacity))
+            self._grow(capacity)
         if wanted > capacity:
             self.forget_dead(max(self.dead_blocks - (wanted - capacity), 0))
         return len(self) + rows <= capacity
 
-    def _laid_out(self, capacity: int) -> Room:
-        """Room for so many rows, with the present ones in it. O(rows)."""
-        rows = np.empty(capacity * _map_rows.ROW_WORDS, np.uint64)
-        used = int(self._state[_map_rows.USED_ROWS]) * _map_rows.ROW_WORDS
-        rows[:used] = self._rows[:used]
-        bits = (-(-4 * capacity // 3) - 1).bit_length()  # 3/4 in use at most
-        slots = np.zeros(1 << bits, np.uint32)
-        state = self._state.copy()
-        state[_map_rows.ROWS], state[_map_rows.ROW_CAPACITY] = rows.ctypes.data, capacity
-        state[_map_rows.SLOTS], state[_map_rows.SLOT_BITS] = slots.ctypes.data, bits
-        _map_whole.lay_all(int(state.ctypes.data))
-        return Room(rows, slots)
+    def _begin(self, capacity: int) -> None:
+        """Empty, with room for so many rows."""
+        self._rows = GrowingWords(capacity * _map_rows.ROW_WORDS, np.uint64)
+        self._former: FormerTable[np.uint32] | None = None
+        self._state[_map_rows.MOVED] = _map_rows.ALL
+        self._state[_map_rows.FORMER_SLOTS] = self._state[_map_rows.FORMER_BITS] = 0
+        self._lay_out(capacity)
+
+    def _grow(self, capacity: int) -> None:
+        """Rows keep their numbers; slots begin to move."""
+        slots = self._slots
+        _map_whole.begin_to_move(self._address)
+        self._former = FormerTable(slots, 1, 0, int(self._state[_map_rows.START]))
+        self._rows.grow(capacity * _map_rows.ROW_WORDS)
+        self._lay_out(capacity)
+
+    def _lay_out(self, capacity: int) -> None:
+        """Go on with rows for so many, and empty slots of which 3/4 at most will be in use."""
+        bits = (-(-4 * capacity // 3) - 1).bit_length()
+        self._slots = zeros(1 << bits, np.uint32)
+        self._state[_map_rows.ROWS] = self._rows.words.ctypes.data
+        self._state[_map_rows.ROW_CAPACITY] = capacity
+        self._state[_map_rows.SLOTS] = self._slots.ctypes.data
+        self._state[_map_rows.SLOT_BITS] = bits
+
+    def _follow_moves(self) -> None:
+        """Give back what the former slots leave behind them."""
+        if self._former is None:
+            return
+        moved = self._words[_map_rows.MOVED]
+        if moved == _map_rows.ALL:
+            self._former = None
+        else:
+            self._former.release(self._words[_map_rows.START] + moved)
 
     def check_invariants(self) -> None:
         """Assert the invariants of `_map_rows`. O(rows)."""
-        check_rows(self._state, self.rows(), self._slots, self._contexts.uses)
+        check_rows(self._state, self.rows(), self._slots, self._former, self._contexts.uses)
 
 
 assert TIERS == _map_kernel.NO_TIER

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from router.fresh_memory import release, reserve
+from router.fresh_memory import FormerTable, zeros
 from router.protocol.values import TIERS, HashArray, HeldState, Tier
 from router.publisher import _held_kernel as kernel
 from router.publisher import _held_table as table
@@ -25,12 +25,6 @@ Hashes: TypeAlias = HashArray | Sequence[int]
 
 DEFAULT_MULTIPLIER = 0x9E3779B97F4A7C15
 _LEAST_CAPACITY_BITS = 8
-
-_LARGE_BITS = 15
-"""From so many slots on, 1.3 MB, memory is reserved: to clear it at once would take too long."""
-
-_RELEASED_SLOTS = 5 * 4096
-"""Given back at once, 200 pages: some 30 µs, where a whole table would take milliseconds."""
 
 
 def path_heads(block_counts: list[int], parents: list[int | None]) -> HashArray:
@@ -56,11 +50,10 @@ class HeldBlocks:
     and fastest tier; holes, counts and digests equal what a walk over all blocks finds.
     """
 
-    __slots__ = ("_address", "_former", "_head", "_header", "_multiplier", "_released", "_slots")
+    __slots__ = ("_address", "_former", "_head", "_header", "_multiplier", "_slots")
 
-    _former: HashArray | None
+    _former: FormerTable[np.uint64] | None
     _header: HashArray
-    _released: int
     _slots: HashArray
 
     def __init__(self, multiplier: int = DEFAULT_MULTIPLIER) -> None:
@@ -87,8 +80,7 @@ class HeldBlocks:
         changed, progress = np.empty(len(keys), np.uint64), 0
         while True:
             progress = kernel.store(self._address, int(tier), keys, heads, progress, changed)
-            if self._former is not None:
-                self._release(self._former)
+            self._follow_moves()
             if progress >> DONE_BITS == len(keys):
                 return changed[: progress & ((1 << DONE_BITS) - 1)]
             self._grow()
@@ -139,15 +131,12 @@ class HeldBlocks:
         self._header[table.MULTIPLIER] = self._multiplier
         self._header[table.MOVED] = table.ALL
         self._former = None
-        self._released = 0
         self._lay_out(_LEAST_CAPACITY_BITS)
 
     def _lay_out(self, capacity_bits: int) -> None:
         """Go on in an empty table."""
         capacity = 1 << capacity_bits
-        words = capacity * int(table.SLOT_WORDS)
-        is_large = capacity_bits >= _LARGE_BITS
-        self._slots = reserve(words, np.uint64) if is_large else np.zeros(words, np.uint64)
+        self._slots = zeros(capacity * int(table.SLOT_WORDS), np.uint64)
         self._header[table.PRESENT + table.FIRST] = self._slots.ctypes.data // 8
         self._header[table.PRESENT + table.LAST] = capacity - 1
         self._header[table.PRESENT + table.SHIFT] = 64 - capacity_bits
@@ -155,26 +144,19 @@ class HeldBlocks:
 
     def _grow(self) -> None:
         kernel.grow(self._address)
-        self._former = self._slots
-        self._released = -(-int(self._header[table.START]) // _RELEASED_SLOTS) * _RELEASED_SLOTS
-        self._lay_out(self._capacity(self._former).bit_length())
+        width, flags = int(table.SLOT_WORDS), int(table.FLAGS)
+        self._former = FormerTable(self._slots, width, flags, int(self._header[table.START]))
+        self._lay_out((len(self._slots) // width).bit_length())
 
-    def _release(self, former: HashArray) -> None:
-        """Give the former table back, part by part behind what moves."""
-        if self._header[table.MOVED] == table.ALL:
-            self._former = None
+    def _follow_moves(self) -> None:
+        """Give back what the former table leaves behind it."""
+        if self._former is None:
             return
-        moved = int(self._header[table.START] + self._header[table.MOVED])
-        end = min(moved, self._capacity(former)) // _RELEASED_SLOTS * _RELEASED_SLOTS
-        if end > self._released and self._capacity(former) >> _LARGE_BITS:
-            rows = former.reshape(-1, int(table.SLOT_WORDS))[self._released : end]
-            self._released = end
-            if not rows[:, int(table.FLAGS)].any():  # keys may have come around the table's end
-                release(rows, former)
-
-    @staticmethod
-    def _capacity(slots: HashArray) -> int:
-        return len(slots) // int(table.SLOT_WORDS)
+        moved = self._header[table.MOVED]
+        if moved == table.ALL:
+            self._former = None
+        else:
+            self._former.release(int(self._header[table.START] + moved))
 
     def _per_tier(self, start: np.uint64) -> list[int]:
         words: list[int] = self._header[int(start) : int(start) + TIERS].tolist()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from router.fresh_memory import FormerTable
 from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX, HashArray, Tier
 from router.publisher import _held_table as t
 from router.sequence.digest import digest
@@ -10,12 +11,14 @@ _SLOT_WORDS = int(t.SLOT_WORDS)
 _FLAGS, _PARENT, _CHILDREN, _KEY = (int(w) for w in (t.FLAGS, t.PARENT, t.CHILDREN, t.KEY))
 
 
-def check_held(header: HashArray, present: HashArray, former: HashArray | None) -> None:
+def check_held(
+    header: HashArray, present: HashArray, former: FormerTable[np.uint64] | None
+) -> None:
     """Assert that places, children, holes, counts and digests are what the slots say."""
     tables = [(t.PRESENT, _rows(present))]
     if header[t.MOVED] != t.ALL:
         assert former is not None
-        tables.append((t.FORMER, _rows(former)))
+        tables.append((t.FORMER, former.slots.tolist()))
     rows = [row for _, slots in tables for row in slots if row[_FLAGS]]
     assert len(rows) == header[t.USED] <= header[t.MAX_USED]
     by_key = {row[_KEY]: row for row in rows}

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from router.fresh_memory import FormerTable
 from router.protocol.values import TIERS, HashArray, Tier
 from router.publisher import _map_rows as r
 
@@ -28,6 +29,7 @@ def check_rows(
     state: HashArray,
     words: npt.NDArray[np.uint64],
     slots: npt.NDArray[np.uint32],
+    former: FormerTable[np.uint32] | None,
     uses: npt.NDArray[np.uint32],
 ) -> None:
     """Assert that counts, links, graveyard and slots are what the rows say. O(rows)."""
@@ -36,7 +38,7 @@ def check_rows(
     _check_sums(state, parsed)
     _check_links(parsed)
     _check_graveyard(state, parsed)
-    _check_slots(state, slots.tolist(), {number: keys[number - 1] for number in parsed})
+    _check_slots(state, slots, former, {number: keys[number - 1] for number in parsed})
     contexts = Counter(row.meta & _LOW for row in parsed.values() if row.is_named)
     assert {n: count for n, count in enumerate(uses.tolist()) if count} == dict(contexts)
     free, number = 0, int(state[r.FREE_ROW])
@@ -89,14 +91,39 @@ def _check_graveyard(state: HashArray, rows: dict[int, _Row]) -> None:
     assert seen == {n for n, row in rows.items() if row.is_buried}
 
 
-def _check_slots(state: HashArray, slots: list[int], keys: dict[int, int]) -> None:
-    bits = int(state[r.SLOT_BITS])
-    last = (1 << bits) - 1
-    found = {slot & last: position for position, slot in enumerate(slots) if slot}
-    assert sorted(found) == sorted(keys)
+def _check_slots(
+    state: HashArray,
+    slots: npt.NDArray[np.uint32],
+    former: FormerTable[np.uint32] | None,
+    keys: dict[int, int],
+) -> None:
+    """Every row lies in one slot: behind no gap, and among those its home has not moved from."""
     assert 4 * len(keys) <= 3 * len(slots)
+    tables = {False: (slots.tolist(), int(state[r.SLOT_BITS]))}
+    if int(state[r.MOVED]) != int(r.ALL):
+        assert former is not None
+        tables[True] = (former.slots.ravel().tolist(), int(state[r.FORMER_BITS]))
+    found = {}
+    for is_former, (numbers, bits) in tables.items():
+        last = (1 << bits) - 1
+        for place, slot in enumerate(numbers):
+            if slot:
+                assert slot & last not in found
+                found[slot & last] = is_former, place
+    assert sorted(found) == sorted(keys)
     for number, key in keys.items():
+        is_former, place = found[number]
+        assert is_former == _is_in_former(state, key)
+        numbers, bits = tables[is_former]
         position = r.home_of(key, bits)
-        while position != found[number]:
-            assert slots[position]
-            position = (position + 1) & last
+        while position != place:
+            assert numbers[position]
+            position = (position + 1) % len(numbers)
+
+
+def _is_in_former(state: HashArray, key: int) -> bool:
+    moved, bits = int(state[r.MOVED]), int(state[r.FORMER_BITS])
+    if moved == int(r.ALL):
+        return False
+    distance = (r.home_of(key, bits) - int(state[r.START])) % (1 << bits)
+    return distance >= moved

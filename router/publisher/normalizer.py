@@ -9,7 +9,7 @@ A block is held in a tier until its last copy there goes. What cannot be told ex
 which the journal says with everything else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -19,8 +19,15 @@ from router.publisher.contexts import Contexts
 from router.publisher.counted_journal import CountedJournal
 from router.publisher.credit import Groups, tier_of
 from router.publisher.doubts import Doubts
-from router.publisher.engine_batch import EngineBatch, EngineRemoved, EngineStored, StoredRun
+from router.publisher.engine_batch import (
+    EngineBatch,
+    EnginePart,
+    EngineRemoved,
+    EngineStored,
+    StoredRun,
+)
 from router.publisher.engine_map import EngineMap
+from router.publisher.event_slices import block_count, sliced
 from router.publisher.held_back import HeldBack
 from router.publisher.normalizer_settings import (
     EngineSettings,
@@ -126,15 +133,17 @@ class Normalizer:
 
     def apply(self, batch: EngineBatch, now_s: float) -> None:
         """Apply one batch of this rank, in the engine's order. O(blocks)."""
+        for _ in self.apply_slices(batch, now_s):
+            pass
+
+    def apply_slices(self, batch: EngineBatch, now_s: float) -> Iterator[int]:
+        """The same in slices, to be gone through to their end before anything else happens here;
+        says before each how many blocks it is about.
+        """
         for part in batch.parts:
-            if isinstance(part, StoredRun):
-                self._apply_stored(part.whole, part, now_s)
-            elif isinstance(part, EngineStored):
-                self._apply_stored(part, None, now_s)
-            elif isinstance(part, EngineRemoved):
-                self._apply_removed(part)
-            else:
-                self._apply_cleared()
+            for each in sliced(part, self._block_size, self._identity.eagle):
+                yield block_count(each)
+                self._apply_part(each, now_s)
         if batch.unknown:
             self._counts.unknown_events += len(batch.unknown)
         if batch.malformed:
@@ -142,6 +151,16 @@ class Normalizer:
             self._doubts.add(Doubt.UNREADABLE)
         self.tick(now_s)
         self._doubts.say(self._names.map)
+
+    def _apply_part(self, part: EnginePart, now_s: float) -> None:
+        if isinstance(part, StoredRun):
+            self._apply_stored(part.whole, part, now_s)
+        elif isinstance(part, EngineStored):
+            self._apply_stored(part, None, now_s)
+        elif isinstance(part, EngineRemoved):
+            self._apply_removed(part)
+        else:
+            self._apply_cleared()
 
     def tick(self, now_s: float) -> None:
         """Give up children that have waited for too long. O(those)."""

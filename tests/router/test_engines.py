@@ -161,18 +161,18 @@ async def test_a_follower_that_fails_begins_anew_and_harms_nobody(
     eventually, monkeypatch, caplog, tmp_path
 ):
     engine, other = DirectEngine(1), DirectEngine(2)
-    take, failed = EngineFeed.take, []
+    slices, failed = EngineFeed.slices, []
 
-    def take_or_fail(feed, steps, now_s):
+    def fail_once(feed, steps, clock):
         if steps and feed._dp_rank == 0 and not failed and feed is victim:
             failed.append(feed)
             raise RuntimeError("a defect")
-        take(feed, steps, now_s)
+        return slices(feed, steps, clock)
 
     async with direct_router(engine, other, data_dir=str(tmp_path)) as router:
         followed = router.service._host.engines._ranks
         victim = next(each for rank, each in followed.items() if rank.worker_id == 1).follower.feed
-        monkeypatch.setattr(EngineFeed, "take", take_or_fail)
+        monkeypatch.setattr(EngineFeed, "slices", fail_once)
         engine.cache(PROMPT)
         other.cache(PROMPT)
         await eventually(lambda: equals(router.overlaps(PROMPT), {(1, 0): 10, (2, 0): 10}))

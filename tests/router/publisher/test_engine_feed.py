@@ -111,3 +111,26 @@ def test_complaints_are_few():
     assert complaints.take(4.9) == ()
     assert complaints.take(5.0) == ["5"]
     assert complaints.take(99.0) == ()
+
+
+def test_a_long_batch_is_carried_out_in_slices(feeding):
+    hashes, tokens = list(range(1, 1_501)), list(range(6_000))
+    steps = [
+        apply(0, stored(hashes, tokens)),
+        *(apply(number, removed([number])) for number in range(1, 101)),
+    ]
+    held, ended = [], []
+    for each in feeding.feed.slices(steps, lambda: 0.0):
+        held.append(len(feeding.held))
+        ended.append(each)
+    assert held[:2] == [512, 1024]
+    assert ended[:2] == [0, 0]
+    assert sum(ended) == len(steps)
+    assert max(ended) < 40
+    assert len(feeding.held) == 1_400
+
+
+def test_many_batches_without_blocks_are_carried_out_in_slices(feeding):
+    ended = list(feeding.feed.slices([apply(n) for n in range(100)], lambda: 0.0))
+    assert sum(ended) == 100
+    assert max(ended) < 40

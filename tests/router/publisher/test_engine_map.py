@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from engines import Edge, batch, engine_hash, names, placeholder, removed, stored
+from router import fresh_memory
 from router.protocol.values import Tier
-from router.publisher import engine_map
 
 INVERSE = pow(0x9E3779B97F4A7C15, -1, 2**64)
 TOKENS = list(range(64))
@@ -68,15 +68,6 @@ def test_grows_and_finds_everything_again():
     assert (len(edge.held()), len(edge.held(Tier.HOST))) == (10, 100)
 
 
-def test_a_map_of_a_known_pool_does_not_grow_before_it_is_full():
-    edge = Edge(num_gpu_blocks=4_000)
-    rows = edge.normalizer._names.map._rows
-    edge.feed(stored(range(1, 4_001), range(16_000)))
-    assert edge.normalizer._names.map._rows is rows
-    edge.feed(removed(range(1, 4_001)), stored(range(5_001, 9_001), range(16_000, 32_000)))
-    assert edge.held() == set(names(range(16_000, 32_000)))
-
-
 def test_one_event_may_be_larger_than_all_before():
     edge = Edge().feed(stored(range(1, 3_001), range(12_000)))
     assert len(edge.held()) == 3_000
@@ -95,23 +86,48 @@ def test_parents_may_be_0():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_room_is_prepared_while_a_map_fills(seed, monkeypatch):
-    monkeypatch.setattr(engine_map, "_LARGE_ROWS", 1)
-    monkeypatch.setattr(engine_map, "_AHEAD_ROWS", 64)
-    random, edge, held, moves = Random(seed), Edge(), {}, 0
-    for first in range(0, 6_000, 16):
-        rows = edge.normalizer.map
-        if rows.is_room_short:
-            rows.move_into(rows.prepared())
-            assert not rows.is_room_short
-            moves += 1
-        hashes, tokens = list(range(first + 1, first + 17)), [first] * 64
+def test_grows_slot_by_slot_while_blocks_come_and_go(seed, monkeypatch):
+    monkeypatch.setattr(fresh_memory, "LARGE_BYTES", 1 << 13)
+    monkeypatch.setattr(fresh_memory, "PART_BYTES", 5 * 4096)
+    random, edge, held, moving = Random(seed), Edge(), {}, 0
+    for number in range(150):
+        hashes = [random.getrandbits(64) for _ in range(16)]
+        tokens = [number] * 64
         edge.feed(stored(hashes, tokens))
         held |= zip(hashes, names(tokens), strict=True)
         gone = random.sample(sorted(held), len(held) // 4)
         edge.feed(removed(gone))
         for each in gone:
             del held[each]
-        assert edge.held() == set(held.values())
-    assert moves > 4
+        moving += edge.normalizer.map._former is not None
+        if number % 25 == 0:
+            assert edge.held() == set(held.values())
+            edge.normalizer.check_invariants()
+    assert edge.held() == set(held.values())
+    assert moving >= 3
+    assert edge.counts.unknown_removed == edge.counts.refused_events == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_crowded_slots_grow_around_their_end(seed, monkeypatch):
+    monkeypatch.setattr(fresh_memory, "LARGE_BYTES", 1 << 13)
+    monkeypatch.setattr(fresh_memory, "PART_BYTES", 5 * 4096)
+    random, edge, held, moving = Random(seed), Edge(), {}, 0
+    for number in range(80):
+        hashes = [crowded_hash(random) for _ in range(12)]
+        tokens = [number] * 48
+        edge.feed(stored(hashes, tokens))
+        held |= zip(hashes, names(tokens), strict=True)
+        gone = random.sample(sorted(held), 2)
+        edge.feed(removed(gone))
+        for each in gone:
+            del held[each]
+        if edge.normalizer.map._former is not None:
+            edge.normalizer.check_invariants()
+            moving += 1
+    assert edge.held() == set(held.values())
+    assert moving
+    edge.feed(removed(list(held)))
+    assert not edge.held()
+    edge.normalizer.check_invariants()
     assert edge.counts.unknown_removed == edge.counts.refused_events == 0

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fuzzing import examples
 from oracle.held import HeldBlocks as HeldInDicts
+from router import fresh_memory
 from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX, HeldState, Tier
-from router.publisher import held as held_module
 from router.publisher._held_table import ALL, MOVED
 from router.publisher.held import DEFAULT_MULTIPLIER, HeldBlocks
 
@@ -292,8 +292,8 @@ class Growing:
 
 @pytest.fixture
 def pages_are_released_early(monkeypatch):
-    monkeypatch.setattr(held_module, "_LARGE_BITS", 9)
-    monkeypatch.setattr(held_module, "_RELEASED_SLOTS", 512)
+    monkeypatch.setattr(fresh_memory, "LARGE_BYTES", 1 << 14)
+    monkeypatch.setattr(fresh_memory, "PART_BYTES", 5 * 4096)
 
 
 @pytest.mark.usefixtures("pages_are_released_early")
@@ -341,5 +341,6 @@ def test_a_table_that_grows_gives_the_former_one_back():
         stored += 512
     assert held.block_count == len(set(held.held(Tier.DEVICE).tolist())) == stored
     assert held._header[MOVED] == ALL
+    held.check_invariants()
     held.clear()
     assert held.state() == HeldState()

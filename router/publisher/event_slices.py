@@ -1,0 +1,81 @@
+"""Long parts of a batch in slices, each of which means what its share of the whole does.
+
+Removals are of single copies, and events of a run are events of their own. A stored event goes on
+behind its own last block where its first half ends, unless it says more of its blocks than their
+tokens; but what comes twice in it is wrong with all of it, so it is looked at as a whole.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec.structs import replace
+
+from router.protocol.values import HashArray
+from router.publisher.engine_batch import EnginePart, EngineRemoved, EngineStored, StoredRun
+
+SLICE_BLOCKS = 512
+"""Named, counted and told without a pause: about 0.3 ms."""
+
+
+def block_count(part: EnginePart) -> int:
+    """How many blocks a part is about."""
+    if isinstance(part, StoredRun):
+        return len(part.whole.block_hashes)
+    return len(part.block_hashes) if isinstance(part, EngineStored | EngineRemoved) else 0
+
+
+def sliced(part: EnginePart, block_size: int, eagle: int) -> Iterator[EnginePart]:
+    """A part, in slices of so many blocks or little more; one that cannot be divided is one."""
+    if block_count(part) <= SLICE_BLOCKS:
+        yield part
+    elif isinstance(part, StoredRun):
+        yield from _slices_of_run(part, block_size, eagle)
+    elif isinstance(part, EngineRemoved):
+        for hashes in _in_slices(part.block_hashes):
+            yield replace(part, block_hashes=hashes)
+    elif isinstance(part, EngineStored) and _is_divisible(part, block_size, eagle):
+        yield from _slices_of_event(part, block_size, eagle)
+    else:
+        yield part
+
+
+def _in_slices(hashes: HashArray) -> Iterator[HashArray]:
+    for start in range(0, len(hashes), SLICE_BLOCKS):
+        yield hashes[start : start + SLICE_BLOCKS]
+
+
+def _slices_of_run(run: StoredRun, block_size: int, eagle: int) -> Iterator[EnginePart]:
+    """Whole events, as many as make a slice; one that is longer by itself."""
+    first, firsts = 0, run.heads[::3]
+    while first < len(run):
+        limit = run.blocks_of(first) + SLICE_BLOCKS
+        last = int(np.searchsorted(firsts, np.uint64(limit), side="right")) - 1
+        if run.blocks_of(len(run)) <= limit:
+            last = len(run)
+        if last > first + 1:
+            yield run.part(first, last)
+        else:
+            last = first + 1
+            for event in run.part(first, last).events():
+                yield from sliced(event, block_size, eagle)
+        first = last
+
+
+def _is_divisible(event: EngineStored, block_size: int, eagle: int) -> bool:
+    says_more = event.lora_name or event.lora_id or event.cache_salt or event.extra_keys
+    if says_more or event.block_size != block_size or event.is_eagle != bool(eagle):
+        return False
+    hashes = event.block_hashes
+    if len(event.tokens) != len(hashes) * block_size + eagle:
+        return False
+    is_own_parent = event.parent is not None and bool((hashes == np.uint64(event.parent)).any())
+    return not is_own_parent and len(np.unique(hashes)) == len(hashes)
+
+
+def _slices_of_event(event: EngineStored, block_size: int, eagle: int) -> Iterator[EngineStored]:
+    parent, start = event.parent, 0
+    for hashes in _in_slices(event.block_hashes):
+        end = start + len(hashes)
+        tokens = event.tokens[start * block_size : end * block_size + eagle]
+        yield replace(event, block_hashes=hashes, parent=parent, tokens=tokens)
+        parent, start = int(hashes[-1]), end

@@ -1,0 +1,69 @@
+"""Memory that is reserved, grown and given back, and what is left in it."""
+
+import numpy as np
+import pytest
+
+from router import fresh_memory
+from router.fresh_memory import FormerTable, GrowingWords, reserve, zeros
+
+
+@pytest.fixture(autouse=True)
+def parts_are_small(monkeypatch):
+    monkeypatch.setattr(fresh_memory, "LARGE_BYTES", 1 << 15)
+    monkeypatch.setattr(fresh_memory, "PART_BYTES", 1 << 12)
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_what_is_fresh_holds_zeros_and_keeps_what_is_written(length):
+    for make in (reserve, zeros):
+        words = make(length, np.uint64)
+        assert len(words) == length
+        assert not words.any()
+        words[-1] = 7
+        assert words[-1] == 7
+
+
+def test_what_grows_keeps_what_it_holds():
+    growing = GrowingWords(1_000, np.uint32)
+    growing.words[:] = np.arange(1_000)
+    growing.grow(1_000_000)
+    assert growing.words[:1_000].tolist() == list(range(1_000))
+    assert not growing.words[1_000:].any()
+
+
+def test_who_looks_on_while_it_grows_keeps_what_there_was():
+    growing = GrowingWords(1_000, np.uint64)
+    growing.words[:] = 7
+    seen = growing.words
+    growing.grow(2_000)
+    growing.words[0] = 8
+    assert (seen == 7).all()
+    assert growing.words[:2].tolist() == [8, 7]
+
+
+def test_a_former_table_is_given_back_behind_what_has_moved():
+    slots = reserve(10 * 1_024, np.uint32)
+    slots[:] = 5
+    former = FormerTable(slots, 1, 0, 1_500)
+    slots[1_500:5_000] = 0
+    former.release(5_000)
+    assert np.flatnonzero(slots == 0).tolist() == list(range(1_500, 5_000))
+    slots[5_000:] = 0
+    former.release(20_000)
+    assert slots.any()
+    assert not slots[1_500:].any()
+
+
+def test_keys_that_came_around_the_end_are_not_given_back():
+    slots = reserve(10 * 1_024, np.uint32)
+    former = FormerTable(slots, 1, 0, 0)
+    slots[3] = slots[9_000] = 1
+    former.release(4_000)
+    assert slots[3] == 1
+    former.release(10_000)
+    assert slots[9_000] == 1
+
+
+def test_of_a_small_table_nothing_is_given_back_before_its_end():
+    former = FormerTable(zeros(64, np.uint32), 1, 0, 0)
+    former.release(64)
