@@ -11,6 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from router.config import RouterConfig
 from router.forward.metrics import ForwardMetrics
+from router.forward.tokenizer.checks import Checks
+from router.forward.tokenizer.known_pieces import KnownPieces
+from router.forward.tokenizer.metrics import TokenizerMetrics
 from router.recorder import RecorderCollector
 from router.service import RouterService
 
@@ -58,6 +61,7 @@ def families():
 def forwarding():
     metrics = ForwardMetrics()
     metrics.watch(SimpleNamespace(open_connections=0), SimpleNamespace(ejected=list))
+    TokenizerMetrics(metrics.registry).watch(Checks(), KnownPieces(0))
     return metrics.registry
 
 

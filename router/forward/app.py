@@ -168,7 +168,8 @@ class ForwardApp:
 
     async def _ready(self, client: ClientSide, *_: object) -> Ended:
         reason = await self._models.unready_reason()
-        body = {"ready": reason is None, "reason": reason}
+        body: dict[str, object] = {"ready": reason is None, "reason": reason}
+        body |= {"tokenizers": self._tokenizing.told()} if self._tokenizing.has_own else {}
         await client.json(body, 200 if reason is None else 503)
         return "answered"
 

@@ -116,6 +116,14 @@ class Asked(Struct, frozen=True):
         return self.prompt if isinstance(self.prompt, list) else None
 
     @property
+    def has_several_prompts(self) -> bool:
+        """Whether it asks for several completions at once, each of its own prompt."""
+        raw = bytes(self.read.prompt)
+        begins = raw[1:].lstrip()[:1] if raw[:1] == b"[" else b""
+        kind: Any = {b"[": list[list[Raw]], b'"': list[Raw]}.get(begins)
+        return kind is not None and len(msgspec.json.decode(raw, type=kind)) > 1
+
+    @property
     def max_tokens(self) -> int | None:
         """How long the answer may be."""
         most = self.read.max_completion_tokens

@@ -85,6 +85,16 @@ class ForwardConfig(ProcessConfig, frozen=True, kw_only=True):
     known_tokens: Annotated[
         int, Meta(ge=0, description="tokens of prompts in words that are remembered, in all")
     ] = 8_000_000
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="folder with tokenizer.json, or such a file, for prompts in words; of "
+            "several models MODEL=PATH,MODEL=PATH; empty: engines are asked"
+        ),
+    ] = ""
+    probe_interval_s: Annotated[
+        float, Meta(ge=0, description="between probes of each worker's health; 0: only of failed")
+    ] = 10.0
     max_wait_s: Annotated[
         float, Meta(gt=0, description="how long a request may wait in the router's queue")
     ] = 60.0

@@ -31,11 +31,14 @@ class ForwardMetrics:
         self.refusals = counter("refusals", "Requests refused here", "code")
         self.attempts = counter("attempts", "Workers tried, by what became of it", "outcome")
         self.tokenizations = counter(
-            "tokenizations", "Prompts in words: asked of an engine, known, not told", "outcome"
+            "tokenizations",
+            "Prompts in words: made here, asked of an engine, known, not told",
+            "outcome",
         )
         self.migrations = counter(
             "migrations", "Streams whose worker failed in the middle, and what came then", "outcome"
         )
+        self.probes = counter("probes", "Probes of workers' health", "standing", "outcome")
         self.missed_reports = counter("missed_reports", "Progress that routers did not hear of")
         self.first_token = Histogram(
             prefix + "time_to_first_token_seconds",

@@ -1,31 +1,110 @@
-"""Probes of workers that are left alone: who answers may be tried again."""
+"""Probes of workers' health: who is left alone and answers may be tried again, and who does not
+answer is left alone before requests have failed there.
+"""
 
 import asyncio
 import time
+from collections.abc import Iterator
+from random import Random
 
+from router.errors import InvalidFieldError
+from router.forward.metrics import ForwardMetrics
+from router.forward.roster import Roster, Worker
 from router.forward.standing import Standing
 from router.http_client import HttpPool, Origin, Request, UpstreamError
 
 EVERY_S = 0.5
 PATIENCE_S = 2.0
+LONG_PATIENCE_S = 5.0
+"""With one that serves: it may be busy."""
+
+MOST_AT_ONCE = 32
 BODY_LIMIT_BYTES = 65_536
 _HEALTH = Request("GET", "/health", is_repeatable=True)
 
 
-async def probe_forever(standing: Standing, pool: HttpPool) -> None:
-    """Until cancelled."""
-    while True:
-        await asyncio.sleep(EVERY_S)
-        for worker_id, endpoint in tuple(standing.to_probe(time.monotonic())):
-            lives = await _lives(endpoint, pool)
-            standing.probed(worker_id, time.monotonic(), lives=lives)
-        standing.forget(time.monotonic())
+class ProbeTimes:
+    """When each worker is due: pure. Each after its own random part of the interval, so that never
+    all are probed at once, by several routers least of all.
+    """
+
+    __slots__ = ("_due_s", "_interval_s", "_random")
+
+    def __init__(self, interval_s: float, random: Random) -> None:
+        self._interval_s = interval_s
+        self._random = random
+        self._due_s: dict[Worker, float] = {}
+
+    def due(self, workers: set[Worker], now_s: float) -> list[Worker]:
+        """Those whose time has come; their next is then set. Who is new waits, too."""
+        soon, late = 0.5 * self._interval_s, 1.5 * self._interval_s
+        self._due_s = {
+            each: self._due_s.get(each, now_s + self._random.uniform(0, self._interval_s))
+            for each in workers
+        }
+        due = [each for each, due_s in self._due_s.items() if due_s <= now_s]
+        self._due_s |= {each: now_s + self._random.uniform(soon, late) for each in due}
+        return due
 
 
-async def _lives(endpoint: str, pool: HttpPool) -> bool:
-    try:
-        async with pool.asked(Origin.of(endpoint), _HEALTH, PATIENCE_S) as answer:
-            await answer.read(BODY_LIMIT_BYTES, PATIENCE_S)
-            return answer.status == 200
-    except UpstreamError:
-        return False
+class Prober:
+    """Probes: the failed as soon as they may be, all others each `interval_s`, or never for 0."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        standing: Standing,
+        pool: HttpPool,
+        metrics: ForwardMetrics,
+        interval_s: float,
+    ) -> None:
+        self._roster = roster
+        self._standing = standing
+        self._pool = pool
+        self._metrics = metrics
+        self._times = ProbeTimes(interval_s, Random()) if interval_s else None
+        self._in_flight: set[int] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                now_s = time.monotonic()
+                for worker_id, endpoint in (*self._failed(now_s), *self._serving(now_s)):
+                    if worker_id not in self._in_flight and len(self._in_flight) < MOST_AT_ONCE:
+                        self._in_flight.add(worker_id)
+                        group.create_task(self._probe(worker_id, endpoint))
+                self._standing.forget(now_s)
+
+    def _failed(self, now_s: float) -> list[tuple[int, str]]:
+        return list(self._standing.to_probe(now_s))
+
+    def _serving(self, now_s: float) -> Iterator[tuple[int, str]]:
+        if self._times is not None:
+            for worker in self._times.due(set(self._roster.workers.values()), now_s):
+                if self._standing.state(worker.worker_id) != "open":
+                    yield worker.worker_id, worker.endpoint
+
+    async def _probe(self, worker_id: int, endpoint: str) -> None:
+        state = self._standing.state(worker_id)
+        is_open = state == "open"
+        status = await self._status(endpoint, PATIENCE_S if is_open else LONG_PATIENCE_S)
+        self._in_flight.discard(worker_id)
+        # Some engines have no such route: those live, too.
+        lives = status == 200 if is_open else 0 < status < 500
+        self._metrics.probes.labels(state, "answered" if lives else "silent").inc()
+        now_s = time.monotonic()
+        if is_open:
+            self._standing.probed(worker_id, now_s, lives=lives)
+        else:
+            self._standing.checked(worker_id, endpoint, now_s, lives=lives)
+
+    async def _status(self, endpoint: str, patience_s: float) -> int:
+        """Of its answer; 0: there was none."""
+        try:
+            async with self._pool.asked(Origin.of(endpoint), _HEALTH, patience_s) as answer:
+                await answer.read(BODY_LIMIT_BYTES, patience_s)
+                return answer.status
+        except (UpstreamError, InvalidFieldError):
+            return 0

@@ -1,17 +1,25 @@
 """A process that forwards: its connections, its one TaskGroup, its end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from router.client import ClientSettings, Retries, RouterClient
 from router.forward.app import ForwardApp
+from router.forward.asking_tokens import TokensOfEngines
 from router.forward.config import ForwardConfig
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
-from router.forward.probing import probe_forever
+from router.forward.probing import Prober
 from router.forward.push import Push, PushSettings
+from router.forward.roster import Roster
 from router.forward.standing import Standing, StandingLimits
+from router.forward.tokenizer.checking import Checking
+from router.forward.tokenizer.checks import Checks
+from router.forward.tokenizer.local_tokens import LocalTokens
+from router.forward.tokenizer.metrics import TokenizerMetrics
+from router.forward.tokenizer.tokenizers import load_tokenizers
 from router.forward.tokenizing import Tokenizing
 from router.http_client import HttpPool
 from router.process.connections import HttpLimits
@@ -38,6 +46,12 @@ class ForwardService:
         self._standing = Standing(limits)
         self._app: ForwardApp | None = None
         self.metrics = ForwardMetrics()
+        of_tokenizers = TokenizerMetrics(self.metrics.registry)
+        self._tokenizers = load_tokenizers(
+            config.tokenizer, config.known_tokens, of_tokenizers.counted
+        )
+        self._checks = Checks()
+        of_tokenizers.watch(self._checks, self._tokenizers.known)
 
     def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
         """Go on with other settings, those of `reload.LIVE`."""
@@ -62,12 +76,25 @@ class ForwardService:
                 background = (
                     self._edge.run(),
                     _tidy(pool),
-                    probe_forever(self._standing, pool),
+                    *self._watching(router, pool),
                 )
                 try:
                     await serve_until(stop, server, listener, background, lambda: self._drain(app))
                 finally:
                     pool.close()
+
+    def _watching(
+        self, router: RouterClient, pool: HttpPool
+    ) -> Iterator[Coroutine[Any, Any, None]]:
+        """Of workers: who is there, who lives, and what their tokens are."""
+        config, roster = self._config, Roster(router, self._config.routing_group)
+        prober = Prober(roster, self._standing, pool, self.metrics, config.probe_interval_s)
+        yield prober.run()
+        if config.probe_interval_s or self._tokenizers:
+            yield roster.run()
+        if self._tokenizers:
+            engines = TokensOfEngines(pool, self._authorization)
+            yield Checking(self._tokenizers, roster, pool, engines, self._checks).run()
 
     def _made_app(self, router: RouterClient, pool: HttpPool) -> ForwardApp:
         config = self._config
@@ -80,11 +107,11 @@ class ForwardService:
         )
         tokenizing = Tokenizing(
             router,
-            pool,
+            TokensOfEngines(pool, self._authorization),
             self.metrics,
             config.routing_group,
             config.known_tokens,
-            self._authorization,
+            LocalTokens(self._tokenizers, self._checks),
         )
         push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing)
         models = Models(router, config.routing_group)

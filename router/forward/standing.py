@@ -17,11 +17,13 @@ State: TypeAlias = Literal["closed", "open", "half_open"]
 
 class StandingLimits(Struct, frozen=True):
     """`failures`: in a row, until a worker is left alone, for `open_s` at first, and twice as long
-    each time that it fails again, up to `most_open_s`. `outlier_rate`: of its latest requests, if
+    each time that it fails again, up to `most_open_s`; `silent_probes`: the same, of those that
+    were left unanswered. `outlier_rate`: of its latest requests, if
     others fail less than a third as often. At most `most_ejected` of all workers are left alone.
     """
 
     failures: int = 5
+    silent_probes: int = 3
     open_s: float = 5.0
     most_open_s: float = 120.0
     outlier_rate: float = 0.5
@@ -36,12 +38,13 @@ _WEIGHT = 0.1
 class Worker:
     """One worker's record. `rate`: how often it failed of late, 0 to 1."""
 
-    __slots__ = ("endpoint", "heard_s", "in_a_row", "open_for_s", "open_until_s", "rate", "state")
+    __slots__ = ("endpoint", "heard_s", "in_a_row", "open_for_s", "open_until_s", "rate", "silent",
+                 "state")  # fmt: skip
 
     def __init__(self, endpoint: str, now_s: float) -> None:
         self.endpoint = endpoint
         self.heard_s = now_s
-        self.in_a_row = 0
+        self.in_a_row = self.silent = 0
         self.rate = 0.0
         self.state: State = "closed"
         self.open_for_s = 0.0
@@ -60,7 +63,7 @@ class Standing:
     def succeeded(self, worker_id: int, endpoint: str, now_s: float) -> None:
         """It answered."""
         worker = self._noted(worker_id, endpoint, now_s)
-        worker.in_a_row = 0
+        worker.in_a_row = worker.silent = 0
         worker.rate -= _WEIGHT * worker.rate
         if worker.state == "half_open":
             worker.state, worker.open_for_s, worker.rate = "closed", 0.0, 0.0
@@ -84,6 +87,16 @@ class Standing:
             worker.open_until_s = max(worker.open_until_s, now_s + (0 if lives else 1))
             if lives:
                 worker.state, worker.in_a_row = "half_open", 0
+
+    def checked(self, worker_id: int, endpoint: str, now_s: float, *, lives: bool) -> None:
+        """Whether one that nothing speaks against answered a probe: who is silent again and again
+        is left alone before a request has failed there.
+        """
+        worker = self._noted(worker_id, endpoint, now_s)
+        worker.silent = 0 if lives else worker.silent + 1
+        if worker.state != "open" and worker.silent >= self._limits.silent_probes:
+            worker.silent = 0
+            self._open(worker, now_s)
 
     def ejected(self) -> list[int]:
         """Who is to be left alone, in order: the longest first, and never too many."""

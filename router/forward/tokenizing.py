@@ -1,49 +1,27 @@
 """The tokens of what clients write: the engines' own, for prefixes are found by tokens.
 
-An engine is asked (`/tokenize`, as vLLM's server and the reference engine have it), and what it
-said is kept: a text that comes again is not tokenised again. Where an engine counts otherwise than
-was said here, no overlap is claimed any more.
+    a tokenizer of our own, if engines agree ─or─▶ an engine's `/tokenize` ─or─▶ a guess
+
+What an engine said is kept: a text that comes again is not asked for again. Where an engine counts
+otherwise than was said here, no overlap is claimed any more.
 """
 
 from collections import OrderedDict
-from typing import Any
 
-import msgspec
-from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from router.client import RouterClient, SelectRequest, Usage
 from router.errors import KvRouterError
+from router.forward.asking_tokens import TokensOfEngines, question
 from router.forward.bodies import CHAT, Asked
 from router.forward.metrics import ForwardMetrics
 from router.forward.placing import PromptTokens, guessed
-from router.http_client import HttpPool, Origin, Request, UpstreamError
-from router.protocol.values import TokenId
+from router.forward.tokenizer.chats import read_messages
+from router.forward.tokenizer.errors import NotLocalError
+from router.forward.tokenizer.local_tokens import LocalTokens
 
-PATIENCE_S = 10.0
-ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 DISAGREEMENTS = 3
 """In a row, of one model and route; then its prompts are guessed."""
-
-_OF_CHATS = (
-    "messages",
-    "tools",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "mm_processor_kwargs",
-)
-_OF_TEXTS = ("add_special_tokens",)
-
-
-class _Tokenized(Struct, frozen=True):
-    tokens: list[TokenId]
-
-
-_read = msgspec.json.Decoder(_Tokenized).decode
 
 
 class KnownTokens:
@@ -99,56 +77,67 @@ class Tokenizing:
     def __init__(
         self,
         router: RouterClient,
-        pool: HttpPool,
+        engines: TokensOfEngines,
         metrics: ForwardMetrics,
         routing_group: str,
         most_tokens: int,
-        authorization: bytes | None,
+        local: LocalTokens,
     ) -> None:
         self._router = router
-        self._pool = pool
+        self._of_engines = engines
         self._metrics = metrics
         self._routing_group = routing_group
-        self._authorization = authorization
+        self._local = local
         self._known = KnownTokens(most_tokens)
         self._engines: dict[str, str] = {}
         self.agreement = Agreement()
 
     async def tokens(self, asked: Asked) -> PromptTokens:
-        """A prompt's tokens; guessed where no engine says them."""
+        """A prompt's tokens; guessed where nobody says them. Raises PromptRefusedError."""
         if asked.known_tokens is not None:
             return PromptTokens(asked.known_tokens)
-        body = _question(asked)
+        if asked.path == CHAT:
+            read_messages(bytes(asked.fields["messages"]))
+        tokens: list[int] | None
+        try:
+            tokens = await self._local.tokens(asked)
+            self._count("local")
+        except NotLocalError:
+            tokens = await self._tokens_of_engine(asked)
+        if tokens is None:
+            return guessed(asked)
+        is_certain = not self.agreement.is_doubted(asked)
+        return PromptTokens(tokens, is_certain, are_counted=not asked.has_several_prompts)
+
+    async def _tokens_of_engine(self, asked: Asked) -> list[int] | None:
+        """Remembered, or asked; None where no engine says them."""
+        body = question(asked)
         key = xxh3_128_digest(body)
         tokens = self._known.get(key)
         self._count("asked" if tokens is None else "known")
         if tokens is None:
             try:
-                tokens = await self._asked(asked.model, body)
-            except (KvRouterError, msgspec.MsgspecError):
+                tokens = await self._of_engines.ask(await self._engine(asked.model), body)
+            except KvRouterError:
                 self._engines.pop(asked.model, None)
                 self._count("failed")
-                return guessed(asked)
+                return None
             self._known.put(key, tokens)
-        is_certain = not self.agreement.is_doubted(asked)
-        return PromptTokens(tokens, are_certain=is_certain, are_counted=True)
+        return tokens
+
+    @property
+    def has_own(self) -> bool:
+        """Whether there are tokenizers of our own."""
+        return self._local.is_there
+
+    def told(self) -> dict[str, object]:
+        """How they stand with the engines."""
+        return self._local.told()
 
     def note(self, asked: Asked, tokens: int, usage: Usage) -> None:
         """What an engine said of a prompt."""
         if not self.agreement.note(asked, tokens, usage.prompt_tokens):
             self._count("disagreed")
-
-    async def _asked(self, model: str, body: bytes) -> list[int]:
-        origin = Origin.of(await self._engine(model))
-        headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
-        if self._authorization:
-            headers += ((b"authorization", self._authorization),)
-        request = Request("POST", "/tokenize", body, headers, is_repeatable=True)
-        async with self._pool.asked(origin, request, PATIENCE_S) as answer:
-            said = await answer.read(ANSWER_LIMIT_BYTES, PATIENCE_S)
-        if answer.status != 200:
-            raise UpstreamError(str(origin), "refused", f"/tokenize: {answer.status}")
-        return _read(said).tokens
 
     async def _engine(self, model: str) -> str:
         """An engine of this model: one that the router would send a request to."""
@@ -162,13 +151,3 @@ class Tokenizing:
 
     def _count(self, outcome: str) -> None:
         self._metrics.tokenizations.labels(outcome).inc()
-
-
-def _question(asked: Asked) -> bytes:
-    """What `/tokenize` is asked of a prompt; the same for the same prompt."""
-    fields: dict[str, Any] = {"model": asked.model}
-    names = _OF_CHATS if asked.path == CHAT else _OF_TEXTS
-    fields |= {name: asked.fields[name] for name in names if name in asked.fields}
-    if asked.path != CHAT:
-        fields["prompt"] = asked.prompt
-    return msgspec.json.encode(fields)

@@ -1,0 +1,86 @@
+"""Who is there: the workers of the router's group, each with where it listens.
+
+The router is asked who they are, and of each newcomer where: by a choice that only it can be.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from router.client import RouterClient, SelectRequest
+from router.errors import KvRouterError
+from router.protocol.requests import RankTarget
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+
+LOOK_AGAIN_S = 120.0
+"""At one that is known: it may have moved."""
+
+MOST_LOOKED_UP = 64
+"""In one round; the others come in the next."""
+
+
+class Worker(Struct, frozen=True):
+    """One of them."""
+
+    worker_id: int
+    model: str
+    endpoint: str
+    block_size: int
+
+
+class Roster:
+    """The workers that are known now, by id."""
+
+    def __init__(self, router: RouterClient, routing_group: str) -> None:
+        self._router = router
+        self._routing_group = routing_group
+        self._looked_s: dict[int, float] = {}
+        self.workers: dict[int, Worker] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except KvRouterError as error:
+                log.debug("the router does not say who is there: %s", error)
+            await asyncio.sleep(EVERY_S)
+
+    async def refresh(self) -> None:
+        """Look who came and who went. Raises KvRouterError, and then knows what it knew before."""
+        models = {
+            load.worker_id: scope.model_name
+            for scope in await self._router.loads()
+            for load in scope.loads
+            if scope.routing_group == self._routing_group
+        }
+        for worker_id in self.workers.keys() - models.keys():
+            del self.workers[worker_id], self._looked_s[worker_id]
+        for worker_id in self._due(models):
+            await self._look_up(worker_id, models[worker_id])
+
+    def _due(self, worker_ids: Iterable[int]) -> list[int]:
+        oldest_s = time.monotonic() - LOOK_AGAIN_S
+        due = [each for each in worker_ids if self._looked_s.get(each, oldest_s) <= oldest_s]
+        return sorted(due, key=lambda each: each in self.workers)[:MOST_LOOKED_UP]
+
+    async def _look_up(self, worker_id: int, model: str) -> None:
+        """One that may not be chosen now is looked at again."""
+        request = SelectRequest(
+            token_ids=[0],
+            model_name=model,
+            routing_group=self._routing_group,
+            pinned_worker=RankTarget(worker_id),
+        )
+        try:
+            decision = await self._router.select(request)
+        except KvRouterError:
+            return
+        self._looked_s[worker_id] = time.monotonic()
+        self.workers[worker_id] = Worker(worker_id, model, decision.endpoint, decision.block_size)

@@ -1,0 +1,144 @@
+"""A chat as clients send it: what of it decides its tokens."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
+
+Kind: TypeAlias = Literal["text", "chat", "parts", "tools", "continued"]
+"""Of prompts: each is made otherwise, so tokenizers may agree on one and differ on another."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_RESERVED = frozenset(
+    ("messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt",
+     "continue_final_message", "conversation", "return_dict")
+)  # fmt: skip
+_FOR_ENGINES = ("chat_template", "documents", "truncate_prompt_tokens", "mm_processor_kwargs")
+
+
+class Part(Struct, frozen=True):
+    """A piece of a message."""
+
+    type: str | None = None
+    text: str | None = None
+
+
+class Message(Struct, frozen=True):
+    """Who said what, and called which tools."""
+
+    role: str
+    content: str | list[str | Part] | None = None
+    name: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    task: Any = None
+    tool_call_id: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tools: Any = None
+
+
+class Function(Struct, frozen=True):
+    """What a tool is called, and how."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A tool that a model may call."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+    def told(self) -> dict[str, Any]:
+        """To a template; in this order, which it may write down."""
+        function = msgspec.to_builtins(self.function)
+        if self.function.strict is None:
+            del function["strict"]
+        return {"type": self.type, "function": function}
+
+
+class Chat(Struct, frozen=True, kw_only=True):
+    """What decides the tokens of a chat."""
+
+    messages: list[Message]
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The most unusual of what it has."""
+        if self.continue_final_message:
+            return "continued"
+        if self.tools is not None or any(
+            each.tool_calls or each.role == "tool" for each in self.messages
+        ):
+            return "tools"
+        return "parts" if any(isinstance(m.content, list) for m in self.messages) else "chat"
+
+
+_messages = msgspec.json.Decoder(list[Message]).decode
+_others = msgspec.json.Decoder(Chat, strict=True).decode
+_NAMES = tuple(field.name for field in msgspec.structs.fields(Chat) if field.name != "messages")
+
+
+def read_chat(fields: Mapping[str, Raw]) -> Chat:
+    """Of a request's fields. Raises PromptRefusedError for messages that are none, NotLocalError
+    for what only an engine understands.
+    """
+    messages = read_messages(bytes(fields["messages"]))
+    given = {name: fields[name] for name in _NAMES if name in fields and not _is_null(fields[name])}
+    for name in _FOR_ENGINES:
+        if name in fields and not _is_null(fields[name]):
+            raise NotLocalError(name)
+    try:
+        chat = _others(msgspec.json.encode({**given, "messages": []}))
+    except msgspec.MsgspecError as error:
+        raise NotLocalError(str(error)) from error
+    _check(chat)
+    return msgspec.structs.replace(chat, messages=messages)
+
+
+def read_messages(raw: bytes) -> list[Message]:
+    """Raises PromptRefusedError."""
+    try:
+        return _messages(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(text: str) -> PromptRefusedError:
+    """msgspec says «Expected X, got Y - at `$[0].role`» or «Object missing required field `f`»."""
+    reason, _, place = text.partition(" - at `$")
+    field = f"messages{place.removesuffix('`')}"
+    expected, _, got = reason.removeprefix("Expected ").partition(", got ")
+    if not got:
+        name = reason.rpartition(" field ")[2].strip("`")
+        return PromptRefusedError(field, f"Missing required parameter: '{field}.{name}'.")
+    said = f"Invalid type for '{field}': expected {expected}, but got {got} instead."
+    return PromptRefusedError(field, said.replace("`", ""))
+
+
+def _check(chat: Chat) -> None:
+    kwargs = chat.chat_template_kwargs or {}
+    if not kwargs.keys().isdisjoint(_RESERVED):
+        raise NotLocalError("chat_template_kwargs")
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise NotLocalError("continue_final_message with add_generation_prompt")
+    if chat.tools is not None and chat.tool_choice == "none":
+        raise NotLocalError("tools that may not be called")  # engines differ, and by setting
+
+
+def _is_null(raw: Raw) -> bool:
+    return bytes(raw) == b"null"

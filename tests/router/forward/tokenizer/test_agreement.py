@@ -1,0 +1,224 @@
+"""A process that forwards, with a tokenizer of its own, before engines that agree or do not."""
+
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from forwarding import RunningForward, Scene
+from router.errors import ConfigError
+from router.forward.bodies import read_asked
+from router.forward.config import ForwardConfig
+from router.forward.service import ForwardService
+from router.forward.tokenizer.files import read_files
+from router.forward.tokenizer.known_pieces import KnownPieces
+from router.forward.tokenizer.local import LocalTokenizer
+from running import RunningRouter
+from servers import eventually
+from tokenizing_engine import TokenizingEngine
+from trained import byte_level, write_tokenizer
+
+FOLDER = Path(__file__).parents[3] / "vectors/chat_templates"
+CHAT = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+QUERY = {"nvext": {"annotations": ["query_instance_id"]}}
+
+
+def tokenizer(name="chatml"):
+    return LocalTokenizer(read_files(str(FOLDER / name)), KnownPieces(100_000))
+
+
+@asynccontextmanager
+async def scene(nats_server, *engines, **fields):
+    fields = {"tokenizer": str(FOLDER / "chatml"), **fields}
+    async with RunningRouter(nats_server.url).running() as router, AsyncExitStack() as stack:
+        forward = RunningForward(str(router.client.base_url), **fields)
+        its = Scene(router, forward)
+        for worker_id, engine in enumerate(engines, 1):
+            its.engines[worker_id] = await stack.enter_async_context(engine.running())
+            await router.worker(worker_id, endpoint=engine.url)
+        await stack.enter_async_context(forward.running())
+        yield its
+
+
+async def told(its, **expected):
+    """Once every worker is checked, and the detail of readiness says so of each of these kinds."""
+
+    async def says():
+        text = (await its.forward.client.get("/metrics")).text
+        lines = [line for line in text.splitlines() if 'tokenizer_workers{kind="chat"' in line]
+        if sum(float(line.split()[-1]) for line in lines) < len(its.engines):
+            return None
+        detail = (await its.forward.client.get("/ready")).json()["tokenizers"]
+        standing = detail["standing"].get("default", {})
+        return detail if expected.items() <= standing.items() and standing else None
+
+    return await eventually(says)
+
+
+async def tokens(its, path="/v1/chat/completions", **fields):
+    """The tokens that a prompt is placed by; None: nobody knows them."""
+    answer = await its.forward.post(path, {**(CHAT if "chat" in path else {}), **fields, **QUERY})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["nvext"].get("token_ids")
+
+
+async def tokenizations(its, outcome):
+    return await its.forward.metric(f'kv_router_forward_tokenizations_total{{outcome="{outcome}"}}')
+
+
+async def test_where_engines_agree_they_are_not_asked(nats_server):
+    engine = TokenizingEngine(tokenizer())
+    async with scene(nats_server, engine) as its:
+        kinds = dict.fromkeys(("text", "chat", "parts", "tools", "continued"), "agrees")
+        assert (await told(its, **kinds))["problems"] == []
+        asked = len(engine.asked)
+        _, expected = tokenizer().tokens(as_asked(CHAT))
+        assert await tokens(its) == expected
+        long = "word " * 4_000  # in a thread
+        found = await tokens(its, "/v1/completions", model="default", prompt=long)
+        assert found == tokenizer().text_tokens(long)
+        assert await tokens(its, "/v1/completions", model="default", prompt=long) == found
+        assert len(engine.asked) == asked
+        assert await tokenizations(its, "local") == 3
+        line = 'kv_router_forward_tokenizer_tokens_total{outcome="known"}'
+        assert await its.forward.metric(line) >= len(found)
+        line = 'kv_router_forward_tokenizer_workers{kind="chat",model="default",outcome="agrees"}'
+        assert await its.forward.metric(line) == 1
+
+
+async def test_where_one_engine_differs_engines_are_asked(nats_server):
+    """A token in front of everything, as where one side adds a beginning of text."""
+    agrees, differs = TokenizingEngine(tokenizer()), TokenizingEngine(tokenizer(), front=[9])
+    async with scene(nats_server, agrees, differs) as its:
+        detail = await told(its, text="differs", chat="differs")
+        assert "worker 2 of 'default': text: only the engine begins with token 9" in str(detail)
+        asked = len(agrees.asked) + len(differs.asked)
+        assert (await tokens(its))[-5:] == tokenizer().tokens(as_asked(CHAT))[1][-5:]
+        assert len(agrees.asked) + len(differs.asked) == asked + 1
+        assert await tokenizations(its, "asked") == 1
+
+
+async def test_who_differs_in_chats_may_agree_on_texts(nats_server):
+    other = read_files(str(FOLDER / "chatml"))
+    template = other.templates["default"].replace("im_start|>assistant", "im_start|>model")
+    tampered = LocalTokenizer(
+        structs.replace(other, templates={"default": template}), KnownPieces(1000)
+    )
+    async with scene(nats_server, TokenizingEngine(tampered)) as its:
+        detail = await told(its, text="agrees", chat="differs", parts="differs")
+        assert "is" in detail["problems"][0]
+        assert await tokens(its, "/v1/completions", model="default", prompt="a b")
+        assert await tokenizations(its, "local") == 1
+
+
+async def test_without_another_word_ours_is_taken_unverified(nats_server):
+    async with scene(nats_server, TokenizingEngine(None)) as its:
+        await told(its, text="unverified", chat="unverified")
+        assert await tokens(its) == tokenizer().tokens(as_asked(CHAT))[1]
+
+
+async def test_engines_that_refuse_what_we_make_are_not_believed_to_agree(nats_server):
+    async with scene(nats_server, TokenizingEngine(tokenizer(), refuses=True)) as its:
+        detail = await told(its, text="agrees", chat="differs")
+        assert "only the engine refuses a prompt" in str(detail["problems"])
+        assert await tokens(its) is None  # placed by length alone
+        assert await tokenizations(its, "failed") == 1
+
+
+async def test_a_worker_that_comes_later_is_checked(nats_server):
+    first, second = TokenizingEngine(tokenizer()), TokenizingEngine(tokenizer(), front=[5])
+    async with scene(nats_server, first) as its, second.running():
+        await told(its, chat="agrees")
+        assert await tokens(its) == tokenizer().tokens(as_asked(CHAT))[1]
+        await its.router.worker(2, endpoint=second.url)
+        await told(its, chat="differs")
+
+
+async def test_blocks_of_another_size_are_told(nats_server):
+    async with scene(nats_server, TokenizingEngine(tokenizer(), block_size=99)) as its:
+        detail = await told(its, chat="agrees")
+        (problem,) = detail["problems"]
+        assert problem.endswith("tokens for routers, of 99 in the engine")
+        line = "kv_router_forward_tokenizer_mismatched_block_sizes"
+        assert await its.forward.metric(line) == 1
+
+
+NO_MESSAGES = [
+    ([5], "messages[0]", "Invalid type for 'messages[0]': expected object, but got int"),
+    ([{"content": "x"}], "messages[0]", "Missing required parameter: 'messages[0].role'."),
+    ([{"role": 5}], "messages[0].role", "expected str, but got int instead."),
+    ([{"role": "user", "content": 5}], "messages[0].content", "but got int instead."),
+    ([{"role": "user", "content": [5]}], "messages[0].content[0]", "but got int instead."),
+]
+
+
+async def test_messages_that_are_none_are_refused_as_openai_does(nats_server):
+    async with scene(nats_server, TokenizingEngine(tokenizer())) as its:
+        await told(its, chat="agrees")
+        for messages, param, message in NO_MESSAGES:
+            answer = await its.forward.post("/v1/chat/completions", {**CHAT, "messages": messages})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert message in error["message"]
+            assert error["type"] == "invalid_request_error"
+        # What a role may be is for the template to say.
+        odd = [{"role": "x", "content": None}, *CHAT["messages"]]
+        answer = await its.forward.post("/v1/chat/completions", {**CHAT, "messages": odd})
+        assert answer.status_code == 200
+
+
+async def test_what_a_template_refuses_is_refused(nats_server):
+    engine = TokenizingEngine(tokenizer("mistral"))
+    async with scene(nats_server, engine, tokenizer=f"default={FOLDER / 'mistral'}") as its:
+        await told(its, chat="agrees")
+        twice = {**CHAT, "messages": CHAT["messages"] * 2}
+        answer = await its.forward.post("/v1/chat/completions", twice)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "messages"
+        assert "roles must alternate user/assistant" in error["message"]
+
+
+async def test_images_are_for_the_engine_to_count(nats_server):
+    image = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}]
+    async with scene(nats_server, TokenizingEngine(None)) as its:
+        await told(its, chat="unverified")
+        assert await tokens(its, messages=messages) is None
+        answer = await its.forward.post("/v1/chat/completions", {**CHAT, "messages": messages})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("/nowhere", "/nowhere: No such file"),
+        ("m=", "MODEL=PATH"),
+        ("=x", "MODEL=PATH"),
+        ("a={chatml},,b={chatml}", "MODEL=PATH"),
+        ("{chatml},{chatml}", "two for all other models"),
+        ("m={chatml},m={chatml}", "two for model 'm'"),
+        ("{broken}", "a file of `tokenizers`"),
+        ("{config}", "tokenizer_config.json"),
+        ("{template}", "chat template 'default'"),
+        ("{several}", "chat_template: Expected"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_said_at_start(setting, said, tmp_path):
+    good = byte_level()
+    paths = {"chatml": FOLDER / "chatml", "broken": tmp_path / "broken"}
+    write_tokenizer(paths["broken"], good)
+    (paths["broken"] / "tokenizer.json").write_text("{")
+    for name, config in (("config", None), ("template", "{% if %}"), ("several", 5)):
+        paths[name] = write_tokenizer(tmp_path / name, good, chat_template=config)
+    (paths["config"] / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError) as caught:
+        ForwardService(ForwardConfig(tokenizer=setting.format(**paths)))
+    assert caught.value.key == "tokenizer"
+    assert said in str(caught.value)
+
+
+def as_asked(body):
+    return read_asked("/v1/chat/completions", json.dumps(body).encode())

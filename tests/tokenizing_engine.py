@@ -1,0 +1,74 @@
+"""An engine that tokenises as a test wants, and answers everything with one usage."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from router.forward.bodies import CHAT, COMPLETIONS, read_asked
+from router.forward.tokenizer.errors import PromptRefusedError
+from router.process.connections import HttpLimits
+from router.process.serving import HttpServer, listening
+from servers import free_port
+
+
+class TokenizingEngine:
+    """`tokenizer`: a LocalTokenizer, or None for one without `/tokenize`; `front`: tokens that it
+    puts before every prompt; `refuses`: it understands no chat.
+    """
+
+    def __init__(self, tokenizer, front=(), refuses=False, block_size=4):
+        self.tokenizer = tokenizer
+        self.front = list(front)
+        self.refuses = refuses
+        self.block_size = block_size
+        self.is_well = True
+        self.asked = []
+        self.probed = 0
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def running(self):
+        routes = [
+            Route("/metrics", self.metrics),
+            Route("/health", self.health),
+            Route(COMPLETIONS, self.answer, methods=["POST"]),
+            Route(CHAT, self.answer, methods=["POST"]),
+        ]
+        if self.tokenizer is not None:
+            routes.append(Route("/tokenize", self.tokenize, methods=["POST"]))
+        with listening("127.0.0.1", self.port) as listener:
+            server = HttpServer(Starlette(routes=routes), HttpLimits(max_connections=100))
+            serving = asyncio.create_task(server.serve([listener]))
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                await serving
+
+    async def metrics(self, _):
+        return PlainTextResponse(f'vllm:cache_config_info{{block_size="{self.block_size}"}} 1.0\n')
+
+    async def health(self, _):
+        self.probed += 1
+        return JSONResponse({}, 200 if self.is_well else 503)
+
+    async def tokenize(self, request):
+        body = await request.body()
+        is_chat = "messages" in msgspec.json.decode(body)
+        self.asked.append(body)
+        if is_chat and self.refuses:
+            return JSONResponse({}, 400)
+        try:
+            _, tokens = self.tokenizer.tokens(read_asked(CHAT if is_chat else COMPLETIONS, body))
+        except PromptRefusedError:
+            return JSONResponse({}, 400)
+        return JSONResponse({"tokens": self.front + tokens})
+
+    async def answer(self, request):
+        usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+        return JSONResponse({"choices": [{"index": 0, "text": "hi"}], "usage": usage})
