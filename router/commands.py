@@ -23,6 +23,7 @@ from router.errors import (
     ShadowOffError,
 )
 from router.explain import explain
+from router.logged_decisions import LoggedDecision, logged_decision
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
@@ -216,6 +217,15 @@ class Commands:
         scores = overlap_scores(self.core, request, prompt, time.monotonic())
         _served(scores.workers, request)
         return scores
+
+    async def look(self, request: SelectRequest, candidates: int) -> LoggedDecision:
+        """Where a prompt would go, and why, of so many candidates: books nothing, and neither
+        counts nor binds a session.
+        """
+        prompt = await self._prepare(request)
+        now_s = time.monotonic()
+        placement = self.core.select(request, prompt, now_s)
+        return logged_decision(self.core, request, placement, candidates, time.time(), now_s)
 
     def shadow_report(self) -> ShadowReport:
         """How our choices would have differed. Raises ShadowOffError: here they are followed."""

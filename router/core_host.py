@@ -51,6 +51,7 @@ from router.snapshots import Snapshots, SnapshotSettings
 from router.state_metrics import RegistrationCollector, StateCollector
 from router.status import ServiceStatus
 from router.subscriber import Subscriber
+from router.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -116,11 +117,13 @@ class CoreHost:
             max_ranks=config.max_registered_ranks,
             metrics_max_ranks=config.metrics_max_ranks,
         )
+        self.timeline = Timeline(time.time)
         self.outbox = Outbox(
             self.subjects,
             self.metrics,
             has_bus=self.status.has_bus,
             retell=self.engines.retell,
+            timeline=self.timeline,
         )
         self.registrations = Registrations(core, config.max_registered_ranks)
         RegistrationCollector(self.registrations, self.metrics)
@@ -257,6 +260,8 @@ class CoreHost:
     def _connected(self, connected: bool) -> None:
         self.core.set_connected(connected, time.monotonic())
         if connected:
+            self.timeline.note("bus_connected", "good", "", "connected to NATS")
             self._on_reconnect()
         else:
+            self.timeline.note("bus_lost", "fault", "", "the connection to NATS is lost")
             self.metrics.bus.losses.inc()

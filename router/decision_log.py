@@ -14,18 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, json
-from msgspec.structs import replace
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core import RouterCore
-from router.errors import ConfigError, RemovedRanks
-from router.explain import explained_candidates
+from router.errors import ConfigError
+from router.logged_decisions import logged_decision, without_prompt
 from router.placement import Placement
-from router.protocol.replies import ExplainedCandidate
 from router.protocol.requests import SelectRequest
 
 log = logging.getLogger(__name__)
@@ -34,26 +31,6 @@ QUEUE_DECISIONS = 1_024
 WRITE_INTERVAL_S = 0.2
 LOGGED_CANDIDATES = 16
 """The chosen one, and the cheapest of the others."""
-
-
-class LoggedDecision(Struct, frozen=True):
-    """A line. `at`: seconds since 1970; `candidates`: how many there were, of whom `shown` are the
-    chosen one, first, and the cheapest others.
-    """
-
-    at: float
-    request_id: str | None
-    model_name: str
-    routing_group: str
-    policy: str
-    isl_tokens: int
-    worker_id: int
-    dp_rank: int
-    cost: float
-    settings: dict[str, Any]
-    candidates: int
-    shown: list[ExplainedCandidate]
-    removed: list[RemovedRanks]
 
 
 class _Taken(Struct, frozen=True, eq=False):
@@ -92,8 +69,7 @@ class DecisionLog(Collector):
             self.dropped += 1
         else:
             self._due_s = max(self._due_s, now_s - 1.0) + self._interval_s
-            asked = replace(request, token_ids=None, sequence_hashes=None, block_mm_infos=None)
-            self._queue.append(_Taken(time.time(), asked, placement))
+            self._queue.append(_Taken(time.time(), without_prompt(request), placement))
 
     async def run(self) -> None:
         """Write until cancelled, and then what is left."""
@@ -132,25 +108,9 @@ class DecisionLog(Collector):
                 self.written += 1
 
     def _line(self, taken: _Taken) -> bytes:
-        choice = taken.placement.choice
-        order = [i for i in choice.costs.argsort().tolist() if i != choice.index]
-        shown = [choice.index, *order[: LOGGED_CANDIDATES - 1]]
-        now_s = self._clock()
-        why = self._core.explain(taken.request, taken.placement)
-        line = LoggedDecision(
-            at=round(taken.at, 6),
-            request_id=taken.request.request_id,
-            model_name=taken.request.model_name,
-            routing_group=taken.request.routing_group,
-            policy=choice.policy,
-            isl_tokens=taken.placement.prompt.isl_tokens,
-            worker_id=taken.placement.rank.worker_id,
-            dp_rank=taken.placement.rank.dp_rank,
-            cost=float(choice.costs[choice.index]),
-            settings=why.settings,
-            candidates=len(choice.table),
-            shown=explained_candidates(self._core, taken.placement, why, shown, now_s),
-            removed=why.removed,
+        request, placement = taken.request, taken.placement
+        line = logged_decision(
+            self._core, request, placement, LOGGED_CANDIDATES, taken.at, self._clock()
         )
         return json.encode(line) + b"\n"
 

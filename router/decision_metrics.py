@@ -92,6 +92,11 @@ class DecisionMetrics(Collector):
         if len(self._rows) == _COLUMNS * _MOST_ROWS:
             self._add_up()
 
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Decisions, the prompt tokens of those, and how many of these were predicted cached."""
+        return sum(self._decided.values()), self._prompt_tokens, self._cached_tokens
+
     def collect(self) -> Iterator[Metric]:
         """The totals of this moment."""
         self._add_up()

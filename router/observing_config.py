@@ -18,6 +18,9 @@ class ObservingConfig(QueueConfig, frozen=True, kw_only=True):
         float,
         Meta(ge=0, le=1, description="of requests without a trace of their caller's, traced here"),
     ] = 0.0
+    max_dashboard_streams: Annotated[
+        int, Meta(ge=0, le=1024, description="dashboards that watch at once; beyond, 503; 0: none")
+    ] = 16
     decision_log: Annotated[
         str, Meta(description="file of explained decisions, a JSON line each; empty: none")
     ] = ""

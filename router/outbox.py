@@ -7,6 +7,7 @@ next tick or report, so are other routers' snapshots, and reservations nobody sp
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from router.effects import (
@@ -29,6 +30,7 @@ from router.protocol.replicas import encode_replica_message
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.bus import Bus, translated
+from router.timeline import Severity, Timeline
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,12 @@ class Outbox:
         *,
         has_bus: bool = True,
         retell: Callable[[Rank], bool] = lambda _: False,
+        timeline: Timeline | None = None,
     ) -> None:
         self._subjects = subjects
         self._metrics = metrics
         self._has_bus = has_bus
+        self._timeline = timeline or Timeline(time.time)
         self._retellers = [retell]
         self._admit: Callable[[], None] = _nobody_waits
         self._refuse: Callable[[int, KvRouterError], None] = _nobody_waits
@@ -67,6 +71,8 @@ class Outbox:
         """Log and count effects, and queue what needs the bus."""
         for effect in effects:
             if isinstance(effect, RequestCheckpoint) and self._retell(effect.rank):
+                text = f"its engine is asked for everything again: {effect.reason}"
+                self._timeline.note("resync", "warning", effect.rank, text)
                 continue
             self._note(effect)
             if self._has_bus and isinstance(effect, _FOR_THE_BUS):
@@ -124,6 +130,8 @@ class Outbox:
             case RequestCheckpoint(rank, reason):
                 log.info("asking %s for a checkpoint: %s", rank, reason)
                 self._metrics.events.checkpoints_requested.labels(reason).inc()
+                text = f"its agent is asked for a checkpoint: {reason}"
+                self._timeline.note("resync", "warning", rank, text)
             case WorkerGone(worker_id, reason, dropped):
                 level = logging.INFO if reason in _ORDERED else logging.WARNING
                 log.log(
@@ -131,14 +139,21 @@ class Outbox:
                 )
                 self._metrics.events.workers_gone.labels(reason).inc()
                 self._metrics.events.reservations_dropped.labels("worker gone").inc(dropped)
+                severity: Severity = "note" if reason in _ORDERED else "fault"
+                text = f"gone: {reason}{f', with {dropped} reservations' * bool(dropped)}"
+                self._timeline.note("worker_gone", severity, worker_id, text)
             case ReplicaGone(router_id, dropped):
                 log.warning("router %d is gone: silent (%d reservations)", router_id, dropped)
                 self._metrics.events.reservations_dropped.labels("router gone").inc(dropped)
+                text = f"router {router_id} fell silent, with {dropped} reservations"
+                self._timeline.note("router_gone", "fault", "", text)
             case UsageTold(usage, predicted_tokens):
                 self._metrics.usage.note(usage, predicted_tokens)
             case ReservationExpired(request_id, rank):
                 log.info("reservation %s on %s expired", request_id, rank)
                 self._metrics.events.reservations_dropped.labels("expired").inc()
+                text = "a reservation showed no progress and was freed"
+                self._timeline.note("reservation_expired", "warning", rank, text)
 
     def _enqueue(self, effect: Effect) -> None:
         try:

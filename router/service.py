@@ -13,6 +13,7 @@ from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
+from router.dashboard.dashboard import Dashboard
 from router.decision_log import DecisionLog
 from router.dynamo.attach import dynamo_follower
 from router.errors import BusUnavailableError, ConfigError, TwinError
@@ -94,7 +95,17 @@ class RouterService:
         self._sessions = _sessions(config, self._host.metrics)
         self._decision_log = _decision_log(config, core, self._host.metrics)
         self._tracer = _tracer(config, self._host.metrics)
+        self._watch = Watch(self._host.metrics.decisions, self._decision_log, self._tracer)
         self._commands = self._make_commands(core, shadow)
+        self._dashboard = Dashboard(
+            config,
+            core,
+            self._host.status,
+            self._host.metrics,
+            self._host.timeline,
+            self._commands,
+            self._watch,
+        )
         self._dynamo = dynamo_follower(
             config, core, self._host.outbox, self._host.metrics, shadow, self._incarnation
         )
@@ -115,6 +126,7 @@ class RouterService:
         self._settings.update(effective(loaded.config, loaded.sources))
         self._host.reconfigure(loaded.config)
         self._rpc.reconfigure(loaded.config)
+        self._dashboard.pages.reconfigure(loaded.config)
         for each in self._interface:
             each.reconfigure(loaded.config)
 
@@ -143,7 +155,9 @@ class RouterService:
             self._settings,
         )
         hot = HotRoutes(self._commands, host.edge.guard)
-        front = Front(api.app(), self._config, host.metrics, host.edge.guard, hot)
+        app = api.app()
+        self._dashboard.pages.add_to(app)
+        front = Front(app, self._config, host.metrics, host.edge.guard, hot)
         self._interface = (api, front)
         try:
             await self._host.run(stop, front, self._live, self._background)
@@ -153,7 +167,7 @@ class RouterService:
 
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         outbox, metrics = self._host.outbox, self._host.metrics
-        watch = Watch(metrics.decisions, self._decision_log, self._tracer)
+        watch = self._watch
         selections = Selections(self._config.selection_limits)
         SelectionCollector(selections, metrics)
         if shadow is not None:
@@ -185,6 +199,7 @@ class RouterService:
         )
 
     def _background(self) -> Iterable[Task]:
+        yield self._dashboard.streams.run()
         if self._replica is not None:
             yield self._replica.tell_forever()
         if self._dynamo is not None:
@@ -245,6 +260,7 @@ class RouterService:
         bus is answered.
         """
         self._commands.drain()
+        self._dashboard.streams.close()
         self._is_leaving.set()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
 

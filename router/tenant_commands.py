@@ -12,6 +12,7 @@ from router.errors import (
     ReservationNotFoundError,
     SelectionNotFoundError,
 )
+from router.logged_decisions import LoggedDecision
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import BookRequest, PromptRequest, SelectRequest, Usage
 from router.security.caller import Caller
@@ -114,6 +115,10 @@ class TenantCommands(Commands):
     async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
         """The cached prefix of every rank."""
         return await self._commands.overlap_scores(self._caller.bound(request))
+
+    async def look(self, request: SelectRequest, candidates: int) -> LoggedDecision:
+        """Where a prompt would go, and why."""
+        return self._given(await self._commands.look(self._own_select(request), candidates))
 
     def shadow_report(self) -> ShadowReport:
         """Raises ForbiddenError: it is about everybody."""

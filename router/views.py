@@ -203,13 +203,13 @@ def worker_view(
 ) -> WorkerView:
     """One worker."""
     announcement = worker.announcement
-    lifecycle, reasons = _lifecycle(core, worker)
+    state, reasons = lifecycle(core, worker)
     view = WorkerView(
         worker_id=announcement.worker_id,
         name=announcement.name,
         model_name=announcement.model_name,
         routing_group=announcement.routing_group,
-        lifecycle=lifecycle,
+        lifecycle=state,
         endpoint=announcement.endpoint,
         block_size=announcement.identity.block_size,
         is_eagle=announcement.identity.eagle,
@@ -227,6 +227,22 @@ def worker_view(
     if not isinstance(announcement, RegisteredWorker):
         return view
     return structs.replace(view, **_registered_fields(announcement.registration))
+
+
+def lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
+    """Where a worker stands, and what keeps new requests from it."""
+    wanted = core.fleet.lifecycle(worker.announcement.worker_id)
+    reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
+    if worker.is_expected:
+        reasons.append("announced, but not heard yet")
+    if worker.problem is not None:
+        reasons.append(worker.problem)
+    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
+    if wanted == "draining" and not busy:
+        return "drained", reasons
+    if wanted == "schedulable" and worker.problem is not None:
+        return "unschedulable", reasons
+    return ("incomplete" if worker.is_expected else wanted), reasons
 
 
 def incomplete_view(registration: WorkerRegistration, lacking: list[str]) -> WorkerView:
@@ -314,21 +330,6 @@ def _registered_fields(registration: WorkerRegistration) -> dict[str, Any]:
     """As the caller said it; what he did not say is null."""
     said = {**dict.fromkeys(_SHARED_FIELDS), **registration.said}
     return {**said, "role": registration.role or "aggregated"}
-
-
-def _lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
-    wanted = core.fleet.lifecycle(worker.announcement.worker_id)
-    reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
-    if worker.is_expected:
-        reasons.append("announced, but not heard yet")
-    if worker.problem is not None:
-        reasons.append(worker.problem)
-    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
-    if wanted == "draining" and not busy:
-        return "drained", reasons
-    if wanted == "schedulable" and worker.problem is not None:
-        return "unschedulable", reasons
-    return ("incomplete" if worker.is_expected else wanted), reasons
 
 
 def _tier_views(held: HeldState) -> dict[TierName, TierView]:

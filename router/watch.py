@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from router.decision_log import DecisionLog
 from router.decision_metrics import DecisionMetrics
@@ -20,9 +20,12 @@ TIMED_EVERY, TIMED_APART_S = 32, 0.05
 which takes 15 µs more, and seldom taken three times that, as all that it touches is cold.
 """
 
+Onlooker: TypeAlias = Callable[[str, SelectRequest, Placement], None]
+"""Is told of a decision: by which command, of what, and where it went. Neither waits nor raises."""
+
 
 class Watch:
-    """Watches the decisions of one set of commands."""
+    """Watches the decisions of one set of commands. `onlooker`: is shown each; None: nobody."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Watch:
         self._log = decision_log
         self._tracer = tracer
         self._clock = clock
+        self.onlooker: Onlooker | None = None
         self._turn = 0
         self._timed_s = -inf
 
@@ -66,6 +70,8 @@ class Watch:
         )
         if self._log is not None:
             self._log.take(request, placement)
+        if self.onlooker is not None:
+            self.onlooker(command, request, placement)
         if self._tracer is not None and isinstance(stages, TracedStages):
             self._tracer.tell(command, decision, stages)
 

@@ -52,6 +52,13 @@ class Web:
     def app(self, handlers: object) -> FastAPI:
         """The application; a route's handler is the method of that name."""
         app = FastAPI(title=self._title, version="0.1.0", description=ABOUT, redoc_url=None)
+        self.add_routes(app, handlers)
+        app.add_exception_handler(HTTPException, self._unrouted)
+        document(app, self._routes)
+        return app
+
+    def add_routes(self, app: FastAPI, handlers: object, *, is_documented: bool = True) -> None:
+        """Serve these routes there; in OpenAPI, or without a word about them."""
         for route in self._routes:
             handler = _elsewhere if route.is_hot else getattr(handlers, route.handler)
             app.add_api_route(
@@ -60,11 +67,9 @@ class Web:
                 methods=[route.method],
                 name=route.handler,
                 summary=route.summary,
-                openapi_extra=extra(route),
+                openapi_extra=extra(route) if is_documented else None,
+                include_in_schema=is_documented,
             )
-        app.add_exception_handler(HTTPException, self._unrouted)
-        document(app, self._routes)
-        return app
 
     async def body(self, request: Request, body_type: type[T]) -> T:
         """The checked body of a request. Raises what is wrong with it."""

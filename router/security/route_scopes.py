@@ -21,8 +21,10 @@ OPEN: tuple[str, ...] = (
     "GET /docs",
     "GET /docs/oauth2-redirect",
     "GET /openapi.json",
+    "GET /",
+    "GET /dashboard/files/{name}",
 )
-"""Probes, and what anybody can read in the source."""
+"""Probes, and what anybody can read in the source: the dashboard without what it shows."""
 
 METRICS = ("GET /metrics",)
 
@@ -37,6 +39,7 @@ ROUTE = (
     "DELETE /reservations/{request_id}",
     "POST /potential_loads",
     "POST /overlap_scores",
+    "POST /dashboard/look",
     # of the index alone
     "POST /query",
     "POST /query_by_hash",
@@ -74,6 +77,7 @@ ADMIN = (
     "GET /busy_threshold",
     "POST /busy_threshold",
     "GET /loads",
+    "GET /dashboard/stream",
     "GET /shadow",
     "GET /replica_sync/peers",
     "POST /replica_sync/register_peer",

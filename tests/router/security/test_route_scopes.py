@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 
+from router.dashboard.routes import PAGE_ROUTES
 from router.forward.app import ROUTES as FORWARD_ROUTES
 from router.http.index_openapi import INDEX_ROUTES
 from router.http.routes import ROUTES
@@ -36,7 +37,7 @@ OF_AGENTS_OVER_NATS = {
 
 
 def test_every_route_is_in_the_table_and_nothing_else():
-    routes = {f"{route.method} {route.path}" for route in (*ROUTES, *INDEX_ROUTES)}
+    routes = {f"{route.method} {route.path}" for route in (*ROUTES, *PAGE_ROUTES, *INDEX_ROUTES)}
     commands = [each.__struct_config__.tag for each in get_args(Command)]
     questions = [each.name for each in (TokensLookup, HashedLookup, TreeLookup)]
     over_nats = {f"NATS {name}" for name in (*commands, *questions)}
@@ -54,7 +55,8 @@ def test_agents_have_the_routes_that_are_listed_here():
 
 
 def test_what_is_open_tells_nothing_of_anybody():
-    assert set(OPEN) == SERVED_ANYWAY | {"GET /health", "GET /ready"}
+    page = {"GET /", "GET /dashboard/files/{name}"}
+    assert set(OPEN) == SERVED_ANYWAY | {"GET /health", "GET /ready"} | page
 
 
 @pytest.mark.parametrize(

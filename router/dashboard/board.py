@@ -1,0 +1,157 @@
+"""All that the page shows, put together: frames of it, encoded once for whoever watches."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from math import inf
+
+from msgspec import json
+
+from router.core import RouterCore
+from router.dashboard.decision_feed import DecisionFeed, SeenDecision
+from router.dashboard.frames import Columns, Frame, Point, Prefixes, Totals
+from router.dashboard.lines import RANK_COLUMNS, WORKER_COLUMNS
+from router.dashboard.table import Table
+from router.status import ServiceStatus
+from router.timeline import Timeline
+
+HISTORY_POINTS = 300
+PREFIXES = 20
+FADE_S = 600.0
+"""After so long, what was counted of prefixes counts for half."""
+
+_COLUMNS = Columns(WORKER_COLUMNS, RANK_COLUMNS, Point.__struct_fields__)
+
+
+class Board:
+    """Reads the core, and mutates nothing of it. Times are arguments: `now_s` is monotonic, `at` is
+    since 1970. `decided`: decisions so far, prompt tokens of these, and those of them that were
+    predicted to be cached.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        core: RouterCore,
+        status: ServiceStatus,
+        decided: Callable[[], tuple[int, int, int]],
+        timeline: Timeline,
+    ) -> None:
+        self._name = name
+        self._core = core
+        self._status = status
+        self._decided = decided
+        self._timeline = timeline
+        self.feed = DecisionFeed()
+        self._table = Table(core, self.feed, timeline)
+        self._seen: list[SeenDecision] = []
+        self._history: deque[Point] = deque(maxlen=HISTORY_POINTS)
+        self._revision = 0
+        self._number = 0
+        self._last: tuple[float, int] | None = None
+        self._fades_s = inf
+
+    def rest(self) -> None:
+        """Nobody watches: keep nothing that would grow old, and look at nothing."""
+        self._table.clear()
+        self.feed.forget_waiting()
+        self._seen.clear()
+        self._last = None
+
+    def look(self, now_s: float) -> Iterator[None]:
+        """See what is new, in slices of a millisecond at most."""
+        yield from self._table.look(now_s)
+        self._fades_s = min(self._fades_s, now_s + FADE_S)
+        while (seen := self.feed.explain_next(self._core, now_s)) is not None:
+            self._seen.append(seen)
+            yield
+        if now_s > self._fades_s:
+            self._fades_s = now_s + FADE_S
+            self.feed.prefixes.fade()
+
+    def frame(self, now_s: float, at: float) -> bytes:
+        """What is new since the last frame. O(what changed + ranks)."""
+        totals = self._totals()
+        self._history.append(self._point(totals, now_s, at))
+        workers, ranks = self._table.take_changed()
+        gone_workers, gone_ranks = self._table.take_gone()
+        events = list(self._timeline.since(self._revision))
+        self._revision = max((each.revision for each in events), default=self._revision)
+        seen, self._seen = self._seen, []
+        self._number += 1
+        return json.encode(
+            Frame(
+                number=self._number,
+                at=at,
+                totals=totals,
+                workers=workers,
+                ranks=ranks,
+                gone_workers=gone_workers,
+                gone_ranks=gone_ranks,
+                decisions=seen,
+                skipped=self.feed.skipped,
+                events=events,
+                prefixes=self._prefixes() if seen else None,
+                history=[self._history[-1]],
+            )
+        )
+
+    def whole(self, at: float) -> bytes:
+        """Everything as of the last frame, for who comes now. O(ranks)."""
+        return json.encode(
+            Frame(
+                number=self._number,
+                at=at,
+                totals=self._totals(),
+                is_whole=True,
+                router=self._name,
+                version=version("kv-router"),
+                columns=_COLUMNS,
+                workers=list(self._table.workers.values()),
+                ranks=list(self._table.ranks.values()),
+                decisions=list(self.feed.kept),
+                skipped=self.feed.skipped,
+                events=[e for e in self._timeline.since(0) if e.revision <= self._revision],
+                prefixes=self._prefixes(),
+                history=list(self._history),
+            )
+        )
+
+    def _prefixes(self) -> Prefixes:
+        return Prefixes(self.feed.prefixes.decisions, self.feed.prefixes.top(PREFIXES))
+
+    def _totals(self) -> Totals:
+        core, status = self._core, self._status
+        readiness = status.readiness(core)
+        decisions, prompt_tokens, predicted_tokens = self._decided()
+        predicted, actual = self._table.hits()
+        return Totals(
+            ready=readiness.is_ready,
+            reasons=readiness.reasons,
+            degraded=readiness.degraded,
+            bus_connected=core.fleet.is_connected if status.has_bus else None,
+            workers=len(core.fleet),
+            schedulable_workers=core.fleet.schedulable_count(),
+            ranks=len(core.ranks),
+            active_requests=len(core.tracker),
+            waiting_requests=len(core.waiting),
+            decisions=decisions,
+            prompt_tokens=prompt_tokens,
+            predicted_cached_tokens=predicted_tokens,
+            predicted_hits=predicted,
+            actual_hits=actual,
+        )
+
+    def _point(self, totals: Totals, now_s: float, at: float) -> Point:
+        before_s, before = self._last or (now_s, totals.decisions)
+        self._last = (now_s, totals.decisions)
+        passed_s = now_s - before_s
+        per_s = (totals.decisions - before) / passed_s if passed_s > 0 else 0.0
+        return Point(
+            round(at, 1),
+            round(per_s, 2),
+            totals.predicted_hits,
+            totals.actual_hits,
+            totals.active_requests,
+            totals.waiting_requests,
+        )

@@ -1,0 +1,135 @@
+// Puts the page together: frames into the store, the store onto the page.
+
+import { Decisions } from "./decisions.js";
+import { byId, h, replace, say, set } from "./dom.js";
+import { Events } from "./events.js";
+import { clock } from "./format.js";
+import { showGlance } from "./glance.js";
+import { LookBox } from "./look.js";
+import { Prefixes } from "./prefixes.js";
+import { Store } from "./store.js";
+import { token, Watching } from "./stream.js";
+import { Workers } from "./workers.js";
+
+const THEME = "kv-router-theme";
+
+const store = new Store();
+const decisions = new Decisions(store);
+const workers = new Workers(store);
+const prefixes = new Prefixes(store);
+const events = new Events(store);
+const lookBox = new LookBox(store, announce);
+let isPaused = false;
+let isDue = false;
+
+function announce(text) {
+  say(byId("announce"), text);
+}
+
+function show() {
+  isDue = false;
+  if (isPaused || !store.totals) return;
+  say(byId("router-name"), store.router);
+  say(byId("version"), `kv-router ${store.version} ·`);
+  document.title = `${store.router} · kv-router`;
+  showGlance(store);
+  showReadiness(store.totals);
+  workers.show();
+  decisions.show();
+  prefixes.show();
+  events.show();
+  lookBox.showScopes();
+}
+
+/** Frames may come faster than a screen is drawn. */
+function showSoon() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(show);
+}
+
+function state(name, text) {
+  const pill = byId("status");
+  set(pill, "data-state", name);
+  if (pill.textContent !== text) announce(text);
+  say(pill, text);
+}
+
+function showReadiness({ ready, reasons, degraded }) {
+  if (!ready) state("not-ready", `Not ready: ${reasons.join("; ")}`);
+  else if (degraded.length) state("degraded", `Ready, but ${degraded.join("; ")}`);
+  else state("ready", "Ready");
+}
+
+function banner(severity, ...children) {
+  const place = byId("banner");
+  place.hidden = children.length === 0;
+  place.dataset.severity = severity;
+  replace(place, children);
+}
+
+const watching = new Watching(
+  (frame) => {
+    store.take(frame);
+    document.body.dataset.live = "yes";
+    byId("sign-in").hidden = true;
+    banner("");
+    showSoon();
+  },
+  (name, problem) => {
+    if (name === "refused") askForToken(problem);
+    if (name === "lost") {
+      document.body.dataset.live = "no";
+      state("lost", "Not connected");
+      const since = store.at ? ` What you see is of ${clock(store.at)}.` : "";
+      const again = h("button", { type: "button", click: () => watching.start() }, "Try now");
+      banner("fault", `${problem.text}${since} Trying again in ${problem.waitS} s.`, again);
+    }
+  },
+);
+
+function askForToken({ status, text }) {
+  document.body.dataset.live = "no";
+  state("lost", status === 401 ? "Sign in to watch" : "This token may not watch");
+  byId("sign-in").hidden = false;
+  const known = status === 403 ? " Asking where a prompt would go may work all the same." : "";
+  say(byId("sign-in-why"), token.get() ? `${text}.${known}` : "This router wants a bearer token.");
+  if (status === 401) byId("token").focus();
+}
+
+byId("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(byId("token").value.trim());
+  byId("token").value = "";
+  watching.start();
+});
+
+byId("pause").addEventListener("click", () => {
+  isPaused = !isPaused;
+  set(byId("pause"), "aria-pressed", String(isPaused));
+  say(byId("pause"), isPaused ? "Go on" : "Pause");
+  announce(isPaused ? "Paused" : "Live");
+  show();
+});
+
+byId("theme").value = localStorage.getItem(THEME) ?? "";
+byId("theme").addEventListener("change", () => {
+  localStorage.setItem(THEME, byId("theme").value);
+  showTheme();
+});
+
+function showTheme() {
+  const theme = byId("theme").value;
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
+
+byId("help-button").addEventListener("click", () => byId("help").showModal());
+
+showTheme();
+lookBox.showScopes();
+workers.show();
+decisions.show();
+prefixes.show();
+events.show();
+watching.start();

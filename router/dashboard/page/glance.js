@@ -1,0 +1,90 @@
+// The tiles: does it help, how much is there to do, can the caches be believed.
+
+import { bar, byId, h, replace, say, svg } from "./dom.js";
+import { compact, count, percent, plural, rate } from "./format.js";
+
+export const TRUST = ["exact", "lagging", "degraded", "blind"];
+
+export function showGlance(store) {
+  const { totals, history } = store;
+  say(byId("hits"), percent(totals.actual_hits ?? totals.predicted_hits));
+  say(byId("hits-note"), hitsNote(totals));
+  curve(byId("hits-curve"), history, ["predicted_hits", "actual_hits"], 1, hitsLabel(totals));
+  const last = history.at(-1);
+  say(byId("rate"), last ? rate(last.decisions_per_s) : "–");
+  curve(byId("rate-curve"), history, ["decisions_per_s"], 0, "decisions a second, the last minutes");
+  say(byId("rate-note"), `${compact(totals.decisions)} so far, ${compact(totals.prompt_tokens)} prompt tokens`);
+  say(byId("active"), count(totals.active_requests));
+  say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waits");
+  curve(byId("active-curve"), history, ["active_requests"], 0, "requests under way, the last minutes");
+  const saved = totals.predicted_cached_tokens;
+  say(byId("active-note"), `${compact(saved)} tokens need not be computed, so far`);
+  showTrust(store);
+}
+
+function hitsNote(totals) {
+  if (totals.predicted_hits === null && totals.actual_hits === null) return "no prompts of late";
+  if (totals.actual_hits === null) return "predicted; engines do not say what they found";
+  if (totals.predicted_hits === null) return "found; nothing was placed here of late";
+  const gap = Math.round(Math.abs(totals.predicted_hits - totals.actual_hits) * 100);
+  return `${percent(totals.predicted_hits)} predicted, ${gap} points apart`;
+}
+
+const hitsLabel = (t) => `predicted ${percent(t.predicted_hits)}, found ${percent(t.actual_hits)}`;
+
+function showTrust(store) {
+  const { totals } = store;
+  say(byId("workers-up"), count(totals.schedulable_workers));
+  const others = totals.workers - totals.schedulable_workers;
+  say(byId("workers-note"), `of ${count(totals.workers)} take requests${others ? `, ${count(others)} do not` : ""}`);
+  const counts = new Map(TRUST.map((state) => [state, 0]));
+  for (const { trust } of store.ranks.values()) counts.set(trust, counts.get(trust) + 1);
+  const label = TRUST.map((state) => `${counts.get(state)} ${state}`).join(", ");
+  const said = `${label} of ${plural(store.ranks.size, "rank")}`;
+  const place = byId("trust-bar");
+  if (place.firstElementChild?.title === said) return;
+  replace(place, ...bar(TRUST.map((s) => [s, counts.get(s) / (store.ranks.size || 1)]), said).children);
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", `Trust: ${said}`);
+  place.title = said;
+  replace(byId("trust-key"), TRUST.map((s) => h("li", {}, h("i", { class: s }), `${count(counts.get(s))} ${s}`)));
+}
+
+const WIDTH = 300;
+const HEIGHT = 40;
+const FEW_POINTS = 60;
+
+/** Curves over the last minutes; `top` is the scale's end, 0 the highest value. */
+function curve(place, history, names, top, label) {
+  const highest = top || Math.max(1, ...history.map((point) => point[names[0]] ?? 0));
+  const lines = names.map((name, i) => svg("path", { d: path(history, name, highest), class: i ? "second" : "first" }));
+  const area = names.length === 1 ? [svg("path", { d: path(history, names[0], highest, true), class: "area" })] : [];
+  const ground = svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT });
+  place.replaceChildren(
+    svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      ground,
+      ...area,
+      ...lines,
+    ),
+  );
+}
+
+function path(history, name, highest, isClosed = false) {
+  let d = "";
+  let isDown = false;
+  let first = 0;
+  const x = (i) => (WIDTH - (history.length - 1 - i) * (WIDTH / Math.max(FEW_POINTS, history.length - 1))).toFixed(1);
+  history.forEach((point, i) => {
+    const value = point[name];
+    if (value === null) {
+      isDown = false;
+      return;
+    }
+    if (!d) first = i;
+    d += `${isDown ? "L" : "M"}${x(i)} ${(HEIGHT - (value / highest) * (HEIGHT - 3)).toFixed(1)}`;
+    isDown = true;
+  });
+  return isClosed && d ? `${d}L${x(history.length - 1)} ${HEIGHT}L${x(first)} ${HEIGHT}Z` : d;
+}

@@ -1,0 +1,92 @@
+// What the frames say, put together. Nothing here knows of the page.
+
+const MOST_DECISIONS = 50;
+const MOST_EVENTS = 256;
+const MOST_POINTS = 300;
+
+export class Store {
+  constructor() {
+    this.workers = new Map();
+    this.ranks = new Map();
+    this.decisions = [];
+    this.events = new Map();
+    this.prefixes = { decisions: 0, top: [] };
+    this.history = [];
+    this.totals = null;
+    this.router = this.version = "";
+    this.skipped = 0;
+    this.at = 0;
+    this.columns = null;
+  }
+
+  take(frame) {
+    if (frame.is_whole) this.begin(frame);
+    this.at = frame.at;
+    this.totals = frame.totals;
+    this.skipped = frame.skipped ?? this.skipped;
+    for (const line of frame.workers ?? []) {
+      const worker = named(line, this.columns.workers);
+      this.workers.set(worker.worker_id, worker);
+    }
+    for (const line of frame.ranks ?? []) {
+      const rank = named(line, this.columns.ranks);
+      rank.key = `${rank.worker_id}.${rank.dp_rank}`;
+      this.ranks.set(rank.key, rank);
+    }
+    for (const worker_id of frame.gone_workers ?? []) this.workers.delete(worker_id);
+    for (const [worker_id, dp_rank] of frame.gone_ranks ?? []) this.ranks.delete(`${worker_id}.${dp_rank}`);
+    for (const seen of frame.decisions ?? []) this.decisions.unshift(seen);
+    this.decisions.length = Math.min(this.decisions.length, MOST_DECISIONS);
+    for (const each of frame.events ?? []) {
+      this.events.delete(each.entry_id);
+      this.events.set(each.entry_id, each);
+    }
+    while (this.events.size > MOST_EVENTS) this.events.delete(this.events.keys().next().value);
+    if (frame.prefixes) this.prefixes = frame.prefixes;
+    for (const point of frame.history ?? []) this.history.push(named(point, this.columns.history));
+    this.history.splice(0, Math.max(0, this.history.length - MOST_POINTS));
+  }
+
+  begin(frame) {
+    this.columns = frame.columns;
+    this.router = frame.router;
+    this.version = frame.version;
+    this.workers.clear();
+    this.ranks.clear();
+    this.events.clear();
+    this.decisions = [];
+    this.history = [];
+  }
+
+  /** What people call a worker, or one of its ranks. */
+  nameOf(worker_id, dp_rank = null) {
+    const worker = this.workers.get(String(worker_id));
+    const name = worker?.name ?? `worker ${worker_id}`;
+    return dp_rank === null || this.ranksOf(worker_id) < 2 ? name : `${name} rank ${dp_rank}`;
+  }
+
+  /** The same of an event's "about": an id, or an id and a rank. */
+  nameOfAbout(about) {
+    const [worker_id, dp_rank] = about.split(".");
+    return this.nameOf(worker_id, dp_rank === undefined ? null : Number(dp_rank));
+  }
+
+  ranksOf(worker_id) {
+    let ranks = 0;
+    while (this.ranks.has(`${worker_id}.${ranks}`)) ranks += 1;
+    return ranks;
+  }
+
+  /** Every model and group that somebody serves. */
+  scopes() {
+    const scopes = new Map();
+    for (const { model_name, routing_group } of this.workers.values()) {
+      scopes.set(JSON.stringify([model_name, routing_group]), [model_name, routing_group]);
+    }
+    return [...scopes.values()].sort();
+  }
+}
+
+function named(line, columns) {
+  return Object.fromEntries(columns.map((name, i) => [name, line[i]]));
+}

@@ -1,0 +1,186 @@
+// Every rank of every worker: found, sorted, a page at a time.
+
+import { bar, byId, h, Keyed, replace, say, set } from "./dom.js";
+import { TIERS } from "./explain.js";
+import { compact, count, percent, plural } from "./format.js";
+import { TRUST } from "./glance.js";
+
+const COLUMNS = [
+  ["name", "Worker", (row) => row.worker.name, "ascending"],
+  ["trust", "Trust", (row) => TRUST.indexOf(row.trust), "descending"],
+  ["load", "Load", (row) => row.prefill_tokens * 1e6 + row.requests, "descending"],
+  ["tiers", "Blocks held, by tier", (row) => row.device_blocks + row.host_blocks + row.disk_blocks + row.remote_blocks, "descending"],
+  ["predicted", "Hits predicted", (row) => row.predicted_hits ?? -1, "descending"],
+  ["actual", "Hits found", (row) => row.actual_hits ?? -1, "descending"],
+];
+
+export class Workers {
+  constructor(store) {
+    this.store = store;
+    this.sort = ["name", "ascending"];
+    this.page = 0;
+    this.body = new Keyed(byId("workers").tBodies[0], (row) => makeRow(row));
+    replace(byId("tier-key"), TIERS.map(([name, where]) => h("li", {}, h("i", { class: name }), where)));
+    this.heads();
+    for (const id of ["workers-find", "workers-trust", "workers-rows"]) {
+      byId(id).addEventListener("input", () => {
+        this.page = 0;
+        this.show();
+      });
+    }
+    byId("workers-form").addEventListener("submit", (event) => event.preventDefault());
+    this.before = h("button", { type: "button", click: () => this.turn(-1) }, "Previous");
+    this.after = h("button", { type: "button", click: () => this.turn(1) }, "Next");
+    this.where = h("span", { role: "status" });
+    byId("workers-pages").append(this.where, this.before, this.after);
+  }
+
+  heads() {
+    const cells = COLUMNS.map(([name, text, , first]) => {
+      const button = h("button", { type: "button", click: () => this.sortBy(name, first) }, text);
+      return h("th", { scope: "col", "data-column": name }, button);
+    });
+    replace(byId("workers").tHead, h("tr", {}, cells));
+  }
+
+  sortBy(name, first) {
+    const [known, direction] = this.sort;
+    const other = direction === "ascending" ? "descending" : "ascending";
+    this.sort = [name, known === name ? other : first];
+    this.page = 0;
+    this.show();
+  }
+
+  turn(by) {
+    this.page += by;
+    this.show();
+  }
+
+  show() {
+    const rows = this.rows();
+    const size = Number(byId("workers-rows").value);
+    const pages = Math.max(1, Math.ceil(rows.length / size));
+    this.page = Math.min(Math.max(this.page, 0), pages - 1);
+    const start = this.page * size;
+    const shown = rows.slice(start, start + size);
+    const most = Math.max(1, ...shown.map((row) => row.prefill_tokens));
+    this.body.show(shown.map((row) => ({ ...row, most })), (row) => row.key);
+    for (const head of byId("workers").tHead.querySelectorAll("th")) {
+      if (head.dataset.column === this.sort[0]) set(head, "aria-sort", this.sort[1]);
+      else head.removeAttribute("aria-sort");
+    }
+    say(this.where, rows.length ? `${count(start + 1)}–${count(start + shown.length)} of ${plural(rows.length, "rank")}` : "");
+    this.before.disabled = this.page === 0;
+    this.after.disabled = this.page >= pages - 1;
+    byId("workers-pages").hidden = rows.length <= 10 && pages === 1;
+    this.showEmpty(rows);
+  }
+
+  showEmpty(rows) {
+    const place = byId("workers-empty");
+    place.hidden = rows.length > 0;
+    byId("workers").hidden = rows.length === 0;
+    if (rows.length) return;
+    if (this.store.ranks.size) {
+      say(place, `None of ${plural(this.store.ranks.size, "rank")} is like that.`);
+      return;
+    }
+    if (place.querySelector("code")) return;
+    replace(
+      place,
+      h("p", {}, "No worker yet. They appear by themselves once an agent runs beside an engine:"),
+      h("p", {}, h("code", {}, "kv-worker-agent run --nats-url nats://… --name worker-1")),
+      h("p", {}, "or once one is registered with POST /workers."),
+    );
+  }
+
+  rows() {
+    const wanted = byId("workers-find").value.trim().toLowerCase();
+    const trust = byId("workers-trust").value;
+    const rows = [];
+    for (const rank of this.store.ranks.values()) {
+      const worker = this.store.workers.get(rank.worker_id);
+      if (!worker || (trust && rank.trust !== trust) || (wanted && !found(worker, rank, wanted))) continue;
+      rows.push({ ...rank, worker, title: this.store.nameOf(rank.worker_id, rank.dp_rank) });
+    }
+    const [name, direction] = this.sort;
+    const valueOf = COLUMNS.find(([column]) => column === name)[2];
+    const sign = direction === "ascending" ? 1 : -1;
+    const collator = new Intl.Collator("en", { numeric: true });
+    const order = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
+    return rows.sort(
+      (a, b) => sign * order(valueOf(a), valueOf(b)) || collator.compare(a.title, b.title) || a.dp_rank - b.dp_rank,
+    );
+  }
+}
+
+function found(worker, rank, wanted) {
+  const texts = [worker.name, worker.worker_id, worker.model_name, worker.routing_group, worker.role, worker.lifecycle];
+  return [...texts, ...worker.labels, ...worker.obstacles, rank.trust, rank.reason ?? "", rank.is_busy ? "busy" : ""]
+    .some((text) => text.toLowerCase().includes(wanted));
+}
+
+/** A row whose cells are changed only where what they say differs. */
+function makeRow() {
+  const cells = [h("th", { scope: "row" }), ...["cell-trust", "cell-load", "cell-tiers", "cell-hits", "cell-hits"].map((c) => h("td", { class: c }))];
+  const element = h("tr", {}, cells);
+  const said = [];
+  const put = (i, key, make) => {
+    if (said[i] === key) return;
+    said[i] = key;
+    replace(cells[i], make());
+  };
+  return {
+    element,
+    update(row) {
+      const { worker } = row;
+      put(0, JSON.stringify([row.title, worker]), () => nameCell(row));
+      put(1, `${row.trust} ${row.reason}`, () => trustCell(row));
+      put(2, [row.requests, row.foreign_requests, row.waiting, row.prefill_tokens, row.most, row.is_busy].join(), () => loadCell(row));
+      put(3, [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks, worker.capacity_blocks].join(), () => tiersCell(row));
+      put(4, String(row.predicted_hits), () => hitsCell(row.predicted_hits, "curve-1", "predicted"));
+      put(5, String(row.actual_hits), () => hitsCell(row.actual_hits, "curve-2", "found"));
+    },
+  };
+}
+
+function nameCell({ title, worker }) {
+  const scope = worker.routing_group === "default" ? worker.model_name : `${worker.model_name}, ${worker.routing_group}`;
+  const role = worker.role === "aggregated" ? "" : ` · ${worker.role}`;
+  const state = worker.lifecycle === "schedulable" ? null : h("span", { class: "sub" }, h("b", {}, worker.lifecycle), worker.obstacles.length ? `: ${worker.obstacles.join("; ")}` : "");
+  return [title, h("span", { class: "sub" }, `${scope}${role}`), state];
+}
+
+function trustCell({ trust, reason }) {
+  return [h("span", { class: "trust", "data-trust": trust }, trust), reason ? h("span", { class: "sub" }, reason) : null];
+}
+
+function loadCell(row) {
+  const requests = row.requests + row.foreign_requests;
+  const waits = row.waiting ? `, ${count(row.waiting)} wait` : "";
+  const text = `${plural(requests, "request")}${waits}${row.is_busy ? ", busy" : ""}`;
+  const tokens = `${compact(row.prefill_tokens)} prompt tokens to compute`;
+  return [
+    h("div", {}, text),
+    bar([["load", row.prefill_tokens / row.most]], tokens),
+    h("span", { class: "sub" }, row.prefill_tokens ? tokens : "no prompt to compute"),
+  ];
+}
+
+function tiersCell(row) {
+  const blocks = [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks];
+  const held = blocks.reduce((sum, each) => sum + each, 0);
+  const capacity = row.worker.capacity_blocks;
+  const whole = Math.max(held, capacity, 1);
+  const label = TIERS.map(([, where], i) => `${count(blocks[i])} ${where}`).filter((_, i) => blocks[i]).join(", ");
+  const full = capacity ? `, device ${percent(Math.min(1, row.device_blocks / capacity))} full` : "";
+  return [
+    bar(TIERS.map(([name], i) => [name, blocks[i] / whole]), label || "no blocks"),
+    h("span", { class: "sub" }, held ? `${blocks.map((each) => compact(each)).filter((_, i) => blocks[i]).join(" + ")} blocks${full}` : "holds nothing"),
+  ];
+}
+
+function hitsCell(share, name, what) {
+  if (share === null) return h("span", { class: "note" }, "–", h("span", { class: "unseen" }, ` nothing ${what} of late`));
+  return h("div", { class: "pair" }, bar([[name, share]], `${percent(share)} ${what}`), h("span", {}, percent(share)));
+}

@@ -1,0 +1,69 @@
+import pytest
+
+from builders import World, rank
+from router.dashboard.decision_feed import CANDIDATES, KEPT, PER_S, WAITING, DecisionFeed
+from router.protocol.requests import SelectRequest
+from router.sequence.prompt import prepare
+
+PROMPT = [*range(40)]
+
+
+@pytest.fixture
+def world():
+    world = World()
+    for worker_id in range(1, 13):
+        world.worker(worker_id)
+    world.cache(rank(3), PROMPT)
+    return world
+
+
+def decided(world, **fields):
+    request = SelectRequest(token_ids=PROMPT, **fields)
+    return request, world.core.select(request, prepare(request, ()), 0.0)
+
+
+def test_a_decision_is_explained_when_somebody_asks(world):
+    feed = DecisionFeed()
+    feed.take("select_and_reserve", *decided(world, request_id="r"), 0.0, 1_000.0)
+    seen = feed.explain_next(world.core, 0.0)
+    assert (seen.number, seen.is_booked, seen.decision.at) == (1, True, 1_000.0)
+    assert (seen.decision.worker_id, seen.decision.request_id) == (3, "r")
+    assert (len(seen.decision.shown), seen.decision.candidates) == (CANDIDATES, 12)
+    assert feed.explain_next(world.core, 0.0) is None
+    assert list(feed.kept) == [seen]
+    assert feed.prefixes.decisions == 1
+
+
+def test_so_many_a_second_and_so_many_in_a_burst(world):
+    feed, made = DecisionFeed(), decided(world)
+    for step in range(1_000):
+        feed.take("select", *made, step * 0.01, 0.0)
+        if step % 50 == 0:
+            while feed.explain_next(world.core, 0.0):
+                pass
+    assert feed.number == pytest.approx(10 * PER_S, abs=PER_S + 1)
+    before = feed.number
+    for step in range(100):
+        feed.take("select", *made, 100.0 + step, 0.0)
+    while feed.explain_next(world.core, 0.0):
+        pass
+    assert feed.number - before == WAITING
+    assert feed.number + feed.skipped == pytest.approx(1_100, abs=WAITING)
+    assert len(feed.kept) <= KEPT
+
+
+def test_every_decision_counts_for_what_was_predicted(world):
+    feed, made = DecisionFeed(), decided(world)
+    for _ in range(5):
+        feed.take("select", *made, 0.0, 0.0)
+    # the engine computes at least a token, so the last of ten blocks is no hit
+    assert feed.take_predicted(rank(3)) == [200, 5 * 36]
+    assert feed.take_predicted(rank(3)) == [0, 0]
+
+
+def test_whoever_watches_no_more_leaves_nothing_behind(world):
+    feed = DecisionFeed()
+    feed.take("select", *decided(world), 0.0, 0.0)
+    feed.forget_waiting()
+    assert feed.explain_next(world.core, 0.0) is None
+    assert feed.predicted == {}
