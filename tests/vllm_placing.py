@@ -142,6 +142,11 @@ class Bench:
             return engine.chat(ask.messages, ask.max_tokens, ask.cache_salt)
         return engine.complete(ask.token_ids, ask.max_tokens, ask.cache_salt, **self._xargs)
 
+    async def settle(self):
+        """The same, of what others have asked."""
+        self._answered_s = time.monotonic()
+        await self._settle(sorted(self.engines))
+
     async def _settle(self, among):
         """Wait until every router knows of all that these engines did, or for `SETTLE_S`."""
         give_up_s = time.monotonic() + SETTLE_S
