@@ -47,7 +47,8 @@ class Scene:
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, nats_url, scripts, router_fields=None, **fields):
+    async def of(cls, nats_url, scripts, router_fields=None, roles=None, **fields):
+        """`roles`: of workers, by id; the others are aggregated."""
         async with RunningRouter(nats_url, **(router_fields or {})).running() as router:
             forward = RunningForward(str(router.client.base_url), **fields)
             async with forward.running(), AsyncExitStack() as stack:
@@ -55,7 +56,8 @@ class Scene:
                 for worker_id, script in scripts.items():
                     engine = await stack.enter_async_context(Upstream(script).running())
                     scene.engines[worker_id] = engine
-                    await router.worker(worker_id, endpoint=engine.url)
+                    role = (roles or {}).get(worker_id, "aggregated")
+                    await router.worker(worker_id, endpoint=engine.url, role=role)
                 yield scene
 
     async def active_requests(self):

@@ -21,7 +21,7 @@ from router.forward.tokenizing import Tokenizing
 from router.process.bodies import read_body
 from router.process.request_ids import ANSWERED, TRACEPARENT, RequestIds
 from router.process.request_ids import REQUEST_ID as ID_NAME
-from router.protocol.replies import Decision
+from router.protocol.requests import SelectRequest
 from router.security.caller import Caller
 from router.security.errors import TooManyRequestsError
 from router.security.guard import Guard
@@ -139,17 +139,21 @@ class ForwardApp:
         tokens = await self._tokenizing.tokens(asked)
         request = self._placing.request(asked, headers, caller, tokens)
         if asked.extensions.is_query:
-            return await self._told(asked, tokens, await self._push.router.select(request), client)
+            return await self._told(asked, tokens, request, client)
         counted = len(tokens.token_ids) if tokens.are_counted else None
         prompt = tokens.token_ids if tokens.are_certain else None
         errand = Errand(asked, headers, request, _request_id(), counted, prompt)
         return await self._push.forward(errand, client)
 
     async def _told(
-        self, asked: Asked, tokens: PromptTokens, decision: Decision, client: ClientSide
+        self, asked: Asked, tokens: PromptTokens, request: SelectRequest, client: ClientSide
     ) -> Ended:
         """Where the request would go, and its tokens, so that they need not be found again."""
+        decision = await self._push.router.select(request)
+        prefill = await self._push.prefill.place(request)
         place = {"decode_worker_id": decision.worker_id, "decode_dp_rank": decision.dp_rank}
+        if prefill is not None:
+            place |= {"prefill_worker_id": prefill.worker_id, "prefill_dp_rank": prefill.dp_rank}
         said: dict[str, object] = {"worker_id": place, "overlap_blocks": decision.overlap_blocks}
         if tokens.are_certain:
             said["token_ids"] = tokens.token_ids

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from router.errors import ConfigError
+from router.forward.prefill_config import PrefillConfig, check_prefill
 from router.http_client import PoolLimits
-from router.process.process_config import ProcessConfig
 from router.process.settings import FORWARD_PREFIX, Loaded, load_with_sources
 from router.protocol.registrations import is_http_url
 from router.protocol.subjects import NAMESPACE_PATTERN
@@ -15,7 +15,7 @@ from router.security.config import check_readable, check_security
 from router.security.http_access import HttpAccess
 
 
-class ForwardConfig(ProcessConfig, frozen=True, kw_only=True):
+class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
     """Everything a process that forwards can be told."""
 
     router_url: Annotated[str, Meta(description="router that decides; not read with nats_url")] = (
@@ -131,6 +131,7 @@ def load_forward(arguments: Sequence[str], environment: Mapping[str, str]) -> Lo
     check_security(config, loaded.sources)
     for key in _FILES:
         check_readable(key, getattr(config, key))
+    check_prefill(config)
     if not is_http_url(config.router_url):
         raise ConfigError("router_url", repr(config.router_url), "http://host:port, or https://…")
     if bool(config.router_tls_cert_file) != bool(config.router_tls_key_file):

@@ -2,7 +2,10 @@
 
 KvRouterError
 ├── WorkerFailedError        a worker did not answer, broke off, or refused what another may take
+│   └── NoHandOverError      … it computed a prompt, and does not say how another gets at that
 ├── NoWorkerLeftError        …, and there is no other to try
+├── PrefillFailedError       no worker has computed a prompt
+├── PromptRefusedError       a worker refused a prompt, as others will
 ├── NoWorkerNamedError       the direct router goes where the request says, and it says nothing
 └── RouteNotFoundError       nothing is served there
 """
@@ -23,6 +26,40 @@ class WorkerFailedError(KvRouterError):
         self.worker_id = worker_id
         self.reason = reason
         self.is_its_fault = is_its_fault
+
+
+class NoHandOverError(WorkerFailedError):
+    """A worker of role prefill that hands nothing over: its engine is not set up for that."""
+
+    code = "no_hand_over"
+
+    def __init__(self, worker_id: int) -> None:
+        reason = "computed a prompt, and said no kv_transfer_params for who answers"
+        super().__init__(worker_id, reason, is_its_fault=False)
+
+
+class PrefillFailedError(KvRouterError):
+    """Workers that were to compute a prompt have failed. `attempts`: how many did."""
+
+    code = "prefill_failed"
+    http_status = 502
+
+    def __init__(self, attempts: int, last: str) -> None:
+        super().__init__(f"prompt: {attempts} tried, none computed it; the last: {last}")
+        self.attempts = attempts
+        self.last = last
+
+
+class PromptRefusedError(KvRouterError):
+    """A worker does not take a prompt, for what is wrong with it."""
+
+    code = "prompt_refused"
+    http_status = 502
+
+    def __init__(self, worker_id: int, status: int) -> None:
+        super().__init__(f"worker {worker_id}: status {status}")
+        self.worker_id = worker_id
+        self.status = status
 
 
 class NoWorkerLeftError(KvRouterError):

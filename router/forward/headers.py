@@ -15,6 +15,7 @@ PREFILL_INSTANCE_ID = b"x-prefill-instance-id"
 DP_RANK = b"x-data-parallel-rank"
 SESSION_ID = b"x-session-id"
 REQUEST_ID = b"x-request-id"
+PREFILL_WORKER_ID = b"x-prefill-worker-id"
 CACHED_TOKENS = b"x-predicted-cached-tokens"
 ATTEMPTS = b"x-forward-attempts"
 
@@ -46,7 +47,16 @@ _SAID_ANEW_TO_ENGINES = frozenset(
     )
 )
 _SAID_ANEW_TO_CLIENTS = frozenset(
-    (b"content-length", b"server", b"date", WORKER_ID, DP_RANK, CACHED_TOKENS, REQUEST_ID)
+    (
+        b"content-length",
+        b"server",
+        b"date",
+        WORKER_ID,
+        DP_RANK,
+        CACHED_TOKENS,
+        REQUEST_ID,
+        PREFILL_WORKER_ID,
+    )
 )
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.forward.prefill_metrics import PrefillMetrics
 from router.forward.standing import Standing
 from router.http_client import HttpPool
 
@@ -52,6 +53,7 @@ class ForwardMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.prefill = PrefillMetrics(registry)
         self.in_flight = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
 
     def watch(self, pool: HttpPool, standing: Standing) -> None:

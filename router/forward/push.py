@@ -15,26 +15,25 @@ import msgspec
 from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
-from router.errors import InvalidFieldError, NoEndpointsError
+from router.errors import InvalidFieldError, NoEndpointsError, WorkerNotFoundError
 from router.forward.answering import ClientSide
 from router.forward.bodies import CHAT, COMPLETIONS, Asked
+from router.forward.booking import book
 from router.forward.errors import NoWorkerLeftError, WorkerFailedError
 from router.forward.events import EventSplitter, EventTooLargeError
-from router.forward.headers import Pairs, to_client, to_engine
+from router.forward.handing_over import HandOver, decode_fields
+from router.forward.headers import PREFILL_WORKER_ID, Pairs, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
-from router.forward.placing import elsewhere
+from router.forward.prefill import PrefillRouter, Prompt
 from router.forward.retry_budget import BudgetLimits, RetryBudget
 from router.forward.standing import Standing
+from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
 from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
 from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest
 
-ANOTHER_MAY_TAKE = frozenset((408, 425, 429, 500, 502, 503, 504))
-"""Refusals of one engine, of which others know nothing."""
-
-NOT_ITS_FAULT = frozenset((408, 425, 429))
 REFUSAL_LIMIT_BYTES = 1024 * 1024
 _EVENTS = b"text/event-stream"
 
@@ -92,8 +91,10 @@ class Push:
         metrics: ForwardMetrics,
         counted: Callable[[Asked, int, Usage], None],
         standing: Standing,
+        prefill: PrefillRouter,
     ) -> None:
         self.standing = standing
+        self.prefill = prefill
         self.budget = RetryBudget(BudgetLimits(), time.monotonic())
         self.router = router
         self.pool = pool
@@ -119,6 +120,7 @@ class _Way:
         self._attempts = 0
         self._failed: set[int] = set()
         self._migrations = 0
+        self._hand_over: HandOver | None = None
         self._may_migrate = errand.prompt is not None and is_migratable(errand.asked)
         wanted = Wanted(bool(errand.asked.read.return_token_ids), errand.asked.wants_usage)
         self._stream = StreamState(wanted)
@@ -126,10 +128,11 @@ class _Way:
     async def go(self) -> Ended:
         """Until it is answered. Raises KvRouterError."""
         self._push.budget.request(self._begun_s)
+        await self._have_prefilled()
         last: WorkerFailedError | None = None
         while True:
             try:
-                return await self._attempt()
+                return await self._attempt_near_prefill()
             except NoEndpointsError:
                 if last is None:
                     raise
@@ -143,41 +146,64 @@ class _Way:
                 if self._client.has_started:
                     self._move()
 
+    async def _have_prefilled(self) -> None:
+        errand = self._errand
+        prompt = Prompt(errand.asked, errand.headers, errand.request, errand.request_id)
+        self._hand_over = hand_over = await self._push.prefill.hand_over(prompt)
+        if hand_over is None:
+            return
+        self._request = hand_over.request
+        if hand_over.worker_id is not None:
+            said = (PREFILL_WORKER_ID, b"%d" % hand_over.worker_id)
+            self._client.own_headers = [*self._client.own_headers, said]
+
+    def _compute_there(self) -> None:
+        """What was handed over is given once: whoever is next computes the prompt."""
+        if self._hand_over is not None and self._hand_over.params is not None:
+            self._hand_over = None
+            whole = structs.replace(self._request, phase="aggregated", prefill_worker_id=None)
+            self._request = whole
+
+    async def _attempt_near_prefill(self) -> Ended:
+        try:
+            return await self._attempt()
+        except WorkerNotFoundError:  # who has computed the prompt is gone, with its place
+            if self._hand_over is None or self._request.prefill_worker_id is None:
+                raise
+            self._request = structs.replace(self._request, prefill_worker_id=None)
+            return await self._attempt()
+
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
-        booked = await self._booked()
+        push = self._push
+        booked = await book(push.router, push.standing, self._request, self._failed)
         try:
             self._push.metrics.deciding.observe(time.monotonic() - began_s)
             self._attempts += 1
             ended = await self._ask(booked)
             self._note_usage(booked.usage)
+            self._land(booked)
         finally:
             booked.leave()
             self._push.metrics.missed_reports.inc(booked.missed_reports)
         self._push.metrics.attempts.labels("answered").inc()
         return ended
 
-    async def _booked(self) -> Reservation:
-        """Without those that failed it, and those that fail everybody, unless nobody else is
-        there. To be left.
-        """
-        router, request = self._push.router, self._request
-        ejected = set() if request.pinned_worker else {*self._push.standing.ejected()}
-        try:
-            return await router.reserved(elsewhere(request, self._failed | ejected))
-        except NoEndpointsError:
-            if not ejected - self._failed:
-                raise
-            return await router.reserved(elsewhere(request, self._failed))
-
     def _note_usage(self, usage: Usage | None) -> None:
         counted_tokens = self._errand.counted_tokens
         if usage is not None and counted_tokens is not None and not self._migrations:
             self._push.counted(self._asked, counted_tokens, usage)
 
+    def _land(self, booked: Reservation) -> None:
+        """What was handed over counts as cached, which no router has predicted."""
+        if self._hand_over is not None:
+            self._push.prefill.landed(self._hand_over, booked.usage)
+            booked.usage = None if self._hand_over.params is not None else booked.usage
+
     def _may_go_elsewhere(self, error: WorkerFailedError) -> bool:
         self._push.metrics.attempts.labels("failed" if error.is_its_fault else "refused").inc()
         self._failed.add(error.worker_id)
+        self._compute_there()
         if self._request.pinned_worker is not None:
             return False
         settings = self._push.settings
@@ -247,14 +273,14 @@ class _Way:
         errand, asked = self._errand, self._asked
         authorization = self._push.settings.authorization
         headers = to_engine(errand.headers, decision, errand.request_id, authorization)
-        path, body = asked.path, self._body()
+        path, body = asked.path, self._body(decision)
         return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
 
-    def _body(self) -> bytes:
+    def _body(self, decision: Decision) -> bytes:
         asked = self._asked
         if self._migrations and self._errand.prompt is not None:
             return continuation(asked, self._errand.prompt, self._stream.token_ids)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = decode_fields(asked, self._hand_over, decision)
         if asked.is_stream:
             fields["stream_options"] = {"include_usage": True}
             if self._may_migrate and self._push.settings.max_migrations:
@@ -309,6 +335,8 @@ class _Way:
 
     def _saw_first(self) -> None:
         self._push.metrics.first_token.observe(time.monotonic() - self._begun_s)
+        if self._hand_over is not None:
+            self._push.prefill.answered(self._hand_over)
 
 
 def _usage_in(body: bytes) -> Usage | None:

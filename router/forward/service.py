@@ -11,6 +11,7 @@ from router.forward.asking_tokens import TokensOfEngines
 from router.forward.config import ForwardConfig
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
+from router.forward.prefill import PrefillRouter, PrefillSettings
 from router.forward.probing import Prober
 from router.forward.push import Push, PushSettings
 from router.forward.roster import Roster
@@ -113,9 +114,24 @@ class ForwardService:
             config.known_tokens,
             LocalTokens(self._tokenizers, self._checks),
         )
-        push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing)
+        prefill = self._made_prefill(router, pool)
+        self.metrics.prefill.watch(prefill.pools)
+        push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing, prefill)
         models = Models(router, config.routing_group)
         return ForwardApp(config, push, tokenizing, models, self.metrics, self._edge.guard)
+
+    def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
+        config = self._config
+        settings = PrefillSettings(
+            config.disaggregation == "auto" and config.mode == "push",
+            config.prefill_fallback,
+            config.max_attempts,
+            config.prefill_timeout_s,
+            config.answer_limit_bytes,
+            config.conditional,
+            self._authorization,
+        )
+        return PrefillRouter(router, pool, settings, self.metrics.prefill, self._standing)
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:

@@ -79,7 +79,12 @@ def text_fields(body_type: type[msgspec.Struct]) -> frozenset[str]:
 
 def _is_text(kind: inspect.Type) -> bool:
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return all(isinstance(each, inspect.StrType | inspect.NoneType) for each in kinds)
+    return all(
+        all(isinstance(value, str) for value in each.values)
+        if isinstance(each, inspect.LiteralType)
+        else isinstance(each, inspect.StrType | inspect.NoneType)
+        for each in kinds
+    )
 
 
 def _json_value(name: str, value: str) -> msgspec.Raw:

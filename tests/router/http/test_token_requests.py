@@ -47,6 +47,8 @@ async def test_the_rest_is_in_the_query(fleet):
     assert (answer.json()["worker_id"], len(answer.json()["candidates"])) == (1, 1)
     target = '{"worker_id":1,"dp_rank":0}'
     assert (await post(fleet, "/select", PROMPT, pinned_worker=target)).json()["worker_id"] == 1
+    refused = await post(fleet, "/select", PROMPT, phase="prefill")
+    assert refused.json()["removed"][0]["filter"] == "role"
     salted = await post(fleet, "/select", PROMPT, cache_salt="17", unknown="[")
     assert salted.status_code == 400
     salted = await post(fleet, "/select", PROMPT, cache_salt="17", unknown="[]")
@@ -105,5 +107,5 @@ async def test_no_tokens_are_a_prompt_too(fleet):
 
 def test_text_fields_are_those_without_json():
     texts = text_fields(SelectRequest)
-    assert {"model_name", "cache_salt", "request_id", "session_id"} <= texts
+    assert {"model_name", "cache_salt", "request_id", "session_id", "phase"} <= texts
     assert not texts & {"token_ids", "explain", "isl_tokens", "pinned_worker"}

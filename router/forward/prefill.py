@@ -1,0 +1,241 @@
+"""Disaggregated serving: a prompt is computed by one worker, and answered by another.
+
+    pools: is anybody there? ─ conditional: is it worth it? ─▶ book phase prefill ─▶ ask: one token
+                                                                                        │ its params
+            push.py: book phase decode, send these along ◀────────── HandOver ◀─────────┘
+
+Before anything is sent to who answers, so that a failure costs time alone. What fails is computed
+there (`always`, as Dynamo 1.0 does), or refused (`unregistered`: as Dynamo 1.6, only where no
+worker is there for it is the prompt computed by who answers).
+"""
+
+import time
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, structs
+
+from router.client import RouterClient
+from router.errors import InvalidFieldError, KvRouterError, NoEndpointsError
+from router.forward.bodies import Asked
+from router.forward.booking import book
+from router.forward.conditional import Conditional
+from router.forward.errors import (
+    NoHandOverError,
+    PrefillFailedError,
+    PromptRefusedError,
+    WorkerFailedError,
+)
+from router.forward.handing_over import (
+    HandOver,
+    Prefilled,
+    is_handed_over,
+    is_to_bypass,
+    prefill_body,
+    prefill_request,
+    read_prefilled,
+)
+from router.forward.headers import Pairs, to_engine
+from router.forward.pools import PrefillPools
+from router.forward.prefill_metrics import PrefillMetrics, PrefillOutcome
+from router.forward.standing import Standing
+from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
+from router.http_client import HttpPool, Origin, Request, UpstreamError
+from router.protocol.replies import Decision
+from router.protocol.requests import RankTarget, SelectRequest, Usage
+
+FallsBack: TypeAlias = Literal["always", "unregistered"]
+
+
+class PrefillSettings(Struct, frozen=True):
+    """`is_on`: look for workers of role prefill. `timeout_s`: for a prompt; beyond, the next."""
+
+    is_on: bool
+    falls_back: FallsBack
+    max_attempts: int
+    timeout_s: float
+    answer_limit_bytes: int
+    conditional: Conditional | None = None
+    authorization: bytes | None = None
+
+
+class Prompt(Struct, frozen=True, eq=False):
+    """A request, as far as its prompt is concerned."""
+
+    asked: Asked
+    headers: Pairs
+    request: SelectRequest
+    request_id: str
+
+
+class PrefillRouter:
+    """Has prompts computed."""
+
+    def __init__(
+        self,
+        router: RouterClient,
+        pool: HttpPool,
+        settings: PrefillSettings,
+        metrics: PrefillMetrics,
+        standing: Standing,
+    ) -> None:
+        self._router = router
+        self._pool = pool
+        self._settings = settings
+        self._metrics = metrics
+        self._standing = standing
+        self.pools = PrefillPools()
+
+    async def hand_over(self, prompt: Prompt) -> HandOver | None:
+        """Have a prompt computed, where that is another's work; None: nothing is to be done
+        otherwise than ever. Raises what the router or the last worker refused with, unless that
+        falls back.
+        """
+        request, model = prompt.request, prompt.request.model_name
+        if not self._settings.is_on or is_handed_over(prompt.asked):
+            return None
+        is_named = request.prefill_worker_id is not None
+        if not is_named and not self.pools.is_worth_asking(model, time.monotonic()):
+            return self._computed_there(request, "unavailable")
+        if await self._is_bypassed(prompt):
+            return self._computed_there(request, "bypassed")
+        try:
+            return await self._handed_over(prompt)
+        except NoEndpointsError:
+            if is_named:  # no worker for prompts: whoever named it has had it computed
+                return None
+            self.pools.missed(model, time.monotonic())
+            return self._computed_there(request, "unavailable")
+
+    async def _handed_over(self, prompt: Prompt) -> HandOver | None:
+        """Raises NoEndpointsError where nobody is there for it."""
+        try:
+            return await self._prefilled(prompt)
+        except NoEndpointsError:
+            raise
+        except PromptRefusedError:  # who answers will say what is wrong with it
+            return self._computed_there(prompt.request, "not_taken")
+        except KvRouterError:
+            if self._settings.falls_back == "unregistered":
+                self._metrics.outcomes.labels("refused").inc()
+                raise
+            return self._computed_there(prompt.request, "fell_back")
+
+    async def place(self, request: SelectRequest) -> Decision | None:
+        """Where a prompt would be computed, if elsewhere; nothing is booked."""
+        if not self._settings.is_on:
+            return None
+        try:
+            return await self._router.select(prefill_request(request))
+        except NoEndpointsError:
+            return None
+
+    def landed(self, hand_over: HandOver, usage: Usage | None) -> None:
+        """Who went on has answered; `usage`: what it said of the prompt. What it was given counts
+        as cached there.
+        """
+        if hand_over.params is None:
+            return
+        is_unused = usage is not None and usage.prompt_tokens_details and not usage.cached
+        outcome: PrefillOutcome = "not_used" if is_unused else "handed_over"
+        self._metrics.outcomes.labels(outcome).inc()
+        if usage is not None:
+            self._metrics.tokens.inc(usage.cached)
+
+    def answered(self, hand_over: HandOver) -> None:
+        """The first token of who went on has come."""
+        if hand_over.params is not None:
+            self._metrics.hand_over.observe(time.monotonic() - hand_over.ended_s)
+
+    def _computed_there(self, request: SelectRequest, outcome: PrefillOutcome) -> HandOver | None:
+        """All is one worker's; which of them only matters where there were others."""
+        if self.pools.state(request.model_name) == "pending":
+            return None
+        self._metrics.outcomes.labels(outcome).inc()
+        whole = structs.replace(request, phase="aggregated", prefill_worker_id=None)
+        return HandOver(whole)
+
+    async def _is_bypassed(self, prompt: Prompt) -> bool:
+        """Raises KvRouterError."""
+        request, conditional = prompt.request, self._settings.conditional
+        if is_to_bypass(prompt.asked):
+            return True
+        if conditional is None or request.prefill_worker_id is not None:
+            return False
+        whole = structs.replace(request, phase="aggregated", advisory=True)
+        decode, load = await self._router.select(whole), None
+        if conditional.looks_at_prefill:
+            asked = structs.replace(prefill_request(request), advisory=True)
+            try:
+                load = (await self._router.select(asked)).worker_load
+            except NoEndpointsError:
+                return False
+        return conditional.bypasses(decode, load)
+
+    async def _prefilled(self, prompt: Prompt) -> HandOver:
+        """Raises NoEndpointsError if there is nobody for it, and what else goes wrong."""
+        request = prefill_request(prompt.request)
+        if (named := prompt.request.prefill_worker_id) is not None:
+            request = structs.replace(request, pinned_worker=RankTarget(named))
+        failed: set[int] = set()
+        while True:
+            try:
+                return await self._attempt(prompt, request, failed)
+            except NoHandOverError:
+                raise
+            except WorkerFailedError as error:
+                self._metrics.outcomes.labels("failed").inc()
+                failed.add(error.worker_id)
+                if named is not None or len(failed) >= self._settings.max_attempts:
+                    raise PrefillFailedError(len(failed), str(error)) from error
+                last = error
+            except NoEndpointsError:
+                if not failed:
+                    raise
+                raise PrefillFailedError(len(failed), str(last)) from last
+
+    async def _attempt(self, prompt: Prompt, request: SelectRequest, failed: set[int]) -> HandOver:
+        booked = await book(self._router, self._standing, request, failed)
+        try:
+            began_s, worker_id = time.monotonic(), booked.decision.worker_id
+            self.pools.found(request.model_name)
+            prefilled = await self._ask(prompt, booked.decision)
+            booked.usage = prefilled.usage
+        finally:
+            booked.leave()
+        ended_s = time.monotonic()
+        self._metrics.prefill.observe(ended_s - began_s)
+        if prefilled.kv_transfer_params is None:
+            raise NoHandOverError(worker_id)
+        decode = structs.replace(prompt.request, phase="decode", prefill_worker_id=worker_id)
+        return HandOver(decode, prefilled.kv_transfer_params, worker_id, ended_s)
+
+    async def _ask(self, prompt: Prompt, decision: Decision) -> Prefilled:
+        """Raises WorkerFailedError."""
+        worker_id, endpoint = decision.worker_id, decision.endpoint
+        try:
+            prefilled = await self._answer(prompt, decision)
+        except WorkerFailedError as error:
+            if error.is_its_fault:
+                self._standing.failed(worker_id, endpoint, time.monotonic())
+            raise
+        except (UpstreamError, InvalidFieldError) as error:
+            self._standing.failed(worker_id, endpoint, time.monotonic())
+            raise WorkerFailedError(worker_id, str(error)) from error
+        self._standing.succeeded(worker_id, endpoint, time.monotonic())
+        return prefilled
+
+    async def _answer(self, prompt: Prompt, decision: Decision) -> Prefilled:
+        settings, asked = self._settings, prompt.asked
+        headers = to_engine(prompt.headers, decision, prompt.request_id, settings.authorization)
+        request = Request("POST", asked.path, prefill_body(asked), headers, True)
+        origin = Origin.of(decision.endpoint)
+        async with self._pool.asked(origin, request, settings.timeout_s) as answer:
+            body = await answer.read(settings.answer_limit_bytes, settings.timeout_s)
+        if answer.status in ANOTHER_MAY_TAKE or 300 <= answer.status < 400:
+            is_its_fault = answer.status not in NOT_ITS_FAULT
+            raise WorkerFailedError(
+                decision.worker_id, f"status {answer.status}", is_its_fault=is_its_fault
+            )
+        if answer.status >= 400:
+            raise PromptRefusedError(decision.worker_id, answer.status)
+        return read_prefilled(body)

@@ -1,0 +1,72 @@
+"""What of a process that forwards concerns prompts that others compute."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from router.errors import ConfigError
+from router.forward.conditional import Conditional, ConditionalPolicy
+from router.process.process_config import ProcessConfig
+
+
+class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
+    """Disaggregated serving."""
+
+    disaggregation: Annotated[
+        Literal["auto", "off"],
+        Meta(description="auto: workers of role prefill, once there are any, compute prompts"),
+    ] = "auto"
+    prefill_fallback: Annotated[
+        Literal["always", "unregistered"],
+        Meta(
+            description="who answers computes the prompt, too: always, if that fails elsewhere; or "
+            "only where no worker of role prefill is there"
+        ),
+    ] = "always"
+    prefill_timeout_s: Annotated[
+        float, Meta(gt=0, description="for a prompt to be computed; beyond, the next is tried")
+    ] = 120.0
+    conditional_disagg: Annotated[
+        ConditionalPolicy | Literal["off"],
+        Meta(description="who answers computes the prompt: if little is left, others are busy, …"),
+    ] = "off"
+    conditional_eff_isl_threshold: Annotated[
+        int, Meta(ge=0, description="little: fewer tokens that are not cached there, and")
+    ] = 2048
+    conditional_eff_isl_ratio_threshold: Annotated[
+        float, Meta(ge=0, description="a smaller part of the prompt")
+    ] = 0.7
+    conditional_prefill_busy_threshold: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="busy: more prompt tokens than this part of what a worker takes in a step"
+        ),
+    ] = None
+    conditional_decode_busy_threshold: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="of who would answer: more blocks than this part of its own; never there"),
+    ] = None
+
+    @property
+    def conditional(self) -> Conditional | None:
+        """When prompts are computed where they are answered; None: only where they have to be."""
+        if self.conditional_disagg == "off":
+            return None
+        return Conditional(
+            self.conditional_disagg,
+            self.conditional_eff_isl_threshold,
+            self.conditional_eff_isl_ratio_threshold,
+            self.conditional_prefill_busy_threshold,
+            self.conditional_decode_busy_threshold,
+        )
+
+
+def check_prefill(config: PrefillConfig) -> None:
+    """What contradicts itself. Raises ConfigError."""
+    policy = config.conditional_disagg
+    if policy != "off" and config.disaggregation == "off":
+        allowed = "off, or disaggregation=auto"
+        raise ConfigError("conditional_disagg", f"{policy}, without disaggregation", allowed)
+    key, needs_load = "conditional_prefill_busy_threshold", policy not in ("off", "isl_bounding")
+    if needs_load and config.conditional_prefill_busy_threshold is None:
+        raise ConfigError(key, f"missing, with {policy}", "a part of a step's tokens, such as 2")
