@@ -10,6 +10,8 @@ from worker_agent.completions import CompletionRequest, KvTransferParams, Stream
 MAX_TOKENS = 128
 """Of an answer that nobody limits: the model has not learned when to end."""
 
+_ANSWER = "<assistant>"
+
 
 class TextPart(Struct, frozen=True):
     """A piece of a message."""
@@ -35,7 +37,25 @@ class Message(Struct, frozen=True):
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True):
+class _Chat(Struct, frozen=True, kw_only=True):
+    """What makes the prompt of a chat, and how it ends."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def rendered(self, messages: Sequence[Message]) -> str:
+        """See `rendered`. Raises InvalidFieldError."""
+        continues = self.continue_final_message
+        if continues and self.add_generation_prompt:
+            reason = "with add_generation_prompt"
+            raise InvalidFieldError("continue_final_message", reason, "one of the two")
+        text = rendered(messages)
+        if self.add_generation_prompt:
+            return text
+        return text[: -len(_ANSWER) - continues]
+
+
+class ChatRequest(_Chat, frozen=True, kw_only=True):
     """A chat; see `CompletionRequest`."""
 
     messages: list[Message]
@@ -64,7 +84,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         if most is not None and most < 1:
             raise InvalidFieldError("max_tokens", str(most), "at least 1")
         return CompletionRequest(
-            prompt=rendered(self.messages),
+            prompt=self.rendered(self.messages),
             model=self.model,
             max_tokens=MAX_TOKENS if most is None else most,
             temperature=self.temperature,
@@ -80,7 +100,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         )
 
 
-class TokenizeRequest(Struct, frozen=True, kw_only=True):
+class TokenizeRequest(_Chat, frozen=True, kw_only=True):
     """A text or a chat whose tokens are asked for, as vLLM's server is asked."""
 
     prompt: str | None = None
@@ -90,7 +110,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     def tokens(self) -> list[int]:
         """What the model reads. Raises InvalidFieldError."""
         if self.messages:
-            return list(rendered(self.messages).encode())
+            return list(self.rendered(self.messages).encode())
         if self.prompt is None:
             raise InvalidFieldError("prompt", "missing", "a text, or messages")
         return list(self.prompt.encode())
@@ -99,4 +119,4 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 def rendered(messages: Sequence[Message]) -> str:
     """The prompt of a chat: a longer chat begins with it, but for its last line."""
     said = "".join(f"<{each.role}>{each.text}\n" for each in messages)
-    return f"{said}<assistant>"
+    return f"{said}{_ANSWER}"

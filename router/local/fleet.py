@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from router.errors import ConfigError
 from router.local.supervisor import Child
+from router.local.tokenizer import write_tokenizer
 
 READY_S = 300.0
 _POLL_S = 0.1
@@ -125,7 +126,13 @@ class Fleet:
             *(sys.executable, "-m", "router", "forward"),
             *("--router-url", self.router_url, "--http-port", str(self.openai_port)),
             *("--drain-s", "0"),
+            *self._tokenizer(),
         ]
+
+    def _tokenizer(self) -> list[str]:
+        """What the workers' tokens are, so that nobody has to ask them."""
+        folder = self.plan.directory / "tokenizer"
+        return ["--tokenizer", str(folder)] if write_tokenizer(folder) else []
 
     def _worker_command(self, number: int) -> list[str]:
         return [

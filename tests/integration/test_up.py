@@ -125,6 +125,7 @@ async def test_keeps_serving_starts_the_dead_again_and_stops_on_ctrl_c(up, tmp_p
         said = [{"role": "user", "content": "Once upon a time"}]
         chat = await ai.chat.completions.create(model="default", messages=said, max_tokens=4)
         assert chat.usage.completion_tokens == 4
+    await eventually(lambda: _has_their_tokenizer(fleet))
     assert (tmp_path / "worker-1.log").read_text()
     fleet.process.send_signal(signal.SIGINT)
     assert await fleet.wait() == 0
@@ -152,6 +153,14 @@ async def test_a_port_that_is_taken_is_told(up):
         fleet = await up("--no-demo", "--workers", "1", "--port", str(port))
         assert await fleet.wait() == 2
     assert str(port) in fleet.output
+
+
+async def _has_their_tokenizer(fleet):
+    async with httpx.AsyncClient() as client:
+        ready = (await client.get(f"http://127.0.0.1:{fleet.openai_port}/ready")).json()
+    standing = ready["tokenizers"]["standing"].get("default", {})
+    assert ready["tokenizers"]["problems"] == []
+    return set(standing.values()) == {"agrees"}
 
 
 async def _is_ready(client, workers):

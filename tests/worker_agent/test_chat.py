@@ -27,6 +27,15 @@ def test_tokens_are_those_that_are_read():
         _ = TokenizeRequest().tokens
 
 
+def test_a_chat_may_end_without_an_answer_or_with_a_message_that_goes_on():
+    open_end = {"add_generation_prompt": False}
+    assert chat(messages=SAID, **open_end).completion.prompt == "<system>Be brief.\n<user>Hé\n"
+    continued = chat(messages=SAID, **open_end, continue_final_message=True)
+    assert continued.completion.prompt == "<system>Be brief.\n<user>Hé"
+    with pytest.raises(InvalidFieldError, match="continue_final_message"):
+        _ = chat(messages=SAID, continue_final_message=True).completion
+
+
 def test_fields_go_on():
     fields = {"temperature": 0.5, "seed": 3, "stream": True, "return_token_ids": True, "n": 2}
     completion = chat(messages=SAID, max_completion_tokens=9, max_tokens=5, **fields).completion
