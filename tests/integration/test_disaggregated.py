@@ -1,0 +1,167 @@
+"""A prompt is computed by one process and answered by another: agents, router and what forwards are
+processes of their own, and each of them may die.
+"""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from processes import Process
+from servers import eventually, free_port
+
+SMALL = {"num-blocks": 96, "max-model-len": 1024}
+TEXT = list(b"It was the best of times, it was the worst of times, it was the age of wisdom, " * 8)
+CACHED_TOKENS = 288
+
+
+def prompt(number):
+    return list(f"{number}: ".encode()) + TEXT[:300]
+
+
+class Pools:
+    """Worker 1 computes prompts, 2 and 3 answer; before them `forwards`, by their fallback."""
+
+    def __init__(self, fleet, directory):
+        self.fleet = fleet
+        self._directory = directory
+        self.urls = {}
+        self.client = httpx.AsyncClient(timeout=120)
+        self._processes = []
+
+    async def start(self):
+        key, config = self._directory / "block.key", self._directory / "agent.toml"
+        key.write_text("5e" * 32)
+        config.write_text(f'share = true\nonboard_always = true\nblock_key_file = "{key}"\n')
+        self.fleet._router_options |= {"block-key-file": key, "worker-silence-s": 600}
+        options = {"config": config, **SMALL}
+        await self.fleet.start(1, role="prefill", **options)
+        for worker_id in (2, 3):
+            self.fleet.add_worker(worker_id, role="decode", **options)
+        await self.fleet.until_ready(3)
+        for falls_back in ("always", "unregistered"):
+            port = free_port()
+            options = {"router-url": self.fleet.url, "http-port": port, "drain-s": 0,
+                       "prefill-fallback": falls_back}  # fmt: skip
+            self._processes.append(
+                Process(self._directory, falls_back, "router", "forward", **options)
+            )
+            self.urls[falls_back] = f"http://127.0.0.1:{port}"
+        await eventually(self.are_ready)
+
+    async def are_ready(self):
+        try:
+            answers = [await self.client.get(f"{url}/ready") for url in self.urls.values()]
+        except httpx.HTTPError:
+            return False
+        return all(answer.status_code == 200 for answer in answers)
+
+    async def complete(self, number, by="always", **fields):
+        body = {"model": "default", "prompt": prompt(number), "max_tokens": 6,
+                "return_token_ids": True, **fields}  # fmt: skip
+        return await self.client.post(f"{self.urls[by]}/v1/completions", json=body)
+
+    async def is_free(self):
+        return not any([await self.booked(worker_id) for worker_id in (1, 2, 3)])
+
+    async def booked(self, worker_id):
+        loads = await self.fleet.get("/loads")
+        ranks = [rank for scope in loads for rank in scope["loads"]]
+        return sum(rank["active_requests"] for rank in ranks if rank["worker_id"] == worker_id)
+
+    async def close(self):
+        await self.client.aclose()
+        for each in self._processes:
+            each.end()
+
+
+@pytest.fixture
+async def pools(fleet, tmp_path):
+    pools = Pools(fleet, tmp_path)
+    yield pools
+    await pools.close()
+
+
+def tokens(answer):
+    return answer["choices"][0]["token_ids"]
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
+    await pools.start()
+    fleet = pools.fleet
+
+    # What is handed over is not computed again, and all tokens are those of one worker alone.
+    got = await pools.complete(0)
+    assert (got.headers["x-prefill-worker-id"], got.headers["x-worker-id"] in "23") == ("1", True)
+    assert cached(got.json()) == CACHED_TOKENS
+    assert tokens(got.json()) == tokens(await fleet.complete(1, 0, prompt(0), 6))
+    await fleet.until_drained()
+    again = await pools.complete(0)  # what the router expects to be cached, the engines find
+    assert tokens(again.json()) == tokens(got.json())
+    await eventually(pools.is_free)
+
+    # Who answers dies in the middle: another goes on, and has the prompt's blocks of who has them.
+    body = {"model": "default", "prompt": prompt(1), "max_tokens": 300, "stream": True,
+            "return_token_ids": True}  # fmt: skip
+    streamed = []
+    url = f"{pools.urls['always']}/v1/completions"
+    async with pools.client.stream("POST", url, json=body) as stream:
+        assert stream.headers["x-prefill-worker-id"] == "1"
+        dies = int(stream.headers["x-worker-id"])
+        async for line in stream.aiter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                streamed += choice["token_ids"]
+                if len(streamed) == 3:
+                    fleet.workers[dies].kill()
+    whole = await fleet.complete(1, 0, prompt(1), 300)
+    assert streamed == tokens(whole)
+    await eventually(pools.is_free)
+    lives = 5 - dies
+
+    # Who computes prompts dies while it does, and is not there any more.
+    fleet.workers[1].pause()
+    asking = {by: asyncio.create_task(pools.complete(2, by)) for by in ("always", "unregistered")}
+
+    async def are_booked():
+        return await pools.booked(1) == 2
+
+    await eventually(are_booked)
+    fleet.workers[1].kill()
+    assert (await asking["unregistered"]).status_code == 502
+    fell_back = await asking["always"]
+    assert (fell_back.status_code, fell_back.headers["x-worker-id"]) == (200, str(lives))
+    assert "x-prefill-worker-id" not in fell_back.headers
+    assert tokens(fell_back.json()) == tokens(await fleet.complete(lives, 0, prompt(2), 6))
+    assert (await pools.complete(3)).status_code == 200
+    refused = await pools.complete(4, "unregistered")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "prefill_failed")
+    await eventually(pools.is_free)
+
+    # Nobody is registered for prompts any more: either way who answers computes them.
+    await pools.client.patch(f"{fleet.url}/workers/1", json={"lifecycle": "cordoned"})
+    for by in ("always", "unregistered"):
+        assert (await pools.complete(5, by)).status_code == 200
+    metrics = (await pools.client.get(f"{pools.urls['always']}/metrics")).text
+    assert 'kv_router_forward_prefills_total{outcome="handed_over"} 2.0' in metrics
+    assert 'kv_router_forward_prefill_pools{state="unavailable"} 1.0' in metrics
+    await eventually(pools.is_free)
+
+
+async def test_blocks_whose_worker_died_are_computed(fleet, tmp_path):
+    """It has handed over, and is gone before they were fetched."""
+    pools = Pools(fleet, tmp_path)
+    await pools.start()
+    asked = {"kv_transfer_params": {"do_remote_decode": True}}
+    first = await fleet.complete(1, 0, prompt(0), 1, **asked)
+    fleet.workers[1].kill()
+    params = first["kv_transfer_params"]
+    answer = await fleet.complete(2, 0, prompt(0), 6, kv_transfer_params=params)
+    assert (tokens(answer)[0], cached(answer)) == (tokens(first)[0], 0)
+    assert tokens(answer) == tokens(await fleet.complete(3, 0, prompt(0), 6))
+    await pools.close()
