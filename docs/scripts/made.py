@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import licences
+import pictures
 import security_tables
 import wire_reference
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 WHOLE: Mapping[str, Callable[[], str]] = {
     "THIRD_PARTY.md": licences.third_party,
     "docs/wire.md": wire_reference.wire,
+    **{f"docs/pictures/{name}.svg": make for name, make in pictures.PICTURES.items()},
 }
 """Files by path."""
 

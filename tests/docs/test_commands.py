@@ -1,0 +1,87 @@
+"""Every command of the documentation ends as the page says, beside a real fleet."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pages import commands, script
+from servers import free_port
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+RUN = [name for name in PAGES if any(not c.elsewhere for c in commands((DOCS / name).read_text()))]
+PAGE_S = 400
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="no jq, no curl"),
+]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """`kv-router up`; its ports by those of the pages."""
+    ports = {"8092": str(free_port()), "8000": str(free_port())}
+    options = ["--port", ports["8092"], "--openai-port", ports["8000"], "--no-demo"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "router", "up", *options],
+        stdout=subprocess.PIPE, cwd=tmp_path_factory.mktemp("fleet"), env=environment(), text=True,
+    ) as process:  # fmt: skip
+        assert any("serving at" in line for line in process.stdout)
+        yield ports
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == 0
+
+
+def environment():
+    """Ours, with the commands of this installation, and a small model."""
+    small = {"KV_ROUTER_AGENT_NUM_LAYERS": "1", "KV_ROUTER_AGENT_HIDDEN_SIZE": "64"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_page(name, fleet, tmp_path):
+    ports = dict(fleet)
+    text = re.sub(
+        r"(?<=localhost:)\d+|(?<=-port )\d+",
+        lambda port: ports.setdefault(port[0], str(free_port())),
+        script(page(name)),
+    )
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen(
+            ["bash", "-c", text], cwd=tmp_path, env=environment(), start_new_session=True,
+            stdout=said, stderr=said,
+        )  # fmt: skip
+        try:
+            status = process.wait(PAGE_S)
+        finally:
+            end(process)
+        said.seek(0)
+        assert status == 0, said.read()
+
+
+def end(process):
+    """And whatever it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def page(name):
+    return (DOCS / name).read_text()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_run_elsewhere_is(name):
+    for command in commands(page(name)):
+        if command.elsewhere:
+            assert (ROOT / command.elsewhere).is_file()
