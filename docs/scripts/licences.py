@@ -7,13 +7,14 @@ turn, and what each extra names.
 """
 
 import re
+import tomllib
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 from installed_size import required
 
 FILE = Path(__file__).parents[2] / "THIRD_PARTY.md"
-EXTRA = re.compile(r"^([\w.-]+).*extra == [\"'](\w+)[\"']")
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 HEAD = """# Licences of others
 
 kv-router is Apache-2.0 (LICENSE) and contains no code of others. Installing it installs these, each
@@ -30,9 +31,15 @@ domain, which the file names.
 def third_party() -> str:
     """The file."""
     own = required("kv-router")
-    ours = own.pop("kv-router")
-    asked = [found.groups() for found in map(EXTRA.match, ours.requires or ()) if found]
-    extras = {name: extra for name, extra in asked if extra != "dev" and name not in own}
+    del own["kv-router"]
+    asked = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    named = {
+        re.split("[<>=]", each)[0]: extra
+        for extra, some in asked.items()
+        for each in some
+        if extra != "dev"
+    }
+    extras = {name: extra for name, extra in named.items() if name not in own}
     rows = [f"| {name} | {licence(each)} |\n" for name, each in sorted(own.items())]
     more = [
         f"| {name} (extra `{extra}`) | {licence(distribution(name))} |\n"

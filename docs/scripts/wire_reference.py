@@ -111,10 +111,17 @@ def _list(kind: types.Type) -> str:
     return f"list of {_spelled(kind.item_type)}{_bounds(kind)}"
 
 
+def _linked(kind: types.Type) -> str:
+    name = kind.cls.__name__
+    if kind.cls.__module__.startswith("router.protocol."):
+        return f"[{name}](#{name.lower()})"
+    return "{" + ", ".join(f"`{each.encode_name}`" for each in kind.fields) + "}"
+
+
 SPELLED = {
     types.Metadata: lambda kind: _spelled(kind.type),
     types.UnionType: lambda kind: " or ".join(map(_spelled, kind.types)),
-    types.StructType: lambda kind: f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})",
+    types.StructType: _linked,
     types.ListType: _list,
     types.VarTupleType: _list,
     types.TupleType: lambda kind: f"[{', '.join(map(_spelled, kind.item_types))}]",
