@@ -16,6 +16,7 @@ from router.protocol.values import Name, TokenCount, TokenId, UInt
 OpenAiPath: TypeAlias = Literal["/v1/completions", "/v1/chat/completions"]
 COMPLETIONS: OpenAiPath = "/v1/completions"
 CHAT: OpenAiPath = "/v1/chat/completions"
+PATHS: dict[bytes, OpenAiPath] = {each.encode(): each for each in (COMPLETIONS, CHAT)}
 
 QUERY_ONLY = "query_instance_id"
 """The annotation that asks where a request would go, and sends it nowhere."""

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.forward.prefill_metrics import PrefillMetrics
 from router.forward.standing import Standing
+from router.forward.tallies import Tally, Times
 from router.http_client import HttpPool
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -28,9 +29,13 @@ class ForwardMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(prefix + name, text, labels, registry=registry)
 
-        self.requests = counter("requests", "Requests, by how they ended", "route", "ended")
+        self.requests = Tally(
+            registry, prefix + "requests", "Requests, by how they ended", "route", "ended"
+        )
         self.refusals = counter("refusals", "Requests refused here", "code")
-        self.attempts = counter("attempts", "Workers tried, by what became of it", "outcome")
+        self.attempts = Tally(
+            registry, prefix + "attempts", "Workers tried, by what became of it", "outcome"
+        )
         self.tokenizations = counter(
             "tokenizations",
             "Prompts in words: made here, asked of an engine, known, not told",
@@ -41,20 +46,22 @@ class ForwardMetrics:
         )
         self.probes = counter("probes", "Probes of workers' health", "standing", "outcome")
         self.missed_reports = counter("missed_reports", "Progress that routers did not hear of")
-        self.first_token = Histogram(
+        self.first_token = Times(
+            registry,
             prefix + "time_to_first_token_seconds",
             "From a request's arrival to the first piece of its answer",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
-        self.deciding = Histogram(
+        self.deciding = Times(
+            registry,
             prefix + "deciding_seconds",
             "Until a router has placed a request, its queue included",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
         self.prefill = PrefillMetrics(registry)
-        self.in_flight = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
+        self.in_flight = 0
+        gauge = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
+        gauge.set_function(lambda: self.in_flight)
 
     def watch(self, pool: HttpPool, standing: Standing) -> None:
         """Show a pool's connections, too, and who is left alone."""

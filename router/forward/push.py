@@ -16,9 +16,9 @@ from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
 from router.errors import InvalidFieldError, NoEndpointsError, WorkerNotFoundError
-from router.forward.answering import ClientSide
 from router.forward.bodies import CHAT, COMPLETIONS, Asked
 from router.forward.booking import book
+from router.forward.call import Call
 from router.forward.errors import NoWorkerLeftError, WorkerFailedError
 from router.forward.events import EventSplitter, EventTooLargeError
 from router.forward.handing_over import HandOver, decode_fields
@@ -102,7 +102,7 @@ class Push:
         self.metrics = metrics
         self.counted = counted
 
-    async def forward(self, errand: Errand, client: ClientSide) -> Ended:
+    async def forward(self, errand: Errand, client: Call) -> Ended:
         """Answer a request. Raises what it was refused with, if nothing was said yet."""
         return await _Way(self, errand, client).go()
 
@@ -110,7 +110,7 @@ class Push:
 class _Way:
     """One request on its way."""
 
-    def __init__(self, push: Push, errand: Errand, client: ClientSide) -> None:
+    def __init__(self, push: Push, errand: Errand, client: Call) -> None:
         self._push = push
         self._errand = errand
         self._asked = errand.asked
@@ -136,13 +136,13 @@ class _Way:
             except NoEndpointsError:
                 if last is None:
                     raise
-                return await self._give_up(last)
+                return self._give_up(last)
             except WorkerFailedError as error:
                 last = error
                 if self._client.has_started and self._has_everything():
-                    return await self._end()
+                    return self._end()
                 if not self._may_go_elsewhere(error):
-                    return await self._give_up(error)
+                    return self._give_up(error)
                 if self._client.has_started:
                     self._move()
 
@@ -178,15 +178,16 @@ class _Way:
         push = self._push
         booked = await book(push.router, push.standing, self._request, self._failed)
         try:
-            self._push.metrics.deciding.observe(time.monotonic() - began_s)
+            self._push.metrics.deciding.note(time.monotonic() - began_s)
             self._attempts += 1
             ended = await self._ask(booked)
             self._note_usage(booked.usage)
             self._land(booked)
         finally:
             booked.leave()
-            self._push.metrics.missed_reports.inc(booked.missed_reports)
-        self._push.metrics.attempts.labels("answered").inc()
+            if booked.missed_reports:
+                self._push.metrics.missed_reports.inc(booked.missed_reports)
+        self._push.metrics.attempts.count("answered")
         return ended
 
     def _note_usage(self, usage: Usage | None) -> None:
@@ -201,7 +202,7 @@ class _Way:
             booked.usage = None if self._hand_over.params is not None else booked.usage
 
     def _may_go_elsewhere(self, error: WorkerFailedError) -> bool:
-        self._push.metrics.attempts.labels("failed" if error.is_its_fault else "refused").inc()
+        self._push.metrics.attempts.count("failed" if error.is_its_fault else "refused")
         self._failed.add(error.worker_id)
         self._compute_there()
         if self._request.pinned_worker is not None:
@@ -230,35 +231,36 @@ class _Way:
         is_full = stream.has_all_tokens and left_tokens(self._asked, len(stream.token_ids)) == 0
         return stream.is_finished or (self._may_migrate and is_full)
 
-    async def _end(self) -> Ended:
+    def _end(self) -> Ended:
         before = self._stream.before(is_chat=self._asked.path == CHAT)
         if not self._stream.is_finished:
-            await self._client.write(ending(before, self._asked.model))
-        await self._client.write(b"data: [DONE]\n\n")
-        await self._client.finish()
+            self._client.write(ending(before, self._asked.model))
+        self._client.write(b"data: [DONE]\n\n")
+        self._client.finish()
         return "answered"
 
-    async def _give_up(self, error: WorkerFailedError) -> Ended:
+    def _give_up(self, error: WorkerFailedError) -> Ended:
         """An engine's refusal is the client's answer. Raises NoWorkerLeftError."""
         if isinstance(error, RefusedError) and not self._client.has_started:
             headers = to_client(error.answer.headers, error.decision, self._attempts)
-            await self._client.whole(error.answer.status, headers, error.content)
+            self._client.whole(error.answer.status, headers, error.content)
             return "passed_on"
         left = NoWorkerLeftError(self._attempts, str(error))
         if not self._client.has_started:
             raise left from error
         self._push.metrics.migrations.labels("given_up").inc()
-        await self._client.refuse(left)
+        self._client.refuse(left)
         return "broke_off"
 
     async def _ask(self, booked: Reservation) -> Ended:
         decision, standing = booked.decision, self._push.standing
         worker_id, endpoint = decision.worker_id, decision.endpoint
         try:
-            async with self._push.pool.asked(
-                Origin.of(endpoint), self._to_engine(decision)
-            ) as answer:
+            answer = await self._push.pool.ask(Origin.of(endpoint), self._to_engine(decision))
+            try:
                 ended = await self._pass_on(answer, booked)
+            finally:
+                answer.close()
         except WorkerFailedError as error:
             if error.is_its_fault:
                 standing.failed(worker_id, endpoint, time.monotonic())
@@ -305,12 +307,13 @@ class _Way:
         if answer.status == 200:
             booked.usage = _usage_in(body)
         headers = to_client(answer.headers, decision, self._attempts)
-        await self._client.whole(answer.status, headers, body)
+        self._client.whole(answer.status, headers, body)
         return "answered" if answer.status < 400 else "passed_on"
 
     async def _pass_on_events(self, answer: Answer, booked: Reservation) -> Ended:
         splitter, stream, client = EventSplitter(), self._stream, self._client
-        async for data in answer.chunks(self._push.settings.idle_s):
+        idle_s = self._push.settings.idle_s
+        while data := await answer.next_chunk(idle_s):
             shown, tokens = [], 0
             for event in splitter.feed(data):
                 seen, more = stream.take(event)
@@ -318,23 +321,25 @@ class _Way:
                 tokens += more
             booked.note_tokens(tokens)
             if shown:
-                await self._show(b"".join(shown), answer, booked.decision)
+                self._show(b"".join(shown), answer, booked.decision)
+                if client.is_slow:
+                    await client.drained()
         booked.usage = stream.usage
         if not stream.is_finished:
             raise WorkerFailedError(booked.decision.worker_id, "ended in the middle of a stream")
-        await client.finish()
+        client.finish()
         return "answered"
 
-    async def _show(self, data: bytes, answer: Answer, decision: Decision) -> None:
+    def _show(self, data: bytes, answer: Answer, decision: Decision) -> None:
         client = self._client
         if not client.has_started:
             self._saw_first()
-            await client.start(200, to_client(answer.headers, decision, self._attempts))
+            client.start(200, to_client(answer.headers, decision, self._attempts))
         if data:
-            await client.write(data)
+            client.write(data)
 
     def _saw_first(self) -> None:
-        self._push.metrics.first_token.observe(time.monotonic() - self._begun_s)
+        self._push.metrics.first_token.note(time.monotonic() - self._begun_s)
         if self._hand_over is not None:
             self._push.prefill.answered(self._hand_over)
 

@@ -8,11 +8,13 @@ from typing import Any
 from router.client import ClientSettings, Retries, RouterClient
 from router.forward.app import ForwardApp
 from router.forward.asking_tokens import TokensOfEngines
+from router.forward.completions import Completions
 from router.forward.config import ForwardConfig
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
 from router.forward.prefill import PrefillRouter, PrefillSettings
 from router.forward.probing import Prober
+from router.forward.protocol import ForwardProtocol
 from router.forward.push import Push, PushSettings
 from router.forward.roster import Roster
 from router.forward.standing import Standing, StandingLimits
@@ -58,7 +60,7 @@ class ForwardService:
         """Go on with other settings, those of `reload.LIVE`."""
         self._config = loaded.config
         if self._app is not None:
-            self._app.reconfigure(loaded.config)
+            self._app.completions.reconfigure(loaded.config)
 
     def reread(self) -> list[str]:
         """Read files that settings name again; what came of it, in words."""
@@ -72,15 +74,15 @@ class ForwardService:
                 pool = HttpPool(config.pool_limits)
                 self.metrics.watch(pool, self._standing)
                 self._app = app = self._made_app(router, pool)
-                limits = HttpLimits.of(config, config.max_connections)
-                server = HttpServer(app, limits, self._edge.tls, self._refused)
+                limits, tls = HttpLimits.of(config, config.max_connections), self._edge.tls
+                server = HttpServer(app, limits, tls, self._refused, ForwardProtocol)
                 background = (
                     self._edge.run(),
                     _tidy(pool),
                     *self._watching(router, pool),
                 )
                 try:
-                    await serve_until(stop, server, listener, background, lambda: self._drain(app))
+                    await serve_until(stop, server, listener, background, self._drain)
                 finally:
                     pool.close()
 
@@ -118,7 +120,9 @@ class ForwardService:
         self.metrics.prefill.watch(prefill.pools)
         push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing, prefill)
         models = Models(router, config.routing_group)
-        return ForwardApp(config, push, tokenizing, models, self.metrics, self._edge.guard)
+        guard, metrics = self._edge.guard, self.metrics
+        completions = Completions(config, push, tokenizing, metrics, guard)
+        return ForwardApp(completions, models, metrics, guard)
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
         config = self._config
@@ -155,10 +159,10 @@ class ForwardService:
         async with over_http as router:
             yield router
 
-    async def _drain(self, app: ForwardApp) -> None:
+    async def _drain(self) -> None:
         """Until every answer that has begun has ended, for a while."""
         ends_s = asyncio.get_running_loop().time() + self._config.drain_s
-        while app.in_flight and asyncio.get_running_loop().time() < ends_s:
+        while self.metrics.in_flight and asyncio.get_running_loop().time() < ends_s:
             await asyncio.sleep(_POLL_S)
 
     def _refused(self, code: str) -> None:

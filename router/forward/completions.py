@@ -1,0 +1,142 @@
+"""Requests for completions: admitted, read, answered, counted."""
+
+import asyncio
+import logging
+
+from router.errors import KvRouterError
+from router.forward.bodies import CHAT, Asked, read_asked
+from router.forward.call import Call
+from router.forward.config import ForwardConfig
+from router.forward.metrics import Ended, ForwardMetrics
+from router.forward.placing import Placing, PromptTokens
+from router.forward.push import Errand, Push
+from router.forward.tokenizing import Tokenizing
+from router.process.request_ids import ANSWERED
+from router.protocol.requests import SelectRequest
+from router.security.errors import TooManyRequestsError
+from router.security.guard import Guard
+from router.security.guarded import admit
+
+log = logging.getLogger(__name__)
+
+
+class Completions:
+    """Answers calls. Each is admitted once, and then answered, refused or gone."""
+
+    def __init__(
+        self,
+        config: ForwardConfig,
+        push: Push,
+        tokenizing: Tokenizing,
+        metrics: ForwardMetrics,
+        guard: Guard,
+    ) -> None:
+        self._config = config
+        self._push = push
+        self._tokenizing = tokenizing
+        self._metrics = metrics
+        self._guard = guard
+        self._placing = Placing(config.routing_group, config.mode == "direct", config.max_wait_s)
+
+    def reconfigure(self, config: ForwardConfig) -> None:
+        """Go on with other limits, those of `reload.LIVE`."""
+        self._config = config
+
+    @property
+    def max_requests(self) -> int:
+        """How many may be answered at a time."""
+        return self._config.max_requests
+
+    @property
+    def body_limit_bytes(self) -> int:
+        """How long a body may be."""
+        return self._config.body_limit_bytes
+
+    @property
+    def body_timeout_s(self) -> float:
+        """How long a body may take."""
+        return self._config.body_timeout_s
+
+    def tokenizers(self) -> dict[str, object]:
+        """What is to be told of tokenizers of our own, where there are any."""
+        return {"tokenizers": self._tokenizing.told()} if self._tokenizing.has_own else {}
+
+    def admit(self, call: Call) -> None:
+        """A head is here. Raises what it is to be refused with."""
+        self._metrics.in_flight += 1
+        if self._metrics.in_flight > self._config.max_requests:
+            raise TooManyRequestsError(self._config.max_requests)
+        call.caller = admit(self._guard, "POST", call.path, call.headers)
+
+    def refuse(self, call: Call, error: KvRouterError) -> None:
+        """Say why it is not answered."""
+        self._metrics.refusals.labels(error.code).inc()
+        self._end(call, "refused" if error.http_status < 500 else "failed")
+        call.refuse(error)
+
+    def gone(self, call: Call) -> None:
+        """Whoever asked has hung up."""
+        if call.task is not None:
+            call.task.cancel()
+        elif call.is_turn:
+            self._end(call, "client_gone")
+
+    async def answer(self, call: Call) -> None:
+        """Answer a call that is whole."""
+        ANSWERED.set(call.ids)
+        ended: Ended = "failed"
+        try:
+            ended = await self._answered(call)
+        except KvRouterError as error:
+            ended = self._refused(call, error)
+        except asyncio.CancelledError:
+            if not call.disconnected:
+                raise
+            ended = "client_gone"
+        except Exception:  # a bug of ours; others' requests go on
+            log.exception("a request failed")
+            ended = self._refused(call, KvRouterError("internal error"))
+        finally:
+            self._end(call, ended)
+
+    async def _answered(self, call: Call) -> Ended:
+        asked = read_asked(call.path, call.body())
+        tokens = await self._tokenizing.tokens(asked)
+        assert call.caller is not None
+        request = self._placing.request(asked, call.headers, call.caller, tokens)
+        if asked.extensions.is_query:
+            return await self._told(asked, tokens, request, call)
+        counted = len(tokens.token_ids) if tokens.are_counted else None
+        prompt = tokens.token_ids if tokens.are_certain else None
+        errand = Errand(asked, call.headers, request, call.ids.request_id, counted, prompt)
+        return await self._push.forward(errand, call)
+
+    async def _told(
+        self,
+        asked: Asked,
+        tokens: PromptTokens,
+        request: SelectRequest,
+        call: Call,
+    ) -> Ended:
+        """Where the request would go, and its tokens, so that they need not be found again."""
+        decision = await self._push.router.select(request)
+        prefill = await self._push.prefill.place(request)
+        place = {"decode_worker_id": decision.worker_id, "decode_dp_rank": decision.dp_rank}
+        if prefill is not None:
+            place |= {"prefill_worker_id": prefill.worker_id, "prefill_dp_rank": prefill.dp_rank}
+        said: dict[str, object] = {"worker_id": place, "overlap_blocks": decision.overlap_blocks}
+        if tokens.are_certain:
+            said["token_ids"] = tokens.token_ids
+        kind = "chat.completion" if asked.path == CHAT else "text_completion"
+        body = {"id": call.ids.request_id, "object": kind, "model": asked.model, "choices": []}
+        call.json({**body, "nvext": said})
+        return "query"
+
+    def _refused(self, call: Call, error: KvRouterError) -> Ended:
+        self._metrics.refusals.labels(error.code).inc()
+        call.refuse(error)
+        return "refused" if error.http_status < 500 else "failed"
+
+    def _end(self, call: Call, ended: Ended) -> None:
+        self._metrics.in_flight -= 1
+        self._metrics.requests.count(f"POST {call.path}", ended)

@@ -1,0 +1,146 @@
+"""A connection whose completions are answered below ASGI.
+
+    bytes ─▶ parser ─▶ a completion? ─yes─▶ Call ─whole─▶ a task of Completions.answer
+                          └─no──▶ uvicorn: an ASGI task, as for every other request
+
+A client that hangs up cancels its task, and with it the engine's work.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from router.errors import BodyTimeoutError, BodyTooLargeError, KvRouterError
+from router.forward.bodies import PATHS
+from router.forward.call import Call
+from router.forward.completions import Completions
+from router.process.connections import LimitedProtocol
+
+
+class ForwardProtocol(LimitedProtocol):
+    """One connection. Requests wait in uvicorn's pipeline for those before them.
+
+    `_body_until_s`: until then the body that is being received has to be whole.
+    """
+
+    app: Any
+    _body_until_s = inf
+
+    @property
+    def completions(self) -> Completions:
+        """Who answers calls."""
+        answering: Completions = self.app.completions
+        return answering
+
+    @property
+    def said_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """What every answer says."""
+        return self.server_state.default_headers
+
+    def begin_request(self) -> None:
+        """A head is whole."""
+        path = PATHS.get(_path_of(self.url))
+        if path is None or self.parser.get_method() != b"POST":
+            super().begin_request()
+            return
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        call = Call(self, path, self.headers, keep_alive=keep_alive)
+        before, self.cycle = self.cycle, call
+        if self.expect_100_continue and (before is None or before.response_complete):
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if before is None or before.response_complete:
+            self._take_turn(call)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        call = self.cycle
+        if not isinstance(call, Call):
+            super().on_body(body)
+        elif not call.response_complete:
+            call.receive(body)
+            if call.received_bytes > self.completions.body_limit_bytes and call.is_turn:
+                self._refuse_call(call, BodyTooLargeError(self.completions.body_limit_bytes))
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        call = self.cycle
+        if not isinstance(call, Call):
+            super().on_message_complete()
+            return
+        call.more_body = False
+        self._body_until_s = inf
+        if call.is_turn and not call.response_complete:
+            self._start(call)
+
+    def on_response_complete(self) -> None:
+        """The next request's turn."""
+        self._body_until_s = inf
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if not isinstance(cycle, Call):
+            super()._start_asgi_task(cycle, app)
+            return
+        self._take_turn(cycle)
+        if not (cycle.more_body or cycle.response_complete):
+            self._start(cycle)
+
+    def check_patience(self, now_s: float) -> None:
+        """Also with a body."""
+        if now_s > self._body_until_s:
+            self._body_until_s = inf
+            if isinstance(self.cycle, Call) and not self.cycle.response_complete:
+                self._refuse_call(self.cycle, BodyTimeoutError(self.completions.body_timeout_s))
+        super().check_patience(now_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: nobody waits for an answer."""
+        super().connection_lost(exc)
+        waiting = [cycle for cycle, _ in self.pipeline]
+        for call in (self.cycle, *waiting):
+            if isinstance(call, Call) and not call.response_complete:
+                call.disconnected = True
+                self.completions.gone(call)
+
+    def _take_turn(self, call: Call) -> None:
+        """Its answer is the next on this connection."""
+        call.is_turn = True
+        try:
+            self.completions.admit(call)
+            if call.received_bytes > self.completions.body_limit_bytes:
+                raise BodyTooLargeError(self.completions.body_limit_bytes)
+        except KvRouterError as error:
+            self._refuse_call(call, error)
+        else:
+            if call.more_body:
+                self._body_until_s = self.loop.time() + self.completions.body_timeout_s
+
+    def _start(self, call: Call) -> None:
+        call.task = task = self.loop.create_task(self.completions.answer(call))
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        call = self.cycle
+        is_open = isinstance(call, Call) and call.task is task and not call.response_complete
+        if is_open and not self.transport.is_closing():
+            self.transport.close()  # nobody will end that answer
+
+    def _refuse_call(self, call: Call, error: KvRouterError) -> None:
+        self.completions.refuse(call, error)
+
+
+def _path_of(url: bytes) -> bytes:
+    """The path that a request line asks for, in any of its forms."""
+    if not url.startswith(b"/"):
+        url = httptools.parse_url(url).path or b""
+    path = url.partition(b"?")[0]
+    return unquote_to_bytes(path) if b"%" in path else path

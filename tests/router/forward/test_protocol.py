@@ -1,0 +1,112 @@
+"""What comes on a client's connection, byte by byte."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from forwarding import COMPLETION, Scene
+from upstreams import response, says
+
+ANSWER = {"id": "cmpl-1", "choices": []}
+ANSWERS = says(response(json.dumps(ANSWER).encode()))
+BODY = json.dumps(COMPLETION).encode()
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def scene(nats_server, **fields):
+    async with Scene.of(nats_server.url, {1: ANSWERS}, **fields) as its:
+        reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
+        its.reader, its.writer = reader, writer
+        yield its
+        writer.close()
+
+
+def request(body=BODY, *headers, path="/v1/completions", version="1.1", length=None):
+    length = len(body) if length is None else length
+    lines = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {length}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def answer(its):
+    """Status, headers and body of the next answer."""
+    async with asyncio.timeout(PATIENCE_S):
+        head = (await its.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        body = await its.reader.readexactly(int(fields.get("content-length", 0)))
+    return int(head.split()[1]), fields, body
+
+
+async def test_requests_that_come_at_once_are_answered_in_order(nats_server):
+    async with scene(nats_server) as its:
+        models = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        asked = (
+            request(BODY, "x-request-id: a"),
+            request(b"{", "x-request-id: b"),
+            models,
+            request(BODY, "x-request-id: c"),
+        )
+        its.writer.write(b"".join(asked))
+        said = [await answer(its) for _ in asked]
+        assert [status for status, _, _ in said] == [200, 400, 200, 200]
+        assert [fields.get("x-request-id") for _, fields, _ in said] == ["a", "b", None, "c"]
+        assert [json.loads(body) for _, _, body in said[::3]] == [ANSWER] * 2
+        await its.until_free()
+
+
+async def test_bytes_that_trickle_are_a_request_all_the_same(nats_server):
+    async with scene(nats_server) as its:
+        for each in request():
+            its.writer.write(bytes([each]))
+            await its.writer.drain()
+        assert (await answer(its))[0] == 200
+
+
+async def test_a_client_that_waits_is_told_to_go_on(nats_server):
+    async with scene(nats_server) as its:
+        whole = request(BODY, "expect: 100-continue")
+        its.writer.write(whole[: -len(BODY)])
+        assert (await answer(its))[0] == 100
+        its.writer.write(BODY)
+        assert (await answer(its))[0] == 200
+
+
+@pytest.mark.parametrize("asked", [request(version="1.0"), request(BODY, "connection: close")])
+async def test_whoever_wants_no_more_is_let_go(nats_server, asked):
+    async with scene(nats_server) as its:
+        its.writer.write(asked)
+        status, fields, _ = await answer(its)
+        assert (status, fields["connection"]) == (200, "close")
+        assert await its.reader.read() == b""
+
+
+@pytest.mark.parametrize("path", ["http://x/v1/completions?a=1", "/v1/%63ompletions"])
+async def test_a_path_may_be_said_in_other_words(nats_server, path):
+    async with scene(nats_server) as its:
+        its.writer.write(request(path=path))
+        assert (await answer(its))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code"),
+    [
+        (request(b"x" * 2000, length=10_000), 413, "body_too_large"),
+        (request(length=len(BODY) + 1), 408, "body_timeout"),
+    ],
+)
+async def test_bodies_have_limits(nats_server, asked, status, code):
+    async with scene(nats_server, body_limit_bytes=1024, body_timeout_s=0.3) as its:
+        its.writer.write(asked)
+        said, _, body = await answer(its)
+        assert (said, json.loads(body)["error"]["code"]) == (status, code)
+        assert its.engines[1].requests == []
+        await its.forward.until_ended("refused")
+
+
+async def test_a_client_that_vanishes_before_its_request_is_whole_is_forgotten(nats_server):
+    async with scene(nats_server) as its:
+        its.writer.write(request(length=len(BODY) + 1))
+        its.writer.close()
+        await its.forward.until_ended("client_gone")
