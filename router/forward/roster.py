@@ -13,6 +13,7 @@ from msgspec import Struct
 from router.client import RouterClient, SelectRequest
 from router.errors import KvRouterError
 from router.protocol.requests import RankTarget
+from router.protocol.values import Phase
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ LOOK_AGAIN_S = 120.0
 
 MOST_LOOKED_UP = 64
 """In one round; the others come in the next."""
+
+_PHASES: tuple[Phase | None, ...] = (None, "prefill")
+"""Who computes prompts for others is chosen for nothing else."""
 
 
 class Worker(Struct, frozen=True):
@@ -72,15 +76,18 @@ class Roster:
 
     async def _look_up(self, worker_id: int, model: str) -> None:
         """One that may not be chosen now is looked at again."""
-        request = SelectRequest(
-            token_ids=[0],
-            model_name=model,
-            routing_group=self._routing_group,
-            pinned_worker=RankTarget(worker_id),
-        )
-        try:
-            decision = await self._router.select(request)
-        except KvRouterError:
+        for phase in _PHASES:
+            request = SelectRequest(
+                token_ids=[0],
+                model_name=model,
+                routing_group=self._routing_group,
+                pinned_worker=RankTarget(worker_id),
+                phase=phase,
+            )
+            try:
+                chosen = await self._router.select(request)
+            except KvRouterError:
+                continue
+            self._looked_s[worker_id] = time.monotonic()
+            self.workers[worker_id] = Worker(worker_id, model, chosen.endpoint, chosen.block_size)
             return
-        self._looked_s[worker_id] = time.monotonic()
-        self.workers[worker_id] = Worker(worker_id, model, decision.endpoint, decision.block_size)

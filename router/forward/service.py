@@ -113,7 +113,7 @@ class ForwardService:
             TokensOfEngines(pool, self._authorization),
             self.metrics,
             config.routing_group,
-            config.known_tokens,
+            self._tokenizers.known,
             LocalTokens(self._tokenizers, self._checks),
         )
         prefill = self._made_prefill(router, pool)

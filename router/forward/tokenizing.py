@@ -6,9 +6,10 @@ What an engine said is kept: a text that comes again is not asked for again. Whe
 otherwise than was said here, no overlap is claimed any more.
 """
 
-from collections import OrderedDict
-
-from xxhash import xxh3_128_digest
+import logging
+from array import array
+from hashlib import blake2b
+from secrets import token_bytes
 
 from router.client import RouterClient, SelectRequest, Usage
 from router.errors import KvRouterError
@@ -18,35 +19,13 @@ from router.forward.metrics import ForwardMetrics
 from router.forward.placing import PromptTokens, guessed
 from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.errors import NotLocalError
+from router.forward.tokenizer.known_pieces import KnownPieces
 from router.forward.tokenizer.local_tokens import LocalTokens
+
+log = logging.getLogger(__name__)
 
 DISAGREEMENTS = 3
 """In a row, of one model and route; then its prompts are guessed."""
-
-
-class KnownTokens:
-    """Tokens by what they are of, up to so many in all; the oldest leave."""
-
-    __slots__ = ("_held_tokens", "_known", "_most_tokens")
-
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
-        self._held_tokens = 0
-        self._known: OrderedDict[bytes, list[int]] = OrderedDict()
-
-    def get(self, key: bytes) -> list[int] | None:
-        """What is known; it is then the newest."""
-        tokens = self._known.get(key)
-        if tokens is not None:
-            self._known.move_to_end(key)
-        return tokens
-
-    def put(self, key: bytes, tokens: list[int]) -> None:
-        """Keep these."""
-        self._held_tokens += len(tokens) - len(self._known.pop(key, ()))
-        self._known[key] = tokens
-        while self._held_tokens > self._most_tokens:
-            self._held_tokens -= len(self._known.popitem(last=False)[1])
 
 
 class Agreement:
@@ -66,6 +45,10 @@ class Agreement:
         self._missed[key] = min(self._missed.get(key, 0) + 1, DISAGREEMENTS)
         return False
 
+    def doubted(self) -> list[tuple[str, str]]:
+        """Model and route of prompts that are not to be believed."""
+        return sorted(key for key, times in self._missed.items() if times >= DISAGREEMENTS)
+
     def is_doubted(self, asked: Asked) -> bool:
         """Whether what is said of this model's prompts is not to be believed."""
         return self._missed.get((asked.model, asked.path), 0) >= DISAGREEMENTS
@@ -80,7 +63,7 @@ class Tokenizing:
         engines: TokensOfEngines,
         metrics: ForwardMetrics,
         routing_group: str,
-        most_tokens: int,
+        known: KnownPieces,
         local: LocalTokens,
     ) -> None:
         self._router = router
@@ -88,7 +71,8 @@ class Tokenizing:
         self._metrics = metrics
         self._routing_group = routing_group
         self._local = local
-        self._known = KnownTokens(most_tokens)
+        self._known = known
+        self._secret = token_bytes(16)  # or who knows the hash could make two prompts one
         self._engines: dict[str, str] = {}
         self.agreement = Agreement()
 
@@ -112,17 +96,18 @@ class Tokenizing:
     async def _tokens_of_engine(self, asked: Asked) -> list[int] | None:
         """Remembered, or asked; None where no engine says them."""
         body = question(asked)
-        key = xxh3_128_digest(body)
-        tokens = self._known.get(key)
-        self._count("asked" if tokens is None else "known")
-        if tokens is None:
-            try:
-                tokens = await self._of_engines.ask(await self._engine(asked.model), body)
-            except KvRouterError:
-                self._engines.pop(asked.model, None)
-                self._count("failed")
-                return None
-            self._known.put(key, tokens)
+        key = blake2b(body, digest_size=16, key=self._secret).digest()
+        known = self._known.get(key)
+        self._count("asked" if known is None else "known")
+        if known is not None:
+            return known.tolist()
+        try:
+            tokens = await self._of_engines.ask(await self._engine(asked.model), body)
+        except KvRouterError:
+            self._engines.pop(asked.model, None)
+            self._count("failed")
+            return None
+        self._known.put(key, array("I", tokens))
         return tokens
 
     @property
@@ -132,12 +117,20 @@ class Tokenizing:
 
     def told(self) -> dict[str, object]:
         """How they stand with the engines."""
-        return self._local.told()
+        doubted = [f"{model}: {path}" for model, path in self.agreement.doubted()]
+        return {**self._local.told(), "miscounted": doubted}
 
     def note(self, asked: Asked, tokens: int, usage: Usage) -> None:
         """What an engine said of a prompt."""
+        was_doubted = self.agreement.is_doubted(asked)
         if not self.agreement.note(asked, tokens, usage.prompt_tokens):
             self._count("disagreed")
+        if self.agreement.is_doubted(asked) and not was_doubted:
+            log.warning(
+                "engines of %r count %d tokens where %d were found, again and again: no overlap is "
+                "claimed for its prompts at %s",
+                asked.model, usage.prompt_tokens, tokens, asked.path,
+            )  # fmt: skip
 
     async def _engine(self, model: str) -> str:
         """An engine of this model: one that the router would send a request to."""

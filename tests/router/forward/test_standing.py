@@ -1,11 +1,10 @@
-"""Who is left alone, how much is tried again, what is remembered: exact, without clocks."""
+"""Who is left alone, how much is tried again: exact, without clocks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.forward.retry_budget import BudgetLimits, RetryBudget
 from router.forward.standing import Standing, StandingLimits
-from router.forward.tokenizing import KnownTokens
 
 LIMITS = StandingLimits(failures=3, open_s=5.0, most_open_s=20.0)
 URL = "http://e"
@@ -135,22 +134,3 @@ def test_retries_are_a_share_of_requests(steps):
             left -= taken
         assert abs(budget.left - left) < 1e-6
         left = budget.left
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5))))
-def test_what_was_used_last_is_known(steps):
-    known, model = KnownTokens(10), []
-    for name, length in steps:
-        key = bytes([name])
-        if length == 0:
-            found = known.get(key)
-            assert found == next((tokens for each, tokens in model if each == key), None)
-            if found is not None:
-                model.remove((key, found))
-                model.append((key, found))
-            continue
-        known.put(key, [1] * length)
-        model = [each for each in model if each[0] != key] + [(key, [1] * length)]
-        while sum(len(tokens) for _, tokens in model) > 10:
-            model.pop(0)
-    assert [known.get(key) for key, _ in model] == [tokens for _, tokens in model]

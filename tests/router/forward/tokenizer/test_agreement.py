@@ -117,6 +117,15 @@ async def test_without_another_word_ours_is_taken_unverified(nats_server):
     async with scene(nats_server, TokenizingEngine(None)) as its:
         await told(its, text="unverified", chat="unverified")
         assert await tokens(its) == tokenizer().tokens(as_asked(CHAT))[1]
+        for _ in range(3):  # it counts 7 tokens
+            assert (await its.forward.post("/v1/chat/completions", CHAT)).status_code == 200
+
+        async def is_miscounted():
+            detail = (await its.forward.client.get("/ready")).json()["tokenizers"]
+            return detail["miscounted"] == ["default: /v1/chat/completions"]
+
+        await eventually(is_miscounted)
+        assert await tokens(its) is None
 
 
 async def test_engines_that_refuse_what_we_make_are_not_believed_to_agree(nats_server):
