@@ -21,7 +21,7 @@ SECTIONS = {
     "json": "requests a second, bodies in JSON",
     "binary": "requests a second, ours with packed tokens, the peer's in JSON",
     "alone": "99th percentile of requests one after the other",
-    "ingest": "99th percentile at half the most, while 200,000 blocks a second are told",
+    "ingest": "99th percentile at half the most, while 200,000 blocks a second come, and go",
 }
 
 

@@ -1,5 +1,7 @@
 """200,000 new blocks a second told to a service, from a process of its own: by an agent over
 JetStream, as deployed; or on an engine's own socket, so that the service does the agent's part.
+
+A pool with room for all of them only grows; one that is full has as many blocks removed.
 """
 
 import asyncio
@@ -19,8 +21,12 @@ from events_processes import free_port
 from events_writer import REQUEST_BLOCKS
 from service_world import BLOCK_SIZE
 
-WORKER_ID, PER_S, EVENT_BLOCKS = 99, 200_000, 128
-POOL_BLOCKS = 1_000_000
+PER_S, EVENT_BLOCKS = 200_000, 128
+ROOMY, FULL = 1 << 22, 150_000
+"""Blocks of a pool that holds all that is told, and of one that is full before it is counted."""
+
+WORKER_IDS = {ROOMY: 98, FULL: 99}
+
 NAMESPACE = "default"
 STORE_S, MOST_REQUESTS = 0.005, 512
 PATIENCE_S, LEAD_S = 30.0, 1.0
@@ -31,28 +37,29 @@ Sent: TypeAlias = "multiprocessing.sharedctypes.Synchronized[int]"
 
 
 @contextmanager
-def fed_by_engine(url: str) -> Iterator[Callable[[], float]]:
+def fed_by_engine(url: str, pool_blocks: int) -> Iterator[Callable[[], float]]:
     """A worker of another group, told of blocks meanwhile; gives how many a second there were."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     with httpx.Client(base_url=url, timeout=60.0) as client:
-        with _process(_tell, endpoint) as sent:
-            client.post("/workers", json=_registration(endpoint)).raise_for_status()
+        with _process(_tell, endpoint, pool_blocks) as sent:
+            registration = _registration(endpoint, pool_blocks)
+            client.post("/workers", json=registration).raise_for_status()
             yield _rate(sent)
-        client.delete(f"/workers/{WORKER_ID}").raise_for_status()
+        client.delete(f"/workers/{WORKER_IDS[pool_blocks]}").raise_for_status()
 
 
 @contextmanager
-def fed_by_agent(nats_url: str) -> Iterator[Callable[[], float]]:
+def fed_by_agent(nats_url: str, pool_blocks: int) -> Iterator[Callable[[], float]]:
     """The same, over the bus."""
-    with _process(_publish, nats_url) as sent:
+    with _process(_publish, nats_url, pool_blocks) as sent:
         yield _rate(sent)
 
 
 @contextmanager
-def _process(tell: Callable[[str, Sent], None], url: str) -> Iterator[Sent]:
+def _process(tell: Callable[[str, int, Sent], None], url: str, pool_blocks: int) -> Iterator[Sent]:
     context = multiprocessing.get_context("spawn")
     sent = context.Value("q", 0)
-    process = context.Process(target=tell, args=(url, sent), daemon=True)
+    process = context.Process(target=tell, args=(url, pool_blocks, sent), daemon=True)
     process.start()
     try:
         yield sent
@@ -73,12 +80,12 @@ def _rate(sent: Sent) -> Callable[[], float]:
     return lambda: (sent.value - begun) / (time.monotonic() - begun_s)
 
 
-def _publish(url: str, sent: Sent) -> None:
-    uvloop.run(_publish_forever(url, sent))
+def _publish(url: str, pool_blocks: int, sent: Sent) -> None:
+    uvloop.run(_publish_forever(url, pool_blocks, sent))
 
 
-async def _publish_forever(url: str, sent: Sent) -> None:
-    async with living_agent(url, NAMESPACE, WORKER_ID, POOL_BLOCKS) as agent:
+async def _publish_forever(url: str, pool_blocks: int, sent: Sent) -> None:
+    async with living_agent(url, NAMESPACE, WORKER_IDS[pool_blocks], pool_blocks) as agent:
         await asyncio.sleep(LEAD_S)
         start_s = time.monotonic()
         while True:
@@ -88,7 +95,7 @@ async def _publish_forever(url: str, sent: Sent) -> None:
             await asyncio.sleep(STORE_S)
 
 
-def _tell(endpoint: str, sent: Sent) -> None:
+def _tell(endpoint: str, pool_blocks: int, sent: Sent) -> None:
     tokens = np.random.default_rng(1).integers(0, 100_000, EVENT_BLOCKS * BLOCK_SIZE).tolist()
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.bind(endpoint)
@@ -98,22 +105,23 @@ def _tell(endpoint: str, sent: Sent) -> None:
             names = list(range(number * EVENT_BLOCKS + 1, (number + 1) * EVENT_BLOCKS + 1))
             tokens[0] = number % 100_000  # another prompt each time
             events: list[object] = [["BlockStored", names, None, tokens, BLOCK_SIZE, None, "GPU"]]
-            if names[0] > POOL_BLOCKS:
-                events.append(["BlockRemoved", [each - POOL_BLOCKS for each in names], "GPU"])
+            if names[0] > pool_blocks:
+                gone = [each - pool_blocks for each in names]
+                events.append(["BlockRemoved", gone, "GPU"])
             payload = msgspec.msgpack.encode([0.0, events, 0])
             socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
             sent.value += EVENT_BLOCKS
             time.sleep(max(0.0, start_s + sent.value / PER_S - time.monotonic()))
 
 
-def _registration(endpoint: str) -> dict[str, object]:
+def _registration(endpoint: str, pool_blocks: int) -> dict[str, object]:
     return {
-        "worker_id": WORKER_ID,
+        "worker_id": WORKER_IDS[pool_blocks],
         "model_name": "fed",
         "routing_group": "g",
         "endpoint": "http://fed:8000",
         "block_size": BLOCK_SIZE,
-        "total_kv_blocks": 2 * POOL_BLOCKS,
+        "total_kv_blocks": 2 * pool_blocks,
         "max_num_batched_tokens": 8_192,
         "kv_events_endpoints": {"0": endpoint},
     }

@@ -21,6 +21,10 @@ SHUTDOWN_S = 5
 YOUNG_OBJECTS = 20_000
 """More new objects than freed ones, until the collector looks for cycles."""
 
+STARTED_S = 10.0
+"""By then a process has made its routes and what else stays, another tenth of a second to look at.
+"""
+
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -37,6 +41,7 @@ def run_until_signal(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         if reload is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        asyncio.get_running_loop().call_later(STARTED_S, gc.freeze)
         await run(stop)
 
     _keep_for_good()

@@ -17,6 +17,7 @@ from router.publisher.engine_steps import Apply, ApplyDecoded, Lost, NewLife, St
 from router.publisher.event_slices import SLICE_BLOCKS
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_settings import NormalizerStats
+from router.publisher.normalizer_state import SavedParts
 from router.publisher.source_journal import SourceJournal
 
 STATE_BATCHES = 2_000
@@ -123,8 +124,8 @@ class EngineFeed:
         """Sentences to warn with, at most a few each 5 s."""
         return self._complaints.take(now_s)
 
-    def save(self) -> bytes:
-        """What is known after the steps so far, for `Normalizer.load`. O(blocks known)."""
+    def save(self) -> SavedParts:
+        """What is known after the steps so far, see `Normalizer.save`. O(blocks known)."""
         self._unsaved = 0
         return self._normalizer.save()
 

@@ -6,6 +6,7 @@
 
 import os
 import struct
+from io import FileIO
 from pathlib import Path
 
 from msgspec import DecodeError, Struct, msgpack
@@ -13,6 +14,13 @@ from xxhash import xxh3_64_intdigest
 
 from router.errors import FeedStateError
 from router.publisher.engine_position import SavedPosition
+from router.publisher.normalizer_state import (
+    BIN,
+    BIN_HEAD,
+    NO_BYTES,
+    SavedParts,
+    size_and_checksum,
+)
 
 MAGIC = b"KVRF"
 VERSION = 1
@@ -41,25 +49,27 @@ def load_feed_state(path: Path) -> FeedState | None:
     return _decode(content, str(path))
 
 
-def save_feed_state(path: Path, state: FeedState) -> None:
+def save_feed_state(path: Path, position: SavedPosition, normalizer: SavedParts) -> None:
     """Keep a state: after a crash at any moment there is the former one, or this one, whole.
 
-    Waits for the disk. Raises FeedStateError.
+    Waits for the disk, without holding the interpreter. Raises FeedStateError.
     """
-    body = msgpack.encode(state)
-    header = _HEADER.pack(MAGIC, VERSION, 0, len(body), xxh3_64_intdigest(body))
+    begin = msgpack.encode(FeedState(position, b"")).removesuffix(NO_BYTES)
+    head = BIN_HEAD.pack(BIN, sum(map(len, normalizer)))
+    parts = [begin, head, *normalizer]
+    header = _HEADER.pack(MAGIC, VERSION, 0, *size_and_checksum(parts))
     try:
-        replace_file(path, header + body)
+        replace_file(path, header, *parts)
     except OSError as error:
         raise FeedStateError(str(path), str(error)) from error
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file as a whole, durably: nobody ever sees a part of it."""
     draft = path.with_name(path.name + ".new")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
+    with draft.open("wb", buffering=0) as file:
+        for part in parts:
+            _write_all(file, part)
         os.fsync(file.fileno())
     draft.replace(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -67,6 +77,12 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _write_all(file: FileIO, part: bytes | memoryview) -> None:
+    rest = memoryview(part)
+    while len(rest):
+        rest = rest[file.write(rest) :]
 
 
 def _decode(content: bytes, path: str) -> FeedState:

@@ -25,10 +25,11 @@ from router.publisher.engine_events import decode_engine_batch
 from router.publisher.engine_feed import EngineFeed
 from router.publisher.engine_loads import EngineLoads
 from router.publisher.engine_log import EngineLog, EngineLogSettings
+from router.publisher.engine_position import SavedPosition
 from router.publisher.engine_steps import Apply, ApplyDecoded, EngineLogCounters, Step
-from router.publisher.feed_state import FeedState
 from router.publisher.kept_state import KeptState
 from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_state import SavedParts
 from router.publisher.pacing import Pacing
 from router.publisher.source_journal import SourceJournal
 from router.publisher.turns import Turns
@@ -228,8 +229,8 @@ class EngineFollower:
             return FollowerCondition.FOLLOWING
         return FollowerCondition.REPLAYING
 
-    def _state(self) -> FeedState:
-        return FeedState(self._log.save(), self.feed.save())
+    def _state(self) -> tuple[SavedPosition, SavedParts]:
+        return self._log.save(), self.feed.save()
 
 
 async def _decode_large(steps: list[Step]) -> None:

@@ -5,14 +5,18 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from router.errors import FeedStateError, NormalizerStateError
 from router.protocol.values import Rank
 from router.publisher.engine_position import SavedPosition
-from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
+from router.publisher.feed_state import load_feed_state, save_feed_state
 from router.publisher.normalizer import Normalizer
+from router.publisher.normalizer_state import SavedParts
 
 log = logging.getLogger(__name__)
+
+ReadState: TypeAlias = Callable[[], tuple[SavedPosition, SavedParts]]
 
 
 class KeptState:
@@ -38,15 +42,16 @@ class KeptState:
             return None
         return state.position
 
-    async def keep(self, read: Callable[[], FeedState]) -> None:
+    async def keep(self, read: ReadState) -> None:
         """Write what `read` says when it is our turn; one after the other, also where the one
-        before was cancelled while the disk wrote.
+        before was cancelled while the disk wrote. A thread reads and writes: until this returns
+        nobody changes what is read.
         """
         async with self._keeping:
             if self._path is None:
                 return
             try:
-                await asyncio.to_thread(save_feed_state, self._path, read())
+                await asyncio.to_thread(_write, self._path, read)
             except FeedStateError as error:
                 log.warning("rank %s: state not kept: %s", self._rank, error)
 
@@ -58,3 +63,7 @@ class KeptState:
         with suppress(OSError):
             self._path.replace(aside)
             log.warning("rank %s: that file is kept as %s", self._rank, aside)
+
+
+def _write(path: Path, read: ReadState) -> None:
+    save_feed_state(path, *read())

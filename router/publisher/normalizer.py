@@ -35,7 +35,13 @@ from router.publisher.normalizer_settings import (
     NormalizerLimits,
     NormalizerStats,
 )
-from router.publisher.normalizer_state import decode_state, encode_state, kept_state, put_back
+from router.publisher.normalizer_state import (
+    SavedParts,
+    decode_state,
+    kept_state,
+    put_back,
+    state_parts,
+)
 from router.publisher.source_journal import SourceJournal
 
 _MAX_COMPLAINTS = 16
@@ -185,10 +191,13 @@ class Normalizer:
         self._counts = self._total()
         self._begin()
 
-    def save(self) -> bytes:
-        """All that is known, for `load`. O(blocks known)."""
+    def save(self) -> SavedParts:
+        """All that is known, for `load`: to be read before anything else happens. O(blocks known),
+        nearly all of it without holding the interpreter.
+        """
         parts = self._names, self._groups, self._held_back, self._doubts
-        return encode_state(kept_state(self._identity, *parts, self._total()))
+        _, rows = self._names.map.saved()
+        return state_parts(kept_state(self._identity, *parts, self._total()), rows)
 
     def load(self, saved: bytes, now_s: float) -> None:
         """Go on from what was saved: this normaliser knows nothing yet, and its journal is empty.

@@ -5,15 +5,16 @@
 """
 
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import DecodeError, Struct, msgpack
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from router.errors import NormalizerStateError
-from router.protocol.values import Identity, pack_hashes, unpack_hashes
+from router.protocol.values import HashArray, Identity, pack_hashes, unpack_hashes
 from router.publisher.block_names import BlockNames
 from router.publisher.contexts import Context
 from router.publisher.credit import Groups
@@ -26,6 +27,17 @@ MAGIC = b"KVRN"
 VERSION = 1
 
 _HEADER = struct.Struct("<4sHHQQ")
+
+BIN_HEAD = struct.Struct(">BI")
+"""What msgpack has before bytes of any length, the first of them `BIN`."""
+
+BIN = 0xC6
+NO_BYTES = b"\xc4\0"
+
+SavedParts: TypeAlias = Sequence[bytes | memoryview]
+"""A string of bytes in parts, of which large ones are only looked at: to copy them, and to hold the
+interpreter while they are copied, would take longer than to write them.
+"""
 
 
 class KeptState(Struct, frozen=True, array_like=True):
@@ -50,10 +62,27 @@ class KeptState(Struct, frozen=True, array_like=True):
 _decoder = msgpack.Decoder(KeptState)
 
 
-def encode_state(state: KeptState) -> bytes:
-    """O(blocks known)."""
+def state_parts(state: KeptState, rows: HashArray) -> SavedParts:
+    """A state without rows, and its rows as they are. O(blocks known)."""
     body = msgpack.encode(state)
-    return _HEADER.pack(MAGIC, VERSION, 0, len(body), xxh3_64_intdigest(body)) + body
+    before = 1 + len(msgpack.encode(state.identity)) + len(msgpack.encode(state.words))
+    packed: memoryview = rows.view(np.uint8).data
+    parts: list[bytes | memoryview] = [
+        body[:before],
+        BIN_HEAD.pack(BIN, len(packed)),
+        packed,
+        body[before + len(NO_BYTES) :],
+    ]
+    size, checksum = size_and_checksum(parts)
+    return [_HEADER.pack(MAGIC, VERSION, 0, size, checksum), *parts]
+
+
+def size_and_checksum(parts: SavedParts) -> tuple[int, int]:
+    """Of the string that parts make. O(bytes)."""
+    hashing = xxh3_64()
+    for part in parts:
+        hashing.update(part)
+    return sum(map(len, parts)), hashing.intdigest()
 
 
 def decode_state(payload: bytes, identity: Identity) -> KeptState:
@@ -87,13 +116,13 @@ def kept_state(
     doubts: Doubts,
     counts: NormalizerCounts,
 ) -> KeptState:
-    """What a normaliser's parts know. O(blocks known)."""
-    words, rows = names.map.saved()
+    """What a normaliser's parts know, but for the rows of its map."""
+    words, _ = names.map.saved()
     contexts = names.contexts
     return KeptState(
         identity=identity,
         words=words.tobytes(),
-        rows=rows.tobytes(),
+        rows=b"",
         contexts=contexts.listed(),
         uses=contexts.uses[: len(contexts)].tobytes(),
         more=names.journal.listed(),

@@ -23,7 +23,6 @@ from router.publisher.engine_loads import EngineLoads
 from router.publisher.engine_log import UNKNOWN_S
 from router.publisher.engine_position import SavedPosition
 from router.publisher.engine_steps import ApplyDecoded, EngineLogCounters, Step
-from router.publisher.feed_state import FeedState
 from router.publisher.follower import (
     EngineFollower,
     FollowedLot,
@@ -123,9 +122,9 @@ class PullFollower:
                 await asyncio.sleep(TICK_S)
                 self._take([], self._proven_s)
                 if self.feed.is_state_due:
-                    await asyncio.shield(self._kept.keep(self._state))
+                    await self._keep()
         finally:
-            await self._kept.keep(self._state)
+            await self._keep()
 
     def _take(self, steps: Sequence[Step], asked_s: float) -> None:
         now_s, since_s = self._clock(), self._proven_s
@@ -137,8 +136,10 @@ class PullFollower:
         for sentence in self.feed.take_complaints(now_s):
             log.warning("rank %s: %s", self._rank, sentence)
 
-    def _state(self) -> FeedState:
-        return FeedState(SavedPosition(self._log.cursor, b""), self.feed.save())
+    async def _keep(self) -> None:
+        """A copy: who asks the engine does not wait for the disk."""
+        state = SavedPosition(self._log.cursor, b""), [bytes(part) for part in self.feed.save()]
+        await asyncio.shield(self._kept.keep(lambda: state))
 
 
 Follower: TypeAlias = EngineFollower | PullFollower

@@ -131,7 +131,7 @@ class BridgedRank(AgentRank):
         self.life.change(held, self._clock())
         self._batches += 1
         if self._world.scenario.keeps_state and self._batches % SAVED_BATCHES == 0:
-            self._kept[self.rank] = (self._log.save(), self._feed.save(), held)
+            self._kept[self.rank] = (self._log.save(), b"".join(self._feed.save()), held)
 
     def _restore(self):
         kept = self._kept.get(self.rank)

@@ -211,7 +211,7 @@ class ConsolidatedMachine(RuleBasedStateMachine):
 
     @rule(keeps_state=st.booleans(), is_keyed=st.booleans())
     def agent_restarts(self, keeps_state, is_keyed):
-        saved = self.normalizer.save() if keeps_state else None
+        saved = b"".join(self.normalizer.save()) if keeps_state else None
         self.lives += 1
         self.naming = KEYED if is_keyed else PLAIN
         self.begin_agent(saved)

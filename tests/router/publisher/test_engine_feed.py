@@ -94,7 +94,7 @@ def test_a_state_is_due_after_many_batches_and_brings_another_feed_there(feeding
     feeding.take(apply(0, stored([11, 12], TOKENS)))
     feeding.take(*(apply(n) for n in range(1, STATE_BATCHES)))
     assert feeding.feed.is_state_due
-    saved = feeding.feed.save()
+    saved = b"".join(feeding.feed.save())
     assert not feeding.feed.is_state_due
     other = Feeding()
     other.normalizer.load(saved, 0.0)

@@ -7,6 +7,7 @@ from router.publisher.engine_position import SavedPosition
 from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
 
 STATE = FeedState(SavedPosition(7, bytes(16)), b"normalizer")
+PARTS = STATE.position, [b"norm", memoryview(b"alizer")]
 
 
 @pytest.fixture
@@ -16,14 +17,14 @@ def path(tmp_path):
 
 def test_what_was_kept_is_read(path):
     assert load_feed_state(path) is None
-    save_feed_state(path, FeedState(SavedPosition(1, b""), b""))
-    save_feed_state(path, STATE)
+    save_feed_state(path, SavedPosition(1, b""), [])
+    save_feed_state(path, *PARTS)
     assert load_feed_state(path) == STATE
     assert [file.name for file in path.parent.iterdir()] == ["state"]
 
 
 def test_what_is_damaged_is_refused(path):
-    save_feed_state(path, STATE)
+    save_feed_state(path, *PARTS)
     whole = path.read_bytes()
     others = [b"", b"other", whole[:-1], whole[:30] + b"x" + whole[31:], whole[:4] + b"\xff" * 30]
     for content in others:
@@ -33,12 +34,12 @@ def test_what_is_damaged_is_refused(path):
 
 
 def test_a_half_written_draft_is_no_state(path):
-    save_feed_state(path, STATE)
+    save_feed_state(path, *PARTS)
     path.with_name("state.new").write_bytes(b"half")
     assert load_feed_state(path) == STATE
-    save_feed_state(path, STATE)
+    save_feed_state(path, *PARTS)
 
 
 def test_a_folder_that_is_not_there_is_an_error(path):
     with pytest.raises(FeedStateError):
-        save_feed_state(path / "no" / "state", STATE)
+        save_feed_state(path / "no" / "state", *PARTS)

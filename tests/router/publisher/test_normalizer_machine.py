@@ -183,7 +183,7 @@ class NormalizerMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         """Going on from what was saved equals going on."""
-        saved = self.edge.normalizer.save()
+        saved = b"".join(self.edge.normalizer.save())
         naming = self.edge.journal.naming
         other = Edge(limits=LIMITS, settings=self.edge.settings, naming=naming)
         other.now_s = self.edge.now_s

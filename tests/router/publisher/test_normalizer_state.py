@@ -13,7 +13,7 @@ TOKENS = list(range(400))
 
 def restarted(edge, now_s=100.0, **fields):
     other = Edge(**fields)
-    other.normalizer.load(edge.normalizer.save(), now_s)
+    other.normalizer.load(b"".join(edge.normalizer.save()), now_s)
     other.normalizer.check_invariants()
     return other
 
@@ -71,6 +71,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
 def test_damaged_bytes_are_refused_and_change_nothing(damage, reason):
     saved = Edge().feed(stored([1], TOKENS[:4])).normalizer.save()
+    saved = b"".join(saved)
     edge = Edge()
     with pytest.raises(NormalizerStateError, match=reason):
         edge.normalizer.load(damage(saved), 0.0)
@@ -79,8 +80,8 @@ def test_damaged_bytes_are_refused_and_change_nothing(damage, reason):
 
 def test_a_state_of_another_identity_is_refused():
     with pytest.raises(NormalizerStateError, match="allowed"):
-        decode_state(Edge().normalizer.save(), Identity(SCHEME, 8))
-    assert decode_state(Edge().normalizer.save(), IDENTITY).identity == IDENTITY
+        decode_state(b"".join(Edge().normalizer.save()), Identity(SCHEME, 8))
+    assert decode_state(b"".join(Edge().normalizer.save()), IDENTITY).identity == IDENTITY
 
 
 def test_more_contexts_than_are_allowed_now_are_refused():
