@@ -13,6 +13,12 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from router.forward.bodies import CHAT, Asked
+from router.forward.headers import (
+    PREFILL_CACHED_TOKENS,
+    PREFILL_PREDICTED_TOKENS,
+    PREFILL_WORKER_ID,
+    Pairs,
+)
 from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest, Usage
 
@@ -35,14 +41,27 @@ _NOT_OF_PREFILL = ("stream_options", "return_token_ids", "best_of")
 class HandOver(Struct, frozen=True, eq=False):
     """What is asked of the router for a request whose prompt another has computed, or shall not.
 
-    `params`: for the engine that goes on; None: it computes the prompt. `worker_id`, `ended_s`:
-    who has computed it, and when.
+    `params`: for the engine that goes on; None: it computes the prompt. `decision`: who has
+    computed it; `ended_s`: when, and `usage`: what its engine said of it.
     """
 
     request: SelectRequest
     params: dict[str, Any] | None = None
-    worker_id: int | None = None
+    decision: Decision | None = None
     ended_s: float = 0.0
+    usage: Usage | None = None
+
+    @property
+    def headers(self) -> Pairs:
+        """What the client is told of it."""
+        if self.decision is None:
+            return ()
+        predicted_tokens = self.decision.predicted_cached_blocks * self.decision.block_size
+        said = [(PREFILL_WORKER_ID, self.decision.worker_id)]
+        said.append((PREFILL_PREDICTED_TOKENS, predicted_tokens))
+        if self.usage is not None:
+            said.append((PREFILL_CACHED_TOKENS, self.usage.cached))
+        return [(name, b"%d" % number) for name, number in said]
 
 
 class Prefilled(Struct, frozen=True):

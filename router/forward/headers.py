@@ -16,6 +16,8 @@ DP_RANK = b"x-data-parallel-rank"
 SESSION_ID = b"x-session-id"
 REQUEST_ID = b"x-request-id"
 PREFILL_WORKER_ID = b"x-prefill-worker-id"
+PREFILL_PREDICTED_TOKENS = b"x-prefill-predicted-cached-tokens"
+PREFILL_CACHED_TOKENS = b"x-prefill-cached-tokens"
 CACHED_TOKENS = b"x-predicted-cached-tokens"
 ATTEMPTS = b"x-forward-attempts"
 
@@ -56,6 +58,8 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
         CACHED_TOKENS,
         REQUEST_ID,
         PREFILL_WORKER_ID,
+        PREFILL_PREDICTED_TOKENS,
+        PREFILL_CACHED_TOKENS,
     )
 )
 

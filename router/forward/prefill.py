@@ -207,7 +207,8 @@ class PrefillRouter:
         if prefilled.kv_transfer_params is None:
             raise NoHandOverError(worker_id)
         decode = structs.replace(prompt.request, phase="decode", prefill_worker_id=worker_id)
-        return HandOver(decode, prefilled.kv_transfer_params, worker_id, ended_s)
+        params, usage = prefilled.kv_transfer_params, prefilled.usage
+        return HandOver(decode, params, booked.decision, ended_s, usage)
 
     async def _ask(self, prompt: Prompt, decision: Decision) -> Prefilled:
         """Raises WorkerFailedError."""

@@ -22,7 +22,7 @@ from router.forward.call import Call
 from router.forward.errors import NoWorkerLeftError, WorkerFailedError
 from router.forward.events import EventSplitter, EventTooLargeError
 from router.forward.handing_over import HandOver, decode_fields
-from router.forward.headers import PREFILL_WORKER_ID, Pairs, to_client, to_engine
+from router.forward.headers import Pairs, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
 from router.forward.prefill import PrefillRouter, Prompt
@@ -153,9 +153,7 @@ class _Way:
         if hand_over is None:
             return
         self._request = hand_over.request
-        if hand_over.worker_id is not None:
-            said = (PREFILL_WORKER_ID, b"%d" % hand_over.worker_id)
-            self._client.own_headers = [*self._client.own_headers, said]
+        self._client.own_headers = [*self._client.own_headers, *hand_over.headers]
 
     def _compute_there(self) -> None:
         """What was handed over is given once: whoever is next computes the prompt."""

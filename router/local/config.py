@@ -33,9 +33,21 @@ class UpConfig(Struct, frozen=True, kw_only=True):
     share: Annotated[
         bool, Meta(description="workers give each other blocks; also shown, with two or more")
     ] = False
+    disaggregated: Annotated[
+        Annotated[str, Meta(pattern="^[1-9][0-9]?:[1-9][0-9]?$")] | None,
+        Meta(description="P:D, instead of workers: P compute prompts, and D answer them"),
+    ] = None
     demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
     stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
     log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """How many workers compute prompts for others, and how many there are besides."""
+        if self.disaggregated is None:
+            return 0, self.workers
+        prefill, _, decode = self.disaggregated.partition(":")
+        return int(prefill), int(decode)
 
 
 def load_up_config(arguments: Sequence[str], environment: Mapping[str, str]) -> UpConfig:

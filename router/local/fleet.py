@@ -16,6 +16,7 @@ from msgspec import Struct
 from router.errors import ConfigError
 from router.local.supervisor import Child
 from router.local.tokenizer import write_tokenizer
+from router.protocol.values import Role
 
 READY_S = 300.0
 _POLL_S = 0.1
@@ -27,6 +28,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
 
     directory: Path
     workers: int
+    prefill_workers: int = 0
     dp_size: int
     num_blocks: int
     router_port: int
@@ -36,6 +38,17 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     share: bool = False
     namespace: str = "local"
 
+    @property
+    def shares(self) -> bool:
+        """Whether workers give each other blocks; prompts are handed over that way."""
+        return self.share or self.prefill_workers > 0
+
+    def role(self, number: int) -> Role:
+        """Of a worker, from 1; those that compute prompts for others come first."""
+        if not self.prefill_workers:
+            return "aggregated"
+        return "prefill" if number <= self.prefill_workers else "decode"
+
 
 class Fleet:
     """Addresses and processes of a fleet. Raises ConfigError if it cannot be started."""
@@ -44,7 +57,7 @@ class Fleet:
         self.plan = plan
         self.nats_port = free_port()
         self.router_port = _claimable(plan.router_port) if plan.router_port else free_port()
-        self._secret = _secret(plan.directory) if plan.share else ()
+        self._secret = _secret(plan.directory) if plan.shares else ()
         self.openai_port = _claimable(plan.openai_port) if plan.openai_port else free_port()
         self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
         self.router = self._child("router", self._router_command())
@@ -143,8 +156,16 @@ class Fleet:
             *("--num-blocks", str(self.plan.num_blocks)),
             *self._tiers(),
             *self._secret,
-            *(("--share", "--share-dir", str(self.plan.directory)) if self.plan.share else ()),
+            *(("--share", "--share-dir", str(self.plan.directory)) if self.plan.shares else ()),
+            *self._role(number),
         ]
+
+    def _role(self, number: int) -> list[str]:
+        """Who answers has what was computed for it, however soon it would be computed again."""
+        role = self.plan.role(number)
+        if role == "aggregated":
+            return []
+        return ["--role", role, *(["--onboard-always"] if role == "decode" else [])]
 
     def _tiers(self) -> list[str]:
         """What a worker has below its device; on disk it outlives it."""

@@ -5,6 +5,7 @@ from statistics import mean
 
 from router.local.demo import Outcome, Summary
 from router.local.fleet import Fleet
+from router.local.prefill_demo import HandedOver
 from router.local.sharing_demo import Forced
 from router.local.supervisor import Child
 from router.protocol.replies import Decision
@@ -13,6 +14,9 @@ from router.protocol.values import Rank
 _ROW = "{:<28.28} {:>4}  {:>6}  {:>5} {:>9} {:>6} {:>9}  │ {:>5} {:>6} {:>9}"
 
 _FORCED = "{:<28.28} {:>6}  {:>7}  {:>7} {:>9} {:>9}  │ {:>9} {:>9}"
+
+
+_HANDED_OVER = "{:<28.28} {:>4}  {:>6}  {:>8} {:>9} {:>7}   │ {:>8} {:>6} {:>9}"
 
 
 def fleet_table(fleet: Fleet, endpoints: Mapping[Rank, str]) -> str:
@@ -139,6 +143,41 @@ def forced_sum(forced: Sequence[Forced]) -> str:
     return (
         f"Of {tokens} tokens forced elsewhere {alone} were cached, and {shared} with the blocks of "
         f"who had computed them; TTFT, mean: {_ms(ttfts[0])}, {_ms(ttfts[1])}"
+    )
+
+
+def handed_over_header() -> str:
+    """Above the rows of prompts that were handed over."""
+    groups = " " * 42 + "computed by" + " " * 18 + "│ answered by"
+    names = ("conversation", "turn", "tokens", "worker", "predicted", "cached", "worker", "given",
+             "TTFT")  # fmt: skip
+    return f"{groups}\n{_HANDED_OVER.format(*names)}"
+
+
+def handed_over_row(done: HandedOver) -> str:
+    """One prompt that was handed over."""
+    return _HANDED_OVER.format(
+        done.turn.conversation,
+        done.turn.number,
+        len(done.turn.token_ids),
+        done.prefill_worker_id,
+        done.predicted_tokens,
+        done.cached_tokens,
+        done.worker_id,
+        done.given_tokens,
+        _ms(done.ttft_s),
+    )
+
+
+def handed_over_sum(done: Sequence[HandedOver]) -> str:
+    """All of them."""
+    tokens = sum(len(each.turn.token_ids) for each in done)
+    given = sum(each.given_tokens for each in done)
+    right = sum(each.predicted_tokens == each.cached_tokens for each in done)
+    return (
+        f"Of {tokens} tokens of {len(done)} prompts {given} were handed over or already there, "
+        f"{tokens - given} computed by who answered\n"
+        f"{right} of {len(done)} predictions equal the engine's own count"
     )
 
 

@@ -13,6 +13,7 @@ from router.local import report
 from router.local.config import UpConfig
 from router.local.demo import Demo, Outcome, Summary
 from router.local.fleet import Fleet, FleetPlan
+from router.local.prefill_demo import PrefillDemo
 from router.local.sharing_demo import SharingDemo
 from router.local.workload import conversations
 
@@ -22,10 +23,13 @@ REQUEST_TIMEOUT_S = 60.0
 async def up(config: UpConfig, stop: asyncio.Event) -> None:
     """Start everything, show it, serve until `stop` is set. Children that die are started again."""
     with _directory(config.data_dir) as directory:
+        prefill_workers, others = config.pools
+        workers = prefill_workers + others
         fleet = Fleet(
             FleetPlan(
                 directory=directory,
-                workers=config.workers,
+                workers=workers,
+                prefill_workers=prefill_workers,
                 dp_size=config.dp_size,
                 num_blocks=config.num_blocks,
                 host_cache_blocks=config.host_cache_blocks,
@@ -35,7 +39,7 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
                 openai_port=config.openai_port,
             )
         )
-        _say(f"starting a bus, a router and {config.workers} workers …")
+        _say(f"starting a bus, a router and {workers} workers …")
         async with fleet.running(_complain):
             shown = asyncio.create_task(_show(fleet, config))
             stopped = asyncio.create_task(stop.wait())
@@ -54,14 +58,25 @@ async def _show(fleet: Fleet, config: UpConfig) -> None:
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
         demo = Demo(client, fleet.router_url)
         _say(report.fleet_table(fleet, await demo.look_around()))
-        if config.demo:
-            await _demonstrate(_run_both_ways(demo))
-        if config.demo and config.share and config.workers > 1:
-            await _demonstrate(_force_elsewhere(SharingDemo(demo)))
+        for demonstration in _demonstrations(fleet, config, demo, client):
+            await _demonstrate(demonstration)
     _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
     _say(f"OpenAI's interface: {fleet.openai_url}/v1, for any client of it; model: default")
     if config.stay:
         _say("Ctrl-C stops everything")
+
+
+def _demonstrations(
+    fleet: Fleet, config: UpConfig, demo: Demo, client: httpx.AsyncClient
+) -> Iterator[Awaitable[None]]:
+    if not config.demo:
+        return
+    if config.disaggregated is not None:
+        yield _hand_over(PrefillDemo(client, fleet.openai_url), demo)
+        return
+    yield _run_both_ways(demo)
+    if config.share and config.workers > 1:
+        yield _force_elsewhere(SharingDemo(demo))
 
 
 async def _demonstrate(shown: Awaitable[None]) -> None:
@@ -84,6 +99,17 @@ async def _run_both_ways(demo: Demo) -> None:
     baseline = {(o.turn.conversation, o.turn.number): o for o in round_robin}
     routed = await demo.by_router(workload, lambda outcome: _say(report.row(outcome, baseline)))
     _sum_up(routed, round_robin)
+
+
+async def _hand_over(prefill: PrefillDemo, demo: Demo) -> None:
+    workload = conversations()
+    requests = sum(len(conversation) for conversation in workload)
+    await demo.warm_up(workload[0][0].prompt)
+    await demo.forget_everything()
+    _say(f"\n{requests} requests: one worker computes a prompt, another answers it …\n")
+    _say(report.handed_over_header())
+    done = await prefill.run(workload, lambda each: _say(report.handed_over_row(each)))
+    _say(f"\n{report.handed_over_sum(done)}")
 
 
 async def _force_elsewhere(sharing: SharingDemo) -> None:

@@ -108,6 +108,21 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
     assert not alive(fleet.pids().values())
 
 
+async def test_prompts_are_handed_over_from_pool_to_pool(up, monkeypatch):
+    for setting, value in SMALL_MODEL.items():
+        monkeypatch.setenv(f"{AGENT_PREFIX}{setting}", value)
+    fleet = await up("--no-stay", "--disaggregated", "2:1")
+    assert await fleet.wait() == 0, fleet.output
+    assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2", "worker-3"}
+    said = re.search(
+        r"^Of (\d+) tokens of (\d+) prompts (\d+) were handed over", fleet.output, re.M
+    )
+    tokens, prompts, given = map(int, said.groups())
+    assert given > 0.9 * tokens
+    right = int(re.search(rf"^(\d+) of {prompts} predictions equal", fleet.output, re.M)[1])
+    assert right > prompts / 2  # on a busy machine what was just computed is heard of late
+
+
 async def test_keeps_serving_starts_the_dead_again_and_stops_on_ctrl_c(up, tmp_path):
     options = ("--no-demo", "--workers", "2", "--dp-size", "2", "--data-dir", str(tmp_path))
     fleet = await up(*options)
@@ -141,10 +156,13 @@ async def test_children_do_not_outlive_it(up):
     await eventually(lambda: not alive(pids))
 
 
-async def test_a_wrong_option_is_a_clear_error(up):
-    fleet = await up("--workers", "0")
+@pytest.mark.parametrize(
+    ("option", "value"), [("workers", "0"), ("disaggregated", "2"), ("disaggregated", "0:1")]
+)
+async def test_a_wrong_option_is_a_clear_error(up, option, value):
+    fleet = await up(f"--{option}", value)
     assert await fleet.wait() == 2
-    assert "workers: '0' (flag)" in fleet.output
+    assert f"{option}: '{value}' (flag)" in fleet.output
 
 
 async def test_a_port_that_is_taken_is_told(up):

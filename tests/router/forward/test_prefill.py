@@ -25,7 +25,7 @@ def answer(text, cached=0, **fields):
     return response(json.dumps(body).encode(), "200 OK", JSON)
 
 
-PREFILLS = says(answer("p", kv_transfer_params=NIXL))
+PREFILLS = says(answer("p", cached=3, kv_transfer_params=NIXL))
 ANSWERS = says(answer("d", cached=4))
 BAD = response(b'{"error": {"message": "too long"}}', "400 Bad Request", JSON)
 BREAKS = response(b"{}", "500 Internal Server Error", JSON)
@@ -70,6 +70,8 @@ async def test_one_computes_the_prompt_and_another_answers(scene):
         got = await its.forward.complete(max_tokens=7, headers={"x-request-id": "r"})
         assert got.json()["choices"][0]["text"] == "d"
         assert (got.headers["x-worker-id"], got.headers["x-prefill-worker-id"]) == ("2", "1")
+        assert got.headers["x-prefill-predicted-cached-tokens"] == "0"
+        assert got.headers["x-prefill-cached-tokens"] == "3"
         (prompt,), (whole,) = its.asked(1), its.asked(2)
         params = prompt.pop("kv_transfer_params")
         assert (params["do_remote_decode"], params["remote_block_ids"]) == (True, None)

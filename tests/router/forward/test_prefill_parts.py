@@ -163,7 +163,7 @@ def test_who_computes_a_prompt_is_asked_for_one_token():
 def test_what_was_answered_is_sent_on_as_it_came():
     nixl = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_port": 5}
     said = read_prefilled(json.dumps({"kv_transfer_params": nixl, "choices": []}).encode())
-    hand_over = HandOver(SelectRequest(), said.kv_transfer_params, 3)
+    hand_over = HandOver(SelectRequest(), said.kv_transfer_params, DECISION)
     assert decode_fields(asked(), hand_over, DECISION) == {"kv_transfer_params": nixl}
     own = asked(kv_transfer_params={"priority": 9})
     sent = decode_fields(own, hand_over, DECISION)["kv_transfer_params"]
