@@ -235,4 +235,6 @@ _folder = _prepare_folder(_candidates(), _fingerprint())
 if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
 if _folder is None or not _files(_folder):
-    sys.stderr.write(f"compiling kernels, about a minute; kept in {_folder or 'memory only'}\n")
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+        sys.stderr.write(f"compiling kernels, about a minute; kept in {_folder or 'memory'}\n")
+        sys.stderr.flush()
