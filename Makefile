@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak lint format bench clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak lint format bench compare clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -112,6 +112,12 @@ bench: $(KERNELS)
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/events.py
 	$(BIN)/python benchmarks/conformance.py
+
+# Index, decisions, service, faults and a trace beside every peer that can be installed, into one file,
+# compare.html; with COMPARE_ARGS=--quick some minutes, once the peers are installed.
+COMPARE_ARGS ?=
+compare: $(KERNELS)
+	$(BIN)/python benchmarks/compare.py $(COMPARE_ARGS)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -35,8 +35,8 @@ class Row(Struct, frozen=True):
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """`{name, ours, peer, unit, ratio, goal, holds, error}` each."""
-    fields = ("name", "ours", "peer", "unit", "goal", "error")
+    """`{name, ours, peer, unit, ratio, goal, lower, holds, error}` each."""
+    fields = ("name", "ours", "peer", "unit", "goal", "lower", "error")
     return json.dumps(
         [
             {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}

@@ -1,0 +1,52 @@
+"""Everything beside every peer that can be had here: one command, one HTML file.
+
+    python benchmarks/compare.py [--quick] [--only index,decision,…] [--trace FILE] [--output FILE]
+
+Runs the other benchmarks one after the other, each in a process of its own; peers install
+themselves from PyPI into environments of their own on first use. A part that fails is shown with
+its last words, and the others go on. The file needs nothing else: no host, no script.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from command_line import section_parser
+from compare_page import page
+from compare_parts import PARTS, Outcome, Part, commands_of, run
+from rows import machine
+
+
+def main() -> int:
+    arguments = _arguments()
+    facts = {"machine": machine(), "load before": f"{os.getloadavg()[0]:.1f}"}
+    facts["begun"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    outcomes = [
+        outcome for name in arguments.only for outcome in _measured(name, PARTS[name], arguments)
+    ]
+    facts["took"] = f"{sum(each.seconds for each in outcomes) / 60:.1f} min"
+    facts["scale"] = "quick: smaller sizes, fewer rounds" if arguments.quick else "full"
+    arguments.output.write_text(page(facts, outcomes))
+    print(arguments.output)
+    return 1 if any(outcome.failure for outcome in outcomes) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = section_parser(__doc__, PARTS)
+    parser.add_argument("--trace", default="", help="for `trace`: a file in Mooncake's format")
+    parser.add_argument("--output", type=Path, default=Path("compare.html"), help="the report")
+    return parser.parse_args()
+
+
+def _measured(name: str, part: Part, arguments: argparse.Namespace) -> list[Outcome]:
+    outcomes = []
+    for command in commands_of(part, quick=arguments.quick, trace=arguments.trace):
+        print(f"{name}: {' '.join(command)} …", file=sys.stderr, flush=True)
+        outcomes.append(run(part, command, quick=arguments.quick))
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The parts of `compare.py`: which commands they are, and what became of each."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+HERE = Path(__file__).resolve().parent
+QUICK_S, FULL_S = 900.0, 4 * 3600.0
+"""Beyond these a command is ended: the first one may have to install its peer."""
+
+POLICIES = "predictive dynamo-1.6 dynamo-1.0 lmetric cache-aware round-robin"
+
+
+class Part(Struct, frozen=True):
+    """A script, how its figures are to be read, and beside whom they stand."""
+
+    title: str
+    peer: str
+    kind: Literal["rows", "faults", "replays"]
+    arguments: Sequence[str]
+
+
+class Outcome(Struct, frozen=True):
+    """What a command printed; `failure`: its last words, where it printed no figures."""
+
+    part: Part
+    command: str
+    seconds: float
+    found: Any = None
+    failure: str = ""
+
+
+PARTS: Mapping[str, Part] = {
+    "index": Part("The index of held blocks", "Dynamo 1.6.1, RadixTree", "rows", ["index.py"]),
+    "decision": Part("One decision", "Dynamo 1.6.1, SelectionService", "rows", ["decision.py"]),
+    "service": Part("Choosing over HTTP", "Dynamo 1.6.1, select_service", "rows", ["service.py"]),
+    "forward": Part(
+        "Passing requests on", "vllm-router 0.1.17, smg 1.13.0", "rows", ["forward.py"]
+    ),
+    "startup": Part("Starting and resting", "Dynamo 1.6.1, select_service", "rows", ["startup.py"]),
+    "faults": Part("Streams and faults", "as named", "faults", ["conformance.py"]),
+    "trace": Part("A trace in virtual time", "as named", "replays", ["-m", "router", "simulate"]),
+}
+
+
+def commands_of(part: Part, *, quick: bool, trace: str) -> Iterator[list[str]]:
+    """Of a trace without a file: the workloads that somebody made up, or one of them."""
+    if part.kind != "replays":
+        yield [*part.arguments, "--json", *(["--quick"] if quick else [])]
+        return
+    sources = [trace] if trace else ["agents"] if quick else ["agents", "multi-turn", "long-tail"]
+    for source in sources:
+        limit = ["--limit", "1500"] if quick else []
+        yield [*part.arguments, source, "--policies", POLICIES, "--json", *limit]
+
+
+def run(part: Part, command: Sequence[str], *, quick: bool) -> Outcome:
+    """Carry it out; its exit status says only whether every goal was met."""
+    begun_s = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    script = command if command[0] == "-m" else [str(HERE / command[0]), *command[1:]]
+    try:
+        ended = subprocess.run(
+            [sys.executable, *script], env=environment, capture_output=True, text=True,
+            timeout=QUICK_S if quick else FULL_S, check=False,
+        )  # fmt: skip
+        words, failure = ended.stderr, "" if ended.stdout.strip() else "no figures"
+        found = None if failure else _read(part, ended.stdout)
+    except subprocess.TimeoutExpired as error:
+        found, failure, words = None, f"not over after {error.timeout:.0f} s", ""
+    except ValueError as error:
+        found, failure = None, f"unreadable: {error}"
+    told = "\n".join([*words.splitlines()[-6:], failure]) if failure else ""
+    return Outcome(part, " ".join(command), time.monotonic() - begun_s, found, told)
+
+
+def _read(part: Part, printed: str) -> Any:
+    if part.kind == "replays":
+        return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return json.loads(printed)
