@@ -17,17 +17,18 @@ from servers import free_port
 
 class TokenizingEngine:
     """`tokenizer`: a LocalTokenizer, or None for one without `/tokenize`; `front`: tokens that it
-    puts before every prompt; `refuses`: it understands no chat.
+    puts before every prompt; `refuses`: it understands no chat; `hangs`: `/tokenize` never answers.
     """
 
-    def __init__(self, tokenizer, front=(), refuses=False, block_size=4):
+    def __init__(self, tokenizer, front=(), refuses=False, block_size=4, hangs=False):
         self.tokenizer = tokenizer
         self.front = list(front)
         self.refuses = refuses
+        self.hangs = hangs
         self.block_size = block_size
         self.is_well = True
         self.asked = []
-        self.probed = 0
+        self.probed = self.began = 0
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -58,7 +59,10 @@ class TokenizingEngine:
         return JSONResponse({}, 200 if self.is_well else 503)
 
     async def tokenize(self, request):
+        self.began += 1
         body = await request.body()
+        while self.hangs and not await request.is_disconnected():
+            await asyncio.sleep(0.05)
         is_chat = "messages" in msgspec.json.decode(body)
         self.asked.append(body)
         if is_chat and self.refuses:

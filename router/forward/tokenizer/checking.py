@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, get_args
@@ -32,7 +33,8 @@ MOST_AT_ONCE = 4
 _METRICS = Request("GET", "/metrics", is_repeatable=True)
 _METRICS_LIMIT_BYTES = 16 * 1024 * 1024
 _PATIENCE_S = 5.0
-_NO_SUCH_ROUTE = frozenset((404, 405, 501))
+_NOT_FOR_US = frozenset((401, 403, 404, 405, 501))
+"""No such route, or not without a token that only clients have."""
 
 
 class Checking:
@@ -55,37 +57,40 @@ class Checking:
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self.round()
-            await asyncio.sleep(EVERY_S)
+        """Until cancelled. One that hangs keeps none of the others waiting."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for worker in self._due(time.monotonic()):
+                    tokenizer = self._tokenizers.of(worker.model)
+                    if tokenizer is not None:
+                        self._due_s[worker] = math.inf
+                        group.create_task(self._check(worker, tokenizer))
+                await asyncio.sleep(EVERY_S)
 
-    async def round(self) -> None:
-        """Check those who are due; those who are gone are forgotten."""
+    def _due(self, now_s: float) -> list[Worker]:
+        """Those who are gone are forgotten."""
         workers = self._roster.workers
         self._checks.keep(workers)
-        now_s, here = time.monotonic(), set(workers.values())
-        self._due_s = {worker: self._due_s.get(worker, now_s) for worker in here}
-        due = [worker for worker, due_s in self._due_s.items() if due_s <= now_s]
-        async with asyncio.TaskGroup() as group:
-            for worker in due:
-                tokenizer = self._tokenizers.of(worker.model)
-                if tokenizer is not None:
-                    group.create_task(self._check(worker, tokenizer))
+        self._due_s = {each: self._due_s.get(each, now_s) for each in workers.values()}
+        return [worker for worker, due_s in self._due_s.items() if due_s <= now_s]
 
     async def _check(self, worker: Worker, tokenizer: "LocalTokenizer") -> None:
+        again_s = ASK_AGAIN_S
         async with self._places:
             try:
-                verdicts = await self._verdicts(worker, tokenizer)
+                found = await self._found(worker, tokenizer)
             except (UpstreamError, InvalidFieldError) as error:
                 log.debug("tokenizer: worker %d: %s", worker.worker_id, error)
-                self._due_s[worker] = time.monotonic() + ASK_AGAIN_S
-                return
-            sizes = await self._block_sizes(worker)
-        self._due_s[worker] = time.monotonic() + CHECK_AGAIN_S
-        found = Found(worker.model, verdicts, sizes)
-        if self._checks.note(worker.worker_id, found):
-            _tell(worker, found)
+            else:
+                again_s = CHECK_AGAIN_S
+                if self._checks.note(worker.worker_id, found):
+                    _tell(worker, found)
+        self._due_s[worker] = time.monotonic() + again_s
+
+    async def _found(self, worker: Worker, tokenizer: "LocalTokenizer") -> Found:
+        """Raises UpstreamError, InvalidFieldError."""
+        verdicts = await self._verdicts(worker, tokenizer)
+        return Found(worker.model, verdicts, await self._block_sizes(worker))
 
     async def _verdicts(
         self, worker: Worker, tokenizer: "LocalTokenizer"
@@ -99,18 +104,18 @@ class Checking:
                 theirs = await self._theirs(worker, probe)
                 several[probe.kind].append(difference(ours, theirs))
                 made |= {probe.kind} if theirs is not None else set()
-        except NoTokensError:
-            return dict.fromkeys(KINDS, Verdict("untold"))
+        except NoTokensError as error:
+            return dict.fromkeys(KINDS, Verdict("untold", str(error)))
         return {kind: _verdict(whys, kind in made) for kind, whys in several.items()}
 
     async def _theirs(self, worker: Worker, probe: Probe) -> list[int] | None:
-        """None where the engine refuses. Raises NoTokensError for an engine that has no such
-        route, UpstreamError, InvalidFieldError.
+        """None where the engine refuses. Raises NoTokensError for an engine that says no tokens to
+        us, UpstreamError, InvalidFieldError.
         """
         try:
             return await self._engines.ask(worker.endpoint, question(probe.asked))
         except NoTokensError as error:
-            if error.status in _NO_SUCH_ROUTE:
+            if error.status in _NOT_FOR_US:
                 raise
             if error.status in (400, 422):
                 return None
@@ -164,6 +169,6 @@ def _tell(worker: Worker, found: Found) -> None:
         log.info("tokenizer: worker %d of %r agrees", worker.worker_id, worker.model)
     if outcomes == {"untold"}:
         log.warning(
-            "tokenizer: worker %d of %r does not say its tokens; ours are taken unverified",
-            worker.worker_id, worker.model,
+            "tokenizer: worker %d of %r does not say its tokens (%s); ours are taken unverified",
+            worker.worker_id, worker.model, found.verdicts["text"].why,
         )  # fmt: skip

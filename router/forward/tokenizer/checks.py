@@ -8,7 +8,7 @@ from msgspec import Struct
 from router.forward.tokenizer.chats import KINDS, Kind
 
 Outcome: TypeAlias = Literal["agrees", "differs", "untold"]
-"""`untold`: the engine has no `/tokenize`."""
+"""`untold`: the engine has no `/tokenize`, or none for us."""
 
 Standing: TypeAlias = Literal["agrees", "differs", "unverified", "unchecked"]
 """Of a model's tokenizer. `unverified`: no engine says its tokens, so there is no other word for
@@ -18,7 +18,7 @@ BELIEVED: frozenset[Standing] = frozenset(("agrees", "unverified"))
 
 
 class Verdict(Struct, frozen=True):
-    """Of one engine on one kind of prompt; `why`: what differs."""
+    """Of one engine on one kind of prompt; `why`: what differs, or why nothing is told."""
 
     outcome: Outcome
     why: str = ""

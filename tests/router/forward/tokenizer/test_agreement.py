@@ -42,13 +42,13 @@ async def scene(nats_server, *engines, **fields):
         yield its
 
 
-async def told(its, **expected):
+async def told(its, checked=None, **expected):
     """Once every worker is checked, and the detail of readiness says so of each of these kinds."""
 
     async def says():
         text = (await its.forward.client.get("/metrics")).text
         lines = [line for line in text.splitlines() if 'tokenizer_workers{kind="chat"' in line]
-        if sum(float(line.split()[-1]) for line in lines) < len(its.engines):
+        if sum(float(line.split()[-1]) for line in lines) < (checked or len(its.engines)):
             return None
         detail = (await its.forward.client.get("/ready")).json()["tokenizers"]
         standing = detail["standing"].get("default", {})
@@ -143,6 +143,14 @@ async def test_a_worker_that_comes_later_is_checked(nats_server):
         assert await tokens(its) == tokenizer().tokens(as_asked(CHAT))[1]
         await its.router.worker(2, endpoint=second.url)
         await told(its, chat="differs")
+
+
+async def test_one_that_hangs_keeps_no_other_waiting(nats_server):
+    hanging, other = TokenizingEngine(tokenizer(), hangs=True), TokenizingEngine(tokenizer())
+    async with scene(nats_server, hanging) as its, other.running():
+        await eventually(lambda: hanging.began)
+        await its.router.worker(2, endpoint=other.url)
+        await told(its, checked=1, chat="agrees")
 
 
 async def test_blocks_of_another_size_are_told(nats_server):
