@@ -1,7 +1,7 @@
 """Reservations from their booking to their end: ours, and what callers say of others'."""
 
 from router.core_settings import CoreSettings
-from router.effects import Effect, TellReplica, UsageTold
+from router.effects import Effect, TellReplica
 from router.errors import (
     DuplicateReservationError,
     MissingRequestIdError,
@@ -16,7 +16,6 @@ from router.protocol.replicas import (
     OutputBlockAdded,
     PrefillCompleted,
     ProgressTold,
-    PromptUsage,
     ReservationFreed,
 )
 from router.protocol.values import HashArray, Rank, Scope
@@ -24,12 +23,13 @@ from router.scheduler.waiting_room import WaitingRoom
 from router.sequence.footprint import Footprint
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
+from router.usage_check import UsageCheck
 
 
 class Bookings:
     """Changes `tracker` and `foreign` together; an id is booked, or waits, in one place only."""
 
-    __slots__ = ("_foreign", "_predictions", "_settings", "_tracker", "_waiting")
+    __slots__ = ("_foreign", "_predictions", "_settings", "_tracker", "_usage", "_waiting")
 
     def __init__(
         self,
@@ -38,12 +38,14 @@ class Bookings:
         foreign: ForeignReservations,
         predictions: Predictions,
         waiting: WaitingRoom,
+        usage: UsageCheck,
     ) -> None:
         self._settings = settings
         self._tracker = tracker
         self._foreign = foreign
         self._predictions = predictions
         self._waiting = waiting
+        self._usage = usage
 
     def bookable_id(self, request_id: str | None) -> str:
         """The id, if it can be booked.
@@ -115,7 +117,7 @@ class Bookings:
             return []
         effects: list[Effect] = []
         if isinstance(told, PrefillCompleted | ReservationFreed) and told.usage is not None:
-            effects += self._compared(request_id, told.usage)
+            effects += self._usage.compare(request_id, told.usage, now_s)
         match told:
             case PrefillCompleted(_, in_batch):
                 self._tracker.prefill_complete(request_id, now_s, in_batch=in_batch)
@@ -126,8 +128,3 @@ class Bookings:
             case ReservationFreed():
                 self._tracker.free(request_id, now_s)
         return effects
-
-    def _compared(self, request_id: str, usage: PromptUsage) -> list[Effect]:
-        """What an engine says of a prompt, against what we had expected; once."""
-        predicted_tokens = self._tracker.take_prediction(request_id)
-        return [] if predicted_tokens is None else [UsageTold(usage, predicted_tokens)]

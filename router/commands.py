@@ -318,7 +318,7 @@ def told_usage(usage: Usage | None) -> PromptUsage | None:
     if usage.cached > usage.prompt_tokens:
         allowed = f"at most prompt_tokens, {usage.prompt_tokens}"
         raise InvalidFieldError("usage.cached_tokens", str(usage.cached), allowed)
-    return PromptUsage(usage.prompt_tokens, usage.cached)
+    return PromptUsage(usage.prompt_tokens, usage.cached, usage.is_cached_told)
 
 
 def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:

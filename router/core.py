@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from router.beacons import Beacons
 from router.bookings import Bookings
+from router.closed_loop.closed_loop import ClosedLoop
 from router.core_settings import CoreSettings
 from router.effects import (
     AdmitWaiting,
@@ -71,12 +72,13 @@ from router.scheduler.selector import Selector
 from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
 from router.scheduler.waiting_room import WaitingRoom
-from router.sequence.prompt import Prompt
+from router.sequence.prompt import Prompt, expected
 from router.sequence.rank_table import RankTable
 from router.sequence.stages import SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
 from router.standing import Standing
+from router.usage_check import UsageCheck
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
@@ -109,6 +111,7 @@ class RouterCore:
         "_rng",
         "_settings",
         "_standing",
+        "_usage",
         "fleet",
         "foreign",
         "index",
@@ -151,14 +154,19 @@ class RouterCore:
         self._standing = Standing(self.ranks, self.fleet, self.index, self.trust_weights)
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
         self._placer = Placer(settings, *known, self.foreign.crowd, selectors, rng)
-        self._bookings = Bookings(
-            settings, self.tracker, self.foreign, self.predictions, self.waiting
-        )
+        self._usage = UsageCheck(self.tracker, self.index, sees_events=self.reads_events)
+        booked = (self.tracker, self.foreign, self.predictions, self.waiting)
+        self._bookings = Bookings(settings, *booked, self._usage)
 
     @property
     def gate(self) -> Gate:
         """Filters, and who is busy; to read."""
         return self._placer.gate
+
+    @property
+    def closed_loop(self) -> ClosedLoop:
+        """What engines say of prompts, against what was predicted; to read."""
+        return self._usage.closed_loop
 
     @property
     def trust_weights(self) -> TrustWeights:
@@ -293,6 +301,7 @@ class RouterCore:
             end_overdue(self.ranks, self.tracker, now_s)
         effects += self._woken()
         self._standing.note_some(now_s)
+        self._usage.closed_loop.settle(now_s)
         return effects
 
     def beacon(self, now_s: float) -> SendBeacon:
@@ -363,8 +372,11 @@ class RouterCore:
         placement = self.select(request, prompt, now_s)
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         expected_tokens = request.expected_output_tokens
-        footprint = placement.prompt.footprint(overlap_blocks, expected_tokens)
         found_by = placement.prompt.sequence_hashes
+        expectation = expected(
+            request, prompt, found_by, placement.held_blocks, tenant=request.tenant
+        )
+        footprint = placement.prompt.footprint(overlap_blocks, expected_tokens, expectation)
         tracking = self.tracking(request)
         self.gate.served(rank, request.lora_name, placement.worker.labels)
         booked = (footprint, found_by, tracking)
@@ -439,9 +451,11 @@ class RouterCore:
         rank = Rank(request.worker_id, request.dp_rank)
         worker = self._placer.find_worker(request.scope, rank)
         hashed = prompt.hashed(worker.identity)
-        overlap_blocks = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP).device
-        footprint = hashed.footprint(overlap_blocks, request.expected_output_tokens)
+        overlap = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP)
         found_by = hashed.sequence_hashes
+        expectation = expected(request, prompt, found_by, overlap.remote)
+        expected_tokens = request.expected_output_tokens
+        footprint = hashed.footprint(overlap.device, expected_tokens, expectation)
         self.gate.served(rank, request.lora_name, worker.labels)
         tracking = self.tracking(request)
         booked = (footprint, found_by, tracking)

@@ -11,7 +11,7 @@ from router.protocol.values import Rank
 from router.scheduler.gate import Passed
 from router.scheduler.selector import Choice, Reasons
 from router.scheduler.settings import PolicySettings
-from router.scheduler.terms import OVERLAP_DEVICE, FloatArray
+from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE, FloatArray
 from router.sequence.prompt import HashedPrompt
 
 
@@ -34,6 +34,11 @@ class Placement(Struct, frozen=True):
     def overlap_blocks(self) -> int:
         """Leading blocks of the prompt on its device."""
         return int(self.choice.table.values[self.choice.index, OVERLAP_DEVICE])
+
+    @property
+    def held_blocks(self) -> int:
+        """Leading blocks of the prompt in any of its tiers."""
+        return int(self.choice.table.values[self.choice.index, OVERLAP_REMOTE])
 
     @property
     def uncached_tokens(self) -> int:

@@ -25,6 +25,7 @@ from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
 from router.lookups import Lookups
 from router.metrics import RouterMetrics
+from router.prediction_metrics import PredictionCollector
 from router.process.effective import effective
 from router.process.settings import NO_OTHERS, Loaded
 from router.protocol.catalogue import (
@@ -92,6 +93,7 @@ class RouterService:
             on_leave=self._leave,
         )
         shadow = Shadow(time.monotonic()) if config.shadow else None
+        PredictionCollector(core.closed_loop, self._host.metrics, config.metrics_max_ranks)
         self._sessions = _sessions(config, self._host.metrics)
         self._decision_log = _decision_log(config, core, self._host.metrics)
         self._tracer = _tracer(config, self._host.metrics)

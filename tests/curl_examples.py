@@ -103,6 +103,7 @@ SECTIONS = {
         ask("/busy_threshold", {"model": "llama", "active_decode_blocks_threshold": 0.9}),
         ask("/config", pipe="jq -c .router_temperature"),
         ask("/routers"),
+        ask("/predictions"),
         ask("/shadow"),
         ask("/replica_sync/peers"),
         ask("/replica_sync/register_peer", PEER),

@@ -21,6 +21,7 @@ from router.http.answers import OK
 from router.http.routes import ROUTES
 from router.http.web import Web, caller_of, dump_answer, json_answer, json_bytes, ready_answer
 from router.metrics import RouterMetrics
+from router.prediction_views import predictions, public_findings
 from router.process.effective import SettingView
 from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
@@ -142,6 +143,10 @@ class Api:
         body = await self._web.body(request, PromptRequest)
         return json_answer(await self._commands_of(request).overlap_scores(body))
 
+    async def predictions(self, _: Request) -> Response:
+        """How well predictions are met."""
+        return json_answer(predictions(self._commands.core.closed_loop, time.monotonic()))
+
     async def shadow(self, request: Request) -> Response:
         """How our choices would have differed."""
         return json_answer(self._commands_of(request).shadow_report())
@@ -161,7 +166,9 @@ class Api:
 
     async def ready(self, _: Request) -> Response:
         """The process can be relied on."""
-        return ready_answer(self._status, self._commands.core, self._workers.all())
+        core = self._commands.core
+        found = public_findings(core.closed_loop, time.monotonic())
+        return ready_answer(self._status, core, self._workers.all(), found)
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""

@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from router.block_views import BlockHolders
 from router.busy_commands import BusyThresholdsReply, ModelThresholds
+from router.prediction_views import Misprediction, Predictions
 from router.process.effective import SettingView
 from router.protocol.batches import (
     MAX_SELECTIONS,
@@ -54,13 +55,16 @@ class Ok(Struct):
 
 
 class Ready(Struct):
-    """Whether the process can be relied on; `degraded`: what is wrong although it can."""
+    """Whether the process can be relied on; `degraded`: what is wrong although it can.
+    `mispredicted`: groups of requests of which engines say otherwise than was predicted.
+    """
 
     ready: bool
     reason: str | None
     degraded: str | None
     schedulable_workers: int
     workers: list[WorkerView] | UnsetType = UNSET
+    mispredicted: list[Misprediction] | UnsetType = UNSET
 
 
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -286,6 +290,13 @@ ROUTES = (
         OverlapScoresReply,
         PromptRequest,
         refusals=(*BODY, 503),
+    ),
+    Route(
+        "GET",
+        "/predictions",
+        "predictions",
+        "What engines had cached of prompts, against what was predicted, and what is wrong",
+        Predictions,
     ),
     Route(
         "GET",

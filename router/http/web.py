@@ -20,6 +20,7 @@ from router.http.answers import refusal, warned
 from router.http.openapi import ABOUT, document, extra
 from router.http.routes import Ready, Route
 from router.metrics import RouterMetrics
+from router.prediction_views import Misprediction, sentence
 from router.process.bodies import JsonReader, read_body
 from router.protocol.values import Rank
 from router.security.caller import ANYBODY, Caller
@@ -29,6 +30,9 @@ from router.views import WorkerView, block_sizes, dump_pieces
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
+
+_MOST_SENTENCES = 3
+"""Of mispredictions; the others are beside them."""
 
 
 class Web:
@@ -125,16 +129,21 @@ def caller_of(request: Request) -> Caller:
 
 
 def ready_answer(
-    status: ServiceStatus, core: RouterCore, workers: list[WorkerView] | None = None
+    status: ServiceStatus,
+    core: RouterCore,
+    workers: list[WorkerView] | None = None,
+    mispredicted: Sequence[Misprediction] = (),
 ) -> Response:
     """Whether the process can be relied on: 200, or 503 with the reasons."""
     readiness = status.readiness(core)
+    degraded = [*readiness.degraded, *map(sentence, mispredicted[:_MOST_SENTENCES])]
     body = Ready(
         ready=readiness.is_ready,
         reason="; ".join(readiness.reasons) or None,
-        degraded="; ".join(readiness.degraded) or None,
+        degraded="; ".join(degraded) or None,
         schedulable_workers=core.fleet.schedulable_count(),
         workers=UNSET if workers is None else workers,
+        mispredicted=list(mispredicted) or UNSET,
     )
     return json_answer(body, 200 if readiness.is_ready else 503)
 

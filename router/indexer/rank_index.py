@@ -75,7 +75,7 @@ class RankIndex:
         `is_applying`: it is between two messages; `is_unsettled`: restored, and not checked yet.
         """
         log = self.log
-        as_of_s = self._freshness.as_of_s(log.cursor)
+        as_of_s = self.as_of_s
         # How long ago what the index shows was last known to be all there is; None: never.
         age_s = None if as_of_s == -inf else round(now_s - as_of_s, 3)
         if not self.is_readable:
@@ -88,14 +88,19 @@ class RankIndex:
         if is_unsettled:
             reason = "restored from a snapshot; what followed is not read yet"
             return Trust(TrustState.DEGRADED, log.cursor, age_s, reason)
-        doubts = self._doubts()
+        doubts = self.doubts()
         if doubts:
             return Trust(TrustState.DEGRADED, log.cursor, age_s, doubt_text(doubts))
         lag = "a message is being applied" if is_applying else self._lag(age_s)
         state = TrustState.EXACT if lag is None else TrustState.LAGGING
         return Trust(state, log.cursor, age_s, lag)
 
-    def _doubts(self) -> int:
+    @property
+    def as_of_s(self) -> float:
+        """The moment as of which the index is proven to show all; -inf: it never was."""
+        return self._freshness.as_of_s(self.log.cursor)
+
+    def doubts(self) -> int:
         """The doubts that the agent had last, as far as we know: in a message or in a report."""
         if self._reported_life == self.log.incarnation and (
             self._doubts_event_id >= self.log.cursor

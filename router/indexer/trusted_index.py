@@ -290,6 +290,18 @@ class TrustedIndex:
         indexer = self._indexers.get(scope)
         return indexer if isinstance(indexer, RadixTree) else None
 
+    def is_broken(self, rank: Rank) -> bool:
+        """Whether what is shown of the rank is known to be wrong, until a checkpoint heals it."""
+        return self._ranks[rank].log.broken_reason is not None
+
+    def doubts(self, rank: Rank) -> int:
+        """Why the rank's agent cannot vouch for what it says, a sum of `Doubt`s, as said last."""
+        return self._ranks[rank].doubts()
+
+    def as_of_s(self, rank: Rank) -> float:
+        """The moment as of which the rank is proven to be shown as it was; -inf: it never was."""
+        return self._ranks[rank].as_of_s
+
     def held_blocks(self, rank: Rank) -> int:
         """Blocks the rank holds, counted once per tier. O(1)."""
         return sum(self._ranks[rank].indexer.summary(rank).counts)

@@ -98,10 +98,13 @@ class SnapshotWanted(Struct, frozen=True, array_like=True, tag="snapshot_wanted"
 
 
 class PromptUsage(Struct, frozen=True, array_like=True, gc=False):
-    """What an engine said of a prompt, when it had computed it."""
+    """What an engine said of a prompt, when it had computed it. Not `is_cached_told`: it did not
+    say what was cached.
+    """
 
     prompt_tokens: TokenCount
     cached_tokens: TokenCount
+    is_cached_told: bool = True
 
 
 class PrefillCompleted(Struct, frozen=True, array_like=True, tag="prefill_completed"):

@@ -226,6 +226,11 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: CachedTokens | None = None
 
     @property
+    def is_cached_told(self) -> bool:
+        """Whether it says how many tokens were not computed."""
+        return self.cached_tokens is not None or self.prompt_tokens_details is not None
+
+    @property
     def cached(self) -> int:
         """Tokens that were not computed."""
         if self.cached_tokens is not None:

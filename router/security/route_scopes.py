@@ -79,6 +79,7 @@ ADMIN = (
     "GET /loads",
     "GET /dashboard/stream",
     "GET /shadow",
+    "GET /predictions",
     "GET /replica_sync/peers",
     "POST /replica_sync/register_peer",
     "POST /replica_sync/deregister_peer",

@@ -20,12 +20,30 @@ from msgspec import Struct
 from router.protocol.replicas import Progress
 from router.sequence.footprint import Footprint
 from router.sequence.prompt_trie import MICRO, Node, PromptTrie
+from router.sequence.recent_ends import RECENT_S, Ends, shared_blocks
 
 ForeignId: TypeAlias = tuple[int, str]
 """A request of another router's: that router's id, and the request's."""
 
 BookingId: TypeAlias = str | ForeignId
 """A request of ours by its id, or another router's."""
+
+
+class Prediction(Struct, frozen=True, eq=False):
+    """What was booked, as far as an engine can prove it wrong. When it was (`booked_s`), others of
+    the rank were busy with `in_flight_blocks` of its beginning; and those of `ends` had been.
+    """
+
+    footprint: Footprint
+    in_flight_blocks: int
+    ends: Ends
+    booked_s: float
+
+    @property
+    def busy_blocks(self) -> int:
+        """Leading blocks that others were, or had just been, busy with. O(blocks of all)."""
+        hashes, since_s = self.footprint.sequence_hashes, self.booked_s - RECENT_S
+        return max(self.in_flight_blocks, shared_blocks(self.ends, hashes, since_s))
 
 
 class _Request(Struct):
@@ -38,6 +56,8 @@ class _Request(Struct):
     booked_s: float
     own_discount_micro: int = 0
     decay_fraction: float | None = None
+    in_flight_blocks: int = 0
+    ends: Ends = ()
     is_compared: bool = False
 
     @property
@@ -169,8 +189,10 @@ class ActiveSequences:
         hashes = footprint.sequence_hashes
         return len(hashes) - self._trie.depth(self._slot, hashes) + footprint.own_blocks
 
-    def add(self, request_id: BookingId, footprint: Footprint, now_s: float) -> None:
-        """Book a request; its id must be new here. O(nodes on its way)."""
+    def add(
+        self, request_id: BookingId, footprint: Footprint, now_s: float, ends: Ends = ()
+    ) -> None:
+        """Book a request; its id must be new here. `ends`: of others here. O(nodes on its way)."""
         assert request_id not in self._requests
         end, change = self._trie.add(self._slot, footprint.sequence_hashes)
         prefill_tokens, prefill_contexts = footprint.prefill_tokens, footprint.prefill_contexts
@@ -182,6 +204,8 @@ class ActiveSequences:
             prefill_tokens,
             prefill_contexts,
             now_s,
+            in_flight_blocks=len(footprint.sequence_hashes) - change.blocks,
+            ends=ends,
         )
         if not self._prefills:
             self.head_since_s = now_s
@@ -227,11 +251,15 @@ class ActiveSequences:
         """What a request was booked as."""
         return self._requests[request_id].footprint
 
-    def take_prediction(self, request_id: BookingId) -> Footprint | None:
-        """What a request was booked as, the first time that somebody wants to compare it."""
+    def take_prediction(self, request_id: BookingId) -> Prediction | None:
+        """What was expected of a request, the first time that somebody wants to compare it."""
         request = self._requests[request_id]
         is_first, request.is_compared = not request.is_compared, True
-        return request.footprint if is_first else None
+        if not is_first:
+            return None
+        return Prediction(
+            request.footprint, request.in_flight_blocks, request.ends, request.booked_s
+        )
 
     def progress(self, request_id: BookingId) -> Progress:
         """How far a request has come."""

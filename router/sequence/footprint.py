@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from router.protocol.values import HashArray
+from router.sequence.expectation import Expectation
 
 
 def reusable_blocks(isl_tokens: int, block_size: int, overlap_blocks: int, *, eagle: bool) -> int:
@@ -20,7 +21,8 @@ class Footprint(Struct, frozen=True, eq=False):
     `sequence_hashes` are blocks that requests can share, `own_blocks` such as nobody can: an
     incomplete last block, say. `cached_tokens` need not be computed: all of them, where the prompt
     `is_prefilled_elsewhere`. `expected_output_tokens`: how long the answer will be, where its
-    caller says so.
+    caller says so. `expectation`: with what its engine's usage is compared; None: it was booked by
+    another router.
     """
 
     sequence_hashes: HashArray
@@ -30,15 +32,15 @@ class Footprint(Struct, frozen=True, eq=False):
     block_size: int
     expected_output_tokens: int | None = None
     is_prefilled_elsewhere: bool = False
+    expectation: Expectation | None = None
 
     @property
     def prefill_tokens(self) -> int:
         """Tokens left to compute."""
         return max(self.isl_tokens - self.cached_tokens, 0)
 
-    def reusable_tokens(self, *, eagle: bool = False) -> int:
-        """What of the cached tokens its engine will reuse."""
-        overlap_blocks = self.cached_tokens // self.block_size
+    def reusable_tokens(self, overlap_blocks: int, *, eagle: bool = False) -> int:
+        """What its engine will reuse of so many cached blocks."""
         return self.block_size * reusable_blocks(
             self.isl_tokens, self.block_size, overlap_blocks, eagle=eagle
         )

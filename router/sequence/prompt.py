@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import HashArray, Identity
+from router.sequence.expectation import Expectation
 from router.sequence.footprint import Footprint, reusable_blocks
 from router.sequence.hashing import (
     HASH_SEED,
@@ -48,7 +49,10 @@ class HashedPrompt(Struct, frozen=True):
         return -(-self.isl_tokens // self.block_size) - len(self.load_hashes)
 
     def footprint(
-        self, overlap_blocks: int, expected_output_tokens: int | None = None
+        self,
+        overlap_blocks: int,
+        expected_output_tokens: int | None = None,
+        expectation: Expectation | None = None,
     ) -> Footprint:
         """What it weighs on a rank that has so many of its blocks cached."""
         return Footprint(
@@ -58,6 +62,7 @@ class HashedPrompt(Struct, frozen=True):
             overlap_blocks * self.block_size,
             self.block_size,
             expected_output_tokens,
+            expectation=expectation,
         )
 
     def prefill_tokens(self, overlap_blocks: int) -> int:
@@ -114,6 +119,11 @@ class Prompt:
     def isl_tokens(self) -> int:
         """Length of the prompt."""
         return self._isl_tokens
+
+    @property
+    def is_named_by_caller(self) -> bool:
+        """Whether its caller hashed it."""
+        return self._known is not None
 
     @property
     def unhashed(self) -> TokenArray | None:
@@ -181,6 +191,26 @@ class Prompt:
         """A stage of the decision about it ended."""
         if self.stages is not None:
             self.stages.end(stage)
+
+
+def expected(
+    request: PromptRequest,
+    prompt: Prompt,
+    found_by: HashArray,
+    overlap_blocks: int,
+    *,
+    tenant: str | None = None,
+) -> Expectation:
+    """What is expected of a prompt where so many of its blocks are held; see `Expectation`."""
+    return Expectation(
+        request.scope,
+        tenant,
+        found_by,
+        overlap_blocks,
+        bool(request.cache_salt or request.lora_name),
+        prompt.is_named_by_caller,
+        bool(request.block_mm_infos),
+    )
 
 
 def _whose(request: PromptRequest) -> PromptRequest:

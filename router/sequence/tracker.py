@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 from router.errors import DuplicateReservationError, ReservationNotFoundError
 from router.protocol.replicas import SharedReservation
 from router.protocol.values import HashArray, Rank, pack_hashes
-from router.sequence.active import ActiveSequences, BookingId, ForeignId
+from router.sequence.active import ActiveSequences, BookingId, ForeignId, Prediction
 from router.sequence.footprint import Footprint
 from router.sequence.growth import Growth
 from router.sequence.ledger import Ledger
@@ -22,6 +22,7 @@ from router.sequence.rank_table import (
     PREFILL_TOKENS,
     RankTable,
 )
+from router.sequence.recent_ends import RecentEnds
 from router.sequence.silence import Silence
 
 
@@ -52,6 +53,7 @@ class Tracker:
     __slots__ = (
         "_by_id",
         "_by_rank",
+        "_ends",
         "_foreign",
         "_growing",
         "_table",
@@ -69,6 +71,7 @@ class Tracker:
         self._foreign: dict[ForeignId, Rank] = {}
         self._by_rank: dict[Rank, ActiveSequences] = {}
         self._growing: dict[Rank, Growth] = {}
+        self._ends = RecentEnds()
         self.ledger: Ledger | None = None
         self.silence = Silence()
 
@@ -145,7 +148,7 @@ class Tracker:
         if active is None:
             slot = self._table.slot(rank)
             active = self._by_rank[rank] = ActiveSequences(self._trie, slot)
-        active.add(request_id, footprint, now_s)
+        active.add(request_id, footprint, now_s, self._ends.of(rank))
         self._note(rank, active)
         if isinstance(request_id, str):
             self._by_id[request_id] = Reservation(rank, now_s + self._ttl_s)
@@ -188,15 +191,19 @@ class Tracker:
             self.ledger.touch_later(request_id)
         return rank
 
-    def take_prediction(self, request_id: str) -> int | None:
-        """Tokens of a request's prompt that were expected to be cached; None where nobody expected
-        anything, and after the first time. Raises ReservationNotFoundError.
+    def take_prediction(self, request_id: str) -> tuple[Rank, Prediction] | None:
+        """What was expected of a request's prompt, and where; None where nobody expected anything,
+        and after the first time. Raises ReservationNotFoundError.
         """
         rank = self._rank(request_id)
-        footprint = self._by_rank[rank].take_prediction(request_id)
-        if footprint is None or footprint.is_prefilled_elsewhere:
+        taken = self._by_rank[rank].take_prediction(request_id)
+        if taken is None or taken.footprint.is_prefilled_elsewhere:
             return None
-        return footprint.reusable_tokens(eagle=bool(self._table.row(rank)[EAGLE]))
+        return rank, taken
+
+    def is_eagle(self, rank: Rank) -> bool:
+        """Whether the engine of a rank that has a slot drops a block of what it could reuse."""
+        return bool(self._table.row(rank)[EAGLE])
 
     def progress(self, request_id: BookingId, now_s: float) -> Rank:
         """It lives, whatever it does. Raises ReservationNotFoundError."""
@@ -223,15 +230,18 @@ class Tracker:
         """Free everything booked on a rank; the ids. O(its reservations)."""
         active = self._by_rank.get(rank)
         if active is None:
+            self._ends.forget(rank)
             return []
         ids = active.request_ids
         for request_id in ids:
             self._drop(request_id, active.head_since_s)
+        self._ends.forget(rank)
         return ids
 
     def expire(self, now_s: float) -> list[tuple[str, Rank]]:
         """Free those of ours without progress for the time to live. O(expired)."""
         expired = []
+        self._ends.expire(now_s)
         while self._by_id:
             request_id, reservation = next(iter(self._by_id.items()))
             if reservation.expires_s > now_s:
@@ -274,6 +284,7 @@ class Tracker:
     def _drop(self, request_id: BookingId, now_s: float) -> Rank:
         rank = self._rank(request_id)
         active = self._by_rank[rank]
+        self._ends.note(rank, active.footprint(request_id).sequence_hashes, now_s)
         active.free(request_id, now_s)
         if not active.active_requests:
             del self._by_rank[rank]

@@ -109,6 +109,28 @@ async def usage_counted(fleet):
     return [await fleet.metric(f"kv_router_usage_{name}_tokens_total") for name in names]
 
 
+async def test_a_wrong_chat_template_is_named(fleet):
+    assert "mispredicted" not in (await fleet.client.get("/ready")).json()
+    for request in range(6):
+        body = {"token_ids": PROMPT, "request_id": f"r{request}", "tenant": "acme"}
+        await fleet.post("/select_and_reserve", body)
+        usage = {"usage": {"prompt_tokens": 41}}
+        ended = await fleet.client.request("DELETE", f"/reservations/r{request}", json=usage)
+        assert ended.status_code == 200
+    answer = await fleet.client.get("/ready")
+    ready = answer.json()
+    assert (answer.status_code, ready["ready"]) == (200, True)
+    assert "likely chat_template: engines count +1 tokens in 6 of 6" in ready["degraded"]
+    assert ready["mispredicted"][0]["causes"][0]["name"] == "chat_template"
+    assert "acme" not in answer.text
+    predictions = (await fleet.client.get("/predictions")).json()
+    assert {each["tenant"] for each in predictions["findings"]} == {None, "acme"}
+    everybody = predictions["groups"][0]
+    assert (everybody["requests"], everybody["compared"]) == (6, 0)  # nobody says what was cached
+    labels = 'cause="chat_template",model_name="default",routing_group="default",worker_id=""'
+    assert await fleet.metric(f"kv_router_mispredicted{{{labels}}}") == 2
+
+
 async def test_streams_say_their_usage_last(fleet):
     for name, untracked in (("a", False), ("b", True)):
         body = {"token_ids": PROMPT, "request_id": name}

@@ -65,8 +65,8 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 READS = {
-    "busy_ranks", "dump", "dump_slices", "explain", "identities", "match", "may_choose",
-    "reads_events", "tracking", "trust", "trust_weights", "weigh",
+    "busy_ranks", "closed_loop", "dump", "dump_slices", "explain", "identities", "match",
+    "may_choose", "reads_events", "tracking", "trust", "trust_weights", "weigh",
 }  # fmt: skip
 """Of a core's methods, those that change nothing; searches are recorded all the same."""
 

@@ -1,0 +1,185 @@
+"""Usage that engines tell, by worker, model and tenant: totals, and what they give away.
+
+usage ─▶ Observation ─ outcome ─▶ Evidence of (worker, tenant), (worker), (tenant), all
+            └─ a surplus that the index does not show: looked for again, LATER_S later
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import TypeAlias
+
+from msgspec import Struct, structs
+
+from router.closed_loop.causes import Cause, likely_causes
+from router.closed_loop.evidence import Counts, Evidence
+from router.closed_loop.observation import (
+    Observation,
+    Outcome,
+    Shown,
+    is_surplus,
+    outcome_of,
+    shows,
+    surplus_outcome,
+)
+from router.closed_loop.suspicion import Symptom
+
+LATER_S = 0.5
+"""When the index is asked again for what it did not show."""
+
+PATIENCE_S = 5.0
+"""How long that is repeated, until it is proven to be up to date, or counts as such."""
+
+MAX_LATER = 256
+"""Requests that wait to be looked for again; of more, the oldest say nothing."""
+
+MAX_GROUPS = 4_096
+"""Groups of requests that are known; of more, those longest without any are forgotten."""
+
+Look: TypeAlias = Callable[[], Shown | None]
+"""What the index shows of a prompt at this moment; None: it can say nothing, now or ever."""
+
+
+class Group(Struct, frozen=True):
+    """Whose requests: of a model and routing group, of one worker or all (None), of one tenant or
+    all.
+    """
+
+    model_name: str
+    routing_group: str
+    worker_id: int | None = None
+    tenant: str | None = None
+
+
+class Finding(Struct, frozen=True):
+    """A group that is mispredicted for a reason. `requests` speak for it, since `since_s`."""
+
+    group: Group
+    symptoms: list[Symptom]
+    requests: int
+    since_s: float
+    causes: list[Cause]
+
+
+_Key: TypeAlias = tuple[str, str, int | None, str | None]
+
+
+class _Later(Struct, frozen=True):
+    """A surplus that was not shown when it was told of, and when that is looked for again."""
+
+    due_s: float
+    told_s: float
+    seen: Observation
+    look: Look
+
+
+class ClosedLoop:
+    """Owns evidence by group. `forgotten`: groups that there was no room for; `unjudged`: requests
+    likewise.
+    """
+
+    __slots__ = ("_evidence", "_later", "forgotten", "unjudged")
+
+    def __init__(self) -> None:
+        self._evidence: OrderedDict[_Key, Evidence] = OrderedDict()
+        self._later: deque[_Later] = deque()
+        self.forgotten = 0
+        self.unjudged = 0
+
+    def note(self, seen: Observation, look: Look, now_s: float) -> None:
+        """A usage was told. O(1), but for what `look` takes: called where more was cached than
+        predicted.
+        """
+        for evidence in self._of(seen):
+            evidence.count(seen, now_s)
+        if not is_surplus(seen):
+            self._judge(seen, outcome_of(seen), None, now_s)
+            return
+        shown = look()
+        if shown is None:
+            self._judge(seen, Outcome.QUIET, None, now_s)
+        elif shows(seen, shown):
+            self._judge(seen, surplus_outcome(seen), shown, now_s)
+        else:
+            self._put_off(_Later(now_s + LATER_S, now_s, seen, look))
+
+    def settle(self, now_s: float) -> None:
+        """Judge what has waited for long enough. O(those)."""
+        while self._later and self._later[0].due_s <= now_s:
+            later = self._later.popleft()
+            shown = later.look()
+            if shown is None:
+                self._judge(later.seen, Outcome.QUIET, None, now_s)
+            elif shows(later.seen, shown):
+                self._judge(later.seen, Outcome.LATE, shown, now_s)
+            elif _is_conclusive(later, shown, now_s):
+                self._judge(later.seen, Outcome.UNSHOWN, shown, now_s)
+            else:
+                self._put_off(structs.replace(later, due_s=now_s + LATER_S))
+
+    def findings(self) -> list[Finding]:
+        """Groups with a symptom, the widest first. O(groups)."""
+        found = [
+            _finding(Group(*key), evidence, raised)
+            for key, evidence in self._evidence.items()
+            if (raised := evidence.raised)
+        ]
+        return sorted(found, key=lambda each: _width(each.group))
+
+    def counts(self) -> Iterator[tuple[Group, Counts]]:
+        """Totals of every group, longest without a request first."""
+        return ((Group(*key), each.counts) for key, each in self._evidence.items())
+
+    def _put_off(self, later: "_Later") -> None:
+        self._later.append(later)
+        if len(self._later) > MAX_LATER:
+            self._later.popleft()
+            self.unjudged += 1
+
+    def _judge(
+        self, seen: Observation, outcome: Outcome, shown: Shown | None, now_s: float
+    ) -> None:
+        for evidence in self._of(seen):
+            evidence.judge(seen, outcome, shown, now_s)
+
+    def _of(self, seen: Observation) -> Iterator[Evidence]:
+        """Of every group that a request belongs to."""
+        model, group = seen.scope.model_name, seen.scope.routing_group
+        yield self._of_key((model, group, None, None))
+        yield self._of_key((model, group, seen.worker_id, None))
+        if seen.tenant is not None:
+            yield self._of_key((model, group, None, seen.tenant))
+            yield self._of_key((model, group, seen.worker_id, seen.tenant))
+
+    def _of_key(self, key: _Key) -> Evidence:
+        evidence = self._evidence.get(key)
+        if evidence is not None:
+            self._evidence.move_to_end(key)
+            return evidence
+        evidence = self._evidence[key] = Evidence()
+        if len(self._evidence) > MAX_GROUPS:
+            self._evidence.popitem(last=False)
+            self.forgotten += 1
+        return evidence
+
+
+def _is_conclusive(later: _Later, shown: Shown, now_s: float) -> bool:
+    """Is what is not shown by now not going to be?"""
+    return not -inf < shown.as_of_s < later.told_s or now_s >= later.told_s + PATIENCE_S
+
+
+def _finding(group: Group, evidence: Evidence, raised: list[Symptom]) -> Finding:
+    suspicions = [evidence.suspicions[symptom] for symptom in raised]
+    return Finding(
+        group,
+        raised,
+        max(each.tally.requests for each in suspicions),
+        min(each.since_s for each in suspicions),
+        likely_causes(evidence),
+    )
+
+
+def _width(group: Group) -> tuple[int, str, str, int, str]:
+    narrow = (group.worker_id is not None) + (group.tenant is not None)
+    worker_id = -1 if group.worker_id is None else group.worker_id
+    return narrow, group.model_name, group.routing_group, worker_id, group.tenant or ""
