@@ -24,6 +24,7 @@ PLACES = {
     "loads": "subjects `kv.{namespace}.load.{worker}.{rank}`, and asked for `kv.{namespace}.worker.{worker}.{rank}.load`; msgpack",
     "ranges": "subject `kv.{namespace}.worker.{worker}.{rank}.events`; msgpack",
     "replicas": "subjects `kv.{namespace}.sequences.{router}` and `….inbox`; msgpack",
+    "prefills": "subject `kv.{namespace}.prefill`; msgpack",
     "catalogue": "bucket `kv-{namespace}-workers`; JSON",
     "requests": "HTTP of a router, and inside of its NATS methods; JSON",
     "batches": "`POST /select:batch`, `/reservations:batch`; JSON",

@@ -10,15 +10,13 @@ worker is there for it is the prompt computed by who answers).
 """
 
 import time
-from typing import Literal, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from router.client import RouterClient
-from router.errors import InvalidFieldError, KvRouterError, NoEndpointsError
-from router.forward.bodies import Asked
+from router.errors import KvRouterError, NoEndpointsError
+from router.forward.asking_prompts import Prompt, PromptAsking
 from router.forward.booking import book
-from router.forward.conditional import Conditional
 from router.forward.errors import (
     NoHandOverError,
     PrefillFailedError,
@@ -27,44 +25,16 @@ from router.forward.errors import (
 )
 from router.forward.handing_over import (
     HandOver,
-    Prefilled,
     is_handed_over,
     is_to_bypass,
-    prefill_body,
     prefill_request,
-    read_prefilled,
 )
-from router.forward.headers import Pairs, to_engine
 from router.forward.pools import PrefillPools
+from router.forward.prefill_config import PrefillSettings
 from router.forward.prefill_metrics import PrefillMetrics, PrefillOutcome
 from router.forward.standing import Standing
-from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
-from router.http_client import HttpPool, Origin, Request, UpstreamError
 from router.protocol.replies import Decision
 from router.protocol.requests import RankTarget, SelectRequest, Usage
-
-FallsBack: TypeAlias = Literal["always", "unregistered"]
-
-
-class PrefillSettings(Struct, frozen=True):
-    """`is_on`: look for workers of role prefill. `timeout_s`: for a prompt; beyond, the next."""
-
-    is_on: bool
-    falls_back: FallsBack
-    max_attempts: int
-    timeout_s: float
-    answer_limit_bytes: int
-    conditional: Conditional | None = None
-    authorization: bytes | None = None
-
-
-class Prompt(Struct, frozen=True, eq=False):
-    """A request, as far as its prompt is concerned."""
-
-    asked: Asked
-    headers: Pairs
-    request: SelectRequest
-    request_id: str
 
 
 class PrefillRouter:
@@ -73,17 +43,18 @@ class PrefillRouter:
     def __init__(
         self,
         router: RouterClient,
-        pool: HttpPool,
+        asking: PromptAsking,
         settings: PrefillSettings,
         metrics: PrefillMetrics,
         standing: Standing,
+        pools: PrefillPools,
     ) -> None:
         self._router = router
-        self._pool = pool
+        self._asking = asking
         self._settings = settings
         self._metrics = metrics
         self._standing = standing
-        self.pools = PrefillPools()
+        self.pools = pools
 
     async def hand_over(self, prompt: Prompt) -> HandOver | None:
         """Have a prompt computed, where that is another's work; None: nothing is to be done
@@ -198,7 +169,7 @@ class PrefillRouter:
         try:
             began_s, worker_id = time.monotonic(), booked.decision.worker_id
             self.pools.found(request.model_name)
-            prefilled = await self._ask(prompt, booked.decision)
+            prefilled = await self._asking.ask(prompt, booked.decision)
             booked.usage = prefilled.usage
         finally:
             booked.leave()
@@ -209,34 +180,3 @@ class PrefillRouter:
         decode = structs.replace(prompt.request, phase="decode", prefill_worker_id=worker_id)
         params, usage = prefilled.kv_transfer_params, prefilled.usage
         return HandOver(decode, params, booked.decision, ended_s, usage)
-
-    async def _ask(self, prompt: Prompt, decision: Decision) -> Prefilled:
-        """Raises WorkerFailedError."""
-        worker_id, endpoint = decision.worker_id, decision.endpoint
-        try:
-            prefilled = await self._answer(prompt, decision)
-        except WorkerFailedError as error:
-            if error.is_its_fault:
-                self._standing.failed(worker_id, endpoint, time.monotonic())
-            raise
-        except (UpstreamError, InvalidFieldError) as error:
-            self._standing.failed(worker_id, endpoint, time.monotonic())
-            raise WorkerFailedError(worker_id, str(error)) from error
-        self._standing.succeeded(worker_id, endpoint, time.monotonic())
-        return prefilled
-
-    async def _answer(self, prompt: Prompt, decision: Decision) -> Prefilled:
-        settings, asked = self._settings, prompt.asked
-        headers = to_engine(prompt.headers, decision, prompt.request_id, settings.authorization)
-        request = Request("POST", asked.path, prefill_body(asked), headers, True)
-        origin = Origin.of(decision.endpoint)
-        async with self._pool.asked(origin, request, settings.timeout_s) as answer:
-            body = await answer.read(settings.answer_limit_bytes, settings.timeout_s)
-        if answer.status in ANOTHER_MAY_TAKE or 300 <= answer.status < 400:
-            is_its_fault = answer.status not in NOT_ITS_FAULT
-            raise WorkerFailedError(
-                decision.worker_id, f"status {answer.status}", is_its_fault=is_its_fault
-            )
-        if answer.status >= 400:
-            raise PromptRefusedError(decision.worker_id, answer.status)
-        return read_prefilled(body)

@@ -1,12 +1,26 @@
 """What of a process that forwards concerns prompts that others compute."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from router.errors import ConfigError
 from router.forward.conditional import Conditional, ConditionalPolicy
 from router.process.process_config import ProcessConfig
+
+FallsBack: TypeAlias = Literal["always", "unregistered"]
+
+
+class PrefillSettings(Struct, frozen=True):
+    """`is_on`: look for workers of role prefill. `timeout_s`: for a prompt; beyond, the next."""
+
+    is_on: bool
+    falls_back: FallsBack
+    max_attempts: int
+    timeout_s: float
+    answer_limit_bytes: int
+    conditional: Conditional | None = None
+    authorization: bytes | None = None
 
 
 class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
@@ -17,7 +31,7 @@ class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
         Meta(description="auto: workers of role prefill, once there are any, compute prompts"),
     ] = "auto"
     prefill_fallback: Annotated[
-        Literal["always", "unregistered"],
+        FallsBack,
         Meta(
             description="who answers computes the prompt, too: always, if that fails elsewhere; or "
             "only where no worker of role prefill is there"

@@ -33,6 +33,8 @@ class PrefillMetrics:
         self.outcomes = Counter(f"{prefix}prefills", text, ("outcome",), registry=registry)
         text = "Tokens of prompts that who answered had of who computed them"
         self.tokens = Counter(f"{prefix}handed_over_tokens", text, registry=registry)
+        text = "News of workers of role prefill, from and to others that forward"
+        self.news = Counter(f"{prefix}prefill_news", text, ("outcome",), registry=registry)
         self.prefill = Histogram(
             f"{prefix}prefill_seconds",
             "Until another worker had computed a prompt",

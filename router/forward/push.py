@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
 from router.errors import InvalidFieldError, NoEndpointsError, WorkerNotFoundError
+from router.forward.asking_prompts import Prompt
 from router.forward.bodies import CHAT, COMPLETIONS, Asked
 from router.forward.booking import book
 from router.forward.call import Call
@@ -25,7 +26,7 @@ from router.forward.handing_over import HandOver, decode_fields
 from router.forward.headers import Pairs, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
-from router.forward.prefill import PrefillRouter, Prompt
+from router.forward.prefill import PrefillRouter
 from router.forward.retry_budget import BudgetLimits, RetryBudget
 from router.forward.standing import Standing
 from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT

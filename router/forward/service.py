@@ -7,12 +7,16 @@ from typing import Any
 
 from router.client import ClientSettings, Retries, RouterClient
 from router.forward.app import ForwardApp
+from router.forward.asking_prompts import PromptAsking
 from router.forward.asking_tokens import TokensOfEngines
 from router.forward.completions import Completions
 from router.forward.config import ForwardConfig
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
-from router.forward.prefill import PrefillRouter, PrefillSettings
+from router.forward.pools import PrefillPools
+from router.forward.prefill import PrefillRouter
+from router.forward.prefill_config import PrefillSettings
+from router.forward.prefill_news import PrefillNews
 from router.forward.probing import Prober
 from router.forward.protocol import ForwardProtocol
 from router.forward.push import Push, PushSettings
@@ -48,6 +52,7 @@ class ForwardService:
         limits = StandingLimits(failures=config.breaker_failures, open_s=config.breaker_open_s)
         self._standing = Standing(limits)
         self._app: ForwardApp | None = None
+        self._news: PrefillNews | None = None
         self.metrics = ForwardMetrics()
         of_tokenizers = TokenizerMetrics(self.metrics.registry)
         self._tokenizers = load_tokenizers(
@@ -93,6 +98,8 @@ class ForwardService:
         config, roster = self._config, Roster(router, self._config.routing_group)
         prober = Prober(roster, self._standing, pool, self.metrics, config.probe_interval_s)
         yield prober.run()
+        if self._news is not None:
+            yield self._news.run()
         if config.probe_interval_s or self._tokenizers:
             yield roster.run()
         if self._tokenizers:
@@ -117,7 +124,6 @@ class ForwardService:
             LocalTokens(self._tokenizers, self._checks),
         )
         prefill = self._made_prefill(router, pool)
-        self.metrics.prefill.watch(prefill.pools)
         push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing, prefill)
         models = Models(router, config.routing_group)
         guard, metrics = self._edge.guard, self.metrics
@@ -135,7 +141,13 @@ class ForwardService:
             config.conditional,
             self._authorization,
         )
-        return PrefillRouter(router, pool, settings, self.metrics.prefill, self._standing)
+        pools, metrics = PrefillPools(), self.metrics.prefill
+        metrics.watch(pools)
+        if config.nats_url and settings.is_on:
+            at = config.nats_url, config.namespace, nats_access(config)
+            self._news = PrefillNews(*at, pools, self._standing, metrics)
+        asking = PromptAsking(pool, settings, self._standing, self._news)
+        return PrefillRouter(router, asking, settings, metrics, self._standing, pools)
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:

@@ -70,6 +70,11 @@ class Subjects(Struct, frozen=True):
         return f"kv.{self.namespace}.sequences.*"
 
     @property
+    def prefills(self) -> str:
+        """What processes that forward tell each other of workers of role prefill."""
+        return f"kv.{self.namespace}.prefill"
+
+    @property
     def beacons(self) -> str:
         """Where routers mark time, for load reports to carry."""
         return f"kv.{self.namespace}.beacons"

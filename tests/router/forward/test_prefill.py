@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from forwarding import COMPLETION, Scene
+from forwarding import COMPLETION, RunningForward, Scene
 from servers import eventually
 from upstreams import STREAM_END, STREAM_HEAD, event, hangs, hangs_up, response, says
 
@@ -282,3 +282,36 @@ async def test_it_can_be_switched_off(scene):
     async with scene(PREFILLS, ANSWERS, disaggregation="off") as its:
         assert (await its.forward.complete()).json()["choices"][0]["text"] == "d"
         assert its.asked(1) == []
+
+
+async def test_several_that_forward_learn_from_each_other_who_computes_prompts(scene, nats_server):
+    """Over the bus: that there is a pool, and who fails."""
+    failing = asyncio.Event()
+
+    async def fails_later(upstream, writer):
+        await (hangs_up if failing.is_set() else PREFILLS)(upstream, writer)
+
+    def on_the_bus(its):
+        bus = {"nats_url": nats_server.url, "namespace": "test", "probe_interval_s": 0}
+        return RunningForward(str(its.router.client.base_url), breaker_failures=5, **bus)
+
+    async with scene(fails_later, ANSWERS) as its:
+        one, other = on_the_bus(its), on_the_bus(its)
+        async with one.running(), other.running():
+            state = 'kv_router_forward_prefill_pools{state="active"}'
+
+            async def is_heard():
+                await one.complete()
+                return await other.metric(state) == 1
+
+            assert await other.metric(state) == 0
+            await eventually(is_heard)
+            await other.complete()  # of two workers one may be left alone
+            failing.set()
+            for _ in range(5):
+                await one.complete()
+
+            async def is_left_alone():
+                return await other.metric("kv_router_forward_ejected_workers") == 1
+
+            await eventually(is_left_alone)

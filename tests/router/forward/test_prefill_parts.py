@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from prometheus_client import CollectorRegistry
 
 from router.errors import ConfigError
 from router.forward.bodies import CHAT, COMPLETIONS, read_asked
@@ -21,6 +22,10 @@ from router.forward.handing_over import (
     read_prefilled,
 )
 from router.forward.pools import LOOK_AGAIN_S, MAX_MODELS, PrefillPools
+from router.forward.prefill_metrics import PrefillMetrics
+from router.forward.prefill_news import MOST_WAITING, PrefillNews
+from router.forward.standing import Standing, StandingLimits
+from router.protocol.prefills import PrefillEvent, encode_prefill_event
 from router.protocol.replies import (
     BlockSource,
     Decision,
@@ -30,6 +35,7 @@ from router.protocol.replies import (
     WorkerLoad,
 )
 from router.protocol.requests import RankTarget, SelectRequest
+from router.security.nats_access import OPEN_ACCESS
 
 DECISION = Decision(
     model_name="m",
@@ -240,3 +246,42 @@ def test_conditions_are_as_they_are_set():
     given = ["--conditional-disagg", "isl_or_load", "--conditional-prefill-busy-threshold", "2"]
     config = load_forward([*given, "--conditional-decode-busy-threshold", "0.5"], {}).config
     assert config.conditional == Conditional("isl_or_load", 2048, 0.7, 2.0, 0.5)
+
+
+# ── News of others ───────────────────────────────────────────────────────────────────────────────
+
+
+def event(news, **fields):
+    said = {"forwarder_id": 1, "outcome": "computed", "model_name": "m", "worker_id": 7,
+            "endpoint": "http://e", "isl_tokens": 9, "seconds": 0.1, **fields}  # fmt: skip
+    news.take(encode_prefill_event(PrefillEvent(**said)))
+
+
+async def test_news_of_others_count_and_ours_and_unreadable_ones_do_not():
+    pools, standing = PrefillPools(), Standing(StandingLimits(failures=1, most_ejected=1.0))
+    metrics = PrefillMetrics(CollectorRegistry())
+    news = PrefillNews("nats://nowhere", "test", OPEN_ACCESS, pools, standing, metrics)
+    event(news, forwarder_id=news.forwarder_id)
+    news.take(b"what")
+    event(news, seconds=-1.0)
+    assert (pools.state("m"), standing.ejected()) == ("pending", [])
+    event(news)
+    assert (pools.state("m"), standing.ejected()) == ("active", [])
+    event(news, outcome="failed")
+    assert standing.ejected() == [7]
+
+
+async def test_news_that_nobody_takes_are_dropped_and_counted():
+    registry = CollectorRegistry()
+    news = PrefillNews(
+        "nats://nowhere", "test", OPEN_ACCESS, PrefillPools(), Standing(StandingLimits()),
+        PrefillMetrics(registry),
+    )  # fmt: skip
+    sample = PrefillEvent(
+        forwarder_id=1, outcome="failed", model_name="m", worker_id=1, endpoint="http://e",
+        isl_tokens=1, seconds=0.0,
+    )  # fmt: skip
+    for _ in range(MOST_WAITING + 3):
+        news.tell(sample)
+    name = "kv_router_forward_prefill_news_total"
+    assert registry.get_sample_value(name, {"outcome": "dropped"}) == 3
