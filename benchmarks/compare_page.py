@@ -12,7 +12,7 @@ STYLE = """
 .bar { fill: var(--c2) } .worse { fill: var(--c1) }
 .said { fill: var(--c4) } .wrong { fill: #c2362b }
 .one { stroke: var(--muted); stroke-width: 1.5 } pre { overflow-x: auto; font-size: .82rem }
-td.no { color: var(--c1); font-weight: 700 }
+figure > svg { max-width: 60rem } td.no { color: var(--c1); font-weight: 700 }
 """
 READING = (
     "Bars: how many times better than the peer, by factors; right of the line ours is ahead, left "
@@ -56,7 +56,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     beside = [row for row in rows if row["peer"] and row["peer"] != row["goal"] and row["ours"]]
     cells = [
         (
-            row["name"], _figure(row["ours"]), _figure(row["peer"]) if row in beside else "",
+            _name(row), _figure(row["ours"]), _figure(row["peer"]) if row in beside else "",
             row["unit"], f"{row['ratio']:.2f}" if row in beside else "",
             "yes" if row["holds"] else "NO",
         )
@@ -65,6 +65,10 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     heads = ("", "ours", "peer", "unit", "ratio", "meets its goal")
     plot = f"<figure>{_bars([(row['name'], times_better(row)) for row in beside])}</figure>"
     return f"{plot if beside else ''}\n{_table(heads, cells)}"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['section']}: {row['name']}" if "section" in row else str(row["name"])
 
 
 def times_better(row: Mapping[str, Any]) -> float:

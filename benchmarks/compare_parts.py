@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 QUICK_S, FULL_S = 900.0, 4 * 3600.0
 """Beyond these a command is ended: the first one may have to install its peer."""
 
+SERVICE = ("json,binary,alone", "ingest")
 POLICIES = "predictive dynamo-1.6 dynamo-1.0 lmetric cache-aware round-robin"
 
 
@@ -25,6 +26,8 @@ class Part(Struct, frozen=True):
     peer: str
     kind: Literal["rows", "faults", "replays"]
     arguments: Sequence[str]
+    sections: Sequence[str] = ()
+    """Run one by one, so that one that fails costs the others nothing."""
 
 
 class Outcome(Struct, frozen=True):
@@ -40,7 +43,9 @@ class Outcome(Struct, frozen=True):
 PARTS: Mapping[str, Part] = {
     "index": Part("The index of held blocks", "Dynamo 1.6.1, RadixTree", "rows", ["index.py"]),
     "decision": Part("One decision", "Dynamo 1.6.1, SelectionService", "rows", ["decision.py"]),
-    "service": Part("Choosing over HTTP", "Dynamo 1.6.1, select_service", "rows", ["service.py"]),
+    "service": Part(
+        "Choosing over HTTP", "Dynamo 1.6.1, select_service", "rows", ["service.py"], SERVICE
+    ),
     "forward": Part(
         "Passing requests on", "vllm-router 0.1.17, smg 1.13.0", "rows", ["forward.py"]
     ),
@@ -53,7 +58,9 @@ PARTS: Mapping[str, Part] = {
 def commands_of(part: Part, *, quick: bool, trace: str) -> Iterator[list[str]]:
     """Of a trace without a file: the workloads that somebody made up, or one of them."""
     if part.kind != "replays":
-        yield [*part.arguments, "--json", *(["--quick"] if quick else [])]
+        options = ["--json", *(["--quick"] if quick else [])]
+        for only in part.sections or [""]:
+            yield [*part.arguments, *options, *(["--only", only] if only else [])]
         return
     sources = [trace] if trace else ["agents"] if quick else ["agents", "multi-turn", "long-tail"]
     for source in sources:

@@ -26,7 +26,8 @@ def report(sections: Mapping[str, Section], peer: str, head: Sequence[str], as_r
             if not as_rows:
                 print(f"\n{name}: {section.title}\n{as_table(rows, peer)}", flush=True)
     every = [row for rows in measured.values() for row in rows]
-    print(as_json(every) if as_rows else _worst(measured))
+    names = [name for name, rows in measured.items() for _ in rows]
+    print(as_json(every, names) if as_rows else _worst(measured))
     return 0 if all(row.holds for row in every) else 1
 
 

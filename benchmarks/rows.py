@@ -34,16 +34,18 @@ class Row(Struct, frozen=True):
         return self.ratio - self.error >= self.goal
 
 
-def as_json(rows: Sequence[Row]) -> str:
-    """`{name, ours, peer, unit, ratio, goal, lower, holds, error}` each."""
+def as_json(rows: Sequence[Row], sections: Sequence[str] = ()) -> str:
+    """`{name, ours, peer, unit, ratio, goal, lower, holds, error}` each, and its section, where
+    there are some.
+    """
     fields = ("name", "ours", "peer", "unit", "goal", "lower", "error")
-    return json.dumps(
-        [
-            {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
-            for row in rows
-        ],
-        indent=1,
-    )
+    told = [
+        {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
+        for row in rows
+    ]
+    for each, section in zip(told, sections, strict=False):
+        each["section"] = section
+    return json.dumps(told, indent=1)
 
 
 def as_table(rows: Sequence[Row], peer: str) -> str:
