@@ -35,6 +35,22 @@ promtool: .promtool/usr/bin/promtool
 		{ timeout 60 apt-get update --quiet=2 && timeout 60 apt-get download --quiet=2 prometheus; }; } && \
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
+# What tests of the dashboard drive; Debian's package, as root. Where it is not, they are skipped.
+.PHONY: chromium test-dashboard dashboard-pictures
+chromium:
+	command -v chromium chromium-browser || { apt-get update --quiet=2 && \
+		apt-get install --quiet=2 --yes --no-install-recommends chromium; }
+
+# The dashboard, over a fleet of its own, in Chromium: which `make test` does too, where it is there.
+# Screenshots are in build/dashboard.
+test-dashboard: $(KERNELS) chromium
+	KV_CHROMIUM=$$(command -v chromium || command -v chromium-browser) \
+		$(BIN)/pytest -q tests/router/dashboard tests/integration/test_dashboard.py
+
+# docs/pictures/dashboard-*.png, as the test sees it.
+dashboard-pictures: $(KERNELS) chromium
+	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
+
 # Tests run in so many processes; those of one file stay together, and long files come first. Two
 # cores are busy with three, as a test that kills servers spends half its time on waiting.
 TEST_PROCESSES ?= 3

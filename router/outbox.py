@@ -61,7 +61,7 @@ class Outbox:
         self._subjects = subjects
         self._metrics = metrics
         self._has_bus = has_bus
-        self._timeline = timeline or Timeline(time.time)
+        self._timeline = Timeline(time.time) if timeline is None else timeline
         self._retellers = [retell]
         self._admit: Callable[[], None] = _nobody_waits
         self._refuse: Callable[[int, KvRouterError], None] = _nobody_waits

@@ -16,7 +16,7 @@ from router.status import ServiceStatus
 from router.timeline import Timeline
 
 HISTORY_POINTS = 300
-PREFIXES = 20
+PREFIXES = 8
 FADE_S = 600.0
 """After so long, what was counted of prefixes counts for half."""
 

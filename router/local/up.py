@@ -58,9 +58,11 @@ async def _show(fleet: Fleet, config: UpConfig) -> None:
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
         demo = Demo(client, fleet.router_url)
         _say(report.fleet_table(fleet, await demo.look_around()))
+        _say(f"\nwatch it in a browser: {fleet.router_url}/")
         for demonstration in _demonstrations(fleet, config, demo, client):
             await _demonstrate(demonstration)
     _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
+    _say(f"dashboard: {fleet.router_url}/")
     _say(f"OpenAI's interface: {fleet.openai_url}/v1, for any client of it; model: default")
     if config.stay:
         _say("Ctrl-C stops everything")

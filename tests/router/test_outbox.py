@@ -15,6 +15,7 @@ from router.metrics import RouterMetrics
 from router.outbox import CAPACITY, Outbox
 from router.protocol.replicas import ProgressTold, ReservationFreed, decode_replica_message
 from router.protocol.subjects import Subjects
+from router.timeline import Timeline
 
 SUBJECTS = Subjects("test")
 FREED = TellReplica(9, ProgressTold("x", ReservationFreed()))
@@ -44,6 +45,23 @@ async def test_carries_out_what_needs_the_bus(bus):
     assert decode_replica_message((await told.next_msg(timeout=60)).data) == FREED.message
     assert fetched == [7]
     running.cancel()
+
+
+def test_what_went_wrong_is_on_the_time_line():
+    timeline = Timeline(lambda: 0.0)
+    out = Outbox(SUBJECTS, RouterMetrics(), timeline=timeline, retell=lambda each: each == rank(2))
+    happened = [WorkerGone(1, "silent", 3), WorkerGone(2, "withdrawn", 0), ReplicaGone(5, 4)]
+    wanted = [RequestCheckpoint(rank(dp), "events missing") for dp in (1, 2)]
+    out.perform([*happened, ReservationExpired("x", rank(1)), *wanted])
+    told = [(each.kind, each.severity, each.about) for each in timeline.since(0)]
+    assert told == [
+        ("worker_gone", "fault", "1"),
+        ("worker_gone", "note", "2"),
+        ("router_gone", "fault", ""),
+        ("reservation_expired", "warning", "1.0"),
+        ("resync", "warning", "1.0"),
+        ("resync", "warning", "2.0"),
+    ]
 
 
 async def test_counts_what_happened():

@@ -4,7 +4,6 @@ import { byId, h, Keyed, replace, say, svg } from "./dom.js";
 import { ago, clock, count } from "./format.js";
 
 const SPAN_S = 1800;
-const WIDTH = 600;
 const LEVELS = { fault: 12, warning: 12, note: 24, good: 24 };
 const SHAPES = {
   fault: (x, y) => `M${x - 5} ${y - 5}l5 5 5-5 2 2-5 5 5 5-2 2-5-5-5 5-2-2 5-5-5-5z`,
@@ -51,7 +50,9 @@ export class Events {
 
   line(events) {
     const now = this.store.at;
-    const x = (at) => WIDTH - ((now - at) / SPAN_S) * WIDTH;
+    const place = byId("events-line");
+    const width = place.clientWidth || 600;
+    const x = (at) => width - ((now - at) / SPAN_S) * width;
     const recent = events.filter((each) => now - each.at < SPAN_S);
     const marks = recent.map((each) =>
       svg(
@@ -61,22 +62,22 @@ export class Events {
       ),
     );
     const ticks = [0, 10, 20, 30].flatMap((minutes) => {
-      const place = x(now - minutes * 60);
+      const at = x(now - minutes * 60);
       const anchor = minutes === 0 ? "end" : minutes === 30 ? "start" : "middle";
       return [
-        svg("line", { x1: place, x2: place, y1: 30, y2: 36 }),
-        svg("text", { x: place, y: 47, "text-anchor": anchor }, minutes ? `${minutes} min ago` : "now"),
+        svg("line", { x1: at, x2: at, y1: 30, y2: 36 }),
+        svg("text", { x: at, y: 47, "text-anchor": anchor }, minutes ? `${minutes} min ago` : "now"),
       ];
     });
     const bad = recent.filter((each) => each.severity === "fault" || each.severity === "warning");
     const newest = bad.length ? `, the last ${ago(bad[0].at, now)}` : "";
     const label = `The last half hour: ${bad.length} faults and warnings${newest}, ${recent.length - bad.length} other events`;
     replace(
-      byId("events-line"),
+      place,
       svg(
         "svg",
-        { viewBox: `0 0 ${WIDTH} 50`, role: "img", "aria-label": label },
-        svg("line", { x1: 0, x2: WIDTH, y1: 33, y2: 33 }),
+        { viewBox: `0 0 ${width} 50`, role: "img", "aria-label": label },
+        svg("line", { x1: 0, x2: width, y1: 33, y2: 33 }),
         ...ticks,
         ...marks,
       ),

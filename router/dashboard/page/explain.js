@@ -19,7 +19,7 @@ const PARTS = {
   delay_s: ["delay of requests that are there", "part-2"],
   future_s: ["delay of requests to come", "part-7"],
   pushed_s: ["compute again what is pushed out", "part-3"],
-  slow_start_s: ["the worker has just started", "part-6"],
+  slow_start_s: ["the worker has just started", "part-8"],
   prefill_blocks: ["blocks to compute", "part-1"],
   decode_blocks: ["blocks in use", "part-2"],
   active_request_blocks: ["requests there", "part-5"],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -89,6 +90,12 @@ async def test_the_page_names_no_other_host():
         assert "style=" not in text
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_in_the_documentation_are_small(scheme):
+    picture = Path(__file__).parents[3] / f"docs/pictures/dashboard-{scheme}.png"
+    assert 10_000 < picture.stat().st_size < 200 * 1024
+
+
 async def test_unknown_files_and_paths_out_of_the_folder_are_not_there(router):
     for name in ("nothing.js", "..%2F__init__.py", "%2e%2e/handlers.py", "README.md"):
         assert (await router.client.get(f"/dashboard/files/{name}")).status_code == 404
@@ -118,6 +125,13 @@ async def test_decisions_that_nobody_watches_are_passed_by(router):
         assert (await router.post("/select", {"token_ids": [1]})).status_code == 200
     assert await router.metric("kv_router_dashboard_shown_decisions_total") == 0
     assert await router.metric("kv_router_dashboard_skipped_decisions_total") == 0
+
+
+async def test_a_stream_tells_what_went_wrong(router):
+    await register(router)
+    assert (await router.client.delete("/workers/1")).status_code == 200
+    (whole,) = await frames(router, 1)
+    assert [(each["kind"], each["about"]) for each in whole["events"]] == [("worker_gone", "1")]
 
 
 async def test_so_many_may_watch():

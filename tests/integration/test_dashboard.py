@@ -1,0 +1,278 @@
+"""The dashboard, as people use it: a real fleet, a real browser, real clicks and keys."""
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+
+from browsers import browser, chromium, tab
+from builders import announcement
+from direct import DirectRouter
+from router.local.fleet import Fleet, FleetPlan
+from servers import equals, eventually, free_port
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(chromium() is None, reason="no Chromium here: make chromium"),
+]
+
+SMALL_MODEL = {"KV_ROUTER_AGENT_NUM_LAYERS": "1", "KV_ROUTER_AGENT_HIDDEN_SIZE": "64"}
+SYSTEM = "You are a careful clerk of an old library. Answer in one line, and name the shelf. " * 3
+QUESTIONS = ["Where are the maps?", "Who wrote the psalter?", "Is the vault dry?", "And the keys?"]
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+TOKENS = """
+[[tokens]]
+name = "boss"
+token = "boss-boss-boss-boss"
+scopes = ["route", "admin", "metrics"]
+[[tokens]]
+name = "gateway"
+token = "gate-gate-gate-gate"
+scopes = ["route"]
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def opened():
+    async with browser() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def fleet(tmp_path_factory):
+    """A bus, a router, two workers with two tiers each, and OpenAI's interface over them."""
+    before = {name: os.environ.get(name) for name in SMALL_MODEL}
+    os.environ.update(SMALL_MODEL)
+    plan = FleetPlan(
+        directory=tmp_path_factory.mktemp("fleet"),
+        workers=2,
+        dp_size=1,
+        num_blocks=512,
+        host_cache_blocks=512,
+        router_port=free_port(),
+        openai_port=free_port(),
+    )
+    fleet = Fleet(plan)
+    async with fleet.running(print):
+        await fleet.until_ready()
+        yield fleet
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(opened, fleet):
+    async with tab(opened, fleet.router_url) as page:
+        await page.says("#status", "Ready")
+        yield page
+
+
+async def ask(fleet, *questions):
+    """Have the fleet answer, so that there is something to see."""
+    async with httpx.AsyncClient(base_url=fleet.openai_url, timeout=120) as client:
+        for question in questions:
+            body = {"model": "default", "prompt": SYSTEM + question, "max_tokens": 2}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+
+
+async def another_falls(page, fleet, number):
+    """Whether there are more than so many: in a burst some are skipped."""
+    await ask(fleet, "Something new")
+    return await page.page.locator("#decisions button").count() > number
+
+
+async def test_workers_decisions_and_prefixes_are_shown_as_they_are(page, fleet):
+    await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+    await page.until("document.querySelectorAll('#workers [data-trust=exact]').length === 2")
+    await ask(fleet, *QUESTIONS)
+    await page.until("document.querySelectorAll('#decisions button').length >= 4")
+    await page.until("document.querySelectorAll('#prefixes tbody tr').length > 0")
+    await page.says("#workers-note", "of 2")
+    await page.until("document.querySelector('#hits').textContent.includes('%')")
+    await page.page.click("#prefixes tbody button")
+    await page.says("#prefixes .holders", "(device)")
+    assert page.complaints == []
+    assert page.hosts == {f"127.0.0.1:{fleet.router_port}"}
+
+
+async def test_a_decision_is_explained_and_stays_while_others_fall(page, fleet):
+    await ask(fleet, *QUESTIONS)
+    await page.until("document.querySelectorAll('#decisions button').length >= 4")
+    await page.page.click("#decisions li:nth-child(2) button")
+    await page.says("#decision h3", "was chosen")
+    await page.says("#decision .because", "already holds")
+    await page.says("#decision .because", "left to compute")
+    assert await page.page.locator("#decision tbody tr").count() == 2
+    before = await page.page.inner_text("#decision .because")
+    number = await page.page.locator("#decisions button").count()
+    await eventually(lambda: another_falls(page, fleet, number))
+    assert await page.page.inner_text("#decision .because") == before
+    await page.page.click("text=Go on with the newest")
+    await page.until("document.querySelector('#decisions button').ariaCurrent === 'true'")
+
+
+async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
+    await ask(fleet, *QUESTIONS)
+    await page.page.fill("#prompt", SYSTEM + QUESTIONS[0])
+    await page.page.click("#look button[type=submit]")
+    await page.says("#look-answer .note", "As the engine of worker-")
+    await page.says("#look-answer .because", "already holds")
+    await page.says("#announce", "It would go to worker-")
+    await page.page.select_option("#look-kind", "tokens")
+    await page.page.fill("#prompt", "[1, 2, 3")
+    await page.page.press("#prompt", "Control+Enter")
+    await page.says("#look-answer .note", "As given: 3 tokens (1, 2, 3)")
+    await page.page.fill("#prompt", "1, two, 3")
+    await page.page.click("#look button[type=submit]")
+    await page.says("#look-answer .refusal", "“two” is no token id")
+    async with httpx.AsyncClient(base_url=fleet.router_url) as client:
+        await eventually(lambda: equals(_reservations(client), 0.0))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_it_is_readable_and_usable_by_all(opened, fleet, scheme):
+    async with tab(opened, fleet.router_url, color_scheme=scheme) as page:
+        await page.says("#status", "Ready")
+        await ask(fleet, *QUESTIONS)
+        await page.until("document.querySelectorAll('#decisions button').length >= 4")
+        await page.page.fill("#prompt", SYSTEM + QUESTIONS[1])
+        await page.page.click("#look button[type=submit]")
+        await page.says("#look-answer h3", "was chosen")
+        for width in (320, 1440, 3840):
+            await page.page.set_viewport_size({"width": width, "height": 900})
+            assert await page.overflows_by() <= 0
+            await page.picture(f"{scheme}-{width}", full_page=True)
+            found = await Axe().run(page.page, options=RULES)
+            assert found.violations_count == 0, found.generate_report()
+
+
+async def test_pictures_for_the_readme(opened, fleet):
+    """`make dashboard-pictures` puts them into docs/pictures."""
+    for scheme in ("light", "dark"):
+        screen = {"viewport": {"width": 1440, "height": 900}, "device_scale_factor": 0.8}
+        async with tab(opened, fleet.router_url, color_scheme=scheme, **screen) as page:
+            await page.says("#status", "Ready")
+            await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+            await ask(fleet, *QUESTIONS, *QUESTIONS)
+            await page.until("document.querySelectorAll('#decisions button').length >= 4")
+            await page.until("document.querySelector('#hits').textContent.includes('%')")
+            await page.page.click("#decisions li:nth-child(2) button")
+            await page.page.fill("#prompt", SYSTEM + "Is the reading room open on Sundays?")
+            await page.page.click("#look button[type=submit]")
+            await page.says("#look-answer h3", "was chosen")
+            await page.page.evaluate("document.activeElement.blur()")
+            await page.picture(f"dashboard-{scheme}")
+
+
+async def test_the_keyboard_is_enough(page):
+    keys = page.page.keyboard
+    await keys.press("Tab")
+    await page.until("document.activeElement.className === 'skip'")
+    await keys.press("Enter")
+    await page.until("document.activeElement.id === 'main'")
+    for _ in range(40):
+        await keys.press("Tab")
+        if await page.page.evaluate("document.activeElement.textContent === 'Trust'"):
+            break
+    await keys.press("Enter")
+    head = "document.querySelector('th[data-column=trust]').ariaSort"
+    await page.until(f"{head} === 'descending'")
+    await keys.press("Space")
+    await page.until(f"{head} === 'ascending'")
+    await page.page.focus("#help-button")
+    await keys.press("Enter")
+    await page.until("document.querySelector('#help').open")
+    await keys.press("Escape")
+    await page.until("!document.querySelector('#help').open")
+
+
+async def test_a_theme_is_chosen_and_kept(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = await page.page.evaluate(ground)
+    await page.page.select_option("#theme", "dark")
+    dark = await page.page.evaluate(ground)
+    assert light != dark
+    await page.page.reload()
+    await page.until(f"{ground} === {dark!r}")
+
+
+async def test_a_worker_that_is_silent_is_on_the_time_line(page, fleet):
+    await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+    os.kill(fleet.workers[0].pid, signal.SIGSTOP)
+    try:
+        await page.says("#events", "gone: ")
+        await page.until("document.querySelectorAll('#workers tbody tr').length === 1")
+        await page.until("document.querySelector('#events [data-severity=fault]') !== null")
+    finally:
+        os.kill(fleet.workers[0].pid, signal.SIGCONT)
+    await page.says("#events", "worker-1 is here")
+    await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+
+
+async def test_a_router_that_is_gone_is_missed_and_found_again(page, fleet):
+    os.kill(fleet.router.pid, signal.SIGKILL)
+    await page.says("#banner", "What you see is of")
+    await page.says("#status", "Not connected")
+    await page.says("#status", "Ready")
+    await page.until("document.querySelector('#banner').hidden")
+
+
+async def test_whoever_has_no_token_is_asked_for_one(opened, tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text(TOKENS)
+    router = DirectRouter(use_kv_events=False, token_file=str(path))
+    url = str(router.client.base_url)
+    async with router.running(), tab(opened, url) as page:
+        await page.says("#status", "Sign in to watch")
+        await page.picture("sign-in")
+        await page.page.fill("#token", "wrong-wrong-wrong")
+        await page.page.press("#token", "Enter")
+        await page.says("#sign-in-why", "unknown token")
+        await page.page.fill("#token", "gate-gate-gate-gate")
+        await page.page.click("#sign-in button")
+        await page.says("#status", "This token may not watch")
+        await page.page.fill("#token", "boss-boss-boss-boss")
+        await page.page.click("#sign-in button")
+        await page.says("#status", "Not ready: no schedulable workers")
+        await page.says("#workers-empty", "No worker yet")
+        await page.page.select_option("#look-kind", "tokens")
+        await page.page.fill("#prompt", "1 2 3")
+        await page.page.click("#look button[type=submit]")
+        await page.says("#look-answer .refusal", "no schedulable workers")
+        assert await page.page.is_hidden("#sign-in")
+
+
+async def test_a_thousand_workers_are_found_sorted_and_turned_over(opened):
+    async with DirectRouter(use_kv_events=False).running() as router:
+        for worker_id in range(1, 1_001):
+            announced = announcement(worker_id, model_name=f"m{worker_id % 7}")
+            router.service._host.core.upsert_worker(announced, time.monotonic())
+        async with tab(opened, str(router.client.base_url)) as page:
+            await page.says("#workers-pages", "1–25 of 1,000 ranks")
+            rows = "document.querySelectorAll('#workers tbody tr').length"
+            await page.until(f"{rows} === 25")
+            await page.picture("1000-workers")
+            await page.page.click("#workers-pages >> text=Next")
+            await page.says("#workers-pages", "26–50")
+            await page.page.fill("#workers-find", "w77")
+            await page.says("#workers-pages", "1–11 of 11 ranks")
+            await page.page.click("th[data-column=name] button")
+            await page.says("#workers tbody tr:first-child", "w779")
+            await page.page.fill("#workers-find", "nobody is called so")
+            await page.says("#workers-empty", "None of 1,000 ranks")
+            assert page.complaints == []
+        bytes_a_frame = await router.metric("kv_router_dashboard_frame_bytes_total")
+        frames = await router.metric("kv_router_dashboard_frames_total")
+        assert bytes_a_frame / frames < 256 * 1024
+
+
+async def _reservations(client):
+    text = (await client.get("/metrics")).text
+    line = next(each for each in text.splitlines() if each.startswith("kv_router_reservations "))
+    return float(line.split()[1])
