@@ -32,6 +32,13 @@ usage: kv-router COMMAND [--help] [options]
   health   ask the process of this container whether it lives; for its HEALTHCHECK
 """
 
+HEALTH_USAGE = """\
+usage: kv-router health [COMMAND [options]]
+
+Ask the process that was started as `kv-router COMMAND options` on this machine whether it lives;
+without a command the first process of this container. Exit status: 0 if it does, else 1.
+"""
+
 TOOLS = {
     "inspect": "router.tools.inspection.command",
     "record": "router.tools.recordings.record",
@@ -117,6 +124,9 @@ def _health(arguments: Sequence[str]) -> int:
     """Of `arguments`, which are a command and its options; without any, of those of process 1."""
     from router.process.health import health, started_with
 
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(HEALTH_USAGE)
+        return 0
     command, *options = list(arguments) or started_with("kv-router") or ["serve"]
     if command == "indexer":
         return health(options, os.environ, INDEXER_PREFIX, 8090)

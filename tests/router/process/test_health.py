@@ -52,6 +52,11 @@ def test_where_nobody_is_there_it_is_said(main, capsys):
     assert "not healthy" in capsys.readouterr().err
 
 
+def test_its_help_asks_nobody(capsys):
+    assert cli.main(["health", "--help"]) == 0
+    assert "kv-router health" in capsys.readouterr().out
+
+
 def test_it_is_asked_where_its_configuration_says(tmp_path):
     file = tmp_path / "router.toml"
     file.write_text("http_port = 1\nhost = '0.0.0.0'\nnonsense = 1\n")
