@@ -103,6 +103,11 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     await fleet.until_drained()
     again = await pools.complete(0)  # what the router expects to be cached, the engines find
     assert tokens(again.json()) == tokens(got.json())
+    text = "Tell me of prefixes. " * 4
+    said = {"model": "default", "messages": [{"role": "user", "content": text}]}
+    chat = await pools.client.post(f"{pools.urls['always']}/v1/chat/completions", json=said)
+    assert chat.headers["x-prefill-worker-id"] == "1"
+    assert cached(chat.json()) >= 80
     await eventually(pools.is_free)
 
     # Who answers dies in the middle: another goes on, and has the prompt's blocks of who has them.
@@ -148,7 +153,7 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     for by in ("always", "unregistered"):
         assert (await pools.complete(5, by)).status_code == 200
     metrics = (await pools.client.get(f"{pools.urls['always']}/metrics")).text
-    assert 'kv_router_forward_prefills_total{outcome="handed_over"} 2.0' in metrics
+    assert 'kv_router_forward_prefills_total{outcome="handed_over"} 3.0' in metrics
     assert 'kv_router_forward_prefill_pools{state="unavailable"} 1.0' in metrics
     await eventually(pools.is_free)
 
