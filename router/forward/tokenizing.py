@@ -80,13 +80,13 @@ class Tokenizing:
         """A prompt's tokens; guessed where nobody says them. Raises PromptRefusedError."""
         if asked.known_tokens is not None:
             return PromptTokens(asked.known_tokens)
-        if asked.path == CHAT:
-            read_messages(bytes(asked.fields["messages"]))
         tokens: list[int] | None
         try:
             tokens = await self._local.tokens(asked)
             self._count("local")
         except NotLocalError:
+            if asked.path == CHAT:  # or else the engine would be asked what cannot be
+                read_messages(bytes(asked.fields["messages"]))
             tokens = await self._tokens_of_engine(asked)
         if tokens is None:
             return guessed(asked)
