@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 
 from router.forward.bodies import Asked
 from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
-from router.forward.headers import SESSION_ID, Pairs, header
+from router.forward.headers import DYNAMO_SESSION_ID, SESSION_ID, Pairs, header
 from router.protocol.requests import SelectRequest
 from router.security.caller import Caller
 
@@ -45,7 +45,8 @@ class Placing(Struct, frozen=True):
         self, asked: Asked, headers: Pairs, caller: Caller, tokens: PromptTokens
     ) -> SelectRequest:
         """What to ask. Raises InvalidFieldError, ForbiddenError."""
-        hints, session_id = asked.extensions.agent_hints, header(headers, SESSION_ID)
+        hints = asked.extensions.agent_hints
+        session_id = header(headers, SESSION_ID) or header(headers, DYNAMO_SESSION_ID)
         target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
         request = SelectRequest(
             token_ids=tokens.token_ids,

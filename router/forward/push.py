@@ -61,6 +61,14 @@ class Errand(Struct, frozen=True):
     counted_tokens: int | None = None
     prompt: list[int] | None = None
 
+    @property
+    def is_guess(self) -> bool:
+        """Was the router told of another prompt than engines compute? So it is where nobody could
+        read it, and where there are several.
+        """
+        is_read = self.counted_tokens is not None or self.prompt is not None
+        return not is_read or self.asked.has_several_prompts
+
 
 class RefusedError(WorkerFailedError):
     """An engine refused, and what it said of it."""
@@ -182,6 +190,8 @@ class _Way:
             ended = await self._ask(booked)
             self._note_usage(booked.usage)
             self._land(booked)
+            if self._errand.is_guess:
+                booked.usage = None  # from which the router could only learn wrong things
         finally:
             booked.leave()
             if booked.missed_reports:

@@ -109,6 +109,29 @@ async def test_chats_and_texts_are_forwarded_without_claiming_any_overlap(scene)
         await its.until_free()
 
 
+@pytest.mark.parametrize("header", ["x-session-id", "x-dynamo-session-id"])
+async def test_a_conversation_stays_where_its_first_request_went(scene, header):
+    settings = {"session_affinity_ttl_s": 600.0}
+    async with scene(ANSWERS, ANSWERS, ANSWERS, router_fields=settings) as its:
+        for conversation in range(6):
+            answers = [
+                await its.forward.complete(headers={header: f"c{conversation}"}, prompt=[turn] * 9)
+                for turn in range(3)
+            ]
+            assert len({each.headers["x-worker-id"] for each in answers}) == 1
+
+
+async def test_the_router_learns_nothing_from_prompts_that_nobody_read(scene):
+    async with scene(ANSWERS) as its:
+        assert (await its.forward.complete(prompt="Once upon a time")).status_code == 200
+        assert (await its.forward.complete(prompt=[[1, 2], [3]])).status_code == 200
+        await its.until_free()
+        assert (await its.forward.complete()).status_code == 200
+        await its.until_free()
+        predictions = (await its.router.client.get("/predictions")).json()
+        assert [group["requests"] for group in predictions["groups"]] == [1, 1]
+
+
 # ── Faults ───────────────────────────────────────────────────────────────────────────────────────
 
 
