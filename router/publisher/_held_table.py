@@ -91,13 +91,19 @@ def blocks_at(address: np.uint64) -> Blocks:
 
 
 @device
+def _is_former(blocks: Blocks, spread: np.uint64) -> bool:
+    """Does a key, spread, belong to the former table?"""
+    header = blocks.header
+    if header[MOVED] == ALL:
+        return False
+    home = spread >> header[FORMER + SHIFT]
+    return bool((home - header[START]) & header[FORMER + LAST] >= header[MOVED])
+
+
+@device
 def _table_of(blocks: Blocks, spread: np.uint64) -> np.uint64:
     """Where the words of the table begin in the header that a key, spread, belongs to."""
-    header = blocks.header
-    home = spread >> header[FORMER + SHIFT]
-    if (home - header[START]) & header[FORMER + LAST] >= header[MOVED]:
-        return FORMER
-    return PRESENT
+    return FORMER if _is_former(blocks, spread) else PRESENT
 
 
 @device
@@ -110,7 +116,13 @@ def _slot_at(blocks: Blocks, table: np.uint64, position: np.uint64) -> np.uint64
 def find(blocks: Blocks, key: np.uint64) -> np.uint64:
     """The slot of a key, or the gap where it would be."""
     spread = key * blocks.header[MULTIPLIER]
-    table = _table_of(blocks, spread)
+    if _is_former(blocks, spread):
+        return _search(blocks, FORMER, spread, key)
+    return _search(blocks, PRESENT, spread, key)
+
+
+@device
+def _search(blocks: Blocks, table: np.uint64, spread: np.uint64, key: np.uint64) -> np.uint64:
     last, position = blocks.header[table + LAST], spread >> blocks.header[table + SHIFT]
     slot = _slot_at(blocks, table, position)
     while blocks.memory[slot + FLAGS] != _0 and blocks.memory[slot + KEY] != key:

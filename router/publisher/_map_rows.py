@@ -169,15 +169,23 @@ def slot_of(m: EngineRows, key: np.uint64) -> np.uint64:
     """The position of a key, or of the gap it would be put into."""
     spread = _spread(key)
     position = _home(m, spread)
-    last = _last(m, position)
-    tag = _tag(spread, last)
+    if position & FORMER:
+        return FORMER | _search(m, m.former, position ^ FORMER, _last(m, FORMER), key)
+    return _search(m, m.slots, position, _last(m, _0), key)
+
+
+@device
+def _search(
+    m: EngineRows, slots: Halves, position: np.uint64, last: np.uint64, key: np.uint64
+) -> np.uint64:
+    tag = _tag(_spread(key), last)
     while True:
-        slot = _slot(m, position)
+        slot = np.uint64(slots[position])
         if slot == _0:
             return position
         if slot & ~last == tag and m.rows[((slot & last) - _1) * _WIDTH + KEY] == key:
             return position
-        position = _next(position, last)
+        position = (position + _1) & last
 
 
 @device
@@ -190,10 +198,16 @@ def _tag(spread: np.uint64, last: np.uint64) -> np.uint64:
 @device
 def row_in(m: EngineRows, position: np.uint64) -> np.uint64:
     """Where the row in a slot begins; NOWHERE in a gap."""
-    slot = _slot(m, position)
+    if position & FORMER:
+        return _row_of(np.uint64(m.former[position ^ FORMER]), _last(m, FORMER))
+    return _row_of(np.uint64(m.slots[position]), _last(m, _0))
+
+
+@device
+def _row_of(slot: np.uint64, last: np.uint64) -> np.uint64:
     if slot == _0:
         return NOWHERE
-    row: np.uint64 = ((slot & _last(m, position)) - _1) * _WIDTH
+    row: np.uint64 = ((slot & last) - _1) * _WIDTH
     return row
 
 

@@ -62,17 +62,24 @@ def forget_surplus(m: EngineRows) -> None:
     forget_oldest(m, _2 * m.state[POOL_BLOCKS])
 
 
-@kernel("void(int64, int64)")
-def clear(address: int, tier: int) -> None:
-    """All copies are gone from a tier. O(rows)."""
+@kernel("int64(int64, int64, int64, int64)")
+def clear(address: int, tier: int, first: int, most: int) -> int:
+    """All copies of so many rows, from one on, are gone from a tier; the first one not looked at,
+    or 0 if there is none. O(those).
+    """
     m = rows_at(np.uint64(address))
-    for i in range(m.state[USED_ROWS]):
+    used, i = np.int64(m.state[USED_ROWS]), first
+    while i < used and i < first + most:
         row = np.uint64(i) * _WIDTH
         if m.rows[row + META] & IN_USE:
             copies = copies_of(m, row, np.uint64(tier))
             if copies:
                 count_down(m, row, np.uint64(tier), copies)
+        i += 1
+    if i < used:
+        return i
     forget_surplus(m)
+    return 0
 
 
 @kernel("void(int64)")

@@ -1,5 +1,7 @@
 """What one engine's blocks are called, and how many copies there are: told to the journal."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
@@ -172,10 +174,10 @@ class BlockNames:
         if len(gone):
             self.journal.removed(tier, gone)
 
-    def clear(self, tier: Tier) -> None:
-        """All copies are gone from a tier. O(blocks known)."""
+    def clear(self, tier: Tier) -> Iterator[None]:
+        """All copies are gone from a tier, slice by slice. O(blocks known)."""
         if self.map.copies(tier):
-            self.map.clear(tier)
+            yield from self.map.clear(tier)
             self.journal.cleared(tier)
 
     def tell_all(self) -> None:

@@ -23,6 +23,9 @@ from router.publisher.source_journal import SourceJournal
 STATE_BATCHES = 2_000
 """After so many a state is worth keeping: engines can replay several times as many."""
 
+PAUSE_BLOCKS = 2 * SLICE_BLOCKS
+"""Carried out without a pause, or as many and a slice."""
+
 STEP_BLOCKS = 16
 """A step takes as long as so many blocks, however few it is about."""
 
@@ -91,13 +94,13 @@ class EngineFeed:
         blocks = ended = 0
         for step in steps:
             for more in self._carry_out(step, clock()):
-                if blocks >= SLICE_BLOCKS:
+                if blocks >= PAUSE_BLOCKS:
                     yield ended
                     blocks = ended = 0
                 blocks += more
             blocks += STEP_BLOCKS
             ended += 1
-            if blocks >= SLICE_BLOCKS:
+            if blocks >= PAUSE_BLOCKS:
                 yield ended
                 blocks = ended = 0
         if ended:
@@ -106,15 +109,14 @@ class EngineFeed:
     def _carry_out(self, step: Step, now_s: float) -> Iterator[int]:
         """Says before each part of a step how many blocks it is about."""
         if isinstance(step, Apply):
-            yield from self._apply(step.sequence, self._decoded(step), now_s)
-        elif isinstance(step, ApplyDecoded):
-            yield from self._apply(step.sequence, step.batch, now_s)
-        elif isinstance(step, NewLife):
-            yield 0
+            return self._apply(step.sequence, self._decoded(step), now_s)
+        if isinstance(step, ApplyDecoded):
+            return self._apply(step.sequence, step.batch, now_s)
+        if isinstance(step, NewLife):
             self._begin_life(step)
         elif isinstance(step, Lost):
-            yield 0
             self._lose(step)
+        return iter(())
 
     def tick(self, now_s: float) -> None:
         """Time passes."""

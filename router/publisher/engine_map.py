@@ -6,6 +6,8 @@
 What the words mean is in `_map_rows`, what happens to them in `_map_kernel`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,9 @@ from router.sequence.hashing import TokenArray
 
 _FEWEST_ROWS = 768
 _DEFAULT_POOL_BLOCKS = 1 << 9
+
+_CLEARED_ROWS = 8_192
+"""Looked at without a pause: about 0.4 ms."""
 
 
 class EngineMap:
@@ -131,9 +136,12 @@ class EngineMap:
         out = np.empty(len(hashes), np.uint64)
         return out[: _map_kernel.remove(self._address, hashes, self._mixed(group), int(tier), out)]
 
-    def clear(self, tier: Tier) -> None:
-        """All copies are gone from a tier. O(rows)."""
-        _map_whole.clear(self._address, int(tier))
+    def clear(self, tier: Tier) -> Iterator[None]:
+        """All copies are gone from a tier, slice by slice. O(rows)."""
+        row = _map_whole.clear(self._address, int(tier), 0, _CLEARED_ROWS)
+        while row:
+            yield
+            row = _map_whole.clear(self._address, int(tier), row, _CLEARED_ROWS)
 
     def forget_dead(self, most: int) -> None:
         """Forget the graveyard's oldest rows until at most so many are dead. O(those)."""

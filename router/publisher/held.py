@@ -92,11 +92,14 @@ class HeldBlocks:
         return changed[: kernel.remove(self._address, int(tier), keys, changed)]
 
     def clear(self, tier: Tier | None = None) -> None:
-        """Hold nothing in this tier; None: in any. Frees memory only where nothing is left."""
-        if tier is not None:
-            self.remove(tier, self.held(tier))
-        if tier is None or not self.block_count:
+        """Hold nothing in this tier; None: in any. O(blocks) where another tier holds some, else it
+        frees memory and is done.
+        """
+        counts = self._per_tier(table.COUNTS)
+        if tier is None or sum(counts) == counts[tier]:
             self._begin()
+        else:
+            self.remove(tier, self.held(tier))
 
     def held(self, tier: Tier) -> HashArray:
         """Every block held in this tier, in no order. O(capacity)."""

@@ -21,13 +21,13 @@ from router.publisher.credit import Groups, tier_of
 from router.publisher.doubts import Doubts
 from router.publisher.engine_batch import (
     EngineBatch,
-    EnginePart,
+    EngineCleared,
     EngineRemoved,
     EngineStored,
     StoredRun,
 )
 from router.publisher.engine_map import EngineMap
-from router.publisher.event_slices import block_count, sliced
+from router.publisher.event_slices import SLICE_BLOCKS, BlocksPart, block_count, sliced
 from router.publisher.held_back import HeldBack
 from router.publisher.normalizer_settings import (
     EngineSettings,
@@ -147,9 +147,17 @@ class Normalizer:
         says before each how many blocks it is about.
         """
         for part in batch.parts:
-            for each in sliced(part, self._block_size, self._identity.eagle):
-                yield block_count(each)
-                self._apply_part(each, now_s)
+            if isinstance(part, EngineCleared):
+                yield 0
+                for _ in self._apply_cleared():
+                    yield SLICE_BLOCKS
+            elif (blocks := block_count(part)) <= SLICE_BLOCKS:
+                yield blocks
+                self._apply_part(part, now_s)
+            else:
+                for each in sliced(part, self._block_size, self._identity.eagle):
+                    yield block_count(each)
+                    self._apply_part(each, now_s)
         if batch.unknown:
             self._counts.unknown_events += len(batch.unknown)
         if batch.malformed:
@@ -158,15 +166,13 @@ class Normalizer:
         self.tick(now_s)
         self._doubts.say(self._names.map)
 
-    def _apply_part(self, part: EnginePart, now_s: float) -> None:
+    def _apply_part(self, part: BlocksPart, now_s: float) -> None:
         if isinstance(part, StoredRun):
             self._apply_stored(part.whole, part, now_s)
         elif isinstance(part, EngineStored):
             self._apply_stored(part, None, now_s)
-        elif isinstance(part, EngineRemoved):
-            self._apply_removed(part)
         else:
-            self._apply_cleared()
+            self._apply_removed(part)
 
     def tick(self, now_s: float) -> None:
         """Give up children that have waited for too long. O(those)."""
@@ -316,12 +322,12 @@ class Normalizer:
             self._counts.removed += len(event.block_hashes)
             self._names.remove(event, tier)
 
-    def _apply_cleared(self) -> None:
+    def _apply_cleared(self) -> Iterator[None]:
         self._counts.cleared_events += 1
         clears_all = self._settings.clears_lower_tiers
         is_complete = clears_all or not self._doubts.may_have_lower_tiers
         for tier in Tier if is_complete else (Tier.DEVICE,):
-            self._names.clear(tier)
+            yield from self._names.clear(tier)
         if is_complete:
             self._held_back.clear()
         self._doubts.clear(self._names.map, is_complete=is_complete)
