@@ -31,6 +31,10 @@ Ask: TypeAlias = Callable[[Question[Any]], Awaitable[Any]]
 _BOOKED_FIELDS = frozenset(field.encode_name for field in structs.fields(ReserveRequest))
 
 
+UNHEARD_S = (0.1, 0.5, 2.0, 5.0)
+"""Pauses after which a router that knew nothing of a reservation is told again that it ended."""
+
+
 class Reservation:
     """Where a request was booked (`decision`), and how its router hears of its progress.
 
@@ -47,6 +51,7 @@ class Reservation:
         "_most_reports",
         "_reports",
         "_request",
+        "_unheard",
         "decision",
         "missed_reports",
         "request_id",
@@ -72,6 +77,7 @@ class Reservation:
         self._filled_tokens = decision.isl_tokens % decision.block_size
         self._booking_again: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
+        self._unheard = 0
         self.missed_reports = 0
         """Reports of `follow` that the router did not take, or that came too thick."""
         self.usage: Usage | None = None
@@ -130,10 +136,18 @@ class Reservation:
         self._reports.tell(Step(self._step(FREE, fields), self._freed, is_repeatable=True))
 
     def _freed(self, error: KvRouterError | None) -> None:
-        if error is not None and not isinstance(error, ReservationNotFoundError):
+        if isinstance(error, ReservationNotFoundError):
+            self._free_later()
+        elif error is not None:
             log.warning("%s is not freed, and will expire: %s", self.request_id, error)
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
+
+    def _free_later(self) -> None:
+        """Of several routers one may be asked that has not heard of the booking yet."""
+        if self._unheard < len(UNHEARD_S):
+            asyncio.get_running_loop().call_later(UNHEARD_S[self._unheard], self._free)
+            self._unheard += 1
 
     def _report(self, call: Call[Any]) -> None:
         if len(self._reports) >= self._most_reports:

@@ -1,12 +1,19 @@
 """Where a request may be tried, booked: with those that have failed it no more."""
 
+import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 
 from router.client import Reservation, RouterClient
 from router.errors import NoEndpointsError
 from router.forward.placing import elsewhere
 from router.forward.standing import Standing
 from router.protocol.requests import SelectRequest
+
+UNHEARD_S = (0.05, 0.2, 0.5)
+"""Pauses before asking again where there is nobody at all: of several routers one may have just
+begun, and not heard of any worker yet.
+"""
 
 
 async def book(
@@ -16,9 +23,13 @@ async def book(
     be left.
     """
     left_alone = set() if request.pinned_worker else {*standing.ejected()}.difference(failed)
-    try:
-        return await router.reserved(elsewhere(request, left_alone.union(failed)))
-    except NoEndpointsError:
-        if not left_alone:
-            raise
+    if left_alone:
+        with suppress(NoEndpointsError):
+            return await router.reserved(elsewhere(request, left_alone.union(failed)))
+    if failed:
         return await router.reserved(elsewhere(request, failed))
+    for pause_s in UNHEARD_S:
+        with suppress(NoEndpointsError):
+            return await router.reserved(request)
+        await asyncio.sleep(pause_s)
+    return await router.reserved(request)

@@ -324,15 +324,17 @@ class _Way:
         idle_s = self._push.settings.idle_s
         while data := await answer.next_chunk(idle_s):
             shown, tokens = [], 0
-            for event in splitter.feed(data):
-                seen, more = stream.take(event)
-                shown.append(seen)
-                tokens += more
-            booked.note_tokens(tokens)
-            if shown:
-                self._show(b"".join(shown), answer, booked.decision)
-                if client.is_slow:
-                    await client.drained()
+            try:
+                for event in splitter.feed(data):
+                    seen, more = stream.take(event)
+                    shown.append(seen)
+                    tokens += more
+            finally:  # what is counted is shown, also before an event that ends it
+                booked.note_tokens(tokens)
+                if shown:
+                    self._show(b"".join(shown), answer, booked.decision)
+            if client.is_slow:
+                await client.drained()
         booked.usage = stream.usage
         if not stream.is_finished:
             raise WorkerFailedError(booked.decision.worker_id, "ended in the middle of a stream")

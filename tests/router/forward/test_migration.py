@@ -134,6 +134,23 @@ async def test_the_client_sees_one_stream_where_a_worker_died_in_the_middle(nats
         await its.until_free()
 
 
+async def test_what_came_with_the_end_of_a_stream_is_neither_lost_nor_said_twice(nats_server):
+    """Two tokens, and in the same bytes that the engine cannot go on."""
+
+    async def script(upstream, writer):
+        body = json.loads(upstream.requests[-1][1])
+        done = by_prompt(*upstream.requests[-1])
+        if done:
+            await streams(range(done, done + body["max_tokens"]), ends=True)(upstream, writer)
+            return
+        said = [event(chunk_of(n)) for n in range(2)]
+        writer.write(STREAM_HEAD + b"".join(said) + event({"error": {"message": "dead"}}))
+
+    async with scene(nats_server, script, script) as its:
+        assert await texts_of(its, max_tokens=6) == [f"{n} " for n in range(6)]
+        await its.until_free()
+
+
 async def test_who_has_all_its_tokens_needs_no_other_worker(nats_server):
     async with scene(nats_server, streams(range(4), ends=False)) as its:
         *texts, end = await texts_of(its)
