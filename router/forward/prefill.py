@@ -65,7 +65,7 @@ class PrefillRouter:
         if not self._settings.is_on or is_handed_over(prompt.asked):
             return None
         is_named = request.prefill_worker_id is not None
-        if not is_named and not self.pools.is_worth_asking(model, time.monotonic()):
+        if not is_named and not await self._is_anybody_there(request):
             return self._computed_there(request, "unavailable")
         if await self._is_bypassed(prompt):
             return self._computed_there(request, "bypassed")
@@ -76,6 +76,27 @@ class PrefillRouter:
                 return None
             self.pools.missed(model, time.monotonic())
             return self._computed_there(request, "unavailable")
+
+    async def _is_anybody_there(self, request: SelectRequest) -> bool:
+        model, now_s = request.model_name, time.monotonic()
+        if self.pools.state(model) == "active":
+            return True
+        return self.pools.is_worth_asking(model, now_s) and await self._finds(request)
+
+    async def _finds(self, request: SelectRequest) -> bool:
+        """Asked as one of a batch: that there is nobody is an answer there, and no refusal, which
+        routers would count.
+        """
+        model, group = request.model_name, request.routing_group
+        asked = SelectRequest(token_ids=[0], model_name=model, routing_group=group, phase="prefill")
+        try:
+            (result,) = await self._router.select_batch([asked])
+        except KvRouterError:  # whoever places this request will hear of it, too
+            return False
+        is_found = (result.refused or {}).get("code") != NoEndpointsError.code
+        if not is_found:
+            self.pools.missed(model, time.monotonic())
+        return is_found
 
     async def _handed_over(self, prompt: Prompt) -> HandOver | None:
         """Raises NoEndpointsError where nobody is there for it."""
@@ -93,7 +114,7 @@ class PrefillRouter:
 
     async def place(self, request: SelectRequest) -> Decision | None:
         """Where a prompt would be computed, if elsewhere; nothing is booked."""
-        if not self._settings.is_on:
+        if not self._settings.is_on or not await self._finds(request):
             return None
         try:
             return await self._router.select(prefill_request(request))

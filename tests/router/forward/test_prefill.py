@@ -134,6 +134,10 @@ async def test_without_workers_for_prompts_all_is_as_ever(scene):
         assert "x-prefill-worker-id" not in got.headers
         assert its.asked(1) == [COMPLETION]
         assert (await outcomes(its), await state(its)) == ({}, ["pending"])
+        asked = {"annotations": ["query_instance_id"]}
+        assert (await its.forward.complete(nvext=asked)).status_code == 200
+        counted = (await its.router.client.get("/metrics")).text
+        assert "kv_router_refusals_total{" not in counted  # to look is nothing to be alarmed at
 
 
 async def test_pools_come_and_go(scene):
