@@ -65,14 +65,19 @@ class Predictions(Struct, frozen=True):
 def predictions(loop: ClosedLoop, now_s: float) -> Predictions:
     """All of it. O(groups)."""
     groups = [_group(group, counts) for group, counts in loop.counts()]
-    return Predictions(_found(loop, now_s), groups, loop.forgotten, loop.unjudged)
+    return Predictions(findings(loop, now_s), groups, loop.forgotten, loop.unjudged)
+
+
+def findings(loop: ClosedLoop, now_s: float) -> list[Misprediction]:
+    """Who is mispredicted for a reason, the widest groups first. O(groups)."""
+    return [_misprediction(each, now_s) for each in loop.findings()]
 
 
 def public_findings(loop: ClosedLoop, now_s: float) -> list[Misprediction]:
     """Findings for everybody's eyes: of tenants it is not said who they are, and only where nothing
     wider is found.
     """
-    found = _found(loop, now_s)
+    found = findings(loop, now_s)
     wide = {(each.model_name, each.routing_group) for each in found if each.tenant is None}
     return [
         each if each.tenant is None else structs.replace(each, tenant=_SOMEBODY)
@@ -93,10 +98,6 @@ def sentence(found: Misprediction) -> str:
 
 
 _SOMEBODY = ""
-
-
-def _found(loop: ClosedLoop, now_s: float) -> list[Misprediction]:
-    return [_misprediction(each, now_s) for each in loop.findings()]
 
 
 def _misprediction(found: Finding, now_s: float) -> Misprediction:

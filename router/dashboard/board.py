@@ -12,11 +12,13 @@ from router.dashboard.decision_feed import DecisionFeed, SeenDecision
 from router.dashboard.frames import Columns, Frame, Point, Prefixes, Totals
 from router.dashboard.lines import RANK_COLUMNS, WORKER_COLUMNS
 from router.dashboard.table import Table
+from router.prediction_views import Misprediction, findings, sentence
 from router.status import ServiceStatus
 from router.timeline import Timeline
 
 HISTORY_POINTS = 300
 PREFIXES = 8
+MISPREDICTED = 16
 FADE_S = 600.0
 """After so long, what was counted of prefixes counts for half."""
 
@@ -48,6 +50,7 @@ class Board:
         self._history: deque[Point] = deque(maxlen=HISTORY_POINTS)
         self._revision = 0
         self._number = 0
+        self._mispredicted: list[Misprediction] = []
         self._last: tuple[float, int] | None = None
         self._fades_s = inf
 
@@ -61,6 +64,8 @@ class Board:
     def look(self, now_s: float) -> Iterator[None]:
         """See what is new, in slices of a millisecond at most."""
         yield from self._table.look(now_s)
+        self._look_at_findings(now_s)
+        yield
         self._fades_s = min(self._fades_s, now_s + FADE_S)
         while (seen := self.feed.explain_next(self._core, now_s)) is not None:
             self._seen.append(seen)
@@ -92,6 +97,7 @@ class Board:
                 skipped=self.feed.skipped,
                 events=events,
                 prefixes=self._prefixes() if seen else None,
+                mispredicted=self._mispredicted,
                 history=[self._history[-1]],
             )
         )
@@ -113,9 +119,19 @@ class Board:
                 skipped=self.feed.skipped,
                 events=[e for e in self._timeline.since(0) if e.revision <= self._revision],
                 prefixes=self._prefixes(),
+                mispredicted=self._mispredicted,
                 history=list(self._history),
             )
         )
+
+    def _look_at_findings(self, now_s: float) -> None:
+        """What is new among them is news."""
+        known = {_whose(each) for each in self._mispredicted}
+        self._mispredicted = findings(self._core.closed_loop, now_s)[:MISPREDICTED]
+        for each in self._mispredicted:
+            if _whose(each) not in known:
+                about = "" if each.worker_id is None else each.worker_id
+                self._timeline.note("mispredicted", "warning", about, sentence(each))
 
     def _prefixes(self) -> Prefixes:
         return Prefixes(self.feed.prefixes.decisions, self.feed.prefixes.top(PREFIXES))
@@ -155,3 +171,8 @@ class Board:
             totals.active_requests,
             totals.waiting_requests,
         )
+
+
+def _whose(found: Misprediction) -> tuple[str, str, int | None, str | None, str]:
+    cause = found.causes[0].name
+    return found.model_name, found.routing_group, found.worker_id, found.tenant, cause

@@ -5,6 +5,7 @@ from msgspec import Struct
 from router.dashboard.decision_feed import SeenDecision
 from router.dashboard.hot_prefixes import HotPrefix
 from router.dashboard.lines import RankLine, WorkerLine
+from router.prediction_views import Misprediction
 from router.timeline import Happened
 
 
@@ -56,7 +57,8 @@ class Columns(Struct, frozen=True):
 class Frame(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """`is_whole`: everything, whatever was known before; else what is new since the last frame.
 
-    Lines replace those of the same worker or rank. `skipped`: decisions not shown since the start.
+    Lines replace those of the same worker or rank; `mispredicted` is all of it, in every frame.
+    `skipped`: decisions not shown since the start.
     """
 
     number: int
@@ -74,4 +76,5 @@ class Frame(Struct, frozen=True, omit_defaults=True, kw_only=True):
     skipped: int = 0
     events: list[Happened] = []
     prefixes: Prefixes | None = None
+    mispredicted: list[Misprediction] = []
     history: list[Point] = []

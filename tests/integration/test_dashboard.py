@@ -12,7 +12,9 @@ from axe_playwright_python.async_playwright import Axe
 from browsers import browser, chromium, tab
 from builders import announcement
 from direct import DirectRouter
+from router.closed_loop.observation import Observation
 from router.local.fleet import Fleet, FleetPlan
+from router.protocol.values import Scope
 from servers import equals, eventually, free_port
 
 pytestmark = [
@@ -246,6 +248,22 @@ async def test_whoever_has_no_token_is_asked_for_one(opened, tmp_path):
         await page.page.click("#look button[type=submit]")
         await page.says("#look-answer .refusal", "no schedulable workers")
         assert await page.page.is_hidden("#sign-in")
+
+
+async def test_what_is_wired_wrongly_is_said_with_what_to_do(opened):
+    router = DirectRouter(use_kv_events=False)
+    url = str(router.client.base_url)
+    async with router.running(), tab(opened, url) as page:
+        await page.says("#status", "Not ready")
+        assert await page.page.is_hidden("#findings")
+        longer = Observation(1, Scope("m", "g"), None, 4, 100, 0, 0, 0, 101, 0)
+        for _ in range(20):
+            router.service._host.core.closed_loop.note(longer, lambda: None, time.monotonic())
+        await page.says("#findings-list", "likely the chat template")
+        await page.says("#findings-list", "What to do: render prompts as the engine does")
+        await page.says("#events", "likely chat_template")
+        await page.picture("findings")
+        assert page.complaints == []
 
 
 async def test_a_thousand_workers_are_found_sorted_and_turned_over(opened):

@@ -3,6 +3,7 @@
 import { Decisions } from "./decisions.js";
 import { byId, h, replace, say, set } from "./dom.js";
 import { Events } from "./events.js";
+import { Findings } from "./findings.js";
 import { clock } from "./format.js";
 import { showGlance } from "./glance.js";
 import { LookBox } from "./look.js";
@@ -18,6 +19,7 @@ const decisions = new Decisions(store);
 const workers = new Workers(store);
 const prefixes = new Prefixes(store);
 const events = new Events(store);
+const findings = new Findings(store);
 const lookBox = new LookBox(store, announce);
 let isPaused = false;
 let isDue = false;
@@ -34,6 +36,7 @@ function show() {
   document.title = `${store.router} · kv-router`;
   showGlance(store);
   showReadiness(store.totals);
+  findings.show();
   workers.show();
   decisions.show();
   prefixes.show();
@@ -57,6 +60,7 @@ function state(name, text) {
 
 function showReadiness({ ready, reasons, degraded }) {
   if (!ready) state("not-ready", `Not ready: ${reasons.join("; ")}`);
+  else if (store.mispredicted.length) state("degraded", "Ready, but something is wired wrongly");
   else if (degraded.length) state("degraded", `Ready, but ${degraded.join("; ")}`);
   else state("ready", "Ready");
 }

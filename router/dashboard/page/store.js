@@ -15,6 +15,7 @@ export class Store {
     this.totals = null;
     this.router = this.version = "";
     this.skipped = 0;
+    this.mispredicted = [];
     this.at = 0;
     this.columns = null;
   }
@@ -42,6 +43,7 @@ export class Store {
       this.events.set(each.entry_id, each);
     }
     while (this.events.size > MOST_EVENTS) this.events.delete(this.events.keys().next().value);
+    this.mispredicted = frame.mispredicted ?? [];
     if (frame.prefixes) this.prefixes = frame.prefixes;
     for (const point of frame.history ?? []) this.history.push(named(point, this.columns.history));
     this.history.splice(0, Math.max(0, this.history.length - MOST_POINTS));

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from builders import World, rank
+from router.closed_loop.observation import Observation
 from router.dashboard.board import Board
 from router.dashboard.frames import Frame
 from router.protocol.requests import SelectRequest
+from router.protocol.values import Scope
 from router.sequence.prompt import prepare
 from router.status import ServiceStatus
 from router.timeline import Timeline
@@ -132,6 +134,20 @@ def test_prefixes_come_with_decisions(world, board):
         board.feed.take("select", request, placement, second, 1_000.0)
         told = Page().take(frame(board, second))
     assert [each.blocks for each in told.prefixes.top] == [4]
+
+
+def test_whoever_is_wired_wrongly_is_told_of_and_is_news(world, board):
+    page = Page()
+    assert page.take(frame(board)).mispredicted == []
+    for second in range(20):
+        longer = Observation(1, Scope("m", "g"), None, 4, 100, 0, 0, 0, 101, 0)
+        world.core.closed_loop.note(longer, lambda: None, float(second))
+    told = page.take(frame(board, 20.0))
+    assert {each.causes[0].name for each in told.mispredicted} == {"chat_template"}
+    assert "mispredicted" in {each.kind for each in told.events}
+    assert len(page.take(frame(board, 21.0)).mispredicted) == len(told.mispredicted)
+    late = Page().take(board.whole(1_021.0))
+    assert len(late.mispredicted) == len(told.mispredicted)
 
 
 def test_nobody_watches_and_then_somebody_does(world, board):
