@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	$(BIN)/kv-router up $(UP_ARGS)
@@ -110,6 +110,12 @@ SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1
 soak: $(KERNELS)
 	PYTHONPATH=.:tests $(BIN)/python tests/block_soak.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
+
+# Forwarding among engines that misbehave, clients that vanish and routers that die.
+CHAOS_SECONDS ?= 600
+CHAOS_SEED ?= 1
+chaos: $(KERNELS)
+	PYTHONPATH=.:tests $(BIN)/python tests/forward_chaos.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
