@@ -1,6 +1,7 @@
 """The dashboard, as people use it: a real fleet, a real browser, real clicks and keys."""
 
 import os
+import re
 import signal
 import time
 
@@ -26,6 +27,9 @@ pytestmark = [
 SMALL_MODEL = {"KV_ROUTER_AGENT_NUM_LAYERS": "1", "KV_ROUTER_AGENT_HIDDEN_SIZE": "64"}
 SYSTEM = "You are a careful clerk of an old library. Answer in one line, and name the shelf. " * 3
 QUESTIONS = ["Where are the maps?", "Who wrote the psalter?", "Is the vault dry?", "And the keys?"]
+FOUND = re.compile(r"2\d\d tokens, [1-9]")
+"""A decision about one of these, of which something was cached."""
+
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
 TOKENS = """
 [[tokens]]
@@ -106,7 +110,7 @@ async def test_workers_decisions_and_prefixes_are_shown_as_they_are(page, fleet)
 async def test_a_decision_is_explained_and_stays_while_others_fall(page, fleet):
     await ask(fleet, *QUESTIONS)
     await page.until("document.querySelectorAll('#decisions button').length >= 4")
-    await page.page.click("#decisions li:nth-child(2) button")
+    await page.page.locator("#decisions button", has_text=FOUND).nth(1).click()
     await page.says("#decision h3", "was chosen")
     await page.says("#decision .because", "already holds")
     await page.says("#decision .because", "left to compute")
@@ -164,7 +168,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await ask(fleet, *QUESTIONS, *QUESTIONS)
             await page.until("document.querySelectorAll('#decisions button').length >= 4")
             await page.until("document.querySelector('#hits').textContent.includes('%')")
-            await page.page.click("#decisions li:nth-child(2) button")
+            await page.page.locator("#decisions button", has_text=FOUND).nth(1).click()
             await page.page.fill("#prompt", SYSTEM + "Is the reading room open on Sundays?")
             await page.page.click("#look button[type=submit]")
             await page.says("#look-answer h3", "was chosen")

@@ -33,7 +33,7 @@ async def sharing(fleet, tmp_path):
     fleet._router_options["block-key-file"] = key
 
     async def start(workers=2, dp_size=1, settings=(), **options):
-        ours = {"share": True, "block_key_file": str(key), **dict(settings)}
+        ours = {"share": True, "onboard_always": True, "block_key_file": str(key), **dict(settings)}
         config = said(tmp_path / "agent.toml", **ours)
         await fleet.start(workers, dp_size, config=config, **SMALL, **options)
         return fleet

@@ -56,7 +56,10 @@ def cached(answer):
 
 
 async def test_blocks_outlive_a_kill_and_the_router_knows_in_which_tier(fleet, tmp_path):
+    config = tmp_path / "agent.toml"
+    config.write_text("onboard_always = true\n")  # however slow the disk is just now
     tiers = {
+        "config": config,
         "host-cache-blocks": 100, "host-cache-dir": tmp_path,
         "disk-cache-blocks": 400, "disk-cache-dir": tmp_path,
     }  # fmt: skip

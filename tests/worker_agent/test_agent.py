@@ -230,7 +230,10 @@ async def test_a_full_queue_is_said_so(nats_server):
 
 
 async def test_what_it_kept_on_disk_it_knows_when_it_starts_again(nats_server, tmp_path):
-    disk = {"disk_cache_blocks": 64, "disk_cache_dir": str(tmp_path)}
+    disk = {
+        "disk_cache_blocks": 64, "disk_cache_dir": str(tmp_path),
+        "onboard_always": True, "onboard_timeout_s": 60.0,
+    }  # fmt: skip
 
     async def on_disk(agent):
         return len((await agent.client.get("/dump")).json()["ranks"]["0"]["disk"])

@@ -19,7 +19,10 @@ SUBJECT = "kv.test.worker.7.tiers"
 
 @pytest.fixture
 async def agent(nats_server, bus, tmp_path):
-    tiers = {"host_cache_blocks": 8, "disk_cache_blocks": 32, "disk_cache_dir": str(tmp_path)}
+    tiers = {
+        "host_cache_blocks": 8, "disk_cache_blocks": 32, "disk_cache_dir": str(tmp_path),
+        "onboard_always": True, "onboard_timeout_s": 60.0,
+    }  # fmt: skip
     async with RunningAgent(nats_server.url, **tiers).running() as agent:
         agent.bus = bus
         await agent.complete(PROMPT)
