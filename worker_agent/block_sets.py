@@ -33,9 +33,7 @@ MEMORY_CHECK_EVERY = 8
 
 DISK_CALLS = 4
 DISK_THREADS = 2
-"""So that the next batch is under way while one has just come: 7 % more than a plain reader got of
-the disk that was measured, and checksums cost it nothing.
-"""
+"""So that the next batch is under way while one has just come."""
 DISK_TIMEOUT_S = 30.0
 """A disk that does not answer a call for so long is left alone until it does."""
 
