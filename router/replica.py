@@ -17,12 +17,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 
+from router.bequest import Bequest
 from router.core import RouterCore
+from router.effects import TellReplica
 from router.errors import BusError, BusUnavailableError, WireError
 from router.outbox import Outbox
 from router.protocol.replicas import (
     Frame,
     HandedOver,
+    PeerMessage,
+    ProgressTold,
     ReplicaMessage,
     SharedReservation,
     SnapshotWanted,
@@ -79,6 +83,7 @@ class Replica:
         self._subjects = subjects
         self._clock = clock
         self._bus: Bus | None = None
+        self._bequest = Bequest()
         self._askers: OrderedDict[int, None] = OrderedDict()
         self._is_asked = asyncio.Event()
         self._warned_s = float("-inf")
@@ -136,6 +141,7 @@ class Replica:
         if isinstance(message, SnapshotWanted):
             self._note_asker(message.asked_by)
             return
+        self._note_given(message)
         met = self._core.foreign.replicas.counts.met
         self._outbox.perform(self._core.apply_peer(message, self._clock()))
         if self._core.foreign.replicas.counts.met > met:
@@ -178,13 +184,24 @@ class Replica:
     async def _gives(self, heir: int, lot: tuple[SharedReservation, ...]) -> bool:
         """Whether another router takes any of these reservations over."""
         before, given = len(self._core.tracker), HandedOver(self._ledger.router_id, lot)
-        subject = self._subjects.to_replica(heir)
+        subject, request_ids = self._subjects.to_replica(heir), given.request_ids
         with suppress(BusError, TimeoutError):
             async with asyncio.timeout(GIVE_S):
                 await self._publish(self._connected_bus(), subject, encode_replica_message(given))
-                while any(each.request_id in self._core.tracker for each in lot):
+                self._bequest.give(heir, request_ids)
+                owners = self._core.foreign.replicas.owners
+                while not self._bequest.is_settled(request_ids, owners):
                     await asyncio.sleep(FRAME_S)
         return len(self._core.tracker) < before
+
+    def _note_given(self, message: PeerMessage) -> None:
+        """What is said of what we gave away is told to who has it now."""
+        if isinstance(message, HandedOver):
+            self._bequest.take_back(message.request_ids)
+        elif isinstance(message, ProgressTold):
+            is_booked = message.request_id in self._core.tracker
+            heirs = self._bequest.heirs(message, is_booked=is_booked)
+            self._outbox.perform(TellReplica(heir, message) for heir in heirs)
 
     def _connected_bus(self) -> Bus:
         if self._bus is None:

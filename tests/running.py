@@ -101,6 +101,10 @@ class RunningService:
         if not self._task.cancelled():
             self._task.result()
 
+    def stop(self):
+        """Have it end as it should; `running` waits for that."""
+        self._stop.set()
+
     def kill(self):
         """Let it end without a word to anybody."""
         self._task.cancel()

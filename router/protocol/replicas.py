@@ -145,6 +145,11 @@ class HandedOver(Struct, frozen=True, array_like=True, tag="handed_over"):
     router_id: UInt
     reservations: tuple[SharedReservation, ...]
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of the reservations."""
+        return [each.request_id for each in self.reservations]
+
 
 PeerMessage: TypeAlias = Frame | SnapshotPart | ProgressTold | HandedOver
 """What changes who has booked what."""

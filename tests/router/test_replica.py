@@ -6,7 +6,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from router.protocol.replicas import Frame, encode_replica_message
+from router.protocol.replicas import (
+    Frame,
+    HandedOver,
+    ProgressTold,
+    ReservationFreed,
+    decode_replica_message,
+    encode_replica_message,
+)
 from running import SUBJECTS, RunningRouter
 from servers import eventually
 
@@ -159,6 +166,51 @@ async def test_a_router_that_stops_leaves_its_requests_to_another(nats_server):
         for request_id in ("a", "b"):
             assert (await staying.client.delete(f"/reservations/{request_id}")).is_success
         assert await load(staying) == (0, 0)
+
+
+@pytest.fixture
+async def heir(bus):
+    """A router that is nothing but its inbox: a test says what it says."""
+    messages = asyncio.Queue()
+
+    async def keep(message):
+        messages.put_nowait(decode_replica_message(message.data))
+
+    await bus.client.subscribe(SUBJECTS.to_replica(7), cb=keep)
+
+    async def heard(kind):
+        async with asyncio.timeout(60):
+            while not isinstance(message := await messages.get(), kind):
+                pass
+            return message
+
+    return heard
+
+
+async def test_an_end_that_comes_while_a_request_is_handed_over_reaches_the_heir(
+    nats_server, bus, heir, monkeypatch
+):
+    """One that was told elsewhere, and passed on to the router that has it no more."""
+    monkeypatch.setattr("router.replica.GIVE_S", 60.0)
+    leaving = RunningRouter(nats_server.url, name="leaving")
+    freed = ProgressTold("a", ReservationFreed())
+
+    async def is_known():
+        greeting = encode_replica_message(Frame(7, 1, 0, (), (), (), 0, 0))
+        await bus.client.publish(SUBJECTS.reservations(7), greeting)
+        return await count(leaving, "known") == 1
+
+    async with leaving.running():
+        await leaving.worker(1)
+        await eventually(leaving.is_ready)
+        await eventually(is_known)
+        await book(leaving, "a")
+        leaving.stop()
+        assert (await heir(HandedOver)).request_ids == ["a"]
+        inbox = SUBJECTS.to_replica(leaving.config.router_id)
+        await bus.client.publish(inbox, encode_replica_message(freed))  # a caller's
+        await bus.client.publish(inbox, encode_replica_message(freed))  # ours: we have it
+        assert await heir(ProgressTold) == freed
 
 
 async def test_a_lost_bus_costs_nothing_that_counts(routers, nats_server):
