@@ -22,6 +22,9 @@ from router.protocol.batches import MAX_STEPS, ItemResult
 EVERY_S = 0.005
 """Between two calls. It is as long as a router takes for 30 steps that come one by one."""
 
+FINISH_S = 1.0
+"""How long who ends waits for what is to be told later."""
+
 Heard: TypeAlias = Callable[[KvRouterError | None], None]
 Send: TypeAlias = Callable[[list[dict[str, Any]]], Awaitable[list[ItemResult]]]
 
@@ -37,15 +40,18 @@ class Step(Struct, frozen=True, eq=False):
 
 
 class Reports:
-    """Steps that wait, and the task that tells them, which lives as long as there are any."""
+    """Steps that wait, and the task that tells them, which lives as long as there are any; and
+    those whose time has not come yet.
+    """
 
-    __slots__ = ("_random", "_retries", "_send", "_telling", "_waiting")
+    __slots__ = ("_later", "_random", "_retries", "_send", "_telling", "_waiting")
 
     def __init__(self, send: Send, retries: Retries, random: Random) -> None:
         self._send = send
         self._retries = retries
         self._random = random
         self._waiting: list[Step] = []
+        self._later: set[asyncio.TimerHandle] = set()
         self._telling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -57,10 +63,30 @@ class Reports:
         if self._telling is None:
             self._telling = asyncio.create_task(self._tell())
 
+    def tell_later(self, step: Step, pause_s: float) -> None:
+        """Have a step told after a pause."""
+
+        def tell() -> None:
+            self._later.discard(timer)
+            self.tell(step)
+
+        timer = asyncio.get_running_loop().call_later(pause_s, tell)
+        self._later.add(timer)
+
     async def finish(self) -> None:
-        """Wait until everything is told, or given up."""
-        while self._telling is not None:
-            await asyncio.wait((self._telling,))
+        """Wait until everything is told, or given up, as is what waits for longer than FINISH_S."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FINISH_S
+        while self._telling is not None or self._is_any_due(until_s):
+            if self._telling is None:
+                await asyncio.sleep(EVERY_S)
+            else:
+                await asyncio.wait((self._telling,))
+        for timer in self._later:
+            timer.cancel()
+
+    def _is_any_due(self, until_s: float) -> bool:
+        return any(timer.when() <= until_s for timer in self._later)
 
     async def _tell(self) -> None:
         try:

@@ -132,8 +132,11 @@ class Reservation:
         return self._left
 
     def _free(self, *_: object) -> None:
-        fields = usage_fields(self.usage)
-        self._reports.tell(Step(self._step(FREE, fields), self._freed, is_repeatable=True))
+        self._reports.tell(self._freeing())
+
+    def _freeing(self) -> Step:
+        fields = self._step(FREE, usage_fields(self.usage))
+        return Step(fields, self._freed, is_repeatable=True)
 
     def _freed(self, error: KvRouterError | None) -> None:
         if isinstance(error, ReservationNotFoundError):
@@ -146,7 +149,7 @@ class Reservation:
     def _free_later(self) -> None:
         """Of several routers one may be asked that has not heard of the booking yet."""
         if self._unheard < len(UNHEARD_S):
-            asyncio.get_running_loop().call_later(UNHEARD_S[self._unheard], self._free)
+            self._reports.tell_later(self._freeing(), UNHEARD_S[self._unheard])
             self._unheard += 1
 
     def _report(self, call: Call[Any]) -> None:

@@ -23,8 +23,16 @@ class HttpLink:
         self.target = router
         self.loses_answers = False
         self.lost = 0
+        self._writers = set()
+
+    def turn_to(self, router):
+        """Whatever is asked from now on is asked of this one."""
+        self.target = router
+        for each in self._writers:
+            each.close()
 
     async def serve(self, reader, writer):
+        self._writers.add(writer)
         with suppress(OSError, asyncio.CancelledError):
             router_reader, router_writer = await asyncio.open_connection(
                 "127.0.0.1", self.target.client.base_url.port
@@ -33,6 +41,7 @@ class HttpLink:
             await self.pump(reader, router_writer, is_answer=False)
             router_writer.close()
             await back
+        self._writers.discard(writer)
         writer.close()
 
     async def pump(self, reader, writer, *, is_answer):
@@ -93,6 +102,11 @@ async def listens(client):
 @pytest.fixture(params=[over_http, over_nats], ids=["http", "nats"])
 def connect(request):
     return request.param
+
+
+@pytest.fixture
+def connect_http():
+    return over_http
 
 
 @pytest.fixture

@@ -187,6 +187,36 @@ async def test_a_router_that_was_started_again_is_told_anew(nats_server, connect
         assert await load(client) == (0, 0, 0)
 
 
+@pytest.fixture
+async def deaf(nats_server):
+    """A router that hears nothing of what others have booked."""
+    settings = {"name": "deaf", "router_replica_sync": False}
+    async with RunningRouter(nats_server.url, **settings).running() as router:
+        yield router
+
+
+async def test_a_router_that_has_not_heard_of_a_booking_is_told_again_of_its_end(
+    fleet, deaf, nats_server, connect_http
+):
+    async with connect_http(fleet, nats_server) as client:
+        reservation = await client.reserved(REQUEST)
+        client.link.turn_to(deaf)
+        await reservation.leave()
+        client.link.turn_to(fleet)
+        await eventually(lambda: equals(load(client), (0, 0, 0)))
+
+
+async def test_who_ends_waits_for_a_second_word(fleet, deaf, nats_server, connect_http):
+    """The client is closed as soon as a router has said that it knows nothing of it."""
+    async with connect_http(fleet, nats_server) as client:
+        reservation = await client.reserved(REQUEST)
+        client.link.turn_to(deaf)
+        await reservation.leave()
+        client.link.turn_to(fleet)
+    ((rank,),) = [scope["loads"] for scope in (await fleet.client.get("/loads")).json()]
+    assert rank["active_requests"] == 0
+
+
 async def test_ids_may_be_any_text_that_a_path_can_say(client):
     for request_id in ("ünïcode 🙂", "a?b#c%2F"):
         async with client.reserve(SelectRequest(token_ids=PROMPT, request_id=request_id)):
