@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 KERNELS := $(VENV)/.compiled
 UP_ARGS ?=
 VLLM_VENV := .vllm-venv
@@ -13,18 +14,18 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 .PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
-	$(BIN)/kv-router up $(UP_ARGS)
+	@$(BIN)/kv-router up $(UP_ARGS)
 
 # A minute on one core: CI lints beside it.
 kernels: $(KERNELS)
 
 # deploy/manifests, from deploy/chart, and its dashboard; tests hold them in step.
-manifests: $(STAMP)
+manifests: $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/dashboards.py
 	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
 
 # Whatever of the documentation is made from the source; a test holds it in step.
-docs: $(KERNELS)
+docs: $(KERNELS) $(DEV_STAMP)
 	PYTHONPATH=.:tests:benchmarks:docs/scripts $(BIN)/python docs/scripts/made.py
 
 # Tests alerts; of Debian's package, without installing it. Where it cannot be had, one test is skipped.
@@ -43,41 +44,41 @@ chromium:
 
 # The dashboard, over a fleet of its own, in Chromium: which `make test` does too, where it is there.
 # Screenshots are in build/dashboard.
-test-dashboard: $(KERNELS) chromium
+test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 	KV_CHROMIUM=$$(command -v chromium || command -v chromium-browser) \
 		$(BIN)/pytest -q tests/router/dashboard tests/integration/test_dashboard.py
 
 # docs/pictures/dashboard-*.png, as the test sees it.
-dashboard-pictures: $(KERNELS) chromium
+dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
 
 # Tests run in so many processes; those of one file stay together, and long files come first. Two
 # cores are busy with three, as a test that kills servers spends half its time on waiting.
 TEST_PROCESSES ?= 3
-test: $(KERNELS) promtool
+test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-unit: $(KERNELS)
+unit: $(KERNELS) $(DEV_STAMP)
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not image and not release"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
-test-vllm: $(STAMP) $(VLLM_STAMP)
+test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
 
 # Real workers and routers of both versions of Dynamo; installs them (130 MB each) the first time.
-test-dynamo: $(STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
+test-dynamo: $(DEV_STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 	DYNAMO_PYTHON_1_0_2=$(abspath .dynamo-1.0.2-venv)/bin/python \
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
 
 # The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.
-test-image: $(STAMP)
+test-image: $(DEV_STAMP)
 	$(BIN)/pytest -q -m image tests/deploy
 
 # What is published: builds it, checks it, installs it, also with torch, and runs the one-liners of
 # docs/install.md; ten minutes.
-test-release: $(STAMP) .release-venv/.installed
+test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
 
 # The router's tests without servers, with the lowest version of everything that pyproject.toml
@@ -96,7 +97,7 @@ FUZZ_BODIES ?= 10000000
 FUZZ_FIRST ?= 0
 FUZZ_SERVER_RUNS ?= 200
 FUZZ_SERVER_FIRST ?= 1
-fuzz: $(STAMP)
+fuzz: $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
 	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/http/test_openapi.py
@@ -108,16 +109,16 @@ fuzz: $(STAMP)
 # killed; SOAK_SEED is the first seed, and a failure names that of its life.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1
-soak: $(KERNELS)
+soak: $(KERNELS) $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/block_soak.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 # Forwarding among engines that misbehave, clients that vanish and routers that die.
 CHAOS_SECONDS ?= 600
 CHAOS_SEED ?= 1
-chaos: $(KERNELS)
+chaos: $(KERNELS) $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/forward_chaos.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
-lint: $(STAMP)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -125,11 +126,11 @@ lint: $(STAMP)
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/yamllint --strict deploy
 
-format: $(STAMP)
+format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(KERNELS)
+bench: $(KERNELS) $(DEV_STAMP)
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/events.py
@@ -138,17 +139,30 @@ bench: $(KERNELS)
 # Index, decisions, service, faults and a trace beside every peer that can be installed, into one file,
 # compare.html; with COMPARE_ARGS=--quick some minutes, once the peers are installed.
 COMPARE_ARGS ?=
-compare: $(KERNELS)
+compare: $(KERNELS) $(DEV_STAMP)
 	$(BIN)/python benchmarks/compare.py $(COMPARE_ARGS)
 
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# What runs: the router, and workers with torch.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,dev]"
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+		"kv-router needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+		"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV), with torch: 2 GB, a few minutes. This is done once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -e ".[agent,forward]"
+	@touch $@
+
+# What tests and checks need besides.
+$(DEV_STAMP): $(STAMP)
+	@echo "Installing what the tests need."
+	@$(PIP_INSTALL) "kv-router[dev]"
+	@touch $@
 
 $(KERNELS): $(STAMP)
-	$(BIN)/python -m router.warm
-	touch $@
+	@$(BIN)/python -m router.warm
+	@touch $@
 
 $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -4,7 +4,9 @@ import os
 import sys
 from asyncio import Event
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
@@ -18,18 +20,23 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="ProcessConfig")
 
 USAGE = """\
-usage: kv-router COMMAND [--help] [options]
+usage: kv-router COMMAND [options]        kv-router COMMAND --help
 
-  up       start a whole fleet on this machine, show what it does, and keep serving
-  serve    start a router: of a fleet on NATS, of engines registered over HTTP, or of both
-  indexer  start the index alone, of the same
-  forward  serve OpenAI's interface: send requests where a router says, pass answers on
-  record   start a router that also writes down all it is told and asked
-  replay   tell it to another: does it decide the same, or how with other settings
-  simulate replay a trace of requests in virtual time: how would other policies have done
-  inspect  ask a running router: what does worker 7 hold, who holds this prompt or block
-  doctor   connect to an engine, and say what is wrong with it and how to fix it
-  health   ask the process of this container whether it lives; for its HEALTHCHECK
+Sends each LLM request to the worker that already holds its prefix.
+
+to try it
+  up        start a bus, a router and three workers on this machine, and show what they do
+to run it
+  serve     the router: for a fleet on NATS, for engines registered over HTTP, or both
+  forward   an OpenAI endpoint: asks a router where each request goes, and passes the answer on
+  indexer   only the index of who holds which blocks
+  health    exits with 0 if this container's process is alive; for its HEALTHCHECK
+to look inside
+  inspect   ask a running router what a worker holds, or who holds a prompt or a block
+  doctor    check an engine's event sockets, and explain what is wrong and how to fix it
+  record    a router that also writes everything it is told and asked to a file
+  replay    run a recording again: the same decisions, or what other settings would change
+  simulate  run a trace or a recording in virtual time, under several policies
 """
 
 HEALTH_USAGE = """\
@@ -62,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     command = _command(name)
     if command is None:
-        sys.stderr.write(USAGE)
-        return 0 if name in ("-h", "--help") else 2
+        return _without_command(name)
     try:
         return command(rest)
     except ConfigError as error:
@@ -71,12 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _without_command(name: str) -> int:
+    if name in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0
+    if name in ("-V", "--version"):
+        sys.stdout.write(f"kv-router {version('kv-router')}\n")
+        return 0
+    near = get_close_matches(name, [*TOOLS, *_OWN, "health"], n=1)
+    unknown = f"kv-router: there is no command {name!r}" if name else ""
+    hint = f"; did you mean {near[0]}?" if near else ""
+    sys.stderr.write(f"{unknown}{hint}\n\n{USAGE}" if unknown else USAGE)
+    return 2
+
+
 def _command(name: str) -> Command | None:
     if name in TOOLS:
         tool: Command = getattr(import_module(TOOLS[name]), name)
         return tool
-    own = {"serve": _serve, "up": _up, "indexer": _indexer, "forward": _forward}
-    return _health if name == "health" else own.get(name)
+    return _health if name == "health" else _OWN.get(name)
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -143,3 +162,11 @@ def _up(arguments: Sequence[str]) -> int:
     log_to_stderr(config.log_level)
     run_until_signal(lambda stop: up(config, stop))
     return 0
+
+
+_OWN: Mapping[str, Command] = {
+    "serve": _serve,
+    "up": _up,
+    "indexer": _indexer,
+    "forward": _forward,
+}

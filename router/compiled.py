@@ -236,5 +236,6 @@ if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
 if _folder is None or not _files(_folder):
     with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
-        sys.stderr.write(f"compiling kernels, about a minute; kept in {_folder or 'memory'}\n")
+        where = f"kept in {_folder}" if _folder else "in memory: no folder can be written"
+        sys.stderr.write(f"kv-router: compiling its kernels, once: about a minute ({where})\n")
         sys.stderr.flush()

@@ -17,13 +17,13 @@ from worker_agent.config import ReferenceConfig, load_agent_config
 from worker_agent.operations.command import tiers
 
 USAGE = """\
-usage: kv-worker-agent run [--engine reference|vllm|sglang|trtllm] [--help] [options]
+usage: kv-worker-agent COMMAND [options]
 
-  health  ask the agent of this container whether it lives; for its HEALTHCHECK
-  run     join a fleet on a NATS server: with the reference engine, or beside a
-          running engine, whose events and load it passes on; options depend on
-          the engine: run --engine vllm --help
-  tiers   how the tiers of a running agent are, again and again: tiers --help
+  run     join a fleet on a NATS server, with the reference engine or beside an engine
+          that already runs (vllm, sglang, trtllm) and whose events and load are passed
+          on; the options depend on it: kv-worker-agent run --engine vllm --help
+  tiers   watch the block tiers of a running agent: kv-worker-agent tiers --help
+  health  exits with 0 if this container's agent is alive; for its HEALTHCHECK
 """
 
 TWIN_STATUS = 3
@@ -40,9 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return health(options, os.environ, AGENT_PREFIX, 8000)
     if command == "tiers":
         return tiers(rest)
+    if command in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0
     if command != "run":
-        sys.stderr.write(USAGE)
-        return 0 if command in ("-h", "--help") else WRONG_STATUS
+        unknown = f"kv-worker-agent: there is no command {command!r}\n\n" if command else ""
+        sys.stderr.write(f"{unknown}{USAGE}")
+        return WRONG_STATUS
     status = 0
     try:
         _run(rest)

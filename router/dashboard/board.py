@@ -125,11 +125,12 @@ class Board:
         )
 
     def _look_at_findings(self, now_s: float) -> None:
-        """What is new among them is news."""
-        known = {_whose(each) for each in self._mispredicted}
+        """A cause that is new for a model is news, told once, by whom it concerns most widely."""
+        known = {_scope_and_cause(each) for each in self._mispredicted}
         self._mispredicted = findings(self._core.closed_loop, now_s)[:MISPREDICTED]
         for each in self._mispredicted:
-            if _whose(each) not in known:
+            if _scope_and_cause(each) not in known:
+                known.add(_scope_and_cause(each))
                 about = "" if each.worker_id is None else each.worker_id
                 self._timeline.note("mispredicted", "warning", about, sentence(each))
 
@@ -173,6 +174,5 @@ class Board:
         )
 
 
-def _whose(found: Misprediction) -> tuple[str, str, int | None, str | None, str]:
-    cause = found.causes[0].name
-    return found.model_name, found.routing_group, found.worker_id, found.tenant, cause
+def _scope_and_cause(found: Misprediction) -> tuple[str, str, str]:
+    return found.model_name, found.routing_group, found.causes[0].name

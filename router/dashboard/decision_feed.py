@@ -70,7 +70,13 @@ class DecisionFeed:
     def take(
         self, command: str, request: SelectRequest, placement: Placement, now_s: float, at: float
     ) -> None:
-        """A decision was made. Never raises. O(1)."""
+        """A decision was made. Never raises. O(1).
+
+        One that had a single rank to choose from and books nothing is passed over: a forwarder asks
+        so where each worker listens.
+        """
+        if request.pinned_worker is not None and command == "select":
+            return
         prompt, row = placement.prompt, placement.choice.table.values[placement.choice.index]
         counted = self.predicted.setdefault(placement.rank, [0, 0])
         counted[0] += prompt.isl_tokens

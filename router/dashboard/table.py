@@ -114,7 +114,7 @@ class Table:
         if not self.has_news:
             return
         if known is None:
-            self._timeline.note("worker_joined", "good", worker_id, f"{line.name} is here")
+            self._timeline.note("worker_joined", "good", worker_id, "joined")
         elif known.lifecycle != line.lifecycle:
             severity: Severity = "good" if line.lifecycle == "schedulable" else "note"
             text = f"{known.lifecycle} → {line.lifecycle}"

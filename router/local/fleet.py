@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -16,10 +16,12 @@ from msgspec import Struct
 from router.errors import ConfigError
 from router.local.supervisor import Child
 from router.local.tokenizer import write_tokenizer
+from router.process.serving import unbindable
 from router.protocol.values import Role
 
 READY_S = 300.0
 _POLL_S = 0.1
+_WATCH_AGAIN_S = 1.0
 _LOCALHOST = "127.0.0.1"
 
 
@@ -56,9 +58,11 @@ class Fleet:
     def __init__(self, plan: FleetPlan) -> None:
         self.plan = plan
         self.nats_port = free_port()
-        self.router_port = _claimable(plan.router_port) if plan.router_port else free_port()
+        self.router_port = _claimable("port", plan.router_port) if plan.router_port else free_port()
         self._secret = _secret(plan.directory) if plan.shares else ()
-        self.openai_port = _claimable(plan.openai_port) if plan.openai_port else free_port()
+        self.openai_port = (
+            _claimable("openai_port", plan.openai_port) if plan.openai_port else free_port()
+        )
         self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
         self.router = self._child("router", self._router_command())
         self.openai = self._child("openai", self._openai_command())
@@ -108,6 +112,19 @@ class Fleet:
         async with asyncio.timeout(READY_S), httpx.AsyncClient() as client:
             while not (await self._is_ready(client) and await self._forwards(client)):
                 await asyncio.sleep(_POLL_S)
+
+    async def watch_dashboard(self) -> None:
+        """Watch until cancelled, and again should the router be started anew."""
+        while True:
+            with suppress(httpx.HTTPError):
+                await self._watch_once()
+            await asyncio.sleep(_WATCH_AGAIN_S)
+
+    async def _watch_once(self) -> None:
+        url = f"{self.router_url}/dashboard/stream"
+        async with httpx.AsyncClient(timeout=None) as client, client.stream("GET", url) as answer:  # noqa: S113 - it ends with the router
+            async for _ in answer.aiter_raw():
+                pass
 
     async def _forwards(self, client: httpx.AsyncClient) -> bool:
         try:
@@ -183,12 +200,14 @@ def free_port() -> int:
         return port
 
 
-def _claimable(port: int) -> int:
+def _claimable(setting: str, port: int) -> int:
     """Somebody else's router on our port would look much like ours. Raises ConfigError."""
     try:
         socket.create_server((_LOCALHOST, port)).close()
     except OSError as error:
-        raise ConfigError("port", f"cannot listen on {port}: {error}", "a free port") from error
+        problem = f"cannot listen on {port}: {unbindable(error)}"
+        allowed = f"a free port, as --{setting.replace('_', '-')} N; 0 takes any"
+        raise ConfigError(setting, problem, allowed) from error
     return port
 
 

@@ -36,6 +36,21 @@ def fleet_table(fleet: Fleet, endpoints: Mapping[Rank, str]) -> str:
     )
 
 
+def where_to_go_on(fleet: Fleet) -> str:
+    """What can be opened and asked now."""
+    prompt = '{"model": "default", "prompt": "Once upon a time", "max_tokens": 16}'
+    return "\n".join(
+        [
+            f"\nserving at {fleet.router_url}",
+            f"  dashboard         {fleet.router_url}/",
+            f"  OpenAI endpoint   {fleet.openai_url}/v1 (model: default)",
+            f"  try it            curl {fleet.openai_url}/v1/completions "
+            f"-H 'content-type: application/json' \\\n                      -d '{prompt}'",
+            f"  who is there      curl {fleet.router_url}/workers",
+        ]
+    )
+
+
 def header() -> str:
     """Above the rows. A rank is shown as worker/dp_rank."""
     groups = " " * 42 + "placed by the router" + " " * 19 + "│ round-robin"

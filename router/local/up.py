@@ -18,6 +18,8 @@ from router.local.sharing_demo import SharingDemo
 from router.local.workload import conversations
 
 REQUEST_TIMEOUT_S = 60.0
+SLOW_S = 15.0
+"""A start that takes longer is explained."""
 
 
 async def up(config: UpConfig, stop: asyncio.Event) -> None:
@@ -41,29 +43,50 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
         )
         _say(f"starting a bus, a router and {workers} workers …")
         async with fleet.running(_complain):
-            shown = asyncio.create_task(_show(fleet, config))
+            shown = asyncio.create_task(_show_watched(fleet, config))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((shown, stopped), return_when=asyncio.FIRST_COMPLETED)
             if shown.done():
                 await shown
-                await (stopped if config.stay else asyncio.sleep(0))
             for task in (shown, stopped):
                 task.cancel()
             _say("\nstopping …")
     _say("stopped")
 
 
+async def _show_watched(fleet: Fleet, config: UpConfig) -> None:
+    """The dashboard remembers what falls while somebody watches, so that whoever opens it after the
+    demonstration finds that there.
+    """
+    slow = asyncio.get_running_loop().call_later(SLOW_S, _say, _slow_start(fleet))
+    try:
+        await fleet.until_ready()
+    finally:
+        slow.cancel()
+    watching = asyncio.create_task(fleet.watch_dashboard())
+    try:
+        await _show(fleet, config)
+        if config.stay:
+            await asyncio.Event().wait()
+    finally:
+        watching.cancel()
+
+
+def _slow_start(fleet: Fleet) -> str:
+    return (
+        "still starting: the first start on a machine compiles kernels, about a minute "
+        f"(logs: {fleet.plan.directory})"
+    )
+
+
 async def _show(fleet: Fleet, config: UpConfig) -> None:
-    await fleet.until_ready()
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
         demo = Demo(client, fleet.router_url)
         _say(report.fleet_table(fleet, await demo.look_around()))
         _say(f"\nwatch it in a browser: {fleet.router_url}/")
         for demonstration in _demonstrations(fleet, config, demo, client):
             await _demonstrate(demonstration)
-    _say(f"\nserving at {fleet.router_url}; try: curl {fleet.router_url}/workers")
-    _say(f"dashboard: {fleet.router_url}/")
-    _say(f"OpenAI's interface: {fleet.openai_url}/v1, for any client of it; model: default")
+    _say(report.where_to_go_on(fleet))
     if config.stay:
         _say("Ctrl-C stops everything")
 

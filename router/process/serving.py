@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import signal
 import socket
@@ -59,14 +60,21 @@ def _keep_for_good() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
+def unbindable(error: OSError) -> str:
+    """Why an address cannot be listened on, in the system's words alone."""
+    in_use = "another process listens there"
+    return in_use if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+
+
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that is bound before anything depends on it. Raises ConfigError."""
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        problem = f"cannot listen on {host}:{port}: {error}"
-        raise ConfigError("http_port", problem, "a free port of this machine") from error
+        problem = f"cannot listen on {host}:{port}: {unbindable(error)}"
+        allowed = "a free port, as --http-port N; 0 takes any"
+        raise ConfigError("http_port", problem, allowed) from error
     with listener:
         yield listener
 

@@ -7,9 +7,9 @@ its limits and a description: its documentation, its `--help` and its validation
 keys are errors wherever they come from.
 """
 
-import argparse
 import re
 import tomllib
+from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from router.errors import ConfigError
 from router.masking import HIDDEN, is_secret, masked
 from router.process.aliases import Alias, Given, by_key, by_variable
+from router.process.command_line import Parser, add_flag
 from router.process.effective import print_and_exit
 
 T = TypeVar("T", bound=Struct)
@@ -96,7 +97,7 @@ def load_with_sources(
     `elsewhere`: settings that this process has when it is started otherwise, and how. Two names of
     a setting in one source have to agree.
     """
-    flags = vars(_parser(config_type, elsewhere, aliases).parse_args(arguments))
+    flags = vars(_parser(config_type, prefix, elsewhere, aliases).parse_args(arguments))
     path = flags.pop("config", None) or environment.get(f"{prefix}CONFIG")
     is_asked_for = flags.pop("show_config", False)
     own = _from_environment(environment, prefix)
@@ -134,9 +135,7 @@ def first_look(
     key: str, arguments: Sequence[str], environment: Mapping[str, str], prefix: str
 ) -> object:
     """What is said of one setting, whatever is said of others, or None. Raises ConfigError."""
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
-    )
+    parser = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
     for flag in (key, "config"):
         parser.add_argument(f"--{flag.replace('_', '-')}")
     flags = vars(parser.parse_known_args(arguments)[0])
@@ -162,32 +161,31 @@ def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
 
 
 def _parser(
-    config_type: type[Struct], elsewhere: Mapping[str, str], aliases: Sequence[Alias]
-) -> argparse.ArgumentParser:
-    name_of_process = config_type.__name__.removesuffix("Config").lower()
-    parser = argparse.ArgumentParser(prog=name_of_process, argument_default=argparse.SUPPRESS)
+    config_type: type[Struct], prefix: str, elsewhere: Mapping[str, str], aliases: Sequence[Alias]
+) -> Parser:
+    program = _program(prefix)
+    parser = Parser(prog=program, usage=f"{program} [options]", argument_default=SUPPRESS)
+    if prefix in PREFIXES:
+        parser.epilog = f"Each can also be set in the environment, as {prefix}CONFIG and so on."
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys")
     shown = "print every setting and where it comes from, and exit"
     parser.add_argument("--show-config", action="store_true", help=shown)
     defaults = {}
     for name, default, text in describe(config_type):
         defaults[name] = default
-        _add_flag(parser, name, default, f"{text} (default: {default})".replace("%", "%%"))
+        add_flag(parser, name, default, text)
     for name in elsewhere:
-        parser.add_argument(f"--{name.replace('_', '-')}", nargs="?", help=argparse.SUPPRESS)
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="?", help=SUPPRESS)
     for alias in aliases:
         if alias.key not in defaults:
             default = None if alias.setting is None else defaults[alias.setting]
-            _add_flag(parser, alias.key, default, argparse.SUPPRESS)
+            add_flag(parser, alias.key, default, SUPPRESS)
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, default: object, shown: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(default, bool):
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=shown)
-    else:
-        parser.add_argument(flag, metavar="VALUE", help=shown)
+def _program(prefix: str) -> str:
+    name = prefix.removeprefix(ROUTER_PREFIX).rstrip("_").lower()
+    return {"": "kv-router serve", "agent": "kv-worker-agent run"}.get(name, f"kv-router {name}")
 
 
 def _from_file(path: str | None) -> dict[str, Any]:

@@ -179,10 +179,13 @@ def _check_bind(config: SecurityConfig) -> None:
     has_callers = bool(config.token_file or config.tls_client_ca_file)
     if is_loopback(config.host) or has_callers or config.insecure_public_bind:
         return
-    reason = f"{config.host!r} is reached from outside, and nobody there has to say who he is"
+    reason = (
+        f"{config.host!r} can be reached from other machines, and callers would not have to say "
+        "who they are"
+    )
     allowed = (
-        "127.0.0.1; or with token_file or tls_client_ca_file; or with insecure_public_bind, "
-        "where a network keeps others out"
+        "127.0.0.1; token_file or tls_client_ca_file, so that they have to; "
+        "insecure_public_bind, if the network keeps others out"
     )
     raise ConfigError("host", reason, allowed)
 

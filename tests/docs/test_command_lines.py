@@ -18,9 +18,14 @@ from router.security.route_scopes import ROUTE_SCOPES
 from worker_agent.config import load_agent_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PARTS = [
+    path
+    for part in ("deploy", "router", "worker_agent")
+    for path in (ROOT / part).rglob("README.md")
+]
+PAGES = [ROOT / "README.md", *sorted(PARTS), *sorted((ROOT / "docs").glob("*.md"))]
 EVERY = [
-    pytest.param(page.read_text(), command.text, id=f"{page.name}-{number}")
+    pytest.param(page.read_text(), command.text, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
     for number, command in enumerate(commands(page.read_text()))
 ]

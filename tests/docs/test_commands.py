@@ -16,8 +16,14 @@ from servers import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-RUN = [name for name in PAGES if any(not c.elsewhere for c in commands((DOCS / name).read_text()))]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
+RUN = [name for name in PAGES if any(not c.elsewhere for c in commands((ROOT / name).read_text()))]
+PARTS = [
+    path
+    for part in ("deploy", "router", "tests", "worker_agent")
+    for path in (ROOT / part).rglob("README.md")
+]
+NOT_RUN = [*PAGES, *sorted(str(path.relative_to(ROOT)) for path in PARTS)]
 PAGE_S = 400
 pytestmark = [
     pytest.mark.integration,
@@ -67,6 +73,10 @@ def test_a_page(name, fleet, tmp_path):
             end(process)
         said.seek(0)
         assert status == 0, said.read()
+    for number, command in enumerate(commands(page(name))):
+        if command.elsewhere is None:
+            told = (tmp_path / f"said-{number}").read_text()
+            assert command.missed(told) == [], f"{command.text}\n{told}"
 
 
 def end(process):
@@ -77,11 +87,12 @@ def end(process):
 
 
 def page(name):
-    return (DOCS / name).read_text()
+    return (ROOT / name).read_text()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_what_is_run_elsewhere_is(name):
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_what_is_not_run_here_is_run_elsewhere(name):
     for command in commands(page(name)):
+        assert name in RUN or command.elsewhere, command.text
         if command.elsewhere:
             assert (ROOT / command.elsewhere).is_file()

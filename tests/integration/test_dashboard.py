@@ -119,7 +119,7 @@ async def test_a_decision_is_explained_and_stays_while_others_fall(page, fleet):
     number = await page.page.locator("#decisions button").count()
     await eventually(lambda: another_falls(page, fleet, number))
     assert await page.page.inner_text("#decision .because") == before
-    await page.page.click("text=Go on with the newest")
+    await page.page.click("text=Follow the newest")
     await page.until("document.querySelector('#decisions button').ariaCurrent === 'true'")
 
 
@@ -127,7 +127,7 @@ async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
     await ask(fleet, *QUESTIONS)
     await page.page.fill("#prompt", SYSTEM + QUESTIONS[0])
     await page.page.click("#look button[type=submit]")
-    await page.says("#look-answer .note", "As the engine of worker-")
+    await page.says("#look-answer .note", "Tokenized by the engine of worker-")
     await page.says("#look-answer .because", "already holds")
     await page.says("#announce", "It would go to worker-")
     await page.page.select_option("#look-kind", "tokens")
@@ -136,7 +136,7 @@ async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
     await page.says("#look-answer .note", "As given: 3 tokens (1, 2, 3)")
     await page.page.fill("#prompt", "1, two, 3")
     await page.page.click("#look button[type=submit]")
-    await page.says("#look-answer .refusal", "“two” is no token id")
+    await page.says("#look-answer .refusal", "“two” is not a token id")
     async with httpx.AsyncClient(base_url=fleet.router_url) as client:
         await eventually(lambda: equals(_reservations(client), 0.0))
 
@@ -149,7 +149,7 @@ async def test_it_is_readable_and_usable_by_all(opened, fleet, scheme):
         await page.until("document.querySelectorAll('#decisions button').length >= 4")
         await page.page.fill("#prompt", SYSTEM + QUESTIONS[1])
         await page.page.click("#look button[type=submit]")
-        await page.says("#look-answer h3", "was chosen")
+        await page.says("#look-answer h3", "It would go to worker-")
         for width in (320, 1440, 3840):
             await page.page.set_viewport_size({"width": width, "height": 900})
             assert await page.overflows_by() <= 0
@@ -171,7 +171,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.page.locator("#decisions button", has_text=FOUND).nth(1).click()
             await page.page.fill("#prompt", SYSTEM + "Is the reading room open on Sundays?")
             await page.page.click("#look button[type=submit]")
-            await page.says("#look-answer h3", "was chosen")
+            await page.says("#look-answer h3", "It would go to worker-")
             await page.page.evaluate("document.activeElement.blur()")
             await page.picture(f"dashboard-{scheme}")
 
@@ -218,13 +218,13 @@ async def test_a_worker_that_is_silent_is_on_the_time_line(page, fleet):
         await page.until("document.querySelector('#events [data-severity=fault]') !== null")
     finally:
         os.kill(fleet.workers[0].pid, signal.SIGCONT)
-    await page.says("#events", "worker-1 is here")
+    await page.says("#events", "worker-1: joined")
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
 
 
 async def test_a_router_that_is_gone_is_missed_and_found_again(page, fleet):
     os.kill(fleet.router.pid, signal.SIGKILL)
-    await page.says("#banner", "What you see is of")
+    await page.says("#banner", "Showing data from")
     await page.says("#status", "Not connected")
     await page.says("#status", "Ready")
     await page.until("document.querySelector('#banner').hidden")
@@ -247,7 +247,7 @@ async def test_whoever_has_no_token_is_asked_for_one(opened, tmp_path):
         await page.page.fill("#token", "boss-boss-boss-boss")
         await page.page.click("#sign-in button")
         await page.says("#status", "Not ready: no schedulable workers")
-        await page.says("#workers-empty", "No worker yet")
+        await page.says("#workers-empty", "No workers yet")
         await page.page.select_option("#look-kind", "tokens")
         await page.page.fill("#prompt", "1 2 3")
         await page.page.click("#look button[type=submit]")
@@ -264,7 +264,10 @@ async def test_what_is_wired_wrongly_is_said_with_what_to_do(opened):
         longer = Observation(1, Scope("m", "g"), None, 4, 100, 0, 0, 0, 101, 0)
         for _ in range(20):
             router.service._host.core.closed_loop.note(longer, lambda: None, time.monotonic())
-        await page.says("#findings-list", "likely the chat template")
+        await page.says("#findings-list", "Likely the chat template")
+        await page.says("#findings-list .concerned", "model m, group g (20 requests)")
+        await page.says("#findings-list .concerned", "worker 1 (20 requests)")
+        assert await page.page.locator("#findings-list > li").count() == 1
         await page.says("#findings-list", "What to do: render prompts as the engine does")
         await page.says("#events", "likely chat_template")
         await page.picture("findings")

@@ -60,7 +60,7 @@ function state(name, text) {
 
 function showReadiness({ ready, reasons, degraded }) {
   if (!ready) state("not-ready", `Not ready: ${reasons.join("; ")}`);
-  else if (store.mispredicted.length) state("degraded", "Ready, but something is wired wrongly");
+  else if (store.mispredicted.length) state("degraded", "Ready, but something looks misconfigured");
   else if (degraded.length) state("degraded", `Ready, but ${degraded.join("; ")}`);
   else state("ready", "Ready");
 }
@@ -85,7 +85,7 @@ const watching = new Watching(
     if (name === "lost") {
       document.body.dataset.live = "no";
       state("lost", "Not connected");
-      const since = store.at ? ` What you see is of ${clock(store.at)}.` : "";
+      const since = store.at ? ` Showing data from ${clock(store.at)}.` : "";
       const again = h("button", { type: "button", click: () => watching.start() }, "Try now");
       banner("fault", `${problem.text}${since} Trying again in ${problem.waitS} s.`, again);
     }
@@ -96,8 +96,8 @@ function askForToken({ status, text }) {
   document.body.dataset.live = "no";
   state("lost", status === 401 ? "Sign in to watch" : "This token may not watch");
   byId("sign-in").hidden = false;
-  const known = status === 403 ? " Asking where a prompt would go may work all the same." : "";
-  say(byId("sign-in-why"), token.get() ? `${text}.${known}` : "This router wants a bearer token.");
+  const known = status === 403 ? " You may still ask where a prompt would go." : "";
+  say(byId("sign-in-why"), token.get() ? `${text}.${known}` : "This router requires a bearer token.");
   if (status === 401) byId("token").focus();
 }
 
@@ -111,7 +111,7 @@ byId("sign-in").addEventListener("submit", (event) => {
 byId("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   set(byId("pause"), "aria-pressed", String(isPaused));
-  say(byId("pause"), isPaused ? "Go on" : "Pause");
+  say(byId("pause"), isPaused ? "Resume" : "Pause");
   announce(isPaused ? "Paused" : "Live");
   show();
 });

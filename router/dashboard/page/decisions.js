@@ -2,7 +2,7 @@
 
 import { byId, h, Keyed, replace, say } from "./dom.js";
 import { cachedShare, explained, heldBar } from "./explain.js";
-import { clock, count, percent, seconds } from "./format.js";
+import { clock, count, percent, plural, seconds } from "./format.js";
 
 export class Decisions {
   constructor(store) {
@@ -25,7 +25,7 @@ export class Decisions {
 
   note(decisions, skipped) {
     if (!decisions.length) return "";
-    const sampled = skipped ? `a sample; ${count(skipped)} more were made` : "all of them";
+    const sampled = skipped ? `a sample: ${count(skipped)} more are not shown` : "all are shown";
     return this.isFollowing ? `${sampled} · the newest is explained` : `${sampled}`;
   }
 
@@ -59,9 +59,9 @@ export class Decisions {
     }
     const { decision, is_booked } = this.chosen;
     const element = explained(decision, this.store);
-    if (!is_booked) element.append(h("p", { class: "note" }, "It was only asked for, nothing is booked."));
+    if (!is_booked) element.append(h("p", { class: "note" }, "Only asked: nothing was booked."));
     if (!this.isFollowing) {
-      element.append(h("button", { type: "button", click: () => this.follow() }, "Go on with the newest"));
+      element.append(h("button", { type: "button", click: () => this.follow() }, "Follow the newest"));
     }
     replace(place, element);
   }
@@ -74,7 +74,7 @@ export class Decisions {
       { type: "button", click: () => this.choose(seen) },
       h("strong", {}, `→ ${this.store.nameOf(decision.worker_id, decision.dp_rank)}`),
       h("span", { class: "note" }, clock(decision.at)),
-      h("span", {}, `${count(decision.isl_tokens)} tokens, ${percent(cachedShare(chosen, decision))} cached`),
+      h("span", {}, `${plural(decision.isl_tokens, "token")}, ${percent(cachedShare(chosen, decision))} cached`),
       h("span", { class: "note" }, seconds(chosen.predicted.time_to_first_token_s)),
       heldBar(chosen, decision),
     );
@@ -86,7 +86,7 @@ function nobodyAsked() {
   return h(
     "div",
     { class: "empty" },
-    h("p", {}, "No decision yet, since you came."),
-    h("p", {}, "Send a request through the router, or try a prompt in the box beside this."),
+    h("p", {}, "No decisions yet."),
+    h("p", {}, "Send a request through the router, or try a prompt under “Where would this prompt go?”."),
   );
 }

@@ -26,7 +26,7 @@ export class Events {
       .sort((a, b) => b.at - a.at || b.entry_id - a.entry_id);
     this.list.show(events, (each) => each.entry_id);
     byId("events-empty").hidden = events.length > 0;
-    say(byId("events-empty"), "Nothing went wrong, as far as this router remembers.");
+    say(byId("events-empty"), "Nothing has gone wrong.");
     this.line(events);
   }
 

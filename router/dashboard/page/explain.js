@@ -12,37 +12,37 @@ export const TIERS = [
 
 /** What each policy's cost is the sum of. Those that end in _s are seconds. */
 const PARTS = {
-  queue_s: ["wait for its turn", "part-5"],
-  room_s: ["wait for room in the cache", "part-4"],
-  prefill_s: ["compute the prompt", "part-1"],
-  stream_s: ["write the answer", "part-6"],
-  delay_s: ["delay of requests that are there", "part-2"],
-  future_s: ["delay of requests to come", "part-7"],
-  pushed_s: ["compute again what is pushed out", "part-3"],
-  slow_start_s: ["the worker has just started", "part-8"],
+  queue_s: ["waiting for its turn", "part-5"],
+  room_s: ["waiting for cache space", "part-4"],
+  prefill_s: ["computing the prompt", "part-1"],
+  stream_s: ["writing the answer", "part-6"],
+  delay_s: ["delaying current requests", "part-2"],
+  future_s: ["delaying future requests", "part-7"],
+  pushed_s: ["recomputing evicted blocks", "part-3"],
+  slow_start_s: ["worker just started", "part-8"],
   prefill_blocks: ["blocks to compute", "part-1"],
   decode_blocks: ["blocks in use", "part-2"],
-  active_request_blocks: ["requests there", "part-5"],
+  active_request_blocks: ["active requests", "part-5"],
   uncached_fraction: ["share not cached", "part-1"],
-  requests: ["requests there", "part-2"],
-  foreign_requests: ["requests of others", "part-5"],
-  queued_token_requests: ["tokens queued × requests", "part-2"],
+  requests: ["active requests", "part-2"],
+  foreign_requests: ["requests from elsewhere", "part-5"],
+  queued_token_requests: ["queued tokens × requests", "part-2"],
   own_token_requests: ["own tokens × requests", "part-1"],
   preference: ["the request's preferences", "part-4"],
   cost: ["cost", "part-6"],
 };
 
 const FILTERS = {
-  allowed_worker_ids: "the request allows other workers only",
+  allowed_worker_ids: "the request allows only other workers",
   excluded_worker_ids: "the request excludes it",
-  pinned_worker: "the request is pinned to another",
-  required_taints: "it lacks a label that the request requires",
-  lora_name: "it does not serve the LoRA",
-  lora: "it does not serve the LoRA",
-  busy: "it is busy, above a threshold",
-  unschedulable: "it takes no new requests",
-  draining: "it is draining",
-  cordoned: "an operator has cordoned it",
+  pinned_worker: "the request is pinned to another worker",
+  required_taints: "missing a label that the request requires",
+  lora_name: "does not serve the LoRA adapter",
+  lora: "does not serve the LoRA adapter",
+  busy: "busy, above a threshold",
+  unschedulable: "accepts no new requests",
+  draining: "draining",
+  cordoned: "cordoned by an operator",
 };
 
 const isInSeconds = (candidate) => Object.keys(candidate.parts).some((name) => name.endsWith("_s"));
@@ -81,7 +81,7 @@ export function because(decision, store) {
   const name = store.nameOf(decision.worker_id, decision.dp_rank);
   const full = Math.floor(decision.isl_tokens / decision.block_size);
   const sentences = [
-    `The prompt has ${plural(decision.isl_tokens, "token")}, which is ${plural(full, "full block")} of ${decision.block_size}.`,
+    `The prompt has ${plural(decision.isl_tokens, "token")}: ${full ? plural(full, "full block") : "less than one block"} of ${decision.block_size}.`,
   ];
   const cached = chosen.predicted_cached_blocks;
   if (cached) {
@@ -93,8 +93,8 @@ export function because(decision, store) {
     const holder = rest.find((each) => each.predicted_cached_blocks);
     sentences.push(
       holder
-        ? `${name} holds nothing of it, though ${store.nameOf(holder.worker_id, holder.dp_rank)} holds ${plural(holder.predicted_cached_blocks, "block")}.`
-        : "Nobody shown here holds anything of it, so all of it has to be computed wherever it goes.",
+        ? `${name} holds none of it, although ${store.nameOf(holder.worker_id, holder.dp_rank)} holds ${plural(holder.predicted_cached_blocks, "block")}.`
+        : "No candidate holds any of it, so the whole prompt has to be computed wherever it goes.",
     );
   }
   sentences.push(...compared(decision, chosen, rest, store));
@@ -106,23 +106,22 @@ function compared(decision, chosen, rest, store) {
   if (!next) return ["It was the only candidate."];
   const other = store.nameOf(next.worker_id, next.dp_rank);
   const ahead = chosen.predicted.time_to_first_token_s;
-  const time = `The first token is predicted after ${seconds(ahead)} there, after ${seconds(next.predicted.time_to_first_token_s)} at ${other}.`;
+  const time = `The first token is expected after ${seconds(ahead)}; on ${other} it would be ${seconds(next.predicted.time_to_first_token_s)}.`;
   const unit = isInSeconds(chosen) ? seconds : amount;
-  if (decision.policy === "round-robin" || decision.policy === "random") return [`The policy ${decision.policy} looks at no cost.`, time];
+  if (decision.policy === "round-robin" || decision.policy === "random") return [`The policy ${decision.policy} ignores cost.`, time];
   if (chosen.cost > next.cost) {
-    return [time, `By cost ${other} would have been cheaper (${unit(next.cost)} against ${unit(chosen.cost)}); among near equals the choice is by chance.`];
+    return [time, `${other} would have cost less (${unit(next.cost)} against ${unit(chosen.cost)}): between near equals the choice is random.`];
   }
-  const tie = chosen.cost === next.cost ? "the same as" : "the least; next is";
-  return [time, `Its cost, ${unit(chosen.cost)}, is ${tie} ${other}${chosen.cost === next.cost ? "" : ` with ${unit(next.cost)}`}.`];
+  const rival = chosen.cost === next.cost ? `equal to that of ${other}` : `the lowest; ${other} comes next with ${unit(next.cost)}`;
+  return [time, `Its cost of ${unit(chosen.cost)} is ${rival}.`];
 }
 
 /** The whole explanation. */
-export function explained(decision, store, level = 3) {
-  const heading = `h${level}`;
+export function explained(decision, store, heading = null) {
   return h(
     "div",
     { class: "explained" },
-    h(heading, {}, `${store.nameOf(decision.worker_id, decision.dp_rank)} was chosen`),
+    h("h3", {}, heading ?? `${store.nameOf(decision.worker_id, decision.dp_rank)} was chosen`),
     h("div", { class: "because" }, because(decision, store).map((sentence) => h("p", {}, sentence))),
     candidatesTable(decision, store),
     keys(decision),
@@ -134,7 +133,7 @@ export function explained(decision, store, level = 3) {
       decision.routing_group === "default" ? "" : ` · group ${decision.routing_group}`,
       decision.request_id ? ` · request ${decision.request_id}` : "",
     ),
-    h("details", {}, h("summary", {}, "Settings that counted"), settings(decision.settings)),
+    h("details", {}, h("summary", {}, "Settings used"), settings(decision.settings)),
   );
 }
 
@@ -143,7 +142,7 @@ function candidatesTable(decision, store) {
   const positive = (each) => Object.values(each.parts).reduce((sum, part) => sum + Math.max(part, 0), 0);
   const most = Math.max(...shown.map(positive), 1e-12);
   const isByChance = shown.some((each) => each.chance !== null && each.chance > 0 && each.chance < 1);
-  const heads = ["Candidate", "Held of the prompt", isInSeconds(shown[0]) ? "Cost, in time" : "Cost", "First token"];
+  const heads = ["Candidate", "Prompt held", isInSeconds(shown[0]) ? "Cost (time)" : "Cost", "First token"];
   if (isByChance) heads.push("Chance");
   const beyond = decision.candidates - shown.length;
   return h(
@@ -156,7 +155,7 @@ function candidatesTable(decision, store) {
       h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, shown.map((each, i) => candidateRow(each, i, decision, store, most, isByChance))),
     ),
-    beyond > 0 ? h("p", { class: "note" }, `and ${plural(beyond, "candidate")} that cost more`) : null,
+    beyond > 0 ? h("p", { class: "note" }, `and ${plural(beyond, "candidate")} with a higher cost`) : null,
   );
 }
 
@@ -224,7 +223,7 @@ function leftOut(decision, store) {
   return h(
     "div",
     { class: "left-out" },
-    h("h4", {}, "Who could not be chosen"),
+    h("h4", {}, "Could not be chosen"),
     h(
       "ul",
       {},

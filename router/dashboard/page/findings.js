@@ -1,4 +1,4 @@
-// What is likely wired wrongly: predictions that engines do not meet.
+// What is likely misconfigured: predictions that engines do not meet, one card a cause.
 
 import { byId, h, replace } from "./dom.js";
 import { plural } from "./format.js";
@@ -10,28 +10,43 @@ export class Findings {
   }
 
   show() {
-    const found = this.store.mispredicted;
-    const said = JSON.stringify(found.map(({ since_s, ...rest }) => rest));
-    byId("findings").hidden = found.length === 0;
+    const cards = byCause(this.store.mispredicted);
+    const said = JSON.stringify(cards, (name, value) => (name === "since_s" ? undefined : value));
+    byId("findings").hidden = cards.length === 0;
     if (said === this.said) return;
     this.said = said;
-    replace(byId("findings-list"), found.map((each) => h("li", {}, this.finding(each))));
+    replace(byId("findings-list"), cards.map((each) => h("li", {}, this.card(each))));
   }
 
-  finding({ model_name, routing_group, worker_id, tenant, requests, causes }) {
+  /** The widest finding speaks for those of the same cause, and all of them are listed. */
+  card(found) {
+    const [cause, ...others] = found[0].causes;
+    const also = others.map((each) => h("li", {}, h("b", {}, words(each.name)), `: ${each.because}. What to do: ${each.remedy}.`));
+    return [
+      h("p", {}, h("strong", {}, `Likely ${words(cause.name)}`), `: ${cause.because}.`),
+      h("p", {}, `What to do: ${cause.remedy}.`),
+      h("ul", { class: "concerned", "aria-label": "Concerned" }, found.map((each) => h("li", {}, this.concerned(each)))),
+      also.length ? h("details", {}, h("summary", {}, "What else it may be"), h("ul", {}, also)) : null,
+    ];
+  }
+
+  concerned({ model_name, routing_group, worker_id, tenant, requests }) {
     const whose = [`model ${model_name}`];
     if (routing_group !== "default") whose.push(`group ${routing_group}`);
     if (worker_id !== null) whose.push(this.store.nameOf(worker_id));
     if (tenant !== null) whose.push(`tenant ${tenant}`);
-    const [first, ...others] = causes;
-    const also = others.map((each) => h("li", {}, h("b", {}, words(each.name)), `: ${each.because}. What to do: ${each.remedy}.`));
-    return [
-      h("p", {}, h("strong", {}, `${whose.join(", ")}: likely ${words(first.name)}`), ` (${plural(requests, "request")} say so)`),
-      h("p", {}, `${first.because}.`),
-      h("p", {}, `What to do: ${first.remedy}.`),
-      also.length ? h("details", {}, h("summary", {}, "What else it may be"), h("ul", {}, also)) : null,
-    ];
+    return `${whose.join(", ")} (${plural(requests, "request")})`;
   }
+}
+
+/** Findings of one cause together, in the order of their first. */
+function byCause(findings) {
+  const cards = new Map();
+  for (const each of findings) {
+    const name = each.causes[0].name;
+    cards.set(name, [...(cards.get(name) ?? []), each]);
+  }
+  return [...cards.values()];
 }
 
 const words = (name) => `the ${name.replaceAll("_", " ")}`;

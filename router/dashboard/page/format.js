@@ -5,11 +5,11 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 
 export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
 export const compact = (n) => (Math.abs(n) < 10_000 ? count(n) : short.format(n));
-/** Only all is 100 %, and only nothing 0 %. */
+/** Only all is 100%, and only nothing 0%. */
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  if (share <= 0 || share >= 1) return share > 0 ? "100 %" : "0 %";
-  return `${Math.min(99, Math.max(1, Math.round(share * 100)))} %`;
+  if (share <= 0 || share >= 1) return share > 0 ? "100%" : "0%";
+  return `${Math.min(99, Math.max(1, Math.round(share * 100)))}%`;
 }
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;

@@ -15,28 +15,28 @@ export function showGlance(store) {
   curve(byId("rate-curve"), history, ["decisions_per_s"], 0, "decisions a second, the last minutes");
   say(byId("rate-note"), `${compact(totals.decisions)} so far, ${compact(totals.prompt_tokens)} prompt tokens`);
   say(byId("active"), count(totals.active_requests));
-  say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waits");
-  curve(byId("active-curve"), history, ["active_requests"], 0, "requests under way, the last minutes");
+  say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waiting");
+  curve(byId("active-curve"), history, ["active_requests"], 0, "requests in flight, the last minutes");
   const saved = totals.predicted_cached_tokens;
-  say(byId("active-note"), `${compact(saved)} tokens need not be computed, so far`);
+  say(byId("active-note"), `${compact(saved)} prompt tokens saved so far`);
   showTrust(store);
 }
 
 function hitsNote(totals) {
-  if (totals.predicted_hits === null && totals.actual_hits === null) return "no prompts of late";
-  if (totals.actual_hits === null) return "predicted; engines do not say what they found";
-  if (totals.predicted_hits === null) return "found; nothing was placed here of late";
+  if (totals.predicted_hits === null && totals.actual_hits === null) return "no recent prompts";
+  if (totals.actual_hits === null) return "predicted; not yet reported by engines";
+  if (totals.predicted_hits === null) return "reported; nothing placed here recently";
   const gap = Math.round(Math.abs(totals.predicted_hits - totals.actual_hits) * 100);
-  return `${percent(totals.predicted_hits)} predicted, ${gap} points apart`;
+  return gap ? `${percent(totals.predicted_hits)} predicted, ${plural(gap, "point")} off` : "as predicted";
 }
 
-const hitsLabel = (t) => `predicted ${percent(t.predicted_hits)}, found ${percent(t.actual_hits)}`;
+const hitsLabel = (t) => `predicted ${percent(t.predicted_hits)}, reported ${percent(t.actual_hits)}`;
 
 function showTrust(store) {
   const { totals } = store;
   say(byId("workers-up"), count(totals.schedulable_workers));
   const others = totals.workers - totals.schedulable_workers;
-  say(byId("workers-note"), `of ${count(totals.workers)} take requests${others ? `, ${count(others)} do not` : ""}`);
+  say(byId("workers-note"), `of ${count(totals.workers)} accept requests${others ? `, ${count(others)} do not` : ""}`);
   const counts = new Map(TRUST.map((state) => [state, 0]));
   for (const { trust } of store.ranks.values()) counts.set(trust, counts.get(trust) + 1);
   const label = TRUST.map((state) => `${counts.get(state)} ${state}`).join(", ");

@@ -6,9 +6,9 @@ import { plural } from "./format.js";
 import { ask } from "./stream.js";
 
 const HELP = {
-  text: "An engine of the model is asked for its tokens (/tokenize).",
-  chat: "An engine of the model is asked for the tokens of a chat that begins with this message (/tokenize).",
-  tokens: "Numbers, with commas or spaces between them.",
+  text: "Tokenized by an engine that serves the model (/tokenize).",
+  chat: "Rendered and tokenized by an engine that serves the model, as the first message of a chat (/tokenize).",
+  tokens: "Numbers, separated by commas or spaces.",
 };
 
 export class LookBox {
@@ -56,9 +56,9 @@ export class LookBox {
         headers: { "content-type": "application/json" },
         body: JSON.stringify(body),
       });
-      replace(place, tokensNote(answer), explained(answer.decision, this.store));
-      const name = this.store.nameOf(answer.decision.worker_id, answer.decision.dp_rank);
-      this.announce(`It would go to ${name}. ${because(answer.decision, this.store).join(" ")}`);
+      const where = `It would go to ${this.store.nameOf(answer.decision.worker_id, answer.decision.dp_rank)}`;
+      replace(place, tokensNote(answer), explained(answer.decision, this.store, where));
+      this.announce(`${where}. ${because(answer.decision, this.store).join(" ")}`);
     } catch (error) {
       replace(place, h("p", { class: "refusal", role: "alert" }, error.message));
     }
@@ -84,13 +84,13 @@ export class LookBox {
 function tokenIds(text) {
   const words = text.replace(/[[\]]/g, " ").split(/[\s,]+/).filter(Boolean);
   const wrong = words.find((word) => !/^\d{1,10}$/.test(word) || Number(word) > 4_294_967_295);
-  if (wrong !== undefined) throw new Error(`“${wrong.slice(0, 40)}” is no token id: a whole number from 0 to 4294967295.`);
-  if (!words.length) throw new Error("There is no token id.");
+  if (wrong !== undefined) throw new Error(`“${wrong.slice(0, 40)}” is not a token id: a whole number from 0 to 4294967295.`);
+  if (!words.length) throw new Error("Enter at least one token id.");
   return words.map(Number);
 }
 
 function tokensNote({ tokenized_by, first_tokens, decision }) {
   const first = `${first_tokens.join(", ")}${decision.isl_tokens > first_tokens.length ? ", …" : ""}`;
-  const whose = tokenized_by === null ? "As given" : `As the engine of ${tokenized_by} counts them`;
+  const whose = tokenized_by === null ? "As given" : `Tokenized by the engine of ${tokenized_by}`;
   return h("p", { class: "note" }, `${whose}: ${plural(decision.isl_tokens, "token")} (${first}).`);
 }

@@ -11,7 +11,7 @@ const COLUMNS = [
   ["load", "Load", (row) => row.prefill_tokens * 1e6 + row.requests, "descending"],
   ["tiers", "Blocks held, by tier", (row) => row.device_blocks + row.host_blocks + row.disk_blocks + row.remote_blocks, "descending"],
   ["predicted", "Hits predicted", (row) => row.predicted_hits ?? -1, "descending"],
-  ["actual", "Hits found", (row) => row.actual_hits ?? -1, "descending"],
+  ["actual", "Hits reported", (row) => row.actual_hits ?? -1, "descending"],
 ];
 
 export class Workers {
@@ -82,15 +82,15 @@ export class Workers {
     byId("workers").hidden = rows.length === 0;
     if (rows.length) return;
     if (this.store.ranks.size) {
-      say(place, `None of ${plural(this.store.ranks.size, "rank")} is like that.`);
+      say(place, `None of ${plural(this.store.ranks.size, "rank")} matches.`);
       return;
     }
     if (place.querySelector("code")) return;
     replace(
       place,
-      h("p", {}, "No worker yet. They appear by themselves once an agent runs beside an engine:"),
+      h("p", {}, "No workers yet. A worker appears once an agent runs beside its engine:"),
       h("p", {}, h("code", {}, "kv-worker-agent run --nats-url nats://… --name worker-1")),
-      h("p", {}, "or once one is registered with POST /workers."),
+      h("p", {}, "or once it is registered with POST /workers."),
     );
   }
 
@@ -139,7 +139,7 @@ function makeRow() {
       put(2, [row.requests, row.foreign_requests, row.waiting, row.prefill_tokens, row.most, row.is_busy].join(), () => loadCell(row));
       put(3, [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks, worker.capacity_blocks].join(), () => tiersCell(row));
       put(4, String(row.predicted_hits), () => hitsCell(row.predicted_hits, "curve-1", "predicted"));
-      put(5, String(row.actual_hits), () => hitsCell(row.actual_hits, "curve-2", "found"));
+      put(5, String(row.actual_hits), () => hitsCell(row.actual_hits, "curve-2", "reported"));
     },
   };
 }
@@ -157,13 +157,13 @@ function trustCell({ trust, reason }) {
 
 function loadCell(row) {
   const requests = row.requests + row.foreign_requests;
-  const waits = row.waiting ? `, ${count(row.waiting)} wait` : "";
+  const waits = row.waiting ? `, ${count(row.waiting)} waiting` : "";
   const text = `${plural(requests, "request")}${waits}${row.is_busy ? ", busy" : ""}`;
   const tokens = `${compact(row.prefill_tokens)} prompt tokens to compute`;
   return [
     h("div", {}, text),
     bar([["load", row.prefill_tokens / row.most]], tokens),
-    h("span", { class: "sub" }, row.prefill_tokens ? tokens : "no prompt to compute"),
+    h("span", { class: "sub" }, row.prefill_tokens ? tokens : "nothing to compute"),
   ];
 }
 
@@ -181,6 +181,6 @@ function tiersCell(row) {
 }
 
 function hitsCell(share, name, what) {
-  if (share === null) return h("span", { class: "note" }, "–", h("span", { class: "unseen" }, ` nothing ${what} of late`));
+  if (share === null) return h("span", { class: "note" }, "–", h("span", { class: "unseen" }, ` nothing ${what} recently`));
   return h("div", { class: "pair" }, bar([[name, share]], `${percent(share)} ${what}`), h("span", {}, percent(share)));
 }

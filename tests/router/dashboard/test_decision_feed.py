@@ -2,7 +2,7 @@ import pytest
 
 from builders import World, rank
 from router.dashboard.decision_feed import CANDIDATES, KEPT, PER_S, WAITING, DecisionFeed
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import RankTarget, SelectRequest
 from router.sequence.prompt import prepare
 
 PROMPT = [*range(40)]
@@ -32,6 +32,15 @@ def test_a_decision_is_explained_when_somebody_asks(world):
     assert feed.explain_next(world.core, 0.0) is None
     assert list(feed.kept) == [seen]
     assert feed.prefixes.decisions == 1
+
+
+def test_where_a_worker_listens_is_no_decision(world):
+    feed, pinned = DecisionFeed(), {"pinned_worker": RankTarget(3)}
+    feed.take("select", *decided(world, **pinned), 0.0, 0.0)
+    assert feed.explain_next(world.core, 0.0) is None
+    assert (feed.skipped, feed.predicted) == (0, {})
+    feed.take("select_and_reserve", *decided(world, **pinned), 0.0, 0.0)
+    assert feed.explain_next(world.core, 0.0).is_booked
 
 
 def test_so_many_a_second_and_so_many_in_a_burst(world):

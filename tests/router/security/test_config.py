@@ -32,7 +32,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("prefix", LOADERS)
 def test_an_address_that_others_reach_needs_callers_to_say_who_they_are(prefix, file):
     load, public = LOADERS[prefix], {f"{prefix}HOST": ANY_HOST}
-    with pytest.raises(ConfigError, match="reached from outside") as refusal:
+    with pytest.raises(ConfigError, match="reached from other machines") as refusal:
         load([], public)
     assert refusal.value.key == "host"
     for word in ("token_file", "tls_client_ca_file", "insecure_public_bind"):

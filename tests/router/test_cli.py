@@ -1,0 +1,36 @@
+import pytest
+
+import worker_agent.cli
+from router.cli import main
+
+
+@pytest.mark.parametrize(("run", "command"), [(main, "serve"), (worker_agent.cli.main, "tiers")])
+def test_help_is_an_answer_and_nothing_is_a_mistake(run, command, capsys):
+    assert run(["--help"]) == 0
+    assert f"\n  {command} " in capsys.readouterr().out
+    assert run([""]) == 2
+    assert f"\n  {command} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", [main, worker_agent.cli.main])
+def test_an_unknown_command_is_named(run, capsys):
+    assert run(["servee"]) == 2
+    assert "there is no command 'servee'" in capsys.readouterr().err
+
+
+def test_what_was_probably_meant_is_said(capsys):
+    assert main(["servee"]) == 2
+    assert "did you mean serve?" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kv-router ")
+
+
+def test_help_of_a_command_names_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: kv-router serve [options]")
+    assert "KV_ROUTER_CONFIG" in said
