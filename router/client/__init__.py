@@ -4,6 +4,7 @@ from router.client.client import RouterClient
 from router.client.errors import RefusedError, UnansweredError
 from router.client.reservation import Reservation
 from router.client.settings import ClientSettings, Retries
+from router.client.written_tokens import WrittenTokens
 from router.protocol.batches import ItemResult, ReservationStep
 from router.protocol.replies import Decision
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
@@ -22,4 +23,5 @@ __all__ = [
     "SelectRequest",
     "UnansweredError",
     "Usage",
+    "WrittenTokens",
 ]

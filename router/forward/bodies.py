@@ -3,12 +3,13 @@
 Fields that nobody reads here go on as they came. The engine checks them; nothing is guessed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from router.client import WrittenTokens
 from router.errors import InvalidFieldError
 from router.process.bodies import decode_now
 from router.protocol.values import Name, TokenCount, TokenId, UInt
@@ -75,19 +76,19 @@ _read = msgspec.json.Decoder(_Read).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _texts = msgspec.json.Decoder(str | list[str]).decode
 _token_lists = msgspec.json.Decoder(list[list[TokenId]]).decode
-_token_list = msgspec.json.Decoder(list[TokenId]).decode
 
 
 class Asked(Struct, frozen=True):
     """A request for a completion. `fields`: its body, each field as it was written.
 
     `prompt`: a text or tokens, of several prompts the first; None of a chat, which has `messages`.
+    Tokens of the only prompt are not read: the router says what is wrong with them.
     """
 
     path: OpenAiPath
     fields: dict[str, Raw]
     read: _Read
-    prompt: str | list[int] | None
+    prompt: str | Sequence[int] | None
 
     @property
     def extensions(self) -> Extensions:
@@ -110,15 +111,23 @@ class Asked(Struct, frozen=True):
         return self.read.stream_options is not None and self.read.stream_options.include_usage
 
     @property
-    def known_tokens(self) -> list[int] | None:
+    def known_tokens(self) -> Sequence[int] | None:
         """The prompt's tokens, if it says them."""
-        if self.extensions.token_data is not None:
-            return self.extensions.token_data
-        return self.prompt if isinstance(self.prompt, list) else None
+        extensions = self.read.nvext
+        if extensions is not None and extensions.token_data is not None:
+            return extensions.token_data
+        return None if isinstance(self.prompt, str) else self.prompt
+
+    def check_prompt(self) -> None:
+        """Raises InvalidFieldError if its tokens are none."""
+        if isinstance(self.prompt, WrittenTokens):
+            self.prompt.tolist()
 
     @property
     def has_several_prompts(self) -> bool:
         """Whether it asks for several completions at once, each of its own prompt."""
+        if isinstance(self.prompt, WrittenTokens):
+            return False
         raw = bytes(self.read.prompt)
         begins = raw[1:].lstrip()[:1] if raw[:1] == b"[" else b""
         kind: Any = {b"[": list[list[Raw]], b'"': list[Raw]}.get(begins)
@@ -148,23 +157,21 @@ def read_asked(path: OpenAiPath, body: bytes) -> Asked:
         if not read.messages:
             raise InvalidFieldError("messages", "missing or empty", "at least one message")
         return Asked(path, fields, read, None)
-    if bytes(read.prompt) in (b"", b"null"):
+    return Asked(path, fields, read, _prompt(bytes(read.prompt)))
+
+
+def _prompt(raw: bytes) -> str | Sequence[int]:
+    if raw in (b"", b"null"):
         raise InvalidFieldError("prompt", "missing", _ALLOWED_PROMPTS)
-    prompt = _prompt(bytes(read.prompt))
-    if not prompt:
-        raise InvalidFieldError("prompt", "empty", "at least one token")
-    return Asked(path, fields, read, prompt)
-
-
-def _prompt(raw: bytes) -> str | list[int]:
-    decode: Any = _texts
-    if raw[:1] == b"[":
-        begins = raw[1:].lstrip()[:1]
-        decode = {b"[": _token_lists, b'"': _texts}.get(begins, _token_list)
+    begins = raw[1:].lstrip()[:1] if raw[:1] == b"[" else b""
+    if begins.isdigit():
+        return WrittenTokens(raw, "prompt")
+    decode: Any = _token_lists if begins == b"[" else _texts
     try:
         prompts: Any = decode(raw)
     except msgspec.ValidationError as error:
         raise InvalidFieldError("prompt", str(error), _ALLOWED_PROMPTS, status=422) from error
-    is_one = isinstance(prompts, str) or decode is _token_list
-    prompt: str | list[int] = prompts if is_one else prompts[0]
+    prompt: str | list[int] = prompts if isinstance(prompts, str) or not prompts else prompts[0]
+    if not prompt:
+        raise InvalidFieldError("prompt", "empty", "at least one token")
     return prompt

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from router.errors import KvRouterError
+from router.errors import InvalidFieldError, KvRouterError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
@@ -104,12 +104,16 @@ class Completions:
         tokens = await self._tokenizing.tokens(asked)
         assert call.caller is not None
         request = self._placing.request(asked, call.headers, call.caller, tokens)
-        if asked.extensions.is_query:
-            return await self._told(asked, tokens, request, call)
-        counted = len(tokens.token_ids) if tokens.are_counted else None
-        prompt = tokens.token_ids if tokens.are_certain else None
-        errand = Errand(asked, call.headers, request, call.ids.request_id, counted, prompt)
-        return await self._push.forward(errand, call)
+        try:
+            if asked.extensions.is_query:
+                return await self._told(asked, tokens, request, call)
+            counted = len(tokens.token_ids) if tokens.are_counted else None
+            prompt = tokens.token_ids if tokens.are_certain else None
+            errand = Errand(asked, call.headers, request, call.ids.request_id, counted, prompt)
+            return await self._push.forward(errand, call)
+        except InvalidFieldError:
+            asked.check_prompt()  # in the client's own words
+            raise
 
     async def _told(
         self,
@@ -126,7 +130,7 @@ class Completions:
             place |= {"prefill_worker_id": prefill.worker_id, "prefill_dp_rank": prefill.dp_rank}
         said: dict[str, object] = {"worker_id": place, "overlap_blocks": decision.overlap_blocks}
         if tokens.are_certain:
-            said["token_ids"] = tokens.token_ids
+            said["token_ids"] = list(tokens.token_ids)
         kind = "chat.completion" if asked.path == CHAT else "text_completion"
         body = {"id": call.ids.request_id, "object": kind, "model": asked.model, "choices": []}
         call.json({**body, "nvext": said})

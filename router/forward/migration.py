@@ -4,11 +4,13 @@ By tokens, so that nothing is read anew: of a chat, too, whose prompt's tokens a
 not go on as it began is not migrated.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
+from router.client import WrittenTokens
 from router.forward.bodies import CHAT, Asked
 
 _NEEDS_ITS_BEGINNING = (
@@ -64,13 +66,13 @@ def is_migratable(asked: Asked) -> bool:
     return all(bytes(fields.get(name, b"null")) in _NOTHING for name in _NEEDS_ITS_BEGINNING)
 
 
-def continuation(asked: Asked, prompt: list[int], generated: list[int]) -> bytes:
+def continuation(asked: Asked, prompt: Sequence[int], generated: list[int]) -> bytes:
     """The body that asks for the rest, on `/v1/completions`."""
     most = asked.max_tokens
     if most is None and asked.path != CHAT:
         most = 16  # as engines have it, who say nothing
     fields: dict[str, Any] = {
-        "prompt": prompt + generated,
+        "prompt": [*prompt, *generated],
         "max_tokens": None if most is None else max(1, most - len(generated)),
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
@@ -128,5 +130,4 @@ def _as_delta(choice: dict[str, Raw]) -> dict[str, Any]:
 def _has_several_prompts(asked: Asked) -> bool:
     if asked.path == CHAT:
         return False
-    raw = bytes(asked.read.prompt)
-    return (raw[:1] == b"[" and not isinstance(asked.prompt, list)) or raw[1:].lstrip()[:1] == b"["
+    return bytes(asked.read.prompt)[:1] == b"[" and not isinstance(asked.prompt, WrittenTokens)

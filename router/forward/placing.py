@@ -1,6 +1,7 @@
 """What the router is asked for a request: by its prompt's tokens, and what else it says."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 from uuid import uuid4
 
 from msgspec import Struct, structs
@@ -20,7 +21,7 @@ class PromptTokens(Struct, frozen=True):
     should count as many.
     """
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     are_certain: bool = True
     are_counted: bool = False
 
@@ -48,8 +49,9 @@ class Placing(Struct, frozen=True):
         hints = asked.extensions.agent_hints
         session_id = header(headers, SESSION_ID) or header(headers, DYNAMO_SESSION_ID)
         target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
+        token_ids: Any = tokens.token_ids  # which clients of routers take in any form
         request = SelectRequest(
-            token_ids=tokens.token_ids,
+            token_ids=token_ids,
             model_name=asked.model,
             routing_group=self.routing_group,
             cache_salt=asked.read.cache_salt,

@@ -8,7 +8,7 @@ Whatever happens, the booking is left, and freed: no answer waits for that.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -59,7 +59,7 @@ class Errand(Struct, frozen=True):
     request: SelectRequest
     request_id: str
     counted_tokens: int | None = None
-    prompt: list[int] | None = None
+    prompt: Sequence[int] | None = None
 
     @property
     def is_guess(self) -> bool:
@@ -232,7 +232,7 @@ class _Way:
         self._push.metrics.migrations.labels("moved").inc()
         stream = self._stream
         stream.go_on(stream.before(is_chat=self._asked.path == CHAT))
-        self._request = structs.replace(self._request, token_ids=prompt + stream.token_ids)
+        self._request = structs.replace(self._request, token_ids=[*prompt, *stream.token_ids])
 
     def _has_everything(self) -> bool:
         """Whether only the end is missing, which needs no engine."""

@@ -8,6 +8,7 @@ otherwise than was said here, no overlap is claimed any more.
 
 import logging
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
 from secrets import token_bytes
 
@@ -80,7 +81,7 @@ class Tokenizing:
         """A prompt's tokens; guessed where nobody says them. Raises PromptRefusedError."""
         if asked.known_tokens is not None:
             return PromptTokens(asked.known_tokens)
-        tokens: list[int] | None
+        tokens: Sequence[int] | None
         try:
             tokens = await self._local.tokens(asked)
             self._count("local")
@@ -93,21 +94,22 @@ class Tokenizing:
         is_certain = not self.agreement.is_doubted(asked)
         return PromptTokens(tokens, is_certain, are_counted=not asked.has_several_prompts)
 
-    async def _tokens_of_engine(self, asked: Asked) -> list[int] | None:
+    async def _tokens_of_engine(self, asked: Asked) -> Sequence[int] | None:
         """Remembered, or asked; None where no engine says them."""
         body = question(asked)
         key = blake2b(body, digest_size=16, key=self._secret).digest()
         known = self._known.get(key)
         self._count("asked" if known is None else "known")
         if known is not None:
-            return known.tolist()
+            return known
         try:
-            tokens = await self._of_engines.ask(await self._engine(asked.model), body)
+            said = await self._of_engines.ask(await self._engine(asked.model), body)
         except KvRouterError:
             self._engines.pop(asked.model, None)
             self._count("failed")
             return None
-        self._known.put(key, array("I", tokens))
+        tokens = array("I", said)
+        self._known.put(key, tokens)
         return tokens
 
     @property

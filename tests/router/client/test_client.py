@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
 
 from router.client import (
@@ -15,6 +16,7 @@ from router.client import (
     SelectRequest,
     UnansweredError,
     Usage,
+    WrittenTokens,
 )
 from router.errors import (
     DuplicateReservationError,
@@ -34,6 +36,13 @@ async def load(client):
     """Of the one worker: requests, prefill tokens, decode blocks."""
     ((rank,),) = [scope.loads for scope in await client.loads()]
     return rank.active_requests, rank.potential_prefill_tokens, rank.potential_decode_blocks
+
+
+async def test_prompts_may_be_written_in_json_already(client):
+    written = WrittenTokens(msgspec.json.encode(PROMPT))
+    assert (await client.select(SelectRequest(token_ids=written))).isl_tokens == 100
+    with pytest.raises(InvalidFieldError):
+        await client.select(SelectRequest(token_ids=WrittenTokens(b"[1, -1]")))
 
 
 async def test_the_life_of_a_request(client):

@@ -14,6 +14,7 @@ from router.client.calls import OVERLAP_SCORES, SELECT, Question, said
 from router.client.errors import RefusedError
 from router.client.refusals import rebuilt
 from router.client.settings import Retries
+from router.client.written_tokens import WrittenTokens
 from router.errors import (
     BodyTooLargeError,
     InvalidFieldError,
@@ -87,6 +88,20 @@ def test_what_is_short_or_unfit_goes_as_json(tokens):
     body = encoded(question(token_ids=tokens))
     assert body.media_type == "application/json"
     assert msgspec.json.decode(body.content) == {"token_ids": list(tokens)}
+
+
+def test_written_tokens_go_as_they_are():
+    fields = {"request_id": "r", "model_name": "m"}
+    content = encoded(question(token_ids=WrittenTokens(b"[1,  2]"), **fields)).content
+    assert content == b'{"token_ids":[1,  2],"model_name":"m"}'
+
+
+def test_written_tokens_are_read_where_somebody_looks_at_them():
+    tokens = WrittenTokens(b"[1, 2, 3]")
+    assert (list(tokens), len(tokens), tokens[1], tokens[1:]) == ([1, 2, 3], 3, 2, [2, 3])
+    with pytest.raises(InvalidFieldError) as caught:
+        WrittenTokens(b"[1, -2]", "prompt").tolist()
+    assert (caught.value.field, caught.value.http_status) == ("prompt", 422)
 
 
 def test_other_routes_take_json():

@@ -316,6 +316,8 @@ async def test_a_line_break_in_a_header_goes_nowhere(scene):
     ("path", "body", "status", "param"),
     [
         ("/v1/completions", {"prompt": {}}, 422, "prompt"),
+        ("/v1/completions", {"prompt": [1, "a"]}, 422, "prompt"),
+        ("/v1/completions", {"prompt": [1, -1], "stream": True}, 422, "prompt"),
         ("/v1/completions", {}, 400, "prompt"),
         ("/v1/completions", {"prompt": [1], "model": 5}, 422, "model"),
         ("/v1/completions", {"prompt": [1], "model": "unknown"}, 503, None),
