@@ -20,7 +20,7 @@ COPY constraints.txt /constraints.txt
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv --without-pip /opt/kv-router/venv \
   && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
-  --constraint /constraints.txt /wheels/*.whl
+  --constraint /constraints.txt "$(find /wheels -name '*.whl')[forward,nkeys,otel,redis]"
 
 FROM ${AGENT_BASE} AS installed-agent
 ARG PIP_EXTRA_INDEX_URL=""
@@ -28,31 +28,27 @@ COPY constraints.txt /constraints.txt
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv --without-pip /opt/kv-router/venv \
   && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
-  --constraint /constraints.txt "$(find /wheels -name '*.whl')[agent]"
+  --constraint /constraints.txt "$(find /wheels -name '*.whl')[agent,nkeys,redis]"
 
 # Kernels are compiled where they run from, for any CPU, and copied to /tmp by processes.
-FROM ${BASE} AS router
+FROM ${BASE} AS slim
 ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
-LABEL org.opencontainers.image.title="kv-router" org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --no-create-home kv
 COPY --from=installed /opt/kv-router /opt/kv-router
 RUN python -m router.warm
 USER 10001
-ENV KV_ROUTER_HOST=0.0.0.0 KV_ROUTER_INDEXER_HOST=0.0.0.0
-EXPOSE 8090 8092
+
+FROM slim AS router
+LABEL org.opencontainers.image.title="kv-router" org.opencontainers.image.licenses="Apache-2.0"
+ENV KV_ROUTER_HOST=0.0.0.0 KV_ROUTER_INDEXER_HOST=0.0.0.0 KV_ROUTER_FORWARD_HOST=0.0.0.0
+EXPOSE 8000 8090 8092
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s CMD ["kv-router", "health"]
 ENTRYPOINT ["kv-router"]
 CMD ["serve"]
 
-FROM ${BASE} AS bridge
-ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
+FROM slim AS bridge
 LABEL org.opencontainers.image.title="kv-router bridge" org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 10001 --no-create-home kv
-COPY --from=installed /opt/kv-router /opt/kv-router
-RUN python -m router.warm
-USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8001
 EXPOSE 8001
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["kv-worker-agent", "health"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,14 @@ def _read():
 DEFAULTS, STAGES = _read()
 
 
+def every(stage):
+    """Its steps, those of the stage that it begins with before its own."""
+    base, own = STAGES[stage]
+    return [*(every(base) if base in STAGES else ()), *own]
+
+
 def steps(stage, word):
-    return [rest for each, rest in STAGES[stage][1] if each == word]
+    return [rest for each, rest in every(stage) if each == word]
 
 
 def environment(stage):
@@ -54,7 +61,7 @@ def test_bases_are_pinned_and_known():
     for base, _ in STAGES.values():
         argument = re.fullmatch(r"\$\{(\w+)\}", base)
         image = DEFAULTS[argument.group(1)] if argument else base
-        assert re.fullmatch(r"\S+:\d+\.\d+\.\d+-slim-\w+", image)
+        assert base in STAGES or re.fullmatch(r"\S+:\d+\.\d+\.\d+-slim-\w+", image)
 
 
 def test_whatever_is_copied_is_there():
@@ -83,12 +90,21 @@ def _is_sent(source, ignored):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_images_are_small_and_confined(target):
-    words = [word for word, _ in STAGES[target][1]]
+    words = [word for word, _ in every(target)]
     users = steps(target, "USER")
     assert users[-1] == "10001"
     assert "--uid 10001" in " ".join(steps(target, "RUN"))
     assert words.index("HEALTHCHECK") > words.index("EXPOSE")
     assert not any("pip" in run for run in steps(target, "RUN"))
+
+
+def test_images_have_every_extra_that_a_setting_may_need():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for stage in ("installed", "installed-agent"):
+        asked = re.search(r"\[([\w,]+)\]", " ".join(steps(stage, "RUN"))).group(1).split(",")
+        assert asked == sorted(asked)
+        without = {"dev"} | ({"forward", "otel"} if "agent" in asked else {"agent"})
+        assert {*asked} == {*extras} - without
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -120,7 +136,7 @@ def build(folder):
     source.mkdir()
     elsewhere.mkdir()
     for stage in ("wheel", "installed", "router"):
-        for word, rest in STAGES[stage][1]:
+        for word, rest in every(stage):
             if word == "COPY" and "--from" not in rest:
                 *names, target = rest.split()
                 for name in names:
@@ -148,6 +164,8 @@ def test_the_routers_steps_make_a_router_that_is_healthy(tmp_path):
     bin_folder = tmp_path / "opt/kv-router/venv/bin"
     assert not list((tmp_path / "opt/kv-router/venv/lib").glob("*/site-packages/torch"))
     assert not (bin_folder / "pip").exists()
+    extras = "import redis, nkeys, tokenizers, jinja2, opentelemetry.sdk"
+    _run(f"python -c '{extras}'", tmp_path, env)
     serving = subprocess.Popen([bin_folder / "kv-router", "serve"], env=env, cwd=tmp_path)
     try:
         command = [bin_folder / "kv-router", "health", "serve"]
