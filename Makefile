@@ -19,8 +19,9 @@ up: $(KERNELS)
 # A minute on one core: CI lints beside it.
 kernels: $(KERNELS)
 
-# deploy/manifests, from deploy/chart, and its dashboard; tests hold them in step.
+# deploy/manifests, from deploy/chart, and its dashboard and schema; tests hold them in step.
 manifests: $(DEV_STAMP)
+	PYTHONPATH=.:tests $(BIN)/python tests/chart_schema.py
 	PYTHONPATH=.:tests $(BIN)/python tests/dashboards.py
 	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
 
@@ -81,10 +82,11 @@ test-image: $(DEV_STAMP)
 test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
 
-# The router's tests without servers, with the lowest version of everything that pyproject.toml
-# bounds, newest otherwise.
+# The router's tests, with the lowest version of everything that pyproject.toml bounds, the bus
+# included, newest otherwise; without torch. A quarter of an hour.
 test-lowest: .lowest-venv/.installed
 	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
+		--ignore tests/router/local/test_tokenizer.py \
 		-m "not integration and not hypothesis and not vllm and not dynamo and not image and not release"
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs

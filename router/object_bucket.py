@@ -107,7 +107,8 @@ class ObjectBucket:
         except BusError:
             await self._purge(chunk_subject)
             raise
-        await self._purge(f"$O.{self._bucket}.C.>", first)
+        if first > 1:  # before 2.14.6 NATS takes "older than the first message" for "everything"
+            await self._purge(f"$O.{self._bucket}.C.>", first)
 
     async def read(self) -> memoryview | None:
         """The object's bytes; None if there is none. Raises SnapshotError for an unusable one."""
