@@ -18,6 +18,7 @@ from direct_router import processor_s_of
 from events_processes import free_port, pin
 from msgspec import Struct
 from rows import Row
+from timing import Bounded
 
 from router.http_client import HttpPool, Origin, PoolLimits, Request
 
@@ -191,8 +192,8 @@ def stream(scale: Scale) -> list[Row]:
         cpu_ms = 1e3 * (processor_s_of(pid) - before_s) / (64 * chunks)
     added_ms = median(with_us) - median(without)
     return [
-        Row("added to a chunk, p50", added_ms, 1.0, "ms", 1.0, lower=True),
-        Row("processor time of a chunk", cpu_ms, 1.0, "ms", 1.0, lower=True),
+        Bounded("added to a chunk, p50", added_ms, 1.0, "ms", 1.0, lower=True),
+        Bounded("processor time of a chunk", cpu_ms, 1.0, "ms", 1.0, lower=True),
     ]
 
 
@@ -221,7 +222,9 @@ def idle(scale: Scale) -> list[Row]:
     """Streams that have begun, and say nothing: resident memory of the process that forwards."""
     with engine(2, 3600.0) as direct, ours(direct) as (port, pid):
         memory_mb = asyncio.run(_idle_mb(port, pid, scale.idle_streams))
-    return [Row(f"{scale.idle_streams} idle streams", memory_mb, 300.0, "MB", 1.0, lower=True)]
+    return [
+        Bounded(f"{scale.idle_streams} idle streams", memory_mb, 300.0, "MB", 300.0, lower=True)
+    ]
 
 
 async def _idle_mb(port: int, pid: int, streams: int) -> float:

@@ -5,12 +5,14 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from msgspec import Struct, to_builtins
 
 
 class Row(Struct, frozen=True):
-    """One figure. `goal` bounds the ratio ours / peer: at least, or where `lower` at most.
+    """One figure. `goal` bounds the ratio, or where `is_bounded` ours: at least, or where `lower`
+    at most.
 
     `error`: half the width of the ratio's 95 % confidence interval, all of which has to hold.
     """
@@ -22,6 +24,8 @@ class Row(Struct, frozen=True):
     goal: float
     lower: bool
     error: float = 0.0
+
+    is_bounded: ClassVar[bool] = False
 
     @property
     def ratio(self) -> float:
@@ -35,12 +39,13 @@ class Row(Struct, frozen=True):
 
 
 def as_json(rows: Sequence[Row], sections: Sequence[str] = ()) -> str:
-    """`{name, ours, peer, unit, ratio, goal, lower, holds, error}` each, and its section, where
-    there are some.
+    """`{name, ours, peer, unit, ratio, goal, bounded, lower, holds, error}` each, and its section,
+    where there are some.
     """
     fields = ("name", "ours", "peer", "unit", "goal", "lower", "error")
     told = [
         {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
+        | {"bounded": row.is_bounded}
         for row in rows
     ]
     for each, section in zip(told, sections, strict=False):

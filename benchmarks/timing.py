@@ -45,6 +45,8 @@ class Quicker(Row, frozen=True):
 class Bounded(Row, frozen=True):
     """A figure with a bound of its own; the peer's stands beside it for comparison."""
 
+    is_bounded = True
+
     @property
     def holds(self) -> bool:
         return self.ours <= self.goal if self.lower else self.ours >= self.goal
