@@ -1,7 +1,6 @@
 """The Helm chart, rendered offline: `python tests/charts.py` writes `deploy/manifests` anew."""
 
 import sys
-from functools import cache
 from pathlib import Path
 
 import helm_python
@@ -21,13 +20,14 @@ KEPT = {
         "router": {"autoscaling": {"enabled": True}},
         "indexer": {"enabled": True},
         "redis": {"enabled": True},
+        "networkPolicy": {"egress": {"enabled": True}},
     },
 }
 """The values of each file of manifests that is kept."""
 
 
-@cache
 def _chart():
+    """Anew each time: rendering drops, for good, the dependencies that are off."""
     return helm_python.Chart.load(CHART)
 
 

@@ -1,7 +1,7 @@
 """The chart renders, offline, to objects that Kubernetes takes and that the processes accept."""
 
 import json
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import helm_python
@@ -10,11 +10,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
+import chart_schema
 from charts import CHART, KEPT, MANIFESTS, manifest, objects
 from operator_schemas import SCHEMAS
 from router.discovery.found import Found, registration
+from router.forward.config import load_forward
 from router.index_config import load_indexer
 from router.loading import load_router_config
+from router.publisher.engine_address import rank_endpoint
 from router.registrations import missing
 from worker_agent.config import load_agent_config
 
@@ -23,6 +26,7 @@ EVERYTHING = {
     "tokens": {"secret": "callers", "key": "tokens.toml"},
     "natsCredentials": {"secret": "bus", "key": "nats.creds"},
     "imagePullSecrets": [{"name": "registry"}],
+    "forward": {"routerToken": {"secret": "forwarders", "key": "token"}},
     "engines": {
         "cacheClaim": "models",
         "args": ["--tensor-parallel-size=2"],
@@ -32,13 +36,24 @@ EVERYTHING = {
         "extraEnv": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
     },
 }
-WITHOUT_BUS = {"nats": {"enabled": False}, "engines": {"enabled": False}}
+WITHOUT_BUS = {
+    "nats": {"enabled": False},
+    "engines": {"enabled": False},
+    "forward": {"enabled": False},
+    "networkPolicy": {"enabled": False},
+}
 ELSEWHERE = {"natsUrl": "tls://nats.example:4222", "nats": {"enabled": False}}
 SLICES = {
     **KEPT["direct.yaml"],
-    "discovery": {"enabled": True, "kind": "endpointslices", "worker": {"block_size": 32}},
+    "discovery": {
+        "enabled": True,
+        "kind": "endpointslices",
+        "worker": {"block_size": 32, "data_parallel_size": 4},
+    },
     "tokens": {"secret": "callers", "key": "tokens.toml"},
+    "forward": {"enabled": False},
     "monitoring": {"enabled": True},
+    "networkPolicy": {"egress": {"enabled": True, "also": [{"ports": [{"port": 4318}]}]}},
 }
 ALL = {
     "default": {},
@@ -208,9 +223,10 @@ def test_every_container_is_probed(release):
             check = each[probe].get("httpGet") or each[probe].get("tcpSocket")
             assert check is None or check["port"] in ports
     for each in containers(release):
-        if each["name"] in ("router", "indexer", "agent"):
+        if each["name"] in ("router", "forward", "indexer", "agent"):
             assert each["livenessProbe"]["httpGet"]["path"] == "/health"
             assert each["readinessProbe"]["httpGet"]["path"] == "/ready"
+            assert ("startupProbe" in each) == (each["name"] != "agent")
 
 
 def test_who_is_told_to_end_has_the_time_that_it_takes(release):
@@ -261,6 +277,102 @@ def test_agents_accept_their_settings_and_meet_their_engines(name, settings):
     assert config.state_dir in {mount["mountPath"] for mount in agent["volumeMounts"]}
 
 
+@pytest.mark.parametrize("name", ["default", "everything"])
+def test_forwarders_accept_their_settings_and_meet_their_routers(name, settings):
+    release = objects(ALL[name])
+    forward = container(release, "forward")
+    config = load_forward([], settings(forward)).config
+    service = next(s for s in of_kind(release, "Service") if s["metadata"]["name"] == "kv-router")
+    (port,) = service["spec"]["ports"]
+    assert config.router_url == f"http://kv-router:{port['port']}"
+    assert config.router_token_file.endswith("/token" if name == "everything" else "")
+    assert config.insecure_public_bind == (name == "default")
+
+
+def test_forwarders_without_a_token_for_their_routers_are_refused():
+    with pytest.raises(helm_python.HelmRenderError, match=r"forward\.routerToken\.secret"):
+        objects({"tokens": {"secret": "callers", "key": "tokens.toml"}})
+
+
+def test_forwarders_reach_routers_and_engines_whoever_else_may():
+    gateway = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    release = objects({"networkPolicy": {"callers": [gateway]}})
+    for name, policy in policies_of(release).items():
+        if name in ("kv-router", "kv-engine"):
+            peers = policy["ingress"][0]["from"]
+            chosen = [peer["podSelector"]["matchLabels"] for peer in peers if "podSelector" in peer]
+            forwarders = {"app.kubernetes.io/component": "forward"}
+            assert any(forwarders.items() <= labels.items() for labels in chosen)
+
+
+def policies_of(release):
+    return {each["metadata"]["name"]: each["spec"] for each in of_kind(release, "NetworkPolicy")}
+
+
+def test_who_asks_nobody_is_kept_from_it_and_others_where_it_is_wished():
+    open_policies = policies_of(objects(KEPT["fleet.yaml"]))
+    closed = policies_of(objects(KEPT["monitored.yaml"]))
+    assert open_policies["kv-nats"]["egress"] == closed["kv-redis"]["egress"] == []
+    assert all("egress" not in open_policies[name] for name in ("kv-router", "kv-forward"))
+    for name in ("kv-router", "kv-forward", "kv-indexer"):
+        names, release = closed[name]["egress"]
+        assert {port["port"] for port in names["ports"]} == {53}
+        chosen = release["to"][0]["podSelector"]["matchLabels"]
+        assert chosen == {"app.kubernetes.io/instance": "kv"}
+    *_, cluster, also = policies_of(objects(SLICES))["kv-router"]["egress"]
+    assert {port["port"] for port in cluster["ports"]} == {443, 6443}
+    assert also == {"ports": [{"port": 4318}]}
+
+
+def test_ports_of_every_rank_are_open_to_routers_that_hear_them():
+    *_, events = policies_of(objects(SLICES))["kv-engine"]["ingress"]
+    ranges = {(port["port"], port["endPort"]) for port in events["ports"]}
+    assert ranges == {(5557, 5560), (5657, 5660)}
+
+
+def test_large_numbers_and_what_config_says_itself_arrive_as_they_are(settings):
+    wanted = {"index_max_blocks": 67108864, "trace_ratio": 0.00001, "use_kv_events": False}
+    values = {"router": {"config": wanted | {"session_affinity_ttl_s": 60, "drain_s": 0.5}}}
+    router = container(objects(KEPT["monitored.yaml"] | values), "router")
+    names = [each["name"] for each in router["env"]]
+    assert len(names) == len(set(names))
+    config = load_router_config([], settings(router))
+    assert {key: getattr(config, key) for key in wanted} == wanted
+    assert config.session_affinity_ttl_s == 60
+
+
+def test_an_image_by_digest_is_that_image():
+    digest = f"sha256:{'0' * 64}"
+    image = {"repository": "here/router", "tag": digest}
+    release = objects({"router": {"image": image}})
+    assert container(release, "router")["image"] == f"here/router@{digest}"
+
+
+SWITCHES = ("nats", "redis", "discovery", "monitoring", "networkPolicy")
+
+
+@pytest.mark.parametrize("parts", list(product((False, True), repeat=len(SWITCHES))))
+def test_every_combination_of_parts_is_a_release(parts):
+    """Every reference within it is met; without engines where nobody could hear them."""
+    values = {name: {"enabled": part} for name, part in zip(SWITCHES, parts, strict=True)}
+    values["indexer"] = {"enabled": parts[0] == parts[1]}
+    values["forward"] = {"enabled": parts[1] == parts[2]}
+    has_engines = values["nats"]["enabled"] or values["discovery"]["enabled"]
+    scaling = {"enabled": values["monitoring"]["enabled"]}
+    release = objects(
+        values | {"engines": {"enabled": has_engines}, "router": {"autoscaling": scaling}}
+    )
+    servers = {name for name in ("nats", "redis") if values[name]["enabled"]}
+    assert {name for name, _ in pods(release)} & {"kv-nats", "kv-redis"} == {
+        f"kv-{name}" for name in servers
+    }
+    test_names_are_unique(release)
+    test_whoever_is_selected_exists(release)
+    test_containers_have_no_rights_that_they_do_not_need(release)
+    test_every_account_is_used_and_every_mount_is_a_volume(release)
+    test_every_container_is_probed(release)
+
+
 def test_the_agent_is_a_native_sidecar_that_is_ready_without_its_engine_having_started():
     (agent,) = next(pod for name, pod in pods(objects({})) if name == "kv-engine")["initContainers"]
     assert agent["restartPolicy"] == "Always"
@@ -295,6 +407,12 @@ def test_secrets_are_files():
         ({"router": {"replicas": 0}}, "minimum"),
         ({"router": {"replica": 2}}, "replica"),
         ({"router": {"config": {"Policy": "x"}}}, "Policy"),
+        ({"router": {"config": {"drian_s": 5}}}, "drian_s"),
+        ({"router": {"config": {"drain_s": "long"}}}, "drain_s"),
+        ({"router": {"config": {"http_port": 80}}}, "http_port"),
+        ({"forward": {"config": {"max_attempts": 0}}}, "max_attempts"),
+        ({"engines": {"config": {"block_key": "secret"}}}, "block_key"),
+        ({"discovery": {"worker": {"blocksize": 16}}}, "blocksize"),
         ({"natsUrl": "http://nats:4222"}, "natsUrl"),
         ({"engines": {"port": 0}}, "port"),
         ({"nats": {"storage": "much"}}, "storage"),
@@ -317,8 +435,14 @@ def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
     assert worker.block_size == block_size
     assert missing(worker, needs_events=True) == []
     events = json.loads(engine["containers"][0]["args"][4])
-    assert worker.kv_events_endpoint == events["endpoint"].replace("*", "10.0.0.7")
-    assert worker.replay_endpoint == events["replay_endpoint"].replace("*", "10.0.0.7")
+    events, replay = (events[k].replace("*", "10.0.0.7") for k in ("endpoint", "replay_endpoint"))
+    if name == "slices":
+        events, replay = (
+            {r: rank_endpoint(each, r) for r in range(4)} for each in (events, replay)
+        )
+        assert (worker.kv_events_endpoints, worker.replay_endpoints) == (events, replay)
+    else:
+        assert (worker.kv_events_endpoint, worker.replay_endpoint) == (events, replay)
     wanted = dict(each.split("=") for each in config.discovery_selector.split(","))
     labels = of_kind(release, "StatefulSet")[0]["spec"]["template"]["metadata"]["labels"]
     assert wanted.items() <= labels.items()
@@ -338,8 +462,24 @@ def test_agents_without_a_bus_are_refused():
         objects({"nats": {"enabled": False}})
 
 
+def test_the_schema_is_made_from_the_processes_settings():
+    """`make manifests` writes it anew."""
+    assert (CHART / "values.schema.json").read_text() == chart_schema.text()
+
+
+@pytest.mark.parametrize("config", chart_schema.ELSEWHERE)
+def test_whatever_other_values_say_is_a_setting(config):
+    assert {*config.__struct_fields__} >= chart_schema.ELSEWHERE[config]
+
+
 def test_every_value_is_in_the_schema():
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert {*values} <= {*schema["properties"]}
-    assert not schema["additionalProperties"]
+    check(yaml.safe_load((CHART / "values.yaml").read_text()), chart_schema.schema())
+
+
+def check(values, schema):
+    """Whatever may be set has a default that says so, except where anything goes."""
+    if isinstance(values, dict) and "properties" in schema:
+        assert not schema["additionalProperties"]
+        assert {*values} <= {*schema["properties"]}
+        for name, value in values.items():
+            check(value, schema["properties"][name])

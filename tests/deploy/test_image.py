@@ -99,7 +99,9 @@ def test_images_are_small_and_confined(target):
 
 
 def test_images_have_every_extra_that_a_setting_may_need():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for stage in ("installed", "installed-agent"):
         asked = re.search(r"\[([\w,]+)\]", " ".join(steps(stage, "RUN"))).group(1).split(",")
         assert asked == sorted(asked)

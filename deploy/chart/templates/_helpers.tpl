@@ -14,7 +14,8 @@ labels:
 {{- end -}}
 
 {{- define "kv-router.image" -}}
-image: {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- $tag := .image.tag | default .root.Chart.AppVersion }}
+image: {{ .image.repository }}{{ ternary "@" ":" (hasPrefix "sha256:" $tag) }}{{ $tag }}
 imagePullPolicy: {{ .image.pullPolicy }}
 {{- end -}}
 
@@ -29,38 +30,47 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- $engines := .Values.engines }}
 {{- $known := dict
   "endpoint" (printf "http://{ip}:%v" $engines.port)
-  "kv_events_endpoint" (printf "tcp://{ip}:%v" $engines.eventsPort)
-  "replay_endpoint" (printf "tcp://{ip}:%v" $engines.replayPort)
   "topic" "kv@"
   "model_name" $engines.model
   "max_num_batched_tokens" ($engines.maxNumBatchedTokens | int) }}
+{{- $ports := dict "kv_events" $engines.eventsPort "replay" $engines.replayPort }}
+{{- $size := .Values.discovery.worker.data_parallel_size | default 1 | int }}
+{{- range $name, $port := $ports }}
+{{- if eq $size 1 }}
+{{- $_ := set $known (printf "%s_endpoint" $name) (printf "tcp://{ip}:%v" $port) }}
+{{- else }}
+{{- $ranks := dict }}
+{{- range until $size }}{{ $_ := set $ranks (toString .) (printf "tcp://{ip}:%d" (add $port .)) }}{{ end }}
+{{- $_ := set $known (printf "%s_endpoints" $name) $ranks }}
+{{- end }}
+{{- end }}
 {{- mergeOverwrite $known .Values.discovery.worker | toJson }}
 {{- end -}}
 
-{{- /* Settings as variables, in the order of their names. */ -}}
-{{- define "kv-router.settings" -}}
-{{- range $key, $value := .settings }}
-- {name: {{ $.prefix }}{{ $key | upper }}, value: {{ $value | toString | quote }}}
-{{- end }}
+{{- /* Helm reads every number as a fraction, and would write 2e+06. */ -}}
+{{- define "kv-router.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end }}
 {{- end -}}
 
-{{- /* Where the bus is, and who may ask. */ -}}
-{{- define "kv-router.shared" -}}
-- {name: {{ .prefix }}NAMESPACE, value: {{ .root.Values.namespace | quote }}}
-{{- with include "kv-router.natsUrl" .root }}
-- {name: {{ $.prefix }}NATS_URL, value: {{ . | quote }}}
+{{- /* Where the bus is, and who may ask, and what a component has of its own; its `config` counts
+before them. As variables, in the order of their names. */ -}}
+{{- define "kv-router.settings" -}}
+{{- $values := .root.Values }}
+{{- $all := dict "namespace" $values.namespace }}
+{{- with include "kv-router.natsUrl" .root }}{{ $_ := set $all "nats_url" . }}{{ end }}
+{{- with $values.natsCredentials.secret }}
+{{- $_ := set $all "nats_creds_file" (printf "/run/secrets/nats/%s" $values.natsCredentials.key) }}
 {{- end }}
-{{- with .root.Values.natsCredentials }}
-{{- if .secret }}
-- {name: {{ $.prefix }}NATS_CREDS_FILE, value: {{ printf "/run/secrets/nats/%s" .key | quote }}}
+{{- if $values.tokens.secret }}
+{{- $_ := set $all "token_file" (printf "/run/secrets/tokens/%s" $values.tokens.key) }}
+{{- else if not (or (hasKey .config "token_file") (hasKey .config "tls_client_ca_file")) }}
+{{- $_ := set $all "insecure_public_bind" true }}
 {{- end }}
+{{- range $given := list .own .config }}
+{{- range $key, $value := $given }}{{ $_ := set $all $key $value }}{{ end }}
 {{- end }}
-{{- with .root.Values.tokens }}
-{{- if .secret }}
-- {name: {{ $.prefix }}TOKEN_FILE, value: {{ printf "/run/secrets/tokens/%s" .key | quote }}}
-{{- else }}
-- {name: {{ $.prefix }}INSECURE_PUBLIC_BIND, value: "true"}
-{{- end }}
+{{- range $key, $value := $all }}
+- {name: {{ $.prefix }}{{ $key | upper }}, value: {{ include "kv-router.text" $value | quote }}}
 {{- end }}
 {{- end -}}
 
