@@ -104,8 +104,9 @@ class Placer:
         self._weighing = Weighing(ranks, tracker)
         self._candidates: dict[Scope, tuple[int, int, Candidates]] = {}
         self.gate = gate = Gate(settings.gate, ranks)
-        parts = (index, ranks, tracker, crowd, gate, self._weighing, self._policies, rng)
-        self._short_cut = ShortCut(settings, *parts)
+        known = (index, predictions, ranks, tracker, crowd)
+        parts = (gate, self._weighing, self._policies, rng)
+        self._short_cut = ShortCut(settings, *known, *parts)
 
     def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """Choose a rank; what policies and the gate remember is all that changes.

@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from router._short_cut_kernel import place
 from router.core_settings import CoreSettings
+from router.indexer.base import IndexMode
+from router.indexer.predictions import Predictions
 from router.indexer.radix_tree import RadixTree
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Placement
@@ -61,6 +63,7 @@ class ShortCut:
         "_is_open",
         "_overlaps",
         "_policies",
+        "_predictions",
         "_ranks",
         "_rng",
         "_scenes",
@@ -74,6 +77,7 @@ class ShortCut:
         self,
         settings: CoreSettings,
         index: TrustedIndex,
+        predictions: Predictions,
         ranks: RankTable,
         tracker: Tracker,
         crowd: Crowd,
@@ -85,6 +89,7 @@ class ShortCut:
         self._is_open = _is_open(settings)
         self._settings = policy = settings.policy
         self._index = index
+        self._predictions = predictions
         self._ranks = ranks
         self._tracker = tracker
         self._crowd = crowd
@@ -172,7 +177,8 @@ class ShortCut:
     def _look(self, request: SelectRequest, scope: Scope, candidates: Candidates) -> _Scene | None:
         """A scope whose candidates have changed; None: it has no short cut."""
         self._scenes.pop(scope, None)
-        tree, policy = self._index.tree(scope), self._policies.find(request.routing_group, None)
+        index = self._predictions if self._predictions.are_made else self._index
+        tree, policy = index.tree(scope), self._policies.find(request.routing_group, None)
         if tree is None or len(candidates.identities) != 1 or type(policy) is not Predictive:
             return None
         if candidates.have_prefill:
@@ -184,10 +190,10 @@ class ShortCut:
 
 
 def _is_open(settings: CoreSettings) -> bool:
-    """Whether anything may go this way."""
+    """Whether anything may go this way: what is known of caches has to be in one tree."""
     return (
         settings.tracking == Tracking()
-        and settings.prediction is None
+        and (settings.prediction is None or settings.mode is not IndexMode.EVENTS)
         and settings.naming.is_plain
         and settings.policy.router_temperature == 0
         and not settings.models_prefill

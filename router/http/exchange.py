@@ -5,17 +5,20 @@ from functools import partial
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import BodyTooLargeError, ClientGoneError, UnsupportedMediaTypeError
 from router.http.answers import Answer
 from router.process.bodies import read_body
+from router.process.request_ids import REQUEST_ID, is_fit
 from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.waiters import Gone
 
 JSON, BINARY = "application/json", "application/octet-stream"
 _JSON_BYTES = JSON.encode()
+ID_HEADER = REQUEST_ID.encode()
 _PLAIN = {
     b"accept",
     b"accept-encoding",
@@ -24,6 +27,7 @@ _PLAIN = {
     b"content-type",
     b"host",
     b"user-agent",
+    ID_HEADER,
 }
 
 Pairs: TypeAlias = list[tuple[bytes, bytes]]
@@ -31,7 +35,8 @@ Pairs: TypeAlias = list[tuple[bytes, bytes]]
 
 class Head(Struct):
     """What came before a body. `pairs`: headers in order, named in lower case; `headers`: of each
-    name the first. `is_plain`: they say what body this is, and nothing of who asks for what.
+    name the first. `is_plain`: they say what body this is, and nothing of who asks for what, but an
+    id of the request (`plain_id`), once and fit to be one.
     """
 
     method: str
@@ -41,18 +46,36 @@ class Head(Struct):
     headers: dict[bytes, bytes]
     media_type: str
     is_plain: bool
+    plain_id: str | None = None
 
     @classmethod
     def of(cls, method: str, path: str, query_string: bytes, pairs: Pairs) -> "Head":
         """A head with these headers."""
         headers = dict(reversed(pairs))
         media_type, is_plain = _media_type(headers), headers.keys() <= _PLAIN
-        return cls(method, path, query_string, pairs, headers, media_type, is_plain)
+        plain_id = None
+        if is_plain and ID_HEADER in headers:
+            plain_id = fit_id(headers[ID_HEADER])
+            is_plain = plain_id is not None and sum(name == ID_HEADER for name, _ in pairs) == 1
+        return cls(method, path, query_string, pairs, headers, media_type, is_plain, plain_id)
+
+    def with_id(self, plain_id: str) -> "Head":
+        """The same plain head, which says an id, of another request."""
+        said = plain_id.encode()
+        pairs = [(name, said if name == ID_HEADER else value) for name, value in self.pairs]
+        headers = {**self.headers, ID_HEADER: said}
+        return replace(self, pairs=pairs, headers=headers, plain_id=plain_id)
 
     @classmethod
     def of_scope(cls, scope: Scope) -> "Head":
         """The head of an ASGI request."""
         return cls.of(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+
+
+def fit_id(said: bytes) -> str | None:
+    """The id of a request, if that can be one."""
+    text = said.decode("latin-1")
+    return text if is_fit(text) else None
 
 
 class Exchange(Struct):

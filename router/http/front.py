@@ -115,7 +115,7 @@ class Front:
         self, route: HotRoute, head: Head, body: bytes, receive: Receive
     ) -> Answer | Later:
         """Answer a request whose body is here, all of it, as `__call__` would."""
-        ids: RequestIds = RequestIds() if head.is_plain else ids_of(head.pairs)
+        ids = RequestIds(head.plain_id) if head.is_plain else ids_of(head.pairs)
         unknown: list[str] = []
         token = ANSWERED.set(ids)
         try:
@@ -132,7 +132,8 @@ class Front:
             return self._finished(route, ids, answer, unknown, _Place(self._in_flight))
         self._requests.count("http", route.path, answer.status)
         answer = self._warned(route, answer, unknown) if unknown else answer
-        return answer if head.is_plain else with_ids(ids, answer)
+        is_said = head.plain_id is not None or not head.is_plain
+        return with_ids(ids, answer) if is_said else answer
 
     async def _finished(
         self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str], place: "_Place"

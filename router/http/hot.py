@@ -164,16 +164,16 @@ class HotRoutes:
         return _answered(booking, partial(answer, status=201))
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
-        request, headers = self._select_requests.read(exchange), exchange.head.headers
-        is_silent = exchange.head.is_plain or _SELECT_HEADERS.keys().isdisjoint(headers)
-        if is_silent and request.selection_id is None:
-            return request
-        said = {
-            name: headers[key].decode("latin-1")
-            for key, name in _SELECT_HEADERS.items()
-            if key in headers
-        }
-        return asked_with(request, said)
+        request, head = self._select_requests.read(exchange), exchange.head
+        if head.is_plain:
+            said = {} if head.plain_id is None else {REQUEST_ID_HEADER: head.plain_id}
+        else:
+            said = {
+                name: head.headers[key].decode("latin-1")
+                for key, name in _SELECT_HEADERS.items()
+                if key in head.headers
+            }
+        return asked_with(request, said) if said or request.selection_id is not None else request
 
     def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
+_HEADER = b"%b: %b\r\n"
 _TYPE = b"content-type: application/json\r\n"
 _WHOLE = b"%bcontent-length: %d\r\n\r\n%b"
 _OK = 200
@@ -154,12 +155,11 @@ class HotProtocol(LimitedProtocol):
 
     def _write(self, answer: Answer, *, keeps_alive: bool) -> None:
         """What `send_answer` sends, in one piece."""
-        if answer.status == _OK and not answer.headers and keeps_alive:
-            if self._said_headers is not self.server_state.default_headers:
-                self._note_plain_head()
-            head = self._ok_head
-        else:
-            head = self._head(answer) + (b"" if keeps_alive else b"connection: close\r\n")
+        head = self._head(answer.status)
+        for each in answer.headers:
+            head += _HEADER % each
+        if not keeps_alive:
+            head += b"connection: close\r\n"
         if not self._unsent:
             self.app.turn.flush_later(self.flush, self.loop)
         self._unsent += _WHOLE % (head, len(answer.body), answer.body)
@@ -182,13 +182,13 @@ class HotProtocol(LimitedProtocol):
         self.flush()
         super().shutdown()
 
-    def _note_plain_head(self) -> None:
-        """The same for every answer of a second."""
-        self._said_headers = self.server_state.default_headers
-        self._ok_head = self._head(Answer(b""))
-
-    def _head(self, answer: Answer) -> bytes:
-        pieces = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
-        for name, value in (*self.server_state.default_headers, *answer.headers):
-            pieces += (name, b": ", value, b"\r\n")
-        return b"".join((*pieces, _TYPE))
+    def _head(self, status: int) -> bytes:
+        """The beginning of an answer; the same for every good one of a second."""
+        headers = self.server_state.default_headers
+        if status == _OK and headers is self._said_headers:
+            return self._ok_head
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        head = b"".join((line, *(_HEADER % each for each in headers), _TYPE))
+        if status == _OK:
+            self._said_headers, self._ok_head = headers, head
+        return head

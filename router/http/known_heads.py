@@ -1,15 +1,18 @@
 """Heads of requests that came before: whoever asks again in the same words is not parsed again.
 
-    POST /select HTTP/1.1␍␊host: x␍␊content-length: 3071␍␊␍␊[the body]
-    ├──────────────── known ─────────────────────┤    ├─┤
+    POST /select HTTP/1.1␍␊host: x␍␊x-request-id: 7f3a␍␊content-length: 3071␍␊␍␊[the body]
+    ├────────────── known ──────────────────────┤    ├────── known ────┤    ├─┤
 
 The parser has taken these very bytes before, on their own and as the beginning of a message; only
-the number differs that says how long the body is. So it would take them again, and alike.
+the number differs that says how long the body is, and the id of the request where one is said. So
+it would take them again, and alike.
 """
 
 from typing import TypeAlias
 
-from router.http.exchange import Head
+from msgspec import Struct
+
+from router.http.exchange import Head, fit_id
 from router.http.hot import HotRoute
 
 MOST_HEADS = 1024
@@ -17,69 +20,106 @@ MOST_BYTES = 1024
 """Of a head that is remembered."""
 
 _MOST_DIGITS = 9
+_MOST_VALUE = 256
 _END = b"\r\n\r\n"
 _LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
+_IDS = (b"\r\nx-request-id: ", b"\r\nX-Request-Id: ")
 
-Known: TypeAlias = tuple[HotRoute, Head]
+Found: TypeAlias = tuple[HotRoute, Head, bytes]
+
+
+class _Known(Struct, frozen=True):
+    """A head's bytes before, between and behind its values, of which it has one or two: the length
+    and, `id_at`, the id; -1 where it says none.
+    """
+
+    pieces: tuple[bytes, ...]
+    id_at: int
+    route: HotRoute
+    head: Head
+
+    def found_in(self, data: bytes) -> Found | None:
+        """Route, head and body, if these bytes are this head with other values, and its body."""
+        if not data.startswith(self.pieces[0]):
+            return None
+        at, length, said_id = len(self.pieces[0]), b"", b""
+        for number, piece in enumerate(self.pieces[1:]):
+            stop = data.find(b"\r", at, at + _MOST_VALUE + 1)
+            if stop < 0 or not data.startswith(piece, stop):
+                return None
+            if number == self.id_at:
+                said_id = data[at:stop]
+            else:
+                length = data[at:stop]
+            at = stop + len(piece)
+        if not _is(length, len(data) - at):
+            return None
+        if self.id_at < 0:
+            return self.route, self.head, data[at:]
+        plain_id = fit_id(said_id)
+        if plain_id is None:
+            return None
+        return self.route, self.head.with_id(plain_id), data[at:]
 
 
 class KnownHeads:
-    """Heads without a word about the single request, by all of their bytes but the length."""
+    """Heads without a word about the single request but its id, by their bytes but their values."""
 
     __slots__ = ("_known", "_last")
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Known] = {}
-        self._last: tuple[bytes, bytes, Known] | None = None
+        self._known: dict[tuple[bytes, ...], _Known] = {}
+        self._last: _Known | None = None
 
-    def find(self, data: bytes) -> tuple[HotRoute, Head, bytes] | None:
+    def find(self, data: bytes) -> Found | None:
         """Route, head and body of a request, if its head is known and these bytes are all of it.
 
         The head that was found last is tried first, which takes half as long.
         """
-        if self._last is not None:
-            start, rest, (route, head) = self._last
-            if data.startswith(start):
-                stop = data.find(b"\r", len(start), len(start) + _MOST_DIGITS + 1)
-                digits, end = data[len(start) : stop], stop + len(rest)
-                if stop > 0 and data.startswith(rest, stop) and _is(digits, len(data) - end):
-                    return route, head, data[end:]
-        parts = _parted(data)
-        if parts is None:
-            return None
-        start, rest, body = parts
-        known = self._known.get(start + rest)
+        if self._last is not None and (found := self._last.found_in(data)) is not None:
+            return found
+        known = self._known.get(_pieces(data))
         if known is None:
             return None
-        self._last = (start, rest, known)
-        return (*known, body)
+        self._last = known
+        return known.found_in(data)
 
     def remember(self, data: bytes, route: HotRoute, head: Head) -> None:
         """These bytes were parsed as one request, and nothing else, to this route and head."""
-        parts = _parted(data)
-        if parts is None or not head.is_plain:
+        pieces = _pieces(data)
+        if len(pieces) < 2 or not head.is_plain:
+            return
+        starts = [number for number, each in enumerate(pieces) if each.endswith(_IDS)]
+        known = _Known(pieces, starts[0] if starts else -1, route, head)
+        if known.found_in(data) != (route, head, data[data.find(_END) + len(_END) :]):
             return
         if len(self._known) >= MOST_HEADS:
             self._known.clear()
-        self._known[parts[0] + parts[1]] = (route, head)
+        self._known[pieces] = known
 
 
-def _parted(data: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """The head before and behind the length it tells, and the body; None unless that is so long."""
+def _pieces(data: bytes) -> tuple[bytes, ...]:
+    """A head, cut where its values are; empty unless it is a short one that tells a length."""
     end = data.find(_END, 0, MOST_BYTES)
-    for length in _LENGTHS:
-        at = data.find(length, 0, end)
-        if end > 0 and at > 0:
-            break
-    else:
-        return None
-    start = at + len(length)
-    stop = data.find(b"\r", start, end + 1)
-    digits = data[start:stop]
+    length = _value(data, _LENGTHS, end)
+    if length is None:
+        return ()
     end += len(_END)
-    if not _is(digits, len(data) - end):
-        return None
-    return data[:start], data[stop:end], data[end:]
+    request_id = _value(data, _IDS, end)
+    if request_id is None:
+        return data[: length[0]], data[length[1] : end]
+    first, second = sorted((length, request_id))
+    return data[: first[0]], data[first[1] : second[0]], data[second[1] : end]
+
+
+def _value(data: bytes, names: tuple[bytes, ...], end: int) -> tuple[int, int] | None:
+    """Where the value of the first header of such a name begins and ends; None: there is none."""
+    for name in names:
+        at = data.find(name, 0, end)
+        if end > 0 and at > 0:
+            start = at + len(name)
+            return start, data.find(b"\r", start)
+    return None
 
 
 def _is(digits: bytes, number: int) -> bool:

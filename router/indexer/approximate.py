@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 from sortedcontainers import SortedDict
 
 from router.indexer.base import HeldSlice, HeldSummary, Indexer, Overlap, OverlapScores
+from router.indexer.radix_tree import RadixTree
 from router.protocol.values import HashArray, PerTier, Rank, Tier
 from router.sequence.digest import digest
 
@@ -121,6 +122,11 @@ class ApproximateIndex:
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
         """The longest prefix of a prompt that was routed to each rank and has not expired."""
         return self._index.find_matches(sequence_hashes)
+
+    @property
+    def tree(self) -> RadixTree | None:
+        """What `find_matches` searches, where it is one tree."""
+        return self._index if isinstance(self._index, RadixTree) else None
 
     def dump_slices(self) -> Iterator[HeldSlice]:
         """Every entry, in slices; see `Indexer`."""

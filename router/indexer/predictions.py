@@ -50,6 +50,11 @@ class Predictions:
         guessed = index.find_matches(sequence_hashes)
         return merge_maximum(known, guessed) if len(guessed) else known
 
+    def tree(self, scope: Scope) -> RadixTree | None:
+        """What guesses of a scope are searched in, once there are any."""
+        index = self._indexes.get(scope)
+        return None if index is None else index.tree
+
     def drop_rank(self, rank: Rank) -> None:
         """Forget a rank; unknown ones are passed over."""
         for index in self._indexes.values():

@@ -48,6 +48,11 @@ def parse_traceparent(header: str) -> TraceParent | None:
     return TraceParent(trace_id, span_id, flags)
 
 
+def is_fit(request_id: str) -> bool:
+    """Whether this may be shown as the id of a request."""
+    return _FIT.fullmatch(request_id) is not None
+
+
 class RequestIds:
     """Ids of one request. Whatever costs time is done when somebody asks for it first."""
 
@@ -64,8 +69,8 @@ class RequestIds:
     def request_id(self) -> str:
         """The caller's, or one made here."""
         if self._made is None:
-            is_fit = self._given is not None and _FIT.fullmatch(self._given) is not None
-            self._made = self._given if is_fit else f"{getrandbits(64):016x}"
+            is_given = self._given is not None and is_fit(self._given)
+            self._made = self._given if is_given else f"{getrandbits(64):016x}"
         assert self._made is not None
         return self._made
 

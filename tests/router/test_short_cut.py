@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from builders import IDENTITY, World, rank
 from router.indexer.approximate import ApproximateLimits
+from router.indexer.base import IndexMode
+from router.indexer.none import NoneIndex
 from router.protocol.requests import ConfigOverride, RankTarget, RoutingConstraints, SelectRequest
 from router.protocol.values import SCHEME, Identity
 from router.scheduler.busy import BusyThresholds
@@ -98,6 +100,23 @@ def test_it_comes_to_what_the_general_way_comes_to(taken, token_ids, fields, eag
             world.core.prefill_complete(f"r{number}", 0.5)
     one, other = both(world, SelectRequest(token_ids=token_ids, **fields))
     assert_same(one, other)
+
+
+@given(steps, prompts)
+def test_guesses_alone_are_searched_alike(taken, token_ids):
+    limits = ApproximateLimits(10.0, 1000, 0.8)
+    world = world_of(
+        make_indexer=lambda: NoneIndex(refuses_dumps=False),
+        mode=IndexMode.APPROXIMATE,
+        prediction=limits,
+    )
+    for number, (_, worker_id, prompt) in enumerate(taken):
+        world.book(f"r{number}", prompt, allowed_worker_ids=[worker_id])
+    request = SelectRequest(token_ids=token_ids)
+    if taken:
+        assert_same(*both(world, request))
+    else:
+        assert short(world, request) is None
 
 
 def test_equal_costs_are_drawn_alike():

@@ -12,7 +12,7 @@ from router.http.known_heads import MOST_HEADS, KnownHeads
 
 ROUTE = HotRoute("/select", lambda _: None)
 HEAD = Head.of("POST", "/select", b"", [(b"content-type", b"application/json")])
-SINGLE = Head.of("POST", "/select", b"", [(b"x-request-id", b"a")])
+SINGLE = Head.of("POST", "/select", b"", [(b"x-dynamo-session-id", b"a")])
 
 
 def request(body=b"{}", length=None, name="content-length", more=""):
@@ -67,6 +67,50 @@ def test_what_speaks_of_a_single_request_is_not_remembered():
     assert knowing(request(), head=SINGLE).find(request()) is None
 
 
+def identified(said, body=b"{}", more=""):
+    return request(body, more=f"x-request-id: {said}\r\n{more}"), body
+
+
+def head_of(said, *more):
+    return Head.of("POST", "/select", b"", [(b"host", b"x"), (b"x-request-id", said), *more])
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_another_id_is_found_under_the_same_head(is_first):
+    def asked(said, body):
+        lines = [f"x-request-id: {said}\r\n", f"content-length: {len(body)}\r\n"]
+        lines = lines if is_first else lines[::-1]
+        return f"POST /select HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body
+
+    heads = knowing(asked("first", b"{}"), head=head_of(b"first"))
+    for said in ("second", "!", "x" * 256):
+        for body in (b"", b"x" * 100_000):
+            found = heads.find(asked(said, body))
+            assert found == (ROUTE, head_of(said.encode()), body)
+            assert found[1].plain_id == said
+
+
+@pytest.mark.parametrize("said", ["", " a", "a ", "a b", "a\tb", "ä", "x" * 257, "a\r\n b"])
+def test_an_id_that_is_not_fit_is_not_known(said):
+    whole, _ = identified(said)
+    heads = knowing(identified("a")[0], head=head_of(b"a"))
+    assert heads.find(whole) is None
+    assert heads.find(identified("b")[0]) is not None
+    assert heads.find(whole) is None
+    assert knowing(whole, head=head_of(said.encode())).find(whole) is None
+
+
+def test_who_says_two_ids_is_not_remembered():
+    twice, _ = identified("a", more="x-request-id: b\r\n")
+    assert knowing(twice, head=head_of(b"a", (b"x-request-id", b"b"))).find(twice) is None
+
+
+def test_an_id_that_goes_on_in_the_next_line_is_not_remembered():
+    whole, _ = identified("a", more=" b\r\n")
+    assert knowing(whole, head=head_of(b"a b")).find(whole) is None
+    assert knowing(whole, head=head_of(b"ab")).find(whole) is None
+
+
 def test_of_too_many_all_are_forgotten():
     heads = knowing(*(request(more=f"user-agent: {n}\r\n") for n in range(MOST_HEADS + 1)))
     assert heads.find(request(more="user-agent: 0\r\n")) is None
@@ -83,6 +127,18 @@ def test_a_cut_or_altered_request_is_known_only_where_its_bytes_are(data):
     found = knowing(request()).find(bytes(whole))
     if found is not None:
         assert bytes(whole) == request(found[2])
+
+
+async def test_requests_under_ids_are_booked_and_answered_under_them(router):
+    await router.worker(1)
+    for said in ("a", "b", "c", "a"):
+        answer = await router.client.post(
+            "/select_and_reserve", json={"token_ids": [1]}, headers={"x-request-id": said}
+        )
+        assert answer.headers["x-request-id"] == said
+        if answer.status_code == 200:
+            assert answer.json()["request_id"] == said
+    assert answer.json()["code"] == "duplicate_reservation"
 
 
 async def test_requests_in_the_same_words_get_answers_of_their_own(router):
