@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from command_line import section_parser
@@ -21,7 +22,7 @@ from rows import machine
 
 def main() -> int:
     arguments = _arguments()
-    facts = {"machine": machine(), "load before": f"{os.getloadavg()[0]:.1f}"}
+    facts = {"machine": machine(), "kv-router": version("kv-router"), "load before": _load()}
     facts["begun"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     outcomes = [
         outcome for name in arguments.only for outcome in _measured(name, PARTS[name], arguments)
@@ -31,6 +32,12 @@ def main() -> int:
     arguments.output.write_text(page(facts, outcomes))
     print(arguments.output)
     return 1 if any(outcome.failure for outcome in outcomes) else 0
+
+
+def _load() -> str:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    busy = "; others are at work, so only factors say something" if load > cores / 4 else ""
+    return f"{load:.1f} on {cores} cores{busy}"
 
 
 def _arguments() -> argparse.Namespace:

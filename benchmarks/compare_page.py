@@ -1,27 +1,30 @@
 """The report of `compare.py`, in the style of `kv-router simulate --html`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from compare_parts import Outcome
+from compare_plots import Bar, bars, factor, shares
 
 STYLE = """
 .bar { fill: var(--c2) } .worse { fill: var(--c1) }
 .said { fill: var(--c4) } .wrong { fill: #c2362b }
-.one { stroke: var(--muted); stroke-width: 1.5 } pre { overflow-x: auto; font-size: .82rem }
+.one { stroke: var(--muted); stroke-width: 1.5 } .goal { stroke: var(--ink); stroke-width: 2 }
+text.head { font-weight: 600; fill: var(--ink) } pre { overflow-x: auto; font-size: .82rem }
 figure > svg { max-width: 60rem } td.no { color: var(--c1); font-weight: 700 }
+h3 { margin-top: 1.2rem } details { margin-top: .6rem }
+summary { cursor: pointer; color: var(--muted); font-size: .9rem }
+.swatch { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem }
 """
 READING = (
-    "Bars: how many times better than the peer, by factors; right of the line ours is ahead, left "
-    "of it the peer. A row without a peer has a goal of its own. Compare ratios, not machines: a "
-    "machine that does other things beside gives other figures."
+    "Bars: how many times better than the peer, by factors; right of the line at 1 × ours is "
+    "ahead, left of it the peer. A short upright line is the goal that was set before; a figure "
+    "without a peer has a goal of its own. Compare factors, not machines: a machine that does "
+    "other things beside gives other figures, and other p99s most of all."
 )
-BAR_PX, NAME_PX, HALF_PX = 16, 300, 200
-FACTORS = 3.0
-"""Powers of ten that half of a plot has room for."""
+NO = "NO"
 
 
 def page(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
@@ -34,37 +37,87 @@ def page(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>kv-router beside its peers</title>\n<style>\n{style}</style>\n</head>\n<body>",
             f'<h1>kv-router beside its peers</h1>\n<p class="muted">{READING}</p>\n<dl>{told}</dl>',
+            _summary([each for each in outcomes if each.part.kind == "rows" and not each.failure]),
             *map(_section, outcomes),
             "</body>\n</html>\n",
         ]
     )
 
 
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    """What came of it, before all figures; whatever misses its goal by name."""
+    if not outcomes:
+        return ""
+    counted = [(_title(each), *_counts(each.found)) for each in outcomes]
+    missed = [
+        (
+            f"{_title(each)}: {_name(row)}",
+            _figure(row["ours"]),
+            row["unit"],
+            _ahead(row),
+            _goal(row),
+        )
+        for each in outcomes
+        for row in each.found
+        if not row["holds"]
+    ]
+    heads = ("", "figures", "ahead of the peer", "behind it", "goals met", "missed")
+    missing = (
+        f"<h3>Goals that were missed</h3>\n"
+        f"{_table(('', 'ours', 'unit', 'beside the peer', 'goal'), missed)}"
+    )
+    return f"<h2>In short</h2>\n{_table(heads, counted)}\n{missing if missed else ''}"
+
+
+def _title(outcome: Outcome) -> str:
+    _, _, only = outcome.command.partition("--only ")
+    return f"{outcome.part.title}: {only.replace(',', ', ')}" if only else outcome.part.title
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    ahead = [times_better(row) >= 1 for row in rows if _has_peer(row)]
+    held = [row["holds"] for row in rows]
+    counts = (len(rows), sum(ahead), len(ahead) - sum(ahead), sum(held), len(held) - sum(held))
+    return tuple(map(str, counts))
+
+
 def _section(outcome: Outcome) -> str:
-    part = outcome.part
     head = (
-        f'<h2>{escape(part.title)}</h2>\n<p class="muted">beside: {escape(part.peer)}; '
+        f"<h2>{escape(_title(outcome))}</h2>\n"
+        f'<p class="muted">beside: {escape(outcome.part.peer)}; '
         f"<code>{escape(outcome.command)}</code>, {outcome.seconds:.0f} s</p>"
     )
     if outcome.failure:
         return f"{head}\n<p>Not measured here:</p>\n<pre>{escape(outcome.failure)}</pre>"
-    body = {"rows": _rows, "faults": _faults, "replays": _replays}[part.kind]
+    body = {"rows": _rows, "faults": _faults, "replays": _replays}[outcome.part.kind]
     return f"{head}\n{body(outcome.found)}"
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    beside = [row for row in rows if row["peer"] and row["peer"] != row["goal"] and row["ours"]]
     cells = [
         (
-            _name(row), _figure(row["ours"]), _figure(row["peer"]) if row in beside else "",
-            row["unit"], f"{row['ratio']:.2f}" if row in beside else "",
-            "yes" if row["holds"] else "NO",
+            _name(row), _figure(row["ours"]), _figure(row["peer"]) if _has_peer(row) else "",
+            row["unit"], _ahead(row), _goal(row), "yes" if row["holds"] else NO,
         )
         for row in rows
     ]  # fmt: skip
-    heads = ("", "ours", "peer", "unit", "ratio", "meets its goal")
-    plot = f"<figure>{_bars([(row['name'], times_better(row)) for row in beside])}</figure>"
-    return f"{plot if beside else ''}\n{_table(heads, cells)}"
+    heads = ("", "ours", "peer", "unit", "times better", "goal", "met")
+    drawn = [
+        Bar(row["name"], times_better(row), _goal_times(row), row.get("section", ""))
+        for row in rows
+        if _has_peer(row)
+    ]
+    plot = f"<figure>{bars(drawn)}</figure>\n" if drawn else ""
+    table = _table(heads, cells)
+    if not drawn:
+        return table
+    return f"{plot}<details><summary>All {len(rows)} figures</summary>\n{table}</details>"
+
+
+def _has_peer(row: Mapping[str, Any]) -> bool:
+    """A figure with nobody beside it has its goal there."""
+    is_alone = row["bounded"] and row["peer"] == row["goal"]
+    return bool(row["peer"] and row["ours"] and not is_alone)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -77,22 +130,31 @@ def times_better(row: Mapping[str, Any]) -> float:
     return 1 / ratio if row["lower"] else ratio
 
 
-def _bars(named: Sequence[tuple[str, float]]) -> str:
-    height = BAR_PX * len(named) + 24
-    middle = NAME_PX + HALF_PX
-    drawn = [f'<line class="one" x1="{middle}" y1="0" x2="{middle}" y2="{height - 20}"/>']
-    for number, (name, times) in enumerate(named):
-        y = BAR_PX * number
-        length = HALF_PX * min(abs(math.log10(times)) / FACTORS, 1.0)
-        x, kind = (middle, "bar") if times >= 1 else (middle - length, "worse")
-        drawn += [
-            f'<text class="end" x="{NAME_PX - 8}" y="{y + 12}">{escape(name)}</text>',
-            f'<rect class="{kind}" x="{x:.1f}" y="{y + 3}" width="{length:.1f}" height="10"/>',
-            f'<text x="{middle + HALF_PX + 8}" y="{y + 12}">{times:.3g} ×</text>',
-        ]
-    drawn.append(f'<text class="title" x="{middle}" y="{height - 6}">1 ×</text>')
-    size = f"0 0 {NAME_PX + 2 * HALF_PX + 80} {height}"
-    return f'<svg viewBox="{size}" role="img">{"".join(drawn)}</svg>'
+def _goal_times(row: Mapping[str, Any]) -> float:
+    """The goal in the same sense; 0 where it is none of the ratio's."""
+    goal = float(row["goal"])
+    if row["bounded"] or not goal:
+        return 0.0
+    return 1 / goal if row["lower"] else goal
+
+
+def _goal(row: Mapping[str, Any]) -> str:
+    if not row["goal"]:
+        return ""
+    if row["bounded"]:
+        return f"{'≤' if row['lower'] else '≥'} {_figure(row['goal'])} {row['unit']}"
+    return f"≥ {factor(_goal_times(row))}"
+
+
+def _ahead(row: Mapping[str, Any]) -> str:
+    return factor(times_better(row)) if _has_peer(row) else ""
+
+
+LEGEND = {
+    "right": "var(--c2)",
+    "wrong, and said so": "var(--c4)",
+    "wrong without a word": "#c2362b",
+}
 
 
 def _faults(found: Mapping[str, Any]) -> str:
@@ -105,23 +167,13 @@ def _faults(found: Mapping[str, Any]) -> str:
         (name, *(str(t[word]) for word in ("right", "said", "wrong", "ghosts", "missing")))
         for name, t in totals.items()
     ]
-    heads = ("", "right", "wrong, and said so", "wrong without a word", "ghosts", "missing blocks")
-    return f"{missing}<figure>{_shares(totals)}</figure>\n{_table(heads, cells)}"
-
-
-def _shares(totals: Mapping[str, Mapping[str, int]]) -> str:
-    drawn = []
-    for number, (name, counts) in enumerate(totals.items()):
-        every = sum(counts[kind] for kind in ("right", "said", "wrong")) or 1
-        x, y = 120.0, 26 * number
-        drawn.append(f'<text class="end" x="112" y="{y + 16}">{escape(name)}</text>')
-        for kind, style in (("right", "bar"), ("said", "said"), ("wrong", "wrong")):
-            width = 600 * counts[kind] / every
-            drawn.append(
-                f'<rect class="{style}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="18"/>'
-            )
-            x += width
-    return f'<svg viewBox="0 0 740 {26 * len(totals)}" role="img">{"".join(drawn)}</svg>'
+    legend = "".join(
+        f'<span><span class="swatch" style="background:{colour}"></span>{name}</span>'
+        for name, colour in LEGEND.items()
+    )
+    heads = ("", *LEGEND, "ghosts", "missing blocks")
+    plot = f'<figure>{shares(totals)}<div class="legend">{legend}</div></figure>'
+    return f"{missing}{plot}\n{_table(heads, cells)}"
 
 
 REPLAYED = {
@@ -133,10 +185,13 @@ REPLAYED = {
 
 def _replays(runs: Sequence[Mapping[str, Any]]) -> str:
     ours, *others = runs
-    beside = [(run["policy"], run["ttft_mean_s"] / ours["ttft_mean_s"]) for run in others]
+    beside = [Bar(run["policy"], run["ttft_mean_s"] / ours["ttft_mean_s"]) for run in others]
     cells = [(run["policy"], *(_figure(run[field]) for field in REPLAYED.values())) for run in runs]
-    note = f'<p class="muted">Mean time to first token of each, by that of {ours["policy"]}.</p>'
-    return f"{note}<figure>{_bars(beside)}</figure>\n{_table(('', *REPLAYED), cells)}"
+    note = (
+        f'<p class="muted">Mean time to first token of each, by that of {ours["policy"]}: the same '
+        "fleet, requests and clock, another policy.</p>"
+    )
+    return f"{note}<figure>{bars(beside)}</figure>\n{_table(('', *REPLAYED), cells)}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -147,7 +202,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    style = ' class="no"' if text == "NO" else ""
+    style = ' class="no"' if text == NO else ""
     return f"<td{style}>{escape(text)}</td>"
 
 

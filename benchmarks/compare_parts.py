@@ -50,8 +50,18 @@ PARTS: Mapping[str, Part] = {
         "Passing requests on", "vllm-router 0.1.17, smg 1.13.0", "rows", ["forward.py"]
     ),
     "startup": Part("Starting and resting", "Dynamo 1.6.1, select_service", "rows", ["startup.py"]),
-    "faults": Part("Streams and faults", "as named", "faults", ["conformance.py"]),
-    "trace": Part("A trace in virtual time", "as named", "replays", ["-m", "router", "simulate"]),
+    "faults": Part(
+        "Streams and faults",
+        "Dynamo 1.6.1, select_service; vllm-router 0.1.17",
+        "faults",
+        ["conformance.py"],
+    ),
+    "trace": Part(
+        "A trace in virtual time",
+        "formulas of Dynamo 1.0 and 1.6, LMetric, SGLang's cache-aware, in our simulator",
+        "replays",
+        ["-m", "router", "simulate"],
+    ),
 }
 
 
@@ -85,7 +95,8 @@ def run(part: Part, command: Sequence[str], *, quick: bool) -> Outcome:
     except ValueError as error:
         found, failure = None, f"unreadable: {error}"
     told = "\n".join([*words.splitlines()[-6:], failure]) if failure else ""
-    return Outcome(part, " ".join(command), time.monotonic() - begun_s, found, told)
+    shown = " ".join(Path(word).name if word.startswith("/") else word for word in command)
+    return Outcome(part, shown, time.monotonic() - begun_s, found, told)
 
 
 def _read(part: Part, printed: str) -> Any:

@@ -1,12 +1,16 @@
 """The report of `make compare`."""
 
+import re
 import sys
 
 import compare_page
 import compare_parts
+import compare_plots
 from compare_parts import PARTS, Outcome, Part, run
+from compare_plots import Bar
 
 ROW = {"name": "a <row>", "ours": 2.0, "peer": 4.0, "unit": "ms", "goal": 1.0, "holds": True}
+ROW |= {"bounded": False}
 
 
 def test_better_is_better_whichever_way_a_ratio_is_counted():
@@ -39,6 +43,39 @@ def test_rows_are_shown_even_if_goals_are_missed(tmp_path, monkeypatch):
     assert "a &lt;row&gt;" in shown
     assert "2 ×" in shown
     assert '<td class="no">NO</td>' in shown
+    assert "Goals that were missed" in shown
+
+
+def test_goals_are_told_in_the_words_of_the_plot():
+    told = compare_page._goal
+    assert told(ROW | {"goal": 0.5, "lower": True}) == "≥ 2 ×"
+    assert told(ROW | {"goal": 4.0, "lower": False}) == "≥ 4 ×"
+    assert told(ROW | {"goal": 4.0, "lower": True, "bounded": True}) == "≤ 4 ms"
+    assert told(ROW | {"goal": 0, "lower": False}) == ""
+
+
+def test_a_figure_without_a_peer_is_not_drawn_beside_one():
+    alone = ROW | {"goal": 4.0, "peer": 4.0, "ratio": 0.5, "lower": True, "bounded": True}
+    shown = compare_page.page({}, [Outcome(PARTS["index"], "index.py", 1.0, [alone])])
+    assert "<svg" not in shown
+    assert "≤ 4 ms" in shown
+
+
+def test_bars_end_at_the_edge_of_their_plot_and_are_told_whole():
+    shown = compare_plots.bars([Bar("a", 1e-9), Bar("b", 123456.0), Bar("c", 1.0)])
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)"', shown)]
+    assert sum(widths) == compare_plots.PLOT_PX
+    assert "123,456 ×" in shown
+
+
+def test_peers_are_named_with_the_versions_that_are_installed():
+    installed = "".join(
+        (compare_parts.HERE / f"{name}requirements.txt").read_text()
+        for name in ("peer-", "vllm-router-", "smg-")
+    )
+    named = {v for part in PARTS.values() for v in re.findall(r"\d+\.\d+\.\d+", part.peer)}
+    assert named
+    assert all(f"=={version}" in installed for version in named)
 
 
 def test_faults_and_replays_are_shown_too():
