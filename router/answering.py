@@ -3,6 +3,9 @@
     subject ─▶ take ─▶ a task each, at most `limit` at once ─▶ answer
                   └──▶ refused at once beyond that: it can ask another process
 
+Whoever asks cannot tell a process that died from one that lets it wait: so an answer that is long
+in coming is announced in the inbox that the header `x-waiting-inbox` names, if it names one.
+
 Draining takes no more, and finishes what was begun.
 """
 
@@ -19,6 +22,8 @@ from router.errors import KvRouterError
 from router.metrics import RouterMetrics
 from router.publisher.bus import Bus, subscribe, translated
 from router.security.errors import TooManyRequestsError
+
+WAITING_INBOX = "x-waiting-inbox"
 
 _NO_INBOXES = ("kv.", "$")
 """Subjects of ours and of the server's: whoever may ask us may not have us write there."""
@@ -87,13 +92,14 @@ class Answering:
             await asyncio.wait(self._begun)
 
     async def _answered(self, bus: Bus, message: Msg) -> None:
-        reply = message.reply
+        reply, waiting_inbox = message.reply, (message.headers or {}).get(WAITING_INBOX, "")
         try:
             answer = await self._answer(message)
         finally:
             self._note(-1)
         del message  # with all its tokens, which may be many in a long queue
         if not isinstance(answer, BusAnswer):
+            await self._respond(bus, waiting_inbox, BusAnswer(b""))
             answer = await answer
         await self._respond(bus, reply, answer)
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from router.client.calls import FREE, Question
 from router.client.errors import UnansweredError
-from router.client.settings import Retries
+from router.client.settings import Patience, Retries
 from router.client.transport import Transport
 from router.errors import DuplicateReservationError, KvRouterError, ReservationNotFoundError
 
@@ -30,12 +30,12 @@ class Asking(Generic[T]):
         transport: Transport,
         question: Question[T],
         headers: dict[str, str],
-        timeout_s: float,
+        patience: Patience,
     ) -> None:
         self._transport = transport
         self._question = question
         self._headers = headers
-        self._timeout_s = timeout_s
+        self._patience = patience
         self.is_doubtful = False
 
     async def answer(self, retries: Retries, random: Random) -> T:
@@ -53,7 +53,7 @@ class Asking(Generic[T]):
 
     async def _attempt(self) -> T:
         try:
-            return await self._transport.ask(self._question, self._headers, self._timeout_s)
+            return await self._transport.ask(self._question, self._headers, self._patience)
         except asyncio.CancelledError:
             self.is_doubtful = True
             raise
@@ -72,7 +72,8 @@ class Asking(Generic[T]):
         """Free what an attempt without an answer has booked; False if nobody answers now either."""
         freeing = Question(FREE, request_id=self._question.request_id)
         try:
-            await self._transport.ask(freeing, self._headers, self._timeout_s)
+            patience = Patience(self._patience.timeout_s)
+            await self._transport.ask(freeing, self._headers, patience)
         except ReservationNotFoundError:
             pass
         except KvRouterError:

@@ -40,7 +40,7 @@ from router.client.http_transport import HttpTransport
 from router.client.nats_transport import NatsTransport
 from router.client.reports import Reports
 from router.client.reservation import Reservation
-from router.client.settings import ClientSettings
+from router.client.settings import ClientSettings, Patience
 from router.client.transport import Transport
 from router.errors import KvRouterError, ReservationNotFoundError
 from router.protocol.batches import ItemResult, ReservationStep
@@ -216,10 +216,11 @@ class RouterClient:
         headers = {**self._own_headers, **self._settings.headers()}
         if question.header_id is not None:
             headers["x-request-id"] = question.header_id
-        timeout_s = self._settings.timeout_s
+        wait_s = 0.0
         if question.call.books:
-            timeout_s += question.fields.get("max_wait_s", self._settings.max_wait_s)
-        return Asking(self._transport, question, headers, timeout_s)
+            wait_s = question.fields.get("max_wait_s", self._settings.max_wait_s)
+        patience = Patience(self._settings.timeout_s, wait_s)
+        return Asking(self._transport, question, headers, patience)
 
     async def _report(self, steps: list[dict[str, Any]]) -> list[ItemResult]:
         """The steps as they happen, told together only because that is cheaper."""

@@ -13,6 +13,7 @@ from router.client.bodies import encoded
 from router.client.calls import Question
 from router.client.errors import UnansweredError
 from router.client.refusals import rebuilt
+from router.client.settings import Patience
 from router.errors import InvalidFieldError, KvRouterError
 from router.http_client import (
     Answer,
@@ -51,17 +52,18 @@ class HttpTransport:
         finally:
             pool.close()
 
-    async def ask(self, question: Question[T], headers: dict[str, str], timeout_s: float) -> T:
-        """The answer to one attempt. Raises what the router refuses with, and UnansweredError;
+    async def ask(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+        """The answer to one attempt; a router that dies closes its connections, so that all of the
+        patience is had with it at once. Raises what the router refuses with, and UnansweredError;
         InvalidFieldError for an id that no path can have.
         """
         if "/" in (question.request_id or ""):
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
         request = _request(question, headers)
         try:
-            answer = await self._pool.ask(self._origin, request, timeout_s)
+            answer = await self._pool.ask(self._origin, request, patience.total_s)
             try:
-                body = await answer.read(ANSWER_LIMIT_BYTES, timeout_s)
+                body = await answer.read(ANSWER_LIMIT_BYTES, patience.total_s)
             finally:
                 answer.close()
         except NeverSentError as error:

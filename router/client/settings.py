@@ -26,6 +26,18 @@ class Retries(Struct, frozen=True):
         return wanted_s + random.uniform(0, bound_s)
 
 
+class Patience(Struct, frozen=True):
+    """With one attempt: `timeout_s` until it is answered, or known to wait; `wait_s` more then."""
+
+    timeout_s: float
+    wait_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The longest that it may take."""
+        return self.timeout_s + self.wait_s
+
+
 def no_headers() -> dict[str, str]:
     """Where nothing is to be said beside the request."""
     return {}

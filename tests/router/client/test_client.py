@@ -226,6 +226,50 @@ async def test_who_ends_waits_for_a_second_word(fleet, deaf, nats_server, connec
     assert rank["active_requests"] == 0
 
 
+async def test_a_router_that_dies_with_a_booking_is_not_waited_for(fleet, bus, nats_server):
+    """It would be for as long as a booking may wait, if nobody said that it waits."""
+    taken, hour_s = asyncio.Event(), 3600.0
+
+    async def take(message):
+        if b"select_and_reserve" in message.data:
+            taken.set()
+
+    dead = await bus.client.subscribe("kv.test.router", queue="router", cb=take)
+    settings = ClientSettings(timeout_s=1.0, max_wait_s=hour_s)
+    async with RouterClient.over_nats(nats_server.url, "test", settings=settings) as client:
+        while not taken.is_set():  # they take turns at random
+            booking = asyncio.create_task(client.reserved(REQUEST))
+            await eventually(lambda: taken.is_set() or booking.done())  # noqa: B023 - at once
+            if not taken.is_set():
+                await booking.result().leave()
+        await dead.unsubscribe()
+        reservation = await asyncio.wait_for(booking, 120)
+        assert reservation.decision.worker_id == 1
+        await reservation.leave()
+
+
+async def test_a_booking_that_waits_for_room_is_waited_for(nats_server):
+    settings = ClientSettings(timeout_s=1.0, max_wait_s=3600.0)
+    full = {"router_queue_threshold": 0.5}
+    async with (
+        RunningRouter(nats_server.url, **full).running() as router,
+        RouterClient.over_nats(nats_server.url, "test", settings=settings) as client,
+    ):
+        await router.worker(1, max_num_batched_tokens=64)
+        first = await client.reserved(REQUEST)
+        booking = asyncio.create_task(client.reserved(REQUEST))
+        await eventually(lambda: waits(router))
+        done, _ = await asyncio.wait([booking], timeout=2 * settings.timeout_s)
+        assert not done
+        assert waits(router)
+        await first.leave()
+        await (await booking).leave()
+
+
+def waits(router):
+    return len(router.service._host.core.waiting) == 1
+
+
 async def test_ids_may_be_any_text_that_a_path_can_say(client):
     for request_id in ("ünïcode 🙂", "a?b#c%2F"):
         async with client.reserve(SelectRequest(token_ids=PROMPT, request_id=request_id)):
