@@ -17,14 +17,15 @@ NUMBER = re.compile(r"\b\d+\b")
 
 
 class Clients:
-    """`outcomes`: what became of requests; `waiting`: since when, by request id. `faults`: what
-    engines did, by request id.
+    """`outcomes`: what became of requests; `waiting`: since when, by request id; `stalls`: moments
+    in which nothing ran here, nor engines, so that they were late. `faults`: what engines did, by
+    request id.
     """
 
     def __init__(self, dice, faults):
         self.outcomes = Counter()
         self.waiting = {}
-        self.requests = 0
+        self.requests = self.stalls = 0
         self._dice = dice
         self._faults = faults
         self._failed = []
@@ -32,8 +33,10 @@ class Clients:
 
     @property
     def wrong(self):
-        """What no engine's fault is to blame for."""
-        return [*self._never, *(each for each in self._failed if not self._faults.get(each[0]))]
+        """What no engine's fault is to blame for, nor a machine that stood still."""
+        unblamed = [each for each in self._failed if not self._faults.get(each[0])]
+        late = [each for each in unblamed if self.stalls and "timeout" in each[1]]
+        return [*self._never, *(each for each in unblamed if each not in late)]
 
     async def ask_until(self, ends_s, url):
         """One after the other."""

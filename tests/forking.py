@@ -67,9 +67,12 @@ class Template:
             [sys.executable, __file__, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def fork(self, arguments, log):
-        """Run the module with these arguments, here and with today's environment."""
-        request = [self._module, arguments, str(log), dict(os.environ), os.getcwd()]
+    def fork(self, arguments, log, program=None):
+        """Run the module with these arguments, here and with today's environment; or a file that
+        does so in a way of its own.
+        """
+        started = self._module if program is None else str(program)
+        request = [started, arguments, str(log), dict(os.environ), os.getcwd()]
         return Forked(self, self.ask({"fork": request}))
 
     def ask(self, request):
@@ -110,7 +113,7 @@ def tell(answer):
     sys.stdout.flush()
 
 
-def become(module, arguments, log, environment, directory):
+def become(started, arguments, log, environment, directory):
     """What a new interpreter would find, and then its program."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -119,8 +122,11 @@ def become(module, arguments, log, environment, directory):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = [started, *arguments]
+    if started.endswith(".py"):
+        runpy.run_path(started, run_name="__main__")
+    else:
+        runpy.run_module(started, run_name="__main__", alter_sys=True)
 
 
 def main():

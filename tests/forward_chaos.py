@@ -37,6 +37,7 @@ SETTLING_S = 300.0
 """For all beside the chaos itself; whoever waits longer waits for ever."""
 
 SAID_EVERY_S = 10.0
+STALL_S = PATIENCE_S / 4
 NUMBERS = {
     "booked": "kv_router_reservations",
     "booked by others": "kv_router_replica_reservations",
@@ -109,6 +110,7 @@ class Chaos:
         said = {
             "requests": clients.requests,
             "restarts": self.restarts,
+            "stalls": clients.stalls,
             "doing": self.doing,
             "longest wait": round(waiting_s, 1),
             **clients.summary(),
@@ -152,10 +154,18 @@ class Chaos:
 
     async def _disturbed(self, seconds):
         ends_s = time.monotonic() + seconds
+        noting = asyncio.create_task(self._note_stalls())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._disturb_routers(ends_s))
             for _ in range(CLIENTS):
                 group.create_task(self.clients.ask_until(ends_s, self.forward.url))
+        noting.cancel()
+
+    async def _note_stalls(self):
+        while True:
+            due_s = time.monotonic() + STALL_S
+            await asyncio.sleep(STALL_S)
+            self.clients.stalls += time.monotonic() > due_s + STALL_S
 
     async def _worker(self, bus, engine):
         """What routers see of an engine, for as long as all this lasts."""
@@ -208,11 +218,11 @@ class Chaos:
 
     async def _nobody_is_answered(self):
         numbers = await self.forward.numbers(self.client)
-        return numbers["being answered"] == 1  # who asks this
+        return numbers.get("being answered") == 1  # who asks this
 
     async def _nothing_is_booked(self):
         every = [await router.numbers(self.client) for router in self.routers]
-        return not any(each["booked"] or each["booked by others"] for each in every)
+        return all((each.get("booked"), each.get("booked by others")) == (0, 0) for each in every)
 
 
 @contextmanager

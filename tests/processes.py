@@ -18,19 +18,25 @@ SMALL_MODEL = {
 
 
 class Process:
-    """`python -m module …`, with its output in a file; forked, unless it shall import all anew."""
+    """`python -m module …`, with its output in a file; forked, unless it shall import all anew.
 
-    def __init__(self, directory, label, module, command, *, is_forked=True, **options):
+    `program`: a file that is run instead, and knows the module.
+    """
+
+    def __init__(
+        self, directory, label, module, command, *, is_forked=True, program=None, **options
+    ):
         self.log = directory / f"{label}.log"
         self._module = module
         self._arguments = [command, *(f"--{key}={value}" for key, value in options.items())]
         self._is_forked = is_forked
+        self._program = program
         self.popen = None
         self.start()
 
     def start(self):
         if self._is_forked:
-            self.popen = template(self._module).fork(self._arguments, self.log)
+            self.popen = template(self._module).fork(self._arguments, self.log, self._program)
             return
         command = [sys.executable, "-m", self._module, *self._arguments]
         with self.log.open("ab") as log:
