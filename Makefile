@@ -90,8 +90,8 @@ test-lowest: .lowest-venv/.installed
 		-m "not integration and not hypothesis and not vllm and not dynamo and not image and not release"
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
-# for hours), more runs of the fault simulator and odd bodies for the parser of tokens (FUZZ_FIRST is
-# the first seed of those), and random faults with real servers (an hour; FUZZ_SERVER_FIRST is the
+# for hours), more runs of the fault simulator and odd bodies for the parser of tokens, by libFuzzer,
+# too, where atheris is installed (FUZZ_FIRST is the first seed of those), and random faults with real servers (an hour; FUZZ_SERVER_FIRST is the
 # first seed, and failures name theirs).
 FUZZ_SEQUENCES ?= 2000
 FUZZ_RUNS ?= 20000
@@ -104,6 +104,8 @@ fuzz: $(DEV_STAMP)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
 	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/http/test_openapi.py
 	PYTHONPATH=.:tests $(BIN)/python tests/token_fuzz.py --inputs $(FUZZ_BODIES) --seed $(FUZZ_FIRST)
+	if $(BIN)/python -c "import atheris" 2>/dev/null; then PYTHONPATH=.:tests $(BIN)/python \
+		tests/token_fuzz.py --atheris -runs=$(FUZZ_BODIES) -seed=$(FUZZ_FIRST); fi
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
 

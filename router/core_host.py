@@ -28,6 +28,7 @@ from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.process.connections import HttpLimits
+from router.process.moments import next_moment
 from router.process.serving import SHUTDOWN_S, HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects
 from router.protocol.values import StreamPosition
@@ -207,7 +208,7 @@ class CoreHost:
     async def _tick_forever(self) -> None:
         patience_s = time.monotonic() + CATCH_UP_S
         while True:
-            await asyncio.sleep(TICK_S)
+            await next_moment(TICK_S)
             now_s = time.monotonic()
             if now_s > patience_s or self.engines.is_caught_up():
                 self.status.engines_caught_up = True

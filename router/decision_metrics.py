@@ -22,7 +22,7 @@ ROLES = ("aggregated", "prefill", "decode")
 _DECISION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _STAGE_BUCKETS_S = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
-_TIMED = "of one in 32, at most 20 a second"
+_TIMED = "of one in 32, at most 10 a second"
 
 _COLUMNS = 2 + len(STAGES)
 _MOST_ROWS = 1_024

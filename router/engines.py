@@ -19,6 +19,7 @@ from router.core import RouterCore
 from router.data_dir import DataDir
 from router.followed_rank import Attachment, FollowedRank
 from router.metrics import RouterMetrics
+from router.process.moments import next_moment
 from router.protocol.events import LogMessage
 from router.protocol.values import Rank
 from router.protocol.workers import EngineSource
@@ -226,7 +227,7 @@ class Engines:
 
     async def _look_for_gone_forever(self) -> None:
         while True:
-            await asyncio.sleep(GONE_LOOK_S)
+            await next_moment(GONE_LOOK_S)
             now_s = time.monotonic()
             absent_s: dict[int, float] = {}
             for rank, each in self._ranks.items():
@@ -248,7 +249,7 @@ class Engines:
 
     async def _report_forever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await next_moment(LOOK_S)
             lost = [rank.worker_id for rank, each in self._ranks.items() if not each.is_ours]
             if lost:
                 await self.settle(lost)

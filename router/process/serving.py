@@ -16,8 +16,12 @@ from starlette.types import ASGIApp
 
 from router.errors import ConfigError
 from router.process.connections import HttpConfig, HttpLimits, LimitedProtocol
+from router.process.moments import next_moment
 
 SHUTDOWN_S = 5
+
+TICK_S = 0.1
+"""How often a server looks whether patience has ended; uvicorn's own."""
 
 YOUNG_OBJECTS = 20_000
 """More new objects than freed ones, until the collector looks for cycles."""
@@ -141,6 +145,13 @@ class HttpServer(uvicorn.Server):
         connected: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         state = self.server_state
         return connected(config=self.config, server_state=state, app_state=self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        """Tick until it should end; as uvicorn does, at moments that others tick at, too."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            await next_moment(TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn does ten times a second; and close whose patience has ended."""

@@ -28,7 +28,7 @@ from router.publisher.zmq_watch import Condition
 
 _MAX_NAMED_FRAMES = 8
 
-REST_S = 0.002
+REST_S = 0.005
 """How far apart lots are where no more was waiting."""
 
 

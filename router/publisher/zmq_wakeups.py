@@ -9,10 +9,7 @@ import asyncio
 
 import zmq
 
-_EARLY_S = 0.002
-"""Timers of uvloop count in milliseconds, from a time that may be as old as the turn of the loop:
-so much too early they end at most, and whoever waits for the rest of it goes round and round.
-"""
+from router.process.moments import EARLY_S
 
 
 class Wakeups:
@@ -67,7 +64,8 @@ class Wakeups:
             await asyncio.sleep(0)
         else:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s + _EARLY_S, self.wake)
+            # Who is woken too early, and waits for the rest of it, goes round and round.
+            timer = self._loop.call_later(timeout_s + EARLY_S, self.wake)
             try:
                 await self._waiter
             finally:

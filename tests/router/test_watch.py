@@ -25,7 +25,7 @@ def test_one_decision_in_32_is_timed_the_first_among_them():
     assert timed(2 * TIMED_EVERY, apart_s=1.0) == [0, TIMED_EVERY]
 
 
-def test_of_many_in_a_second_twenty_are_timed():
+def test_of_many_in_a_second_ten_are_timed():
     assert timed(8 * TIMED_EVERY, TIMED_APART_S / 2 / TIMED_EVERY) == [
         turn * TIMED_EVERY for turn in (0, 2, 4, 6)
     ]
