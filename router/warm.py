@@ -8,6 +8,7 @@ import sys
 import router._short_cut_kernel
 import router.indexer._grouping
 import router.indexer._kernel
+import router.indexer._named_kernel
 import router.publisher._engine_kernel
 import router.publisher._held_kernel
 import router.publisher._map_kernel
@@ -30,6 +31,7 @@ KERNEL_MODULES = (
     router._short_cut_kernel,
     router.indexer._grouping,
     router.indexer._kernel,
+    router.indexer._named_kernel,
     router.publisher._engine_kernel,
     router.publisher._held_kernel,
     router.publisher._map_kernel,

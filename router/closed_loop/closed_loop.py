@@ -90,10 +90,13 @@ class ClosedLoop:
         """A usage was told. O(1), but for what `look` takes: called where more was cached than
         predicted.
         """
-        for evidence in self._of(seen):
+        groups = self._of(seen)
+        for evidence in groups:
             evidence.count(seen, now_s)
         if not is_surplus(seen):
-            self._judge(seen, outcome_of(seen), None, now_s)
+            outcome = outcome_of(seen)
+            for evidence in groups:
+                evidence.judge(seen, outcome, None, now_s)
             return
         shown = look()
         if shown is None:
@@ -142,14 +145,15 @@ class ClosedLoop:
         for evidence in self._of(seen):
             evidence.judge(seen, outcome, shown, now_s)
 
-    def _of(self, seen: Observation) -> Iterator[Evidence]:
+    def _of(self, seen: Observation) -> list[Evidence]:
         """Of every group that a request belongs to."""
         model, group = seen.scope.model_name, seen.scope.routing_group
-        yield self._of_key((model, group, None, None))
-        yield self._of_key((model, group, seen.worker_id, None))
-        if seen.tenant is not None:
-            yield self._of_key((model, group, None, seen.tenant))
-            yield self._of_key((model, group, seen.worker_id, seen.tenant))
+        tenants = (None,) if seen.tenant is None else (None, seen.tenant)
+        return [
+            self._of_key((model, group, worker_id, tenant))
+            for tenant in tenants
+            for worker_id in (None, seen.worker_id)
+        ]
 
     def _of_key(self, key: _Key) -> Evidence:
         evidence = self._evidence.get(key)

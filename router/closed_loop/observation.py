@@ -63,7 +63,7 @@ class Shown(Struct, frozen=True, gc=False):
     is_unreadable: bool = False
 
 
-class Outcome(enum.Enum):
+class Outcome(enum.IntEnum):
     """What a request says of the prediction."""
 
     QUIET = enum.auto()

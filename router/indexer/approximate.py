@@ -3,23 +3,21 @@
 For engines that publish no events, and beside the exact index for what they have not published yet.
 What is kept per block is one entry, and the rest per prompt:
 
-    rank ──▶ { sequence hash ──▶ the last prompt that named it }
-    (expiry, serial) of a prompt, sorted ──▶ rank, hashes, how many of them it was the last to name
+    rank ──▶ { sequence hash ──▶ the last prompt that named it }                    `LastNamed`
+    serial of a prompt, in order ──▶ rank, expiry, hashes, of how many it was the last
 
 A block lives as long as the last prompt that named it. Every prompt names its blocks from the first
 on, so no block outlives its parent, and whatever is left of a prompt is a prefix of it.
 """
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TypeAlias
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import astuple
-from sortedcontainers import SortedDict
 
 from router.indexer.base import HeldSlice, HeldSummary, Indexer, Overlap, OverlapScores
+from router.indexer.last_named import LastNamed
 from router.indexer.radix_tree import RadixTree
 from router.protocol.values import HashArray, PerTier, Rank, Tier
 from router.sequence.digest import digest
@@ -42,20 +40,18 @@ class ApproximateLimits(Struct, frozen=True):
 PRUNE_BLOCKS = 512
 """While pruning, an insertion frees so many blocks beyond twice those it adds."""
 
-_Key: TypeAlias = tuple[float, int]
-"""Expiry, in seconds, and serial number of a prompt."""
-
 
 class _Prompt(Struct):
     """`sequence_hashes` may contain as many blocks again that later prompts have named since."""
 
     rank: Rank
+    expires_s: float
     sequence_hashes: HashArray
     live_blocks: int
 
 
 class ApproximateIndex:
-    """Blocks of routed prompts, held by the chosen ranks until they expire.
+    """Blocks of routed prompts, held by the chosen ranks until they expire. Time never goes back.
 
     Owns the index it is given, which should have room for `max_blocks` and the longest prompt.
     Invariants: the index holds exactly the entries, on the device; every entry's prompt is kept,
@@ -69,8 +65,8 @@ class ApproximateIndex:
         "_is_pruning",
         "_latest",
         "_limits",
-        "_next_serial",
         "_prompts",
+        "_serial",
         "expired_blocks",
         "pruned_blocks",
     )
@@ -78,10 +74,10 @@ class ApproximateIndex:
     def __init__(self, index: Indexer, limits: ApproximateLimits) -> None:
         self._index = index
         self._limits = limits
-        self._latest: dict[Rank, dict[int, _Key]] = {}
-        self._prompts: SortedDict = SortedDict()
+        self._latest: dict[Rank, LastNamed] = {}
+        self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         self._is_pruning = False
-        self._next_serial = 0
+        self._serial = 0
         self._entries = 0
         self.expired_blocks = 0
         self.pruned_blocks = 0
@@ -105,19 +101,23 @@ class ApproximateIndex:
     def expire(self, now_s: float, max_blocks: int) -> int:
         """Free what is due, or so much of it; how many (rank, block) entries that was."""
         freed = 0
-        while self._prompts and freed < max_blocks and self._prompts.peekitem(0)[0][0] <= now_s:
+        while freed < max_blocks:
+            first = next(iter(self._prompts.values()), None)
+            if first is None or first.expires_s > now_s:
+                break
             freed += self._cut_first(max_blocks - freed)
         self.expired_blocks += freed
         return freed
 
     def remove_rank(self, rank: Rank) -> None:
         """Forget a rank; unknown ones are passed over. O(its blocks); leaves work to `sweep`."""
-        latest = self._latest.pop(rank, {})
+        latest = self._latest.pop(rank, None)
+        if latest is None:
+            return
         self._entries -= len(latest)
-        for key in set(latest.values()):
-            del self._prompts[key]
-        if latest:
-            self._index.clear(rank)
+        for serial in latest.serials():
+            del self._prompts[serial]
+        self._index.clear(rank)
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
         """The longest prefix of a prompt that was routed to each rank and has not expired."""
@@ -143,41 +143,41 @@ class ApproximateIndex:
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
         for rank, latest in self._latest.items():
-            held = np.array(list(latest), dtype=np.uint64)
+            held = latest.blocks()
             expected = HeldSummary((len(held), 0, 0, 0), (digest(held), 0, 0, 0))
             assert self._index.summary(rank) == expected
-            assert latest
+            assert len(held) == len(latest) > 0
         assert self._entries == sum(map(len, self._latest.values())) <= self._limits.max_blocks
         assert self._entries == sum(prompt.live_blocks for prompt in self._prompts.values())
-        for key, prompt in self._prompts.items():
-            live = self._live(key, prompt.rank, prompt.sequence_hashes)
+        expiries = [prompt.expires_s for prompt in self._prompts.values()]
+        assert expiries == sorted(expiries)
+        for serial, prompt in self._prompts.items():
+            live = self._live(serial, prompt.rank, prompt.sequence_hashes)
             assert 0 < prompt.live_blocks == len(live)
             assert len(prompt.sequence_hashes) <= 2 * len(live)
 
     def _store(self, rank: Rank, sequence_hashes: HashArray) -> bool:
         """All or nothing."""
-        known = self._latest.get(rank, {})
+        known = self._latest.get(rank)
         has_room = self._index.store(rank, Tier.DEVICE, sequence_hashes)
         if not has_room:
-            new = [h for h in sequence_hashes.tolist() if h not in known]
-            self._index.remove(rank, Tier.DEVICE, np.array(new, dtype=np.uint64))
-        if has_room or known:
+            is_new = slice(None) if known is None else known.of(sequence_hashes) == 0
+            self._index.remove(rank, Tier.DEVICE, sequence_hashes[is_new])
+        if has_room or known is not None:
             self._index.note_holes(rank, _NO_HOLES)
         return has_room
 
     def _book(self, rank: Rank, sequence_hashes: HashArray, expires_s: float) -> None:
         """Make a new prompt the last one that named these blocks. Amortised O(blocks)."""
-        key = (expires_s, self._next_serial)
-        self._next_serial += 1
-        named = dict.fromkeys(sequence_hashes.tolist(), key)
-        latest = self._latest.setdefault(rank, {})
-        superseded = Counter(latest[h] for h in named if h in latest)
-        latest.update(named)
-        for earlier, blocks in superseded.items():
+        self._serial += 1
+        latest = self._latest.get(rank)
+        if latest is None:
+            latest = self._latest[rank] = LastNamed()
+        named = latest.name(sequence_hashes, self._serial)
+        for earlier, blocks in named.superseded:
             self._take_live(earlier, blocks)
-        self._entries += len(named) - superseded.total()
-        hashes = np.fromiter(named, dtype=np.uint64, count=len(named))
-        self._prompts[key] = _Prompt(rank, hashes, len(named))
+        self._entries += named.new_blocks
+        self._prompts[self._serial] = _Prompt(rank, expires_s, named.blocks, len(named.blocks))
 
     def _prune(self, max_blocks: int) -> None:
         target = int(self._limits.prune_target * self._limits.max_blocks)
@@ -188,39 +188,37 @@ class ApproximateIndex:
 
     def _cut_first(self, max_blocks: int) -> int:
         """Free so many blocks at the end of the prompt that expires first; how many lived."""
-        key, prompt = self._prompts.peekitem(0)
+        serial, prompt = next(iter(self._prompts.items()))
         kept_blocks = max(0, len(prompt.sequence_hashes) - max_blocks)
         latest = self._latest[prompt.rank]
-        live = self._live(key, prompt.rank, prompt.sequence_hashes[kept_blocks:])
+        live = self._live(serial, prompt.rank, prompt.sequence_hashes[kept_blocks:])
         prompt.sequence_hashes = prompt.sequence_hashes[:kept_blocks]
-        self._index.remove(prompt.rank, Tier.DEVICE, np.array(live, dtype=np.uint64))
-        for sequence_hash in live:
-            del latest[sequence_hash]
-        if latest:
+        self._index.remove(prompt.rank, Tier.DEVICE, live)
+        latest.forget(live)
+        if len(latest):
             self._index.note_holes(prompt.rank, _NO_HOLES)
         else:
             del self._latest[prompt.rank]
         self._entries -= len(live)
-        self._take_live(key, len(live))
+        self._take_live(serial, len(live))
         return len(live)
 
-    def _take_live(self, key: _Key, blocks: int) -> None:
+    def _take_live(self, serial: int, blocks: int) -> None:
         """Note that so many of a prompt's blocks are no longer its own.
 
         Keeping more dead than live ones would let a long shared prefix fill the memory; each
         compaction drops at least half of what it walks over.
         """
-        prompt = self._prompts[key]
+        prompt = self._prompts[serial]
         prompt.live_blocks -= blocks
         if not prompt.live_blocks:
-            del self._prompts[key]
+            del self._prompts[serial]
         elif len(prompt.sequence_hashes) > 2 * prompt.live_blocks:
-            live = self._live(key, prompt.rank, prompt.sequence_hashes)
-            prompt.sequence_hashes = np.array(live, dtype=np.uint64)
+            prompt.sequence_hashes = self._live(serial, prompt.rank, prompt.sequence_hashes)
 
-    def _live(self, key: _Key, rank: Rank, hashes: HashArray) -> list[int]:
-        latest = self._latest[rank]
-        return [h for h in hashes.tolist() if latest.get(h) == key]
+    def _live(self, serial: int, rank: Rank, hashes: HashArray) -> HashArray:
+        live: HashArray = hashes[self._latest[rank].of(hashes) == serial]
+        return live
 
 
 def merge_maximum(a: OverlapScores, b: OverlapScores) -> OverlapScores:

@@ -102,11 +102,12 @@ class PolicyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Classes:
     """The classes of a model, and who belongs where."""
 
-    __slots__ = ("_alone", "_default_family", "_floors", "_matrix", "all")
+    __slots__ = ("_alone", "_default_family", "_floors", "_matrix", "all", "are_queueing")
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
         """Classes that stand alone; the first is everybody's who names no other."""
         self.all = tuple(classes)
+        self.are_queueing = any(each.is_queueing for each in self.all)
         self._alone = {each.name: index for index, each in enumerate(self.all)}
         self._floors: list[int] = []
         self._matrix: dict[str, list[int]] = {}

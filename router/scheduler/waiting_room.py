@@ -85,7 +85,7 @@ class WaitingRoom:
         known = self._queues.get(scope)
         if known is None:
             classes = self._policies.classes(scope.model_name)
-            if any(each.is_queueing for each in classes.all):
+            if classes.are_queueing:
                 known = self._queues[scope] = AdmissionQueue(classes)
         return known
 

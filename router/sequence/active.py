@@ -143,6 +143,21 @@ class ActiveSequences:
         return 0, 0.0, 0.0
 
     @property
+    def columns(self) -> tuple[float, ...]:
+        """All of these numbers, as the table has them, PREFILL_TOKENS to DECODING_KV_TOKENS."""
+        requests = len(self._requests)
+        return (
+            self.active_prefill_tokens,
+            self.queued_tokens,
+            self.queued_contexts,
+            *self.head,
+            self.active_blocks,
+            requests,
+            requests - len(self._prefills),
+            self.decoding_kv_tokens,
+        )
+
+    @property
     def active_blocks(self) -> int:
         """Blocks they hold, halves rounded up as the source does."""
         blocks = (self._shared_blocks + self._own_blocks) * MICRO - self._discount_micro

@@ -85,7 +85,8 @@ class PromptTrie:
             parent.children[int(hashes[position])] = node
         node.ends += 1
         change = _enter(slot, node)
-        _tidy(node)
+        if change.discount_micro:  # runs may have been two for their weights alone
+            _tidy(node)
         return node, change
 
     def remove(self, slot: int, end: Node) -> Change:
@@ -151,8 +152,10 @@ class PromptTrie:
             yield node, position
 
     def _deepest(self, hashes: HashArray) -> tuple[Node, int]:
-        way = list(self._way(hashes))
-        return way[-1] if way else (self._root, 0)
+        if not len(hashes) or int(hashes[0]) not in self._root.children:
+            return self._root, 0
+        *_, deepest = self._way(hashes)
+        return deepest
 
 
 def _split(lower: Node, position: int) -> Node:
@@ -182,24 +185,25 @@ def _enter(slot: int, end: Node) -> Change:
 
 def _tidy(end: Node) -> None:
     """Drop nodes of a way that nobody needs; make those one that need not be two."""
-    for node in list(_upwards(end)):
-        parent, first = node.parent, int(node.hashes[node.start])
+    for node in _upwards(end):
+        parent = node.parent
         assert parent is not None
         if not node.requests:
-            del parent.children[first]
+            del parent.children[int(node.hashes[node.start])]
         elif not node.ends and len(node.children) == 1:
             (child,) = node.children.values()
             if child.weights == node.weights:
                 child.parent, child.start = parent, node.start
-                parent.children[first] = child
+                parent.children[int(node.hashes[node.start])] = child
 
 
-def _upwards(end: Node) -> Iterator[Node]:
+def _upwards(end: Node) -> list[Node]:
     """Nodes of a way, last to first, without the root."""
-    node = end
+    way, node = [], end
     while node.parent is not None:
-        yield node
+        way.append(node)
         node = node.parent
+    return way
 
 
 def _shared_end(node: Node, hashes: HashArray) -> int:

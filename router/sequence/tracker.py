@@ -263,7 +263,7 @@ class Tracker:
             assert all(request_id in active for request_id in here)
         for rank in self._table:
             row = self._table.row(rank)[PREFILL_TOKENS : DECODING_KV_TOKENS + 1]
-            assert tuple(row) == _columns(self.active(rank))
+            assert tuple(row) == self.active(rank).columns
             growth = self._growing.get(rank, Growth())
             growth.check_invariants()
             row = self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1]
@@ -324,22 +324,8 @@ class Tracker:
             self.ledger.touch(request_id)
 
     def _note(self, rank: Rank, active: ActiveSequences) -> None:
-        self._table.row(rank)[PREFILL_TOKENS : DECODING_KV_TOKENS + 1] = _columns(active)
+        self._table.row(rank)[PREFILL_TOKENS : DECODING_KV_TOKENS + 1] = active.columns
 
 
 def _name(request_id: BookingId) -> str:
     return request_id if isinstance(request_id, str) else request_id[1]
-
-
-def _columns(active: ActiveSequences) -> tuple[float, ...]:
-    """In the table's order, PREFILL_TOKENS to DECODING_KV_TOKENS."""
-    return (
-        active.active_prefill_tokens,
-        active.queued_tokens,
-        active.queued_contexts,
-        *active.head,
-        active.active_blocks,
-        active.active_requests,
-        active.decoding_requests,
-        active.decoding_kv_tokens,
-    )
