@@ -245,6 +245,7 @@ async def failures(router):
 async def test_a_late_router_reads_a_million_blocks(bus, nats_server, eventually):
     """From checkpoints, and from a snapshot."""
     transport, workers, blocks = NatsTransport(bus, SUBJECTS, StreamLimits()), 100, 10_000
+    slow = {"snapshot_threshold": 50, "worker_silence_s": 60.0}  # all of them share this process
     async with AsyncExitStack() as stack:
         for worker_id in range(1, workers + 1):
             await stack.enter_async_context(announced(bus, worker_id))
@@ -257,7 +258,7 @@ async def test_a_late_router_reads_a_million_blocks(bus, nats_server, eventually
                 replaces_history=True,
             )
         for restored in (0, 1):
-            async with RunningRouter(nats_server.url, snapshot_threshold=50).running() as late:
+            async with RunningRouter(nats_server.url, **slow).running() as late:
                 await eventually(lambda late=late: late.is_ready())
                 await eventually(lambda late=late: equals(trust_states(late), {"exact"}))
                 views = (await late.client.get("/workers")).json()
