@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from router.errors import InvalidFieldError
 from router.forward.bodies import Asked
-from router.forward.errors import PromptRefusedError, WorkerFailedError
+from router.forward.errors import PromptRefusedError, WorkerFailedError, reason_of
 from router.forward.handing_over import Prefilled, prefill_body, read_prefilled
 from router.forward.headers import Pairs, to_engine
 from router.forward.prefill_config import PrefillSettings
@@ -57,7 +57,7 @@ class PromptAsking:
             raise
         except (UpstreamError, InvalidFieldError) as error:
             self._failed(decision, time.monotonic() - began_s)
-            raise WorkerFailedError(worker_id, str(error)) from error
+            raise WorkerFailedError(worker_id, reason_of(error)) from error
         self._standing.succeeded(worker_id, endpoint, time.monotonic())
         self._tell("computed", decision, time.monotonic() - began_s)
         return prefilled

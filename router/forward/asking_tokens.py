@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.forward.bodies import CHAT, Asked
+from router.forward.bodies import CHAT, UNREADABLE, Asked
 from router.http_client import HttpPool, Origin, Request, UpstreamError
 from router.protocol.values import TokenId
 
@@ -63,7 +63,7 @@ class TokensOfEngines:
             raise NoTokensError(str(origin), answer.status)
         try:
             return _read(said).tokens
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UpstreamError(str(origin), "malformed", f"/tokenize: {error}") from error
 
 

@@ -3,6 +3,7 @@
 Fields that nobody reads here go on as they came. The engine checks them; nothing is guessed.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -26,6 +27,9 @@ _ALLOWED_PROMPTS = "a text, token ids, or a list of one of these"
 
 
 ABSENT = Raw(b"")
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no such value."""
 
 
 class AgentHints(Struct, frozen=True):
@@ -74,6 +78,8 @@ class _Read(Struct, frozen=True):
 
 _read = msgspec.json.Decoder(_Read).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_text_of = bytes.decode
+_BEGINS = re.compile(rb'\[\s*([\["])')  # a list of prompts
 _texts = msgspec.json.Decoder(str | list[str]).decode
 _token_lists = msgspec.json.Decoder(list[list[TokenId]]).decode
 
@@ -124,14 +130,23 @@ class Asked(Struct, frozen=True):
             self.prompt.tolist()
 
     @property
+    def prompts(self) -> int:
+        """How many completions it asks for at once, each of its own prompt."""
+        begins = _BEGINS.match(self.read.prompt)
+        if self.path == CHAT or begins is None:
+            return 1
+        kind: Any = {b"[": list[list[Raw]], b'"': list[Raw]}[begins[1]]
+        return len(msgspec.json.decode(self.read.prompt, type=kind))
+
+    @property
     def has_several_prompts(self) -> bool:
-        """Whether it asks for several completions at once, each of its own prompt."""
-        if isinstance(self.prompt, WrittenTokens):
-            return False
-        raw = bytes(self.read.prompt)
-        begins = raw[1:].lstrip()[:1] if raw[:1] == b"[" else b""
-        kind: Any = {b"[": list[list[Raw]], b'"': list[Raw]}.get(begins)
-        return kind is not None and len(msgspec.json.decode(raw, type=kind)) > 1
+        """Whether they are more than one."""
+        return self.prompts > 1
+
+    @property
+    def choices(self) -> int:
+        """How many answers it wants, of each prompt as many."""
+        return max(1, self.read.n or 1) * self.prompts
 
     @property
     def max_tokens(self) -> int | None:
@@ -153,6 +168,8 @@ def read_asked(path: OpenAiPath, body: bytes) -> Asked:
     """A request, as far as it is read here. Raises MalformedBodyError, InvalidFieldError."""
     read = decode_now(_read, body)
     fields = decode_now(_fields, body)
+    if not body.isascii():
+        decode_now(_text_of, body)  # also of fields that nobody reads here
     if path == CHAT:
         if not read.messages:
             raise InvalidFieldError("messages", "missing or empty", "at least one message")

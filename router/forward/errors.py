@@ -13,6 +13,7 @@ KvRouterError
 from collections.abc import Sequence
 
 from router.errors import InvalidFieldError, KvRouterError
+from router.http_client import NeverSentError, UpstreamError
 
 
 class WorkerFailedError(KvRouterError):
@@ -26,6 +27,15 @@ class WorkerFailedError(KvRouterError):
         self.worker_id = worker_id
         self.reason = reason
         self.is_its_fault = is_its_fault
+
+
+def reason_of(error: Exception) -> str:
+    """What clients may know of an engine's failure: all but where it listens."""
+    if isinstance(error, NeverSentError):
+        return error.problem
+    if isinstance(error, UpstreamError):
+        return f"{error.problem}{f': {error.detail}' if error.detail else ''}"
+    return str(error)
 
 
 class NoHandOverError(WorkerFailedError):

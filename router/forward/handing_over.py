@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from router.forward.bodies import CHAT, Asked
+from router.forward.bodies import CHAT, UNREADABLE, Asked
 from router.forward.headers import (
     PREFILL_CACHED_TOKENS,
     PREFILL_PREDICTED_TOKENS,
@@ -79,7 +79,7 @@ def read_prefilled(body: bytes) -> Prefilled:
     """An answer, as far as it matters; what is none says nothing."""
     try:
         return _prefilled(body)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return Prefilled()
 
 
@@ -87,7 +87,7 @@ def own_params(asked: Asked) -> dict[str, Any]:
     """What a client says of blocks elsewhere."""
     try:
         return _params(asked.fields.get(PARAMS, Raw(b"null"))) or {}
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return {}  # the engine says what is wrong with it
 
 

@@ -17,10 +17,10 @@ from msgspec import Struct, structs
 from router.client import Reservation, RouterClient, Usage
 from router.errors import InvalidFieldError, NoEndpointsError, WorkerNotFoundError
 from router.forward.asking_prompts import Prompt
-from router.forward.bodies import CHAT, COMPLETIONS, Asked
+from router.forward.bodies import CHAT, COMPLETIONS, UNREADABLE, Asked
 from router.forward.booking import book
 from router.forward.call import Call
-from router.forward.errors import NoWorkerLeftError, WorkerFailedError
+from router.forward.errors import NoWorkerLeftError, WorkerFailedError, reason_of
 from router.forward.events import EventSplitter, EventTooLargeError
 from router.forward.handing_over import HandOver, decode_fields
 from router.forward.headers import Pairs, to_client, to_engine
@@ -131,8 +131,9 @@ class _Way:
         self._migrations = 0
         self._hand_over: HandOver | None = None
         self._may_migrate = errand.prompt is not None and is_migratable(errand.asked)
-        wanted = Wanted(bool(errand.asked.read.return_token_ids), errand.asked.wants_usage)
-        self._stream = StreamState(wanted)
+        asked = errand.asked
+        returns = bool(asked.read.return_token_ids)
+        self._stream = StreamState(Wanted(returns, asked.wants_usage, asked.choices))
 
     async def go(self) -> Ended:
         """Until it is answered. Raises KvRouterError."""
@@ -244,7 +245,8 @@ class _Way:
         before = self._stream.before(is_chat=self._asked.path == CHAT)
         if not self._stream.is_finished:
             self._client.write(ending(before, self._asked.model))
-        self._client.write(b"data: [DONE]\n\n")
+        if not self._stream.is_done:
+            self._client.write(b"data: [DONE]\n\n")
         self._client.finish()
         return "answered"
 
@@ -276,7 +278,7 @@ class _Way:
             raise
         except (UpstreamError, EventTooLargeError, EngineErrorEvent, InvalidFieldError) as error:
             standing.failed(worker_id, endpoint, time.monotonic())
-            raise WorkerFailedError(worker_id, str(error)) from error
+            raise WorkerFailedError(worker_id, reason_of(error)) from error
         standing.succeeded(worker_id, endpoint, time.monotonic())
         return ended
 
@@ -338,8 +340,7 @@ class _Way:
         booked.usage = stream.usage
         if not stream.is_finished:
             raise WorkerFailedError(booked.decision.worker_id, "ended in the middle of a stream")
-        client.finish()
-        return "answered"
+        return self._end()
 
     def _show(self, data: bytes, answer: Answer, decision: Decision) -> None:
         client = self._client
@@ -358,5 +359,5 @@ class _Way:
 def _usage_in(body: bytes) -> Usage | None:
     try:
         return _usage(body).usage
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from router.forward.bodies import UNREADABLE
 from router.forward.events import data_of
 from router.forward.migration import Before, as_before
 from router.protocol.requests import Usage
+from router.protocol.values import TokenId
 
 DONE = b"[DONE]"
 
@@ -21,6 +23,7 @@ class Wanted(Struct, frozen=True):
 
     token_ids: bool = False
     usage: bool = False
+    choices: int = 1
 
 
 class _Choice(Struct, frozen=True):
@@ -28,7 +31,7 @@ class _Choice(Struct, frozen=True):
     text: str | None = None
     delta: dict[str, Any] | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
 
     @property
     def tokens(self) -> int:
@@ -70,16 +73,17 @@ class StreamState:
     """What has come of a stream, whoever sent it.
 
     `token_ids`: generated so far, by every engine; complete while `has_all_tokens`. `usage`: what
-    the last engine said at its end.
+    the last engine said at its end. `is_done`: it said that this was all.
     """
 
     __slots__ = (
         "_before",
+        "_finished",
         "_wanted",
         "has_all_tokens",
         "has_begun",
         "head",
-        "is_finished",
+        "is_done",
         "token_ids",
         "usage",
     )
@@ -87,11 +91,17 @@ class StreamState:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._before: Before | None = None
+        self._finished: set[int] = set()
         self.token_ids: list[int] = []
         self.has_all_tokens = True
-        self.has_begun = self.is_finished = False
+        self.has_begun = self.is_done = False
         self.head: tuple[str | None, int | None] | None = None
         self.usage: Usage | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all that was asked for has its end."""
+        return self.is_done or len(self._finished) >= self._wanted.choices
 
     def before(self, *, is_chat: bool) -> Before:
         """What the client has seen so far."""
@@ -109,13 +119,13 @@ class StreamState:
         """
         data = data_of(event)
         if data is None or not data.startswith(b"{"):
-            self.is_finished |= data == DONE
+            self.is_done |= data == DONE
             return event, 0
         try:
             chunk = _read(data)
             is_same = self._before is None or chunk.error_is_said
             shown = data if is_same or self._before is None else as_before(data, self._before)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self.has_all_tokens = False
             return event, 0
         if chunk.error_is_said and not chunk.choices:
@@ -133,7 +143,8 @@ class StreamState:
                 choice.token_ids is not None or not choice.tokens
             )
             self.token_ids += choice.token_ids or ()
-            self.is_finished |= choice.finish_reason is not None
+            if choice.finish_reason is not None:
+                self._finished.add(choice.index)
         self.has_begun |= tokens > 0
         self.usage = chunk.usage or self.usage
         self.head = self.head or (chunk.id, chunk.created)

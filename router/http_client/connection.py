@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
         "_failure",
         "_finished",
         "_has_begun",
+        "_has_come",
         "_head_bytes",
         "_headers",
         "_is_busy",
@@ -123,6 +124,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._answer: Answer | None = None
         self._has_begun = self._is_complete = self._is_over = self._is_until_close = False
+        self._has_come = False  # something that somebody may wait for
 
     # ── What whoever asks calls ──────────────────────────────────────────────────────────────────
 
@@ -166,9 +168,13 @@ class Connection(asyncio.Protocol):
             return
         self._is_busy = False
         self.is_fresh = False
-        if not self._is_complete or not self.is_reusable or self._unread:
+        if not self._is_complete or not self.is_reusable or self._unread or self._is_sending():
             self.abort()
         self._finished(self)
+
+    def _is_sending(self) -> bool:
+        """Whether it was answered before the request was read, whose rest may never be."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
         """Close it at once; the server sees that nobody listens any more."""
@@ -234,7 +240,9 @@ class Connection(asyncio.Protocol):
         if self._unread_bytes > MOST_UNREAD_BYTES and not self._is_paused and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._has_come:
+            self._has_come = False
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
@@ -258,8 +266,9 @@ class Connection(asyncio.Protocol):
             self.is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, as it was written."""
-        self._headers.append((name.lower(), value))
+        """A header, as it was written. What comes behind a body is none, and nobody reads it."""
+        if self._answer is None:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """A head is whole; of those that only say that another follows, nothing is kept."""
@@ -279,6 +288,7 @@ class Connection(asyncio.Protocol):
         self._is_until_close = not (has_length or has_chunks or status in _NO_BODY)
         self.is_reusable = self._parser.should_keep_alive() and not self._is_until_close
         self._answer = Answer(self, status, self._headers)
+        self._has_come = True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -286,11 +296,12 @@ class Connection(asyncio.Protocol):
             return
         self._unread.append(body)
         self._unread_bytes += len(body)
+        self._has_come = True
 
     def on_message_complete(self) -> None:
         """An answer has ended, unless it was one that only says that another follows."""
         if self._answer is not None:
-            self._is_complete = True
+            self._is_complete = self._has_come = True
 
     def _fail(self, problem: UpstreamProblem, detail: str = "") -> None:
         if self._failure is None:

@@ -27,6 +27,7 @@ class UpstreamError(KvRouterError):
         super().__init__(f"{server}: {problem}{f': {detail}' if detail else ''}")
         self.server = server
         self.problem = problem
+        self.detail = detail
 
 
 class NeverSentError(UpstreamError):

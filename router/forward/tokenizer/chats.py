@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Raw, Struct
 
+from router.forward.bodies import UNREADABLE
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 
 Kind: TypeAlias = Literal["text", "chat", "parts", "tools", "continued"]
@@ -104,7 +105,7 @@ def read_chat(fields: Mapping[str, Raw]) -> Chat:
             raise NotLocalError(name)
     try:
         chat = _others(msgspec.json.encode({**given, "messages": []}))
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise NotLocalError(str(error)) from error
     _check(chat)
     return msgspec.structs.replace(chat, messages=messages)

@@ -158,12 +158,36 @@ def test_what_is_no_prompt_is_refused(prompt):
         (b'{"messages": "x"}', InvalidFieldError),
         (b'{"messages": []}', InvalidFieldError),
         (b'{"messages": [{}], "stream": "yes"}', InvalidFieldError),
+        (b'{"messages": [{}], "user": "\xff"}', MalformedBodyError),
+        (b'{"messages": [{}], "user": "\xed\xa0\x80"}', MalformedBodyError),
+        (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", MalformedBodyError),
         (b'{"messages": [{}], "nvext": {"backend_instance_id": -1}}', InvalidFieldError),
     ],
 )
 def test_what_is_no_chat_is_refused(body, error):
     with pytest.raises(error):
         read_asked(CHAT, body)
+
+
+@pytest.mark.parametrize("prompt", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
+def test_texts_are_unicode(prompt):
+    with pytest.raises(MalformedBodyError):
+        read_asked(COMPLETIONS, b'{"prompt": "' + prompt + b'"}')
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "choices"),
+    [
+        (COMPLETIONS, {"prompt": "[[1]"}, 1),
+        (COMPLETIONS, {"prompt": [1, 2], "n": 3}, 3),
+        (COMPLETIONS, {"prompt": [[1], [2]], "n": None}, 2),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
+        (COMPLETIONS, {"prompt": "a", "n": -1}, 1),
+        (CHAT, {"messages": [{}], "prompt": [[1], "a"]}, 1),
+    ],
+)
+def test_so_many_answers_are_asked_for(path, fields, choices):
+    assert asked(path, **fields).choices == choices
 
 
 def test_a_field_that_is_there_twice_goes_on_once():
@@ -282,6 +306,31 @@ def test_tokens_are_counted(said, tokens):
     assert state.take(event_of(choices=[said]))[1] == tokens
     assert state.has_begun == (tokens > 0)
     assert state.has_all_tokens == ("token_ids" in said or not tokens)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices": [{"text": "\xff"}]}',
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"choices": [{"index": 0, "text": "a", "token_ids": [-1]}]}',
+        b'{"choices": [{"index": 0, "text": "a", "token_ids": [4294967296]}]}',
+    ],
+)
+def test_what_nobody_can_read_goes_on_and_is_not_migrated(data):
+    state = StreamState(Wanted())
+    event = b"data: " + data + b"\n\n"
+    assert state.take(event) == (event, 0)
+    assert not state.has_all_tokens
+
+
+def test_a_stream_of_several_answers_ends_when_all_have():
+    state = StreamState(Wanted(choices=2))
+    for index, reason in ((0, None), (1, None), (0, "stop")):
+        state.take(event_of(choices=[{"index": index, "text": "a", "finish_reason": reason}]))
+        assert not state.is_finished
+    state.take(event_of(choices=[{"index": 1, "text": "a", "finish_reason": "length"}]))
+    assert (state.is_finished, state.is_done) == (True, False)
 
 
 def test_an_engine_may_say_that_it_cannot_go_on():

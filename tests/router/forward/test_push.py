@@ -188,14 +188,36 @@ async def test_the_clients_own_mistakes_are_tried_once(scene, status):
         await its.until_free()
 
 
-async def test_a_stream_that_breaks_off_says_so(scene):
-    async with scene(says(STREAM_HEAD, piece("a"), then_close=True)) as its:
-        answer = await its.forward.complete(stream=True)
-        first, last = lines(answer.text)
+@pytest.mark.parametrize(
+    ("said", "n"), [([piece("a")], 1), ([piece("a"), piece("b", finish_reason="stop")], 2)]
+)
+async def test_a_stream_that_breaks_off_says_so(scene, said, n):
+    async with scene(says(STREAM_HEAD, *said, then_close=True)) as its:
+        answer = await its.forward.complete(stream=True, n=n)
+        first, *_, last = lines(answer.text)
         assert json.loads(first)["choices"][0]["text"] == "a"
-        assert json.loads(last)["error"]["code"] == "no_worker_left"
+        error = json.loads(last)["error"]
+        assert error["code"] == "no_worker_left"
+        assert its.engines[1].url not in error["message"]
         await its.until_free()
         await its.forward.until_ended("broke_off")
+
+
+@pytest.mark.parametrize("ending", [[STREAM_END], []])
+async def test_a_stream_that_is_finished_is_said_to_be_done(scene, ending):
+    said = [STREAM_HEAD, piece("a"), piece("b", finish_reason="stop"), *ending]
+    async with scene(says(*said, then_close=not ending)) as its:
+        answer = await its.forward.complete(stream=True)
+        assert lines(answer.text)[2:] == ["[DONE]"]
+        await its.until_free()
+
+
+async def test_answers_that_nobody_can_read_go_on_as_they_are(scene):
+    deep = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    async with scene(says(response(deep, "200 OK", JSON))) as its:
+        answer = await its.forward.complete()
+        assert (answer.status_code, answer.content) == (200, deep)
+        await its.until_free()
 
 
 async def test_engines_that_hang_are_given_up(scene):

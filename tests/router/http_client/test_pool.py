@@ -95,9 +95,59 @@ async def test_what_is_no_answer_is_told(pool, script, problem):
     assert await failure(pool, script) == problem
 
 
-@pytest.mark.parametrize("script", [hangs, says(response(b"abc", length=9))])
+def goes_on(*pieces, again):
+    """A script that says these, and then something for ever that is no body."""
+
+    async def script(_, writer):
+        writer.write(b"".join(pieces))
+        while True:
+            writer.write(again)
+            await asyncio.sleep(0.01)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        hangs,
+        says(response(b"abc", length=9)),
+        goes_on(STREAM_HEAD, chunk(b"abc"), b"0\r\n", again=b"x: y\r\n"),
+        goes_on(STREAM_HEAD, b"5;x=", again=b"y"),
+    ],
+)
 async def test_patience_ends(pool, script):
-    assert await failure(pool, script, timeout_s=0.2) == "timeout"
+    async with asyncio.timeout(60):
+        assert await failure(pool, script, timeout_s=0.2) == "timeout"
+
+
+async def test_what_comes_behind_a_body_is_no_header(pool):
+    script = says(STREAM_HEAD, chunk(b"abc"), b"0\r\nx-late: 1\r\n\r\n")
+    async with Upstream(script).running() as upstream:
+        async with pool.asked(Origin.of(upstream.url), ASK) as answer:
+            assert await answer.read(9, 60) == b"abc"
+            assert answer.header(b"x-late") is None
+        assert pool.open_connections == 1
+
+
+async def test_a_server_that_answers_before_it_has_read_is_not_asked_again_there(pool):
+    is_asked, is_gone = asyncio.Event(), asyncio.Event()
+
+    async def answers_at_once(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(b"too large", "413 Content Too Large"))
+        await is_asked.wait()
+        writer.transport.abort()
+        is_gone.set()
+
+    server = await asyncio.start_server(answers_at_once, "127.0.0.1", 0)
+    at = Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with pool.asked(at, Request("POST", "/x", bytes(32 << 20))) as answer:
+        assert (answer.status, await answer.read(9, 60)) == (413, b"too large")
+    assert pool.open_connections == 0
+    is_asked.set()
+    await is_gone.wait()
+    server.close()
 
 
 async def test_nobody_there_is_told_apart_for_nothing_was_sent(pool):
