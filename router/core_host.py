@@ -27,7 +27,7 @@ from router.http.hot_protocol import HotProtocol
 from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.moments import next_moment
 from router.process.serving import SHUTDOWN_S, HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects

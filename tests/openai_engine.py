@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.serving import HttpServer, listening
 from servers import free_port
 from zmq_engines import Engine, stored

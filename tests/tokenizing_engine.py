@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from router.forward.bodies import CHAT, COMPLETIONS, read_asked
 from router.forward.tokenizer.errors import PromptRefusedError
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.serving import HttpServer, listening
 from servers import free_port
 

@@ -17,7 +17,7 @@ from secrets import randbits
 
 import torch
 
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.subjects import Subjects

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.serving import HttpServer, endpoint_of, listening
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Identity

@@ -20,6 +20,8 @@ from router.security.guarded import refusal_headers
 
 _REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
 _JSON = (b"content-type", b"application/json")
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_NO_CONTENT = 204
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -53,17 +55,19 @@ _NOBODY = _Nobody()
 
 class Call:
     """A request, and its answer. `has_started`: its head is out, and cannot be changed.
-    `own_headers`: what it says beside the engine's.
+    `own_headers`: what it says beside the engine's. `has_chunks`: the client knows bodies in
+    pieces; for others a stream ends with the connection.
 
     What uvicorn's connection wants to know of the request that it answers has uvicorn's names.
     """
 
     __slots__ = (
+        "_body",
         "_head",
-        "_pieces",
         "_wire",
         "caller",
         "disconnected",
+        "has_chunks",
         "headers",
         "ids",
         "is_turn",
@@ -71,24 +75,31 @@ class Call:
         "more_body",
         "own_headers",
         "path",
-        "received_bytes",
         "response_complete",
         "response_started",
         "task",
     )
     message_event = _NOBODY
 
-    def __init__(self, wire: Wire, path: OpenAiPath, headers: Pairs, *, keep_alive: bool) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        path: OpenAiPath,
+        headers: Pairs,
+        *,
+        keep_alive: bool,
+        has_chunks: bool = True,
+    ) -> None:
         self._wire = wire
         self.path = path
         self.headers = headers
         self.keep_alive = keep_alive
+        self.has_chunks = has_chunks
         self.caller: Caller | None = None
         self.task: asyncio.Task[None] | None = None
         self.ids = _ids_of(headers)
         self.own_headers: Pairs = ()
-        self._pieces: list[bytes] = []
-        self.received_bytes = 0
+        self._body: bytes | bytearray = b""
         self._head: bytes | None = None
         self.more_body = True
         self.is_turn = self.disconnected = False
@@ -98,13 +109,22 @@ class Call:
 
     def receive(self, piece: bytes) -> None:
         """A piece of its body."""
-        self._pieces.append(piece)
-        self.received_bytes += len(piece)
+        if not self._body:
+            self._body = piece  # most come whole
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += piece  # in one piece: small ones would take many times their size
+
+    @property
+    def received_bytes(self) -> int:
+        """How long the body is so far."""
+        return len(self._body)
 
     def body(self) -> bytes:
         """All that came of the body, once; then it is forgotten."""
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body, self._body = self._body, b""
+        return bytes(body)
 
     # ── The answer ───────────────────────────────────────────────────────────────────────────────
 
@@ -124,23 +144,25 @@ class Call:
 
     def start(self, status: int, headers: Pairs) -> None:
         """The head of an answer in pieces; it goes out with the first."""
-        self._head = self._encoded(status, [*headers, (b"transfer-encoding", b"chunked")])
+        self._head = self._encoded(status, [*headers, _CHUNKED] if self.has_chunks else headers)
         self.response_started = True
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body."""
-        if data:
+        if data and not self.has_chunks:
+            self._send(self._taken_head() + data)
+        elif data:
             self._send(b"%b%x\r\n%b\r\n" % (self._taken_head(), len(data), data))
 
     def finish(self) -> None:
         """The answer is whole."""
-        self._send(self._taken_head() + b"0\r\n\r\n")
+        self._send(self._taken_head() + (b"0\r\n\r\n" if self.has_chunks else b""))
         self._complete()
 
     def whole(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send an answer at once."""
-        length = (b"content-length", b"%d" % len(body))
-        head = self._encoded(status, [*headers, length])
+        length = [] if status == _NO_CONTENT else [(b"content-length", b"%d" % len(body))]
+        head = self._encoded(status, [*headers, *length])
         self.response_started = True
         self._send(head + body)
         self._complete()

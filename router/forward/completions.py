@@ -7,6 +7,7 @@ from router.errors import InvalidFieldError, KvRouterError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
+from router.forward.headers import check_body
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.placing import Placing, PromptTokens
 from router.forward.push import Errand, Push
@@ -67,6 +68,7 @@ class Completions:
         if self._metrics.in_flight > self._config.max_requests:
             raise TooManyRequestsError(self._config.max_requests)
         call.caller = admit(self._guard, "POST", call.path, call.headers)
+        check_body(call.headers, self._config.body_limit_bytes)
 
     def refuse(self, call: Call, error: KvRouterError) -> None:
         """Say why it is not answered."""

@@ -5,6 +5,7 @@ What is to be sent on is decided here alone; lengths and hosts are said anew by 
 
 from collections.abc import Iterable, Sequence
 
+from router.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.protocol.replies import Decision
 
 Pairs = Sequence[tuple[bytes, bytes]]
@@ -21,6 +22,8 @@ PREFILL_PREDICTED_TOKENS = b"x-prefill-predicted-cached-tokens"
 PREFILL_CACHED_TOKENS = b"x-prefill-cached-tokens"
 CACHED_TOKENS = b"x-predicted-cached-tokens"
 ATTEMPTS = b"x-forward-attempts"
+
+JSON = b"application/json"
 
 _OF_ONE_CONNECTION = frozenset(
     (
@@ -68,6 +71,22 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
 def header(pairs: Pairs, name: bytes) -> str | None:
     """A header's value, the first of them; its name in lower case."""
     return next((value.decode("latin-1") for each, value in pairs if each == name), None)
+
+
+def check_body(pairs: Pairs, limit_bytes: int) -> None:
+    """What a head says of the body that follows. Raises BodyTooLargeError, and
+    UnsupportedMediaTypeError: what is no JSON, any page that a browser shows may send.
+    """
+    kind, length = b"", b""
+    for name, value in pairs:
+        if name == b"content-type":
+            kind = value
+        elif name == b"content-length":
+            length = value
+    if int(length or b"0") > limit_bytes:
+        raise BodyTooLargeError(limit_bytes)
+    if kind != JSON and kind.partition(b";")[0].strip().lower() != JSON:
+        raise UnsupportedMediaTypeError(kind.decode("latin-1") or None)
 
 
 def to_engine(

@@ -16,9 +16,12 @@ import httptools
 
 from router.errors import BodyTimeoutError, BodyTooLargeError, KvRouterError
 from router.forward.bodies import PATHS
-from router.forward.call import Call
+from router.forward.call import Call, refusal
 from router.forward.completions import Completions
 from router.process.connections import LimitedProtocol
+
+_SAYS_NOTHING = b":\n\n"
+"""An event that clients of streams ignore."""
 
 
 class ForwardProtocol(LimitedProtocol):
@@ -47,13 +50,14 @@ class ForwardProtocol(LimitedProtocol):
         if path is None or self.parser.get_method() != b"POST":
             super().begin_request()
             return
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        call = Call(self, path, self.headers, keep_alive=keep_alive)
+        is_old = self.parser.get_http_version() == "1.0"
+        keep_alive = not is_old and self.parser.should_keep_alive()
+        call = Call(self, path, self.headers, keep_alive=keep_alive, has_chunks=not is_old)
         before, self.cycle = self.cycle, call
-        if self.expect_100_continue and (before is None or before.response_complete):
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if before is None or before.response_complete:
             self._take_turn(call)
+            if self.expect_100_continue and not call.response_complete:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]
@@ -63,16 +67,18 @@ class ForwardProtocol(LimitedProtocol):
         call = self.cycle
         if not isinstance(call, Call):
             super().on_body(body)
-        elif not call.response_complete:
+            return
+        self._has_body_come = True
+        if not call.response_complete:
             call.receive(body)
             if call.received_bytes > self.completions.body_limit_bytes and call.is_turn:
                 self._refuse_call(call, BodyTooLargeError(self.completions.body_limit_bytes))
 
-    def on_message_complete(self) -> None:
+    def end_request(self) -> None:
         """A request is whole."""
         call = self.cycle
         if not isinstance(call, Call):
-            super().on_message_complete()
+            super().end_request()
             return
         call.more_body = False
         self._body_until_s = inf
@@ -133,6 +139,18 @@ class ForwardProtocol(LimitedProtocol):
         is_open = isinstance(call, Call) and call.task is task and not call.response_complete
         if is_open and not self.transport.is_closing():
             self.transport.close()  # nobody will end that answer
+
+    def ask_whether_there(self) -> bool:
+        """A stream that has begun is gone on with, by what says nothing."""
+        call = self.cycle
+        if not (isinstance(call, Call) and call.response_started):
+            return super().ask_whether_there()
+        call.write(_SAYS_NOTHING)
+        return True
+
+    def told_of(self, error: KvRouterError) -> object:
+        """What the body of a refusal says, also of what is no request."""
+        return refusal(error)
 
     def _refuse_call(self, call: Call, error: KvRouterError) -> None:
         self.completions.refuse(call, error)

@@ -29,7 +29,7 @@ from router.forward.tokenizer.metrics import TokenizerMetrics
 from router.forward.tokenizer.tokenizers import load_tokenizers
 from router.forward.tokenizing import Tokenizing
 from router.http_client import HttpPool
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.request_ids import ANSWERED, TRACEPARENT
 from router.process.serving import HttpServer, listening, serve_until
 from router.process.settings import Loaded

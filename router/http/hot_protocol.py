@@ -40,16 +40,17 @@ MOST_UNSENT_BYTES = 65_536
 class HotProtocol(LimitedProtocol):
     """One connection to a `Front`.
 
-    `_held`: the hot request that is being parsed; `_pieces`: what is there of its body; `_later`:
-    what became of it, where that was found out before. `_chunk`: the bytes that are being parsed,
-    if a request begins with them. `_long_way`: uvicorn's part of the last one that had to wait.
-    `_unsent`: answers that are written at the end of this turn.
+    `_held`: the hot request that is being parsed; `_held_headers`, `_pieces`: what is there of it;
+    `_later`: what became of it, where that was found out before. `_chunk`: the bytes that are being
+    parsed, if a request begins with them. `_long_way`: uvicorn's part of the last one that had to
+    wait. `_unsent`: answers that are written at the end of this turn.
     """
 
     app: Front
     _held: tuple[HotRoute, Head] | None = None
     _chunk = _unsent = b""
     _later: Later | None = None
+    _held_headers: list[tuple[bytes, bytes]]
     _pieces: list[bytes]
     _is_between = True
     _long_way: Any = None
@@ -90,20 +91,21 @@ class HotProtocol(LimitedProtocol):
             super().begin_request()
         else:
             head = Head.of(method.decode(), path.decode(), query, self.headers)
-            self._held, self._pieces = (route, head), []
+            self._held, self._held_headers, self._pieces = (route, head), self.headers, []
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body."""
         if self._held is None:
             super().on_body(body)
         else:
+            self._has_body_come = True
             self._pieces.append(body)
 
-    def on_message_complete(self) -> None:
+    def end_request(self) -> None:
         """A request is whole."""
         self._is_between = True
         if self._held is None:
-            super().on_message_complete()
+            super().end_request()
             return
         later, self._later = self._later, None
         answer = later or self._answer(*self._held, b"".join(self._pieces))
@@ -134,15 +136,22 @@ class HotProtocol(LimitedProtocol):
         self.flush()
         self._held, self._pieces = None, []
         front, self.app = self.app, app
+        trailers, self.headers = self.headers, self._held_headers
         try:
             super().begin_request()
         finally:
             self.app = front
+            self.headers = trailers
         cycle = self._long_way = self.cycle
         cycle.body += body
         cycle.more_body = not is_whole
         if body or is_whole:
             cycle.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Nothing more comes; what is answered is written first."""
+        self.flush()
+        return super().eof_received()
 
     def _refuse(self, error: KvRouterError) -> None:
         self.flush()

@@ -7,21 +7,32 @@ looks ten times a second at whose patience has ended.
     accepted ─▶ headers, in time and within size ─▶ answer ─▶ rest of the body, in time ─┐
         ▲                                                                                │
         └─────────────────────── idle for a while: closed ◀──────────────────────────────┘
+
+Trailers are no headers: nobody reads them. Nobody is upgraded to another protocol: who asks for
+that is answered in this one, and closed. Who says that it has no more to say, and may still listen,
+is answered, too.
 """
 
 from asyncio import Transport
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from math import inf
 from typing import Any
 
+import httptools
 import msgspec
 import uvicorn
-from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import KvRouterError
-from router.security.config import SecurityConfig
+from router.process.http_limits import (
+    HeadersTooLargeError,
+    HeaderTimeoutError,
+    HttpLimits,
+    MalformedRequestError,
+    TooManyConnectionsError,
+)
 
 REST_S = 2.0
 """Who was answered before its body was read has so long to say the rest."""
@@ -30,67 +41,14 @@ HURRY_S = 1.0
 """A connection that is one too many has so long to be told."""
 
 
-class HttpLimits(Struct, frozen=True):
-    """What a server takes of its callers."""
+LEAST_TAKEN_BYTES = 16_384
+"""Who takes less of what it is sent than this, each `stuck_s`, does not take it."""
 
-    max_connections: int = 4096
-    header_limit_bytes: int = 32 * 1024
-    max_headers: int = 100
-    header_timeout_s: float = 10.0
-    keep_alive_s: float = 5.0
+STILL_THERE_S = 1.0
+"""Between two questions to somebody who has no more to say whether it still listens."""
 
-    @classmethod
-    def of(cls, config: SecurityConfig, max_connections: int) -> "HttpLimits":
-        """Of connections, and of what comes before a body."""
-        return cls(
-            max_connections,
-            config.header_limit_bytes,
-            config.max_headers,
-            config.header_timeout_s,
-            config.keep_alive_s,
-        )
-
-
-class MalformedRequestError(KvRouterError):
-    """Not HTTP, or HTTP of which two readers could think differently."""
-
-    code = "malformed_request"
-    http_status = 400
-
-    def __init__(self) -> None:
-        super().__init__("request: not HTTP/1.1, or ambiguous (allowed: RFC 9112)")
-
-
-class HeadersTooLargeError(KvRouterError):
-    """Request line and headers are more than is read."""
-
-    code = "headers_too_large"
-    http_status = 431
-
-    def __init__(self, limits: HttpLimits) -> None:
-        size_bytes, count = limits.header_limit_bytes, limits.max_headers
-        super().__init__(f"headers: too large (allowed: {size_bytes} bytes, {count} headers)")
-
-
-class HeaderTimeoutError(KvRouterError):
-    """Request line and headers did not come in time."""
-
-    code = "header_timeout"
-    http_status = 408
-
-    def __init__(self, limits: HttpLimits) -> None:
-        super().__init__(f"headers: not received in time (allowed: {limits.header_timeout_s} s)")
-
-
-class TooManyConnectionsError(KvRouterError):
-    """As many connections are open as may be."""
-
-    code = "too_many_connections"
-    http_status = 503
-    retry_after_s = 1.0
-
-    def __init__(self, limits: HttpLimits) -> None:
-        super().__init__(f"connections: too many (allowed: {limits.max_connections})")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LENGTHS = (b"content-length", b"transfer-encoding")
 
 
 class HttpConfig(uvicorn.Config):
@@ -106,16 +64,29 @@ class HttpConfig(uvicorn.Config):
         self.refused = refused
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Costs a request that comes whole two comparisons, and a look at the time.
+class _RestOf:
+    """What a parser tells that reads nothing but one body."""
 
-    Until `_head_until_s` a head has to be whole, until `_idle_until_s` something has to come.
+    def __init__(self, connection: "LimitedProtocol") -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_last_message_complete
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. Costs a request that comes whole a few comparisons, and a look at the time.
+
+    Until `_head_until_s` a head has to be whole, until `_idle_until_s` something has to come, until
+    `_stuck_until_s` what was written has to be taken; at `_ask_at_s` who has no more to say is
+    asked whether it is there. `_barren_bytes` came since the head or the last piece of a body, and
+    were neither.
     """
 
     config: HttpConfig
-    headers: list[tuple[bytes, bytes]]
+    headers: Any
     _refusal: KvRouterError | None = None
-    _head_until_s = _idle_until_s = inf
+    _head_until_s = _idle_until_s = _stuck_until_s = _ask_at_s = inf
+    _barren_bytes = _unsent_bytes = 0
+    _has_body_come = _is_upgrade = _is_deaf = _is_half_closed = False
     _head_bytes = 0
     _chunk_bytes = 0
     _is_in_head = True
@@ -137,16 +108,39 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes, of which some may belong to a request's head."""
-        if self._refusal is not None:
+        if self._refusal is not None or self._is_deaf:
             return
-        self._chunk_bytes, self._has_head_ended = len(data), False
-        super().data_received(data)
+        self._chunk_bytes, self._has_head_ended, self._has_body_come = len(data), False, False
+        self._parse(data)
+        if self._has_body_come:
+            self._barren_bytes = 0
+        elif not self._is_in_head:
+            self._check_rest(len(data))
         if self._is_in_head and not self.transport.is_closing():
             # What came behind another request's head is counted from the next bytes on.
             self._head_bytes += 0 if self._has_head_ended else len(data)
             self._check_head(self._head_bytes)
             if self._head_until_s == inf:
                 self._expect_head(self.config.limits.header_timeout_s)
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if not self._is_deaf:
+                self.send_400_response("")
+
+    def _stay(self, rest: bytes) -> None:
+        """The parser leaves what follows to another protocol. It is a body all the same, or two
+        would read this request differently.
+        """
+        lines = [b"%b: %b\r\n" % pair for pair in self._lengths]
+        self._is_upgrade = False
+        self.parser = httptools.HttpRequestParser(_RestOf(self))
+        self._parse(b"POST / HTTP/1.1\r\nconnection: close\r\n%b\r\n%b" % (b"".join(lines), rest))
 
     def on_message_begin(self) -> None:
         """A head begins. What uvicorn does then is done once it is whole."""
@@ -166,8 +160,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.headers) > limits.max_headers or self._is_head_too_large(limits):
             self._refusal = HeadersTooLargeError(limits)
             raise self._refusal
-        self._head_bytes, self._has_head_ended = 0, True
+        self._head_bytes, self._has_head_ended, self._barren_bytes = 0, True, 0
+        self._is_upgrade = bool(self.parser.should_upgrade())
+        if self._is_upgrade:
+            self._lengths = [pair for pair in self.headers if pair[0] in _LENGTHS]
         self.begin_request()
+        self.headers = deque(maxlen=0)  # trailers are none
+        if self._is_upgrade and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def begin_request(self) -> None:
         """A request whose head is here goes uvicorn's way."""
@@ -177,10 +177,64 @@ class LimitedProtocol(HttpToolsProtocol):
         self.headers += headers  # which the scope has as well
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._has_body_come = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is whole, unless only the parser thinks so."""
+        if not self._is_upgrade:
+            self.end_request()
+
+    def on_last_message_complete(self) -> None:
+        """A request is whole, and nothing that follows is read."""
+        self._is_deaf = True
+        self.end_request()
+
+    def end_request(self) -> None:
+        """A request is whole."""
+        super().on_message_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Nothing more comes. True: somebody may still wait for an answer."""
+        cycle = self.cycle
+        is_over = cycle is None or cycle.response_complete or cycle.more_body
+        if is_over or self._is_in_head or self.scheme == "https":  # TLS ends both ways at once
+            return False
+        self._is_half_closed = bool(self.pipeline) or self.ask_whether_there()
+        self._ask_at_s = self.loop.time()
+        return self._is_half_closed
+
+    def ask_whether_there(self) -> bool:
+        """Who is gone answers bytes with a reset, which the next bytes find out. False: there are
+        none to send.
+        """
+        if not self.cycle.response_started and self.has_interim_answers:
+            self.transport.write(_CONTINUE)
+        return not self.cycle.response_started
+
+    @property
+    def has_interim_answers(self) -> bool:
+        """Whether the client's HTTP knows answers that only say that another follows."""
+        return bool(self.parser.get_http_version() != "1.0")
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent."""
+        super().pause_writing()
+        self._expect_to_be_read(self.loop.time())
+
+    def resume_writing(self) -> None:
+        """It does."""
+        super().resume_writing()
+        self._stuck_until_s = inf
+
     def on_response_complete(self) -> None:
         """An answer is sent; its request may have more to say, which nobody reads."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
         cycle = self.cycle
         if cycle.response_complete:
             self.be_idle(REST_S if cycle.more_body else self.config.limits.keep_alive_s)
@@ -198,6 +252,24 @@ class LimitedProtocol(HttpToolsProtocol):
         elif now_s > self._idle_until_s:
             self._idle_until_s = inf
             self.transport.close()
+        elif now_s > self._stuck_until_s:
+            self._check_reading(now_s)
+        elif self.transport.is_closing():
+            if self._stuck_until_s == inf:
+                self._expect_to_be_read(now_s)
+        elif now_s > self._ask_at_s and not self.pipeline:
+            self._ask_at_s = now_s + STILL_THERE_S
+            self.ask_whether_there()
+
+    def _expect_to_be_read(self, now_s: float) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stuck_until_s = now_s + self.config.limits.stuck_s
+
+    def _check_reading(self, now_s: float) -> None:
+        before = self._unsent_bytes
+        self._expect_to_be_read(now_s)
+        if self._unsent_bytes > before - LEAST_TAKEN_BYTES:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """What uvicorn says of what it cannot parse, in our words."""
@@ -207,6 +279,13 @@ class LimitedProtocol(HttpToolsProtocol):
         limits = self.config.limits
         if size_bytes > limits.header_limit_bytes or len(self.headers) > limits.max_headers:
             self._refuse(HeadersTooLargeError(limits))
+
+    def _check_rest(self, size_bytes: int) -> None:
+        """Extensions and trailers are bounded as heads are."""
+        self._barren_bytes += size_bytes
+        is_open = self.cycle is not None and self.cycle.more_body and not self._has_head_ended
+        if is_open and self._barren_bytes > self.config.limits.header_limit_bytes:
+            self._refuse(HeadersTooLargeError(self.config.limits))
 
     def _is_head_too_large(self, limits: HttpLimits) -> bool:
         """Most are not, whatever of the last bytes belongs to the body."""
@@ -226,8 +305,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._may_answer():
-            self.transport.write(_answer(error))
+            self.transport.write(_answer(error, self.told_of(error)))
         self.transport.close()
+
+    def told_of(self, error: KvRouterError) -> object:
+        """What the body of a refusal says."""
+        return error.body()
 
     def _may_answer(self) -> bool:
         """Is nothing else to be said before? A request whose body is amiss gets no other answer."""
@@ -239,8 +322,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return bool(is_amiss)
 
 
-def _answer(error: KvRouterError) -> bytes:
-    body = msgspec.json.encode(error.body())
+def _answer(error: KvRouterError, told: object) -> bytes:
+    body = msgspec.json.encode(told)
     status = HTTPStatus(error.http_status)
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"

@@ -15,7 +15,8 @@ import uvloop
 from starlette.types import ASGIApp
 
 from router.errors import ConfigError
-from router.process.connections import HttpConfig, HttpLimits, LimitedProtocol
+from router.process.connections import HttpConfig, LimitedProtocol
+from router.process.http_limits import HttpLimits
 from router.process.moments import next_moment
 
 SHUTDOWN_S = 5

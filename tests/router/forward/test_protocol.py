@@ -6,28 +6,34 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from forwarding import COMPLETION, Scene
-from upstreams import response, says
+from forwarding import COMPLETION, Scene, lines
+from servers import eventually
+from upstreams import STREAM_END, STREAM_HEAD, chunk, event, hangs, response, says
 
 ANSWER = {"id": "cmpl-1", "choices": []}
 ANSWERS = says(response(json.dumps(ANSWER).encode()))
+CHUNKED = "transfer-encoding: chunked"
 BODY = json.dumps(COMPLETION).encode()
 PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def scene(nats_server, **fields):
-    async with Scene.of(nats_server.url, {1: ANSWERS}, **fields) as its:
+async def scene(nats_server, script=ANSWERS, **fields):
+    async with Scene.of(nats_server.url, {1: script}, **fields) as its:
         reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
         its.reader, its.writer = reader, writer
         yield its
         writer.close()
 
 
-def request(body=BODY, *headers, path="/v1/completions", version="1.1", length=None):
+def request(
+    body=BODY, *headers, path="/v1/completions", version="1.1", length=None, kind="application/json"
+):
     length = len(body) if length is None else length
-    lines = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {length}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+    said = [f"POST {path} HTTP/{version}", "host: x", f"content-type: {kind}", *headers]
+    if length is not False:
+        said.append(f"content-length: {length}")
+    return "\r\n".join([*said, "", ""]).encode() + body
 
 
 async def answer(its):
@@ -92,7 +98,12 @@ async def test_a_path_may_be_said_in_other_words(nats_server, path):
 @pytest.mark.parametrize(
     ("asked", "status", "code"),
     [
-        (request(b"x" * 2000, length=10_000), 413, "body_too_large"),
+        (request(b"", length=10_000), 413, "body_too_large"),
+        (request(b"", "expect: 100-continue", length=10**12), 413, "body_too_large"),
+        (request(chunk(b"x" * 2000), CHUNKED, length=False), 413, "body_too_large"),
+        (request(kind="text/plain"), 415, "unsupported_media_type"),
+        (request().replace(b"content-type", b"x-type"), 415, "unsupported_media_type"),
+        (request(BODY, "content-encoding: gzip"), 415, "unsupported_content_encoding"),
         (request(length=len(BODY) + 1), 408, "body_timeout"),
     ],
 )
@@ -103,6 +114,68 @@ async def test_bodies_have_limits(nats_server, asked, status, code):
         assert (said, json.loads(body)["error"]["code"]) == (status, code)
         assert its.engines[1].requests == []
         await its.forward.until_ended("refused")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code"),
+    [
+        (request(BODY, "content-length: 5"), 400, "malformed_request"),
+        (request(BODY, "x-a: " + "a" * 40_000), 431, "headers_too_large"),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_the_same_shape(nats_server, asked, status, code):
+    async with scene(nats_server) as its:
+        its.writer.write(asked)
+        said, _, body = await answer(its)
+        error = json.loads(body)["error"]
+        assert (said, error["code"], error["type"]) == (status, code, "invalid_request_error")
+
+
+async def test_trailers_name_no_worker_and_go_nowhere(nats_server):
+    async with scene(nats_server) as its:
+        trailers = b"x-worker-id: 99\r\nx-late: 1\r\nauthorization: x\r\n\r\n"
+        its.writer.write(request(chunk(BODY) + b"0\r\n" + trailers, CHUNKED, length=False))
+        assert (await answer(its))[0] == 200
+        assert all(name not in its.engines[1].requests[0][0] for name in ("x-late", "authoriz"))
+
+
+async def test_whoever_knows_no_chunks_gets_a_stream_without(nats_server):
+    said = event({"choices": [{"index": 0, "text": "a"}]}) + event(b"[DONE]")
+    async with scene(nats_server, says(STREAM_HEAD, said, STREAM_END)) as its:
+        its.writer.write(
+            request(json.dumps({**COMPLETION, "stream": True}).encode(), version="1.0")
+        )
+        head, _, body = (await its.reader.read()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert len(lines(body.decode())) == 2
+        assert body.startswith(b"data: ")
+
+
+async def test_a_client_that_has_no_more_to_say_is_answered(nats_server):
+    go_on = asyncio.Event()
+
+    async def script(upstream, writer):
+        await go_on.wait()
+        await ANSWERS(upstream, writer)
+
+    async with scene(nats_server, script) as its:
+        its.writer.write(request())
+        its.writer.write_eof()
+        assert (await answer(its))[0] == 100  # are you there?
+        go_on.set()
+        rest = (await its.reader.read()).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+        assert rest.startswith(b"HTTP/1.1 200")
+        assert json.loads(rest.partition(b"\r\n\r\n")[2]) == ANSWER
+        await its.until_free()
+
+
+async def test_one_that_is_gone_is_not(nats_server):
+    async with scene(nats_server, hangs) as its:
+        its.writer.write(request())
+        await eventually(lambda: its.engines[1].requests)
+        its.writer.close()
+        await eventually(lambda: its.engines[1].gone == 1)
+        await its.until_free()
 
 
 async def test_a_client_that_vanishes_before_its_request_is_whole_is_forgotten(nats_server):

@@ -19,6 +19,11 @@ def piece(text, **fields):
     return event({"id": "i", "choices": [{"index": 0, "text": text, **fields}]})
 
 
+def post(body):
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head.encode() + body
+
+
 STREAMS = says(
     STREAM_HEAD,
     piece("a"),
@@ -260,8 +265,7 @@ async def test_a_client_that_vanishes_cancels_the_engines_work(scene, stream):
     async with scene(script) as its:
         body = json.dumps({**COMPLETION, "stream": stream}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-        writer.write(head + body)
+        writer.write(post(body))
         await eventually(lambda: its.engines[1].requests)
         if stream:
             await reader.readuntil(b"data: ")
@@ -284,8 +288,7 @@ async def test_a_client_that_reads_slowly_slows_the_engine_down(scene):
     async with scene(floods) as its:
         body = json.dumps({**COMPLETION, "stream": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port, limit=1024)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-        writer.write(head + body)
+        writer.write(post(body))
         await reader.readuntil(b"\r\n\r\n")
         before = -1
         while before != len(written):
@@ -321,10 +324,7 @@ async def test_a_line_break_in_a_header_goes_nowhere(scene):
     async with scene(ANSWERS) as its:
         body = json.dumps(COMPLETION).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port)
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-a: 1\nx-worker-id: 9\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        writer.write(post(body).replace(b"host: x", b"host: x\r\nx-a: 1\nx-worker-id: 9"))
         line = await reader.readline()
         writer.close()
         sent = [head.lower() for head, _ in its.engines[1].requests]

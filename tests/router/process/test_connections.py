@@ -3,10 +3,11 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 
-from router.process.connections import HttpLimits
+from router.process.http_limits import HttpLimits
 from router.process.serving import HttpServer, listening
 from servers import eventually
 
@@ -15,15 +16,22 @@ GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def app(scope, receive, send):
-    """Reads nothing unless asked to, as a route that refuses before the body."""
-    body = b""
-    while scope["path"] == "/read":
+    """Reads nothing unless asked to, as a route that refuses before the body; says what it read."""
+    body, path = b"", scope["path"]
+    if path == "/late":
+        await asyncio.sleep(0.3)
+    while path in ("/read", "/late", "/headers"):
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
             break
+    said = b"%d" % len(body)
+    if path == "/headers":
+        said = b" ".join(name for name, _ in scope["headers"])
+    if path == "/much":
+        said = bytes(20_000_000)
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"%d" % len(body)})
+    await send({"type": "http.response.body", "body": said})
 
 
 class Served:
@@ -156,6 +164,88 @@ async def test_a_body_that_nobody_reads_and_that_never_ends_is_closed(served):
 async def test_what_two_readers_could_read_differently_is_refused(served, request_):
     assert await served.refusal(request_) == (400, "malformed_request")
     assert served.refused == ["malformed_request"]
+
+
+UPGRADE = POST.replace(b"/ ", b"/read ") + b"connection: upgrade\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"content-length: %d\r\n\r\n" % len(GET), GET),
+        (b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(GET), GET)),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_body_is_no_request_whatever_protocol_is_asked_for(served, head, body, pieces):
+    whole = UPGRADE + head + body + GET * (pieces == 1)
+    async with served.connected() as (reader, writer):
+        cut = [len(whole) * n // pieces for n in range(pieces)] + [len(whole)]
+        if pieces == 2:
+            cut[1] = len(UPGRADE + head)
+        for start, end in pairwise(cut):
+            writer.write(whole[start:end])
+            await asyncio.sleep(0.002 * (pieces > 1))
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"%d\r\n0\r\n\r\n" % len(GET) in answer
+
+
+async def test_who_asks_for_another_protocol_is_answered_in_this_one(served):
+    request = (
+        b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    )
+    assert (await served.ask(request)).startswith(b"HTTP/1.1 200")
+
+
+CHUNKED = POST.replace(b"/ ", b"/read ") + b"transfer-encoding: chunked\r\nx-a: 1\r\n\r\n"
+
+
+async def test_trailers_are_no_headers(served):
+    request = (
+        CHUNKED.replace(b"/read", b"/headers") + b"3\r\nabc\r\n0\r\nx-b: 1\r\ncookie: x\r\n\r\n"
+    )
+    async with served.connected() as (reader, writer):
+        for _ in range(2):
+            writer.write(request)
+            await reader.readuntil(b"\r\n\r\n")
+            said = await reader.readuntil(b"0\r\n\r\n")
+            assert said.split(b"\r\n")[1] == b"host transfer-encoding x-a"
+
+
+@pytest.mark.parametrize("barren", [b"0\r\nx: ", b"0\r\n" + b"x: y\r\n" * 9, b"5;x="])
+async def test_what_is_no_body_is_bounded_like_a_head(served, barren):
+    more = b"x: " + b"y" * 400 + b"\r\n" if b"y" in barren else b"y" * 400
+    async with served.connected() as (_, writer):
+        writer.write(CHUNKED + b"3\r\nabc\r\n" + barren)
+        async with asyncio.timeout(60):
+            while not served.refused:
+                writer.write(more)
+                await asyncio.sleep(0.01)
+    assert served.refused == ["headers_too_large"]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_who_has_no_more_to_say_may_still_listen(served, version):
+    late = b"POST /late HTTP/%b\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc" % version
+    async with served.connected() as (reader, writer):
+        writer.write(late * (2 if version == b"1.1" else 1))
+        writer.write_eof()
+        answer = (await reader.read()).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    assert answer.count(b"HTTP/1.1 200") == (2 if version == b"1.1" else 1)
+    state = served.server.server_state
+    await eventually(lambda: not state.tasks and not state.connections)
+
+
+async def test_who_does_not_take_its_answer_is_hung_up_on():
+    async with serving(HttpLimits(keep_alive_s=0.1, stuck_s=0.2)) as served:
+        state = served.server.server_state
+        async with served.connected() as (reader, writer):
+            writer.write(b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"\r")
+            await eventually(lambda: not state.connections and not state.tasks)
+        assert await served.is_well()
 
 
 async def test_half_closed_connections_leave_nothing_behind(served):
