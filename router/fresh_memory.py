@@ -26,6 +26,27 @@ def zeros(length: int, kind: type[N]) -> npt.NDArray[N]:
     return reserve(length, kind) if is_large else np.zeros(length, kind)
 
 
+class ComingTable(Generic[N]):
+    """The slots of a table that will take the place of another, touched part by part before: who
+    moves into it meets no fault of a page, which cost more than the moves.
+    """
+
+    __slots__ = ("_touched", "slots")
+
+    def __init__(self, length: int, kind: type[N]) -> None:
+        self.slots = zeros(length, kind)
+        self._touched = 0
+
+    def touch(self, share: float) -> None:
+        """Make so much of it real, but at most a part more than was."""
+        start, itemsize = self._touched, self.slots.itemsize
+        end = min(int(share * len(self.slots)), start + PART_BYTES // itemsize)
+        page = mmap.PAGESIZE // itemsize
+        if end > start:
+            self.slots[start:end:page] = 0
+            self._touched += -(-(end - start) // page) * page
+
+
 class FormerTable(Generic[N]):
     """The slots of a table that another one takes the place of, emptied from one of them on around
     the end, and given back part by part: to free a large one at once takes milliseconds.

@@ -15,8 +15,8 @@ Slots between two gaps move together, so that none is left behind whose home has
     former   │ moved: empty │ cluster │ gap │ cluster │ …       a key is in the former table until
                             └─▶ present                         its home there has moved
 
-Memory is touched as slots arrive in it, one page after the other. A slot is known by where its
-first word lies, counted in words of all memory.
+Memory is touched as slots arrive in it, one page after the other; of a large table before, while
+the former one fills. A slot is known by where its first word lies, counted in words of all memory.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from router.fresh_memory import FormerTable, zeros
+from router.fresh_memory import LARGE_BYTES, ComingTable, FormerTable, zeros
 from router.protocol.values import TIERS, HashArray, HeldState, Tier
 from router.publisher import _held_kernel as kernel
 from router.publisher import _held_table as table
@@ -25,6 +25,7 @@ Hashes: TypeAlias = HashArray | Sequence[int]
 
 DEFAULT_MULTIPLIER = 0x9E3779B97F4A7C15
 _LEAST_CAPACITY_BITS = 8
+_NEVER = (1 << 64) - 1
 
 
 def path_heads(block_counts: list[int], parents: list[int | None]) -> HashArray:
@@ -50,8 +51,18 @@ class HeldBlocks:
     and fastest tier; holes, counts and digests equal what a walk over all blocks finds.
     """
 
-    __slots__ = ("_address", "_former", "_head", "_header", "_multiplier", "_slots")
+    __slots__ = (
+        "_address",
+        "_coming",
+        "_former",
+        "_full_soon",
+        "_head",
+        "_header",
+        "_multiplier",
+        "_slots",
+    )
 
+    _coming: ComingTable[np.uint64] | None
     _former: FormerTable[np.uint64] | None
     _header: HashArray
     _slots: HashArray
@@ -81,6 +92,8 @@ class HeldBlocks:
         while True:
             progress = kernel.store(self._address, int(tier), keys, heads, progress, changed)
             self._follow_moves()
+            if self._header[table.USED] > self._full_soon:
+                self._prepare()
             if progress >> DONE_BITS == len(keys):
                 return changed[: progress & ((1 << DONE_BITS) - 1)]
             self._grow()
@@ -134,22 +147,32 @@ class HeldBlocks:
         self._header[table.MULTIPLIER] = self._multiplier
         self._header[table.MOVED] = table.ALL
         self._former = None
-        self._lay_out(_LEAST_CAPACITY_BITS)
+        self._lay_out(zeros(int(table.SLOT_WORDS) << _LEAST_CAPACITY_BITS, np.uint64))
 
-    def _lay_out(self, capacity_bits: int) -> None:
+    def _lay_out(self, slots: HashArray) -> None:
         """Go on in an empty table."""
-        capacity = 1 << capacity_bits
-        self._slots = zeros(capacity * int(table.SLOT_WORDS), np.uint64)
-        self._header[table.PRESENT + table.FIRST] = self._slots.ctypes.data // 8
+        self._slots, self._coming = slots, None
+        capacity = len(slots) // int(table.SLOT_WORDS)
+        most = capacity * 3 // 4
+        self._header[table.PRESENT + table.FIRST] = slots.ctypes.data // 8
         self._header[table.PRESENT + table.LAST] = capacity - 1
-        self._header[table.PRESENT + table.SHIFT] = 64 - capacity_bits
-        self._header[table.MAX_USED] = capacity * 3 // 4
+        self._header[table.PRESENT + table.SHIFT] = 65 - capacity.bit_length()
+        self._header[table.MAX_USED] = most
+        self._full_soon = most * 7 // 8 if 2 * slots.nbytes >= LARGE_BYTES else _NEVER
+
+    def _prepare(self) -> None:
+        """The more of the table is in use, the more of the next one is there."""
+        if self._coming is None:
+            self._coming = ComingTable(2 * len(self._slots), np.uint64)
+        used, most = int(self._header[table.USED]), int(self._header[table.MAX_USED])
+        self._coming.touch((used - self._full_soon) / (most - self._full_soon))
 
     def _grow(self) -> None:
         kernel.grow(self._address)
         width, flags = int(table.SLOT_WORDS), int(table.FLAGS)
         self._former = FormerTable(self._slots, width, flags, int(self._header[table.START]))
-        self._lay_out((len(self._slots) // width).bit_length())
+        coming = self._coming or ComingTable(2 * len(self._slots), np.uint64)
+        self._lay_out(coming.slots)
 
     def _follow_moves(self) -> None:
         """Give back what the former table leaves behind it."""

@@ -1,10 +1,13 @@
 """Memory that is reserved, grown and given back, and what is left in it."""
 
+import mmap
+import resource
+
 import numpy as np
 import pytest
 
 from router import fresh_memory
-from router.fresh_memory import FormerTable, GrowingWords, reserve, zeros
+from router.fresh_memory import ComingTable, FormerTable, GrowingWords, reserve, zeros
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,28 @@ def test_who_looks_on_while_it_grows_keeps_what_there_was():
     growing.words[0] = 8
     assert (seen == 7).all()
     assert growing.words[:2].tolist() == [8, 7]
+
+
+def test_a_coming_table_is_real_before_anybody_writes_into_it(monkeypatch):
+    monkeypatch.setattr(fresh_memory, "PART_BYTES", 1 << 23)
+    coming = ComingTable(1 << 20, np.uint64)
+    faults = []
+    for share in (0.3, 0.3, 0.7, 1.0):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        coming.touch(share)
+        coming.slots[: int(share * (1 << 20)) : mmap.PAGESIZE // 8] = 7
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    pages = coming.slots.nbytes // mmap.PAGESIZE
+    assert pages <= sum(faults) < 1.2 * pages
+    assert faults[1] < 0.1 * pages
+    assert np.count_nonzero(coming.slots) == pages
+
+
+def test_of_a_coming_table_a_part_is_touched_at_once():
+    coming = ComingTable(1 << 16, np.uint64)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    coming.touch(1.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50
 
 
 def test_a_former_table_is_given_back_behind_what_has_moved():
