@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from router.errors import ConfigError
+from router.forward.config import load_forward
 from router.loading import load_router_config
 from worker_agent.config import load_agent_config
 
@@ -83,8 +84,19 @@ def test_every_service_chooses_whom_it_serves():
         for service in services.values():
             stage = service.get("build", {}).get("target")
             load = load_router_config if stage == "router" else load_agent_config
+            if service.get("command") == ["forward"]:
+                load = load_forward
             if stage is not None:
                 assert load([], settings_of(stage) | service["environment"])
+
+
+def test_the_forwarder_asks_the_router():
+    forward = SERVICES["forward"]
+    config = load_forward([], settings_of("router") | forward["environment"]).config
+    assert config.router_url == "http://router:8092"
+    assert forward["ports"] == [f"127.0.0.1:{config.http_port}:{config.http_port}"]
+    assert config.host == "0.0.0.0"
+    assert forward["command"] == ["forward"]
 
 
 def settings_of(stage):
