@@ -7,7 +7,7 @@ the outbox. Between reading and changing the core nothing awaits.
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -22,7 +22,7 @@ from router.errors import (
     SelectionNotFoundError,
     ShadowOffError,
 )
-from router.explain import explain
+from router.explain import NOT_BOOKED, explain
 from router.logged_decisions import LoggedDecision, logged_decision
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -285,20 +285,23 @@ class Commands:
     def _booked(
         self, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
-        decision = self._decided("select_and_reserve", request, placement, stages)
-        tracking = self.core.tracking(request)
-        return structs.replace(
-            decision,
-            selection_id=request.request_id,
-            sequence_hashes=placement.prompt.public_hashes.view(np.int64).tolist(),
-            track_prefill_tokens=tracking.prefill_tokens,
-        )
+        booked = {
+            "selection_id": request.request_id,
+            "sequence_hashes": placement.prompt.public_hashes.view(np.int64).tolist(),
+            "track_prefill_tokens": placement.tracking.prefill_tokens,
+        }
+        return self._decided("select_and_reserve", request, placement, stages, booked)
 
     def _decided(
-        self, command: str, request: SelectRequest, placement: Placement, stages: Stages | None
+        self,
+        command: str,
+        request: SelectRequest,
+        placement: Placement,
+        stages: Stages | None,
+        booked: Mapping[str, Any] = NOT_BOOKED,
     ) -> Decision:
         """`stages`, which has ended: None for a request that was not timed."""
-        decision = explain(self.core, request, placement, time.monotonic())
+        decision = explain(self.core, request, placement, time.monotonic(), booked)
         self._watch.decided(command, request, placement, decision, stages)
         return decision
 
@@ -330,9 +333,16 @@ def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequ
         for field, header in SELECT_HEADERS.items()
         if header in headers and getattr(request, field) is None
     }
-    if request.selection_id is not None:
-        said["request_id"] = request.selection_id
-    return structs.replace(request, **said) if said else request
+    request_id = said.pop("request_id", None)
+    return identified(structs.replace(request, **said) if said else request, request_id)
+
+
+def identified(request: SelectRequest, header_id: str | None) -> SelectRequest:
+    """A request under its id: that of the selection, or else its own, or else its header's."""
+    request_id = request.selection_id or request.request_id or header_id
+    if request_id == request.request_id:
+        return request
+    return structs.replace(request, request_id=request_id)
 
 
 def bookable(request: SelectRequest) -> SelectRequest:

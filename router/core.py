@@ -373,14 +373,13 @@ class RouterCore:
         rank, overlap_blocks = placement.rank, placement.overlap_blocks
         expected_tokens = request.expected_output_tokens
         found_by = placement.prompt.sequence_hashes
-        expectation = expected(
-            request, prompt, found_by, placement.held_blocks, tenant=request.tenant
-        )
+        scope, held_blocks = placement.choice.table.scope, placement.held_blocks
+        expectation = expected(request, scope, prompt, found_by, held_blocks, tenant=request.tenant)
         footprint = placement.prompt.footprint(overlap_blocks, expected_tokens, expectation)
-        tracking = self.tracking(request)
-        self.gate.served(rank, request.lora_name, placement.worker.labels)
-        booked = (footprint, found_by, tracking)
-        effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
+        if request.lora_name is not None:
+            self.gate.served(rank, request.lora_name, placement.worker.labels)
+        booked = (footprint, found_by, placement.tracking)
+        effects = self._bookings.book(request_id, scope, rank, *booked, now_s)
         return placement, effects
 
     def submit(
@@ -453,10 +452,11 @@ class RouterCore:
         hashed = prompt.hashed(worker.identity)
         overlap = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP)
         found_by = hashed.sequence_hashes
-        expectation = expected(request, prompt, found_by, overlap.remote)
+        expectation = expected(request, request.scope, prompt, found_by, overlap.remote)
         expected_tokens = request.expected_output_tokens
         footprint = hashed.footprint(overlap.device, expected_tokens, expectation)
-        self.gate.served(rank, request.lora_name, worker.labels)
+        if request.lora_name is not None:
+            self.gate.served(rank, request.lora_name, worker.labels)
         tracking = self.tracking(request)
         booked = (footprint, found_by, tracking)
         effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)

@@ -1,7 +1,9 @@
 """A decision, and every term it was made from, in the shape that callers read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isnan
+from types import MappingProxyType
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -40,12 +42,21 @@ from router.sequence.rank_table import (
     TRUST_WEIGHT,
 )
 
+NOT_BOOKED: Mapping[str, Any] = MappingProxyType({})
+"""What a decision says of its booking where there is none."""
+
 
 def explain(
-    core: RouterCore, request: SelectRequest, placement: Placement, now_s: float
+    core: RouterCore,
+    request: SelectRequest,
+    placement: Placement,
+    now_s: float,
+    booked: Mapping[str, Any] = NOT_BOOKED,
 ) -> Decision:
-    """A placement as callers see it; with all that it was made from where they ask for it."""
-    decision = _decision(core, request, placement, now_s)
+    """A placement as callers see it; with all that it was made from where they ask for it.
+    `booked`: fields of the decision that say how it is booked.
+    """
+    decision = _decision(core, request, placement, now_s, booked)
     if not request.explain:
         return decision
     why = core.explain(request, placement)
@@ -58,7 +69,11 @@ def explain(
 
 
 def _decision(
-    core: RouterCore, request: SelectRequest, placement: Placement, now_s: float
+    core: RouterCore,
+    request: SelectRequest,
+    placement: Placement,
+    now_s: float,
+    booked: Mapping[str, Any],
 ) -> Decision:
     choice, prompt, worker = placement.choice, placement.prompt, placement.worker
     table, block_size = choice.table, prompt.block_size
@@ -90,6 +105,7 @@ def _decision(
         policy=choice.policy,
         trust=core.trust(rank, now_s),
         source=block_source(core, placement, now_s),
+        **booked,
     )
 
 

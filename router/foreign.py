@@ -91,8 +91,11 @@ class ForeignReservations:
 
     def pass_on(self, request_id: str, told: CallerTold) -> list[Effect]:
         """Tell whoever else has booked a request what a caller told us of it."""
+        owners = self.replicas.owners(request_id)
+        if not owners:
+            return []
         message = ProgressTold(request_id, told)
-        return [TellReplica(owner, message) for owner in self.replicas.owners(request_id)]
+        return [TellReplica(owner, message) for owner in owners]
 
     def inherit(self, router_id: int, given: SharedReservation, now_s: float) -> bool:
         """Book another router's reservation, which is none of ours yet, as ours; False where its

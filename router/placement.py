@@ -13,10 +13,11 @@ from router.scheduler.selector import Choice, Reasons
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE, FloatArray
 from router.sequence.prompt import HashedPrompt
+from router.sequence.tracking import Tracking
 
 
 class Placement(Struct, frozen=True):
-    """A choice among candidates, with what it was made from."""
+    """A choice among candidates, with what it was made from. `tracking`: what of it is counted."""
 
     choice: Choice
     worker: WorkerAnnouncement
@@ -24,6 +25,7 @@ class Placement(Struct, frozen=True):
     overlaps: OverlapScores
     passed: Passed
     settings: PolicySettings
+    tracking: Tracking
 
     @property
     def rank(self) -> Rank:

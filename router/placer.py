@@ -140,7 +140,8 @@ class Placer:
         choice = self._selector(request).choose(table, settings, self._rng)
         worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed = prompt.hashed(worker.identity)
-        return Placement(choice, worker, hashed, overlaps[worker.identity], passed, settings)
+        found = overlaps[worker.identity]
+        return Placement(choice, worker, hashed, found, passed, settings, tracking)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Why a request was placed there, by all that was known then. O(candidates)."""

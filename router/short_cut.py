@@ -39,6 +39,8 @@ from router.sequence.rank_table import RankTable
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
 
+_TRACKING = Tracking()
+
 
 class _Scene(Struct, frozen=True, eq=False):
     """What of a scope does not change with every request; `passed`: all of its candidates."""
@@ -172,6 +174,7 @@ class ShortCut:
             tree.matches(rows),
             scene.passed,
             self._settings,
+            _TRACKING,
         )
 
     def _look(self, request: SelectRequest, scope: Scope, candidates: Candidates) -> _Scene | None:
@@ -192,7 +195,7 @@ class ShortCut:
 def _is_open(settings: CoreSettings) -> bool:
     """Whether anything may go this way: what is known of caches has to be in one tree."""
     return (
-        settings.tracking == Tracking()
+        settings.tracking == _TRACKING
         and (settings.prediction is None or settings.mode is not IndexMode.EVENTS)
         and settings.naming.is_plain
         and settings.policy.router_temperature == 0

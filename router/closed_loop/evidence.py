@@ -43,13 +43,16 @@ class Evidence:
             counts.cached_tokens += cached_tokens
             counts.predicted_tokens += seen.predicted_tokens
             counts.mispredicted_tokens += abs(cached_tokens - seen.predicted_tokens)
-        self._add(Symptom.LENGTH, 1 if seen.difference_tokens else -1, seen, None, now_s)
+        if seen.difference_tokens:
+            self._add(Symptom.LENGTH, 1, seen, None, now_s)
+        elif self.suspicions:
+            self._add(Symptom.LENGTH, -1, seen, None, now_s)
 
     def judge(self, seen: Observation, outcome: Outcome, shown: Shown | None, now_s: float) -> None:
         """What the request says is known by now."""
         for symptom, weight in WEIGHTS[outcome].items():
             self._add(symptom, weight, seen, shown, now_s)
-        if _uses_tiers(seen):
+        if self.suspicions and _uses_tiers(seen):
             self._add(Symptom.TIERS_UNUSED, -4, seen, shown, now_s)
         for suspicion in self.suspicions.values():
             suspicion.tally.note_outcome(seen, outcome)

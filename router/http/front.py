@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import BodyTooLargeError, KvRouterError
 from router.http.answers import Answer, refusal, warned
-from router.http.exchange import Exchange, Head, read_whole_body, send_answer
+from router.http.exchange import ID_HEADER, Exchange, Head, read_whole_body, send_answer
 from router.http.hot import HotRoute, HotRoutes, Later
 from router.http.ids import answering, ids_of, with_ids
 from router.http.known_heads import KnownHeads
@@ -132,8 +132,9 @@ class Front:
             return self._finished(route, ids, answer, unknown, _Place(self._in_flight))
         self._requests.count("http", route.path, answer.status)
         answer = self._warned(route, answer, unknown) if unknown else answer
-        is_said = head.plain_id is not None or not head.is_plain
-        return with_ids(ids, answer) if is_said else answer
+        if not head.is_plain:
+            return with_ids(ids, answer)
+        return answer if head.plain_id is None else answer.with_header(ID_HEADER, head.plain_id)
 
     async def _finished(
         self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str], place: "_Place"

@@ -18,6 +18,7 @@ from router.commands import (
     SELECT_HEADERS,
     Commands,
     asked_with,
+    identified,
     request_id_of,
 )
 from router.http.answers import OK, Answer, answer
@@ -166,14 +167,13 @@ class HotRoutes:
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request, head = self._select_requests.read(exchange), exchange.head
         if head.is_plain:
-            said = {} if head.plain_id is None else {REQUEST_ID_HEADER: head.plain_id}
-        else:
-            said = {
-                name: head.headers[key].decode("latin-1")
-                for key, name in _SELECT_HEADERS.items()
-                if key in head.headers
-            }
-        return asked_with(request, said) if said or request.selection_id is not None else request
+            return identified(request, head.plain_id)
+        said = {
+            name: head.headers[key].decode("latin-1")
+            for key, name in _SELECT_HEADERS.items()
+            if key in head.headers
+        }
+        return asked_with(request, said)
 
     def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)

@@ -29,8 +29,7 @@ STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
 _HEADER = b"%b: %b\r\n"
-_TYPE = b"content-type: application/json\r\n"
-_WHOLE = b"%bcontent-length: %d\r\n\r\n%b"
+_WHOLE = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 _OK = 200
 
 MOST_UNSENT_BYTES = 65_536
@@ -197,7 +196,7 @@ class HotProtocol(LimitedProtocol):
         if status == _OK and headers is self._said_headers:
             return self._ok_head
         line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-        head = b"".join((line, *(_HEADER % each for each in headers), _TYPE))
+        head = b"".join((line, *(_HEADER % each for each in headers)))
         if status == _OK:
             self._said_headers, self._ok_head = headers, head
         return head

@@ -153,9 +153,9 @@ class Gate:
         """Models with thresholds of their own."""
         return self._by_model
 
-    def served(self, rank: Rank, lora_name: str | None, labels: WorkerLabels) -> None:
+    def served(self, rank: Rank, lora_name: str, labels: WorkerLabels) -> None:
         """A rank is sent a request for this adapter."""
-        if lora_name is not None and self._settings.lora_affinity_weight:
+        if self._settings.lora_affinity_weight:
             self._adapters.note(rank, lora_name, labels.max_gpu_lora_count or 1)
 
     def forget(self, rank: Rank) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from router.protocol.requests import BlockMmInfo, PromptRequest
-from router.protocol.values import HashArray, Identity
+from router.protocol.values import HashArray, Identity, Scope
 from router.sequence.expectation import Expectation
 from router.sequence.footprint import Footprint, reusable_blocks
 from router.sequence.hashing import (
@@ -195,6 +195,7 @@ class Prompt:
 
 def expected(
     request: PromptRequest,
+    scope: Scope,
     prompt: Prompt,
     found_by: HashArray,
     overlap_blocks: int,
@@ -203,7 +204,7 @@ def expected(
 ) -> Expectation:
     """What is expected of a prompt where so many of its blocks are held; see `Expectation`."""
     return Expectation(
-        request.scope,
+        scope,
         tenant,
         found_by,
         overlap_blocks,
