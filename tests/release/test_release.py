@@ -19,7 +19,7 @@ INSTALL = (ROOT / "docs/install.md").read_text()
 PACKAGES = ("router", "worker_agent")
 START_S = 1200.0  # packages may have to be installed and kernels compiled first
 
-pytestmark = pytest.mark.release
+pytestmark = [pytest.mark.release, pytest.mark.timeout(2 * START_S)]
 
 
 def run(*command, **options):
