@@ -156,6 +156,7 @@ def _below(folder, text):
 
 
 @pytest.mark.image
+@pytest.mark.timeout(1800)
 def test_the_routers_steps_make_a_router_that_is_healthy(tmp_path):
     """In a folder instead of a container: the paths of the file are put below it."""
 
