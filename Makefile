@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-image test-release test-lowest unit fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest unit fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -60,7 +60,7 @@ test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not image and not release"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not aiperf and not image and not release"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
@@ -71,6 +71,10 @@ test-dynamo: $(DEV_STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 	DYNAMO_PYTHON_1_0_2=$(abspath .dynamo-1.0.2-venv)/bin/python \
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
+
+# `kv-router up`, driven by aiperf; installs it (1.2 GB) the first time, and runs for two minutes.
+test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
+	AIPERF=$(abspath .aiperf-venv)/bin/aiperf $(BIN)/pytest -q -m aiperf tests/aiperf
 
 # The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.
@@ -87,7 +91,7 @@ test-release: $(DEV_STAMP) .release-venv/.installed
 test-lowest: .lowest-venv/.installed
 	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
 		--ignore tests/router/local/test_tokenizer.py \
-		-m "not integration and not hypothesis and not vllm and not dynamo and not image and not release"
+		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
 
 # More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
 # for hours), more runs of the fault simulator and odd bodies for the parser of tokens, by libFuzzer,
@@ -191,5 +195,10 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==$*
 	touch $@
 
+.aiperf-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

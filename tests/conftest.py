@@ -65,3 +65,12 @@ def _eventually():
 def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in [key for key in os.environ if key.startswith(("KV_ROUTER_", "DYN_"))]:
         monkeypatch.delenv(key)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was measured, as tests recorded it."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        lines = [value for key, value in report.user_properties if key == "measured"]
+        if lines and report.when == "call":
+            terminalreporter.section(report.nodeid)
+            terminalreporter.write_line("\n".join(lines))

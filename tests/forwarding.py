@@ -17,7 +17,9 @@ class RunningForward(RunningService):
 
     def __init__(self, router_url, **fields):
         port = free_port()
-        settings = {"drain_s": 0.0, "idle_timeout_s": 60.0, **fields}
+        # Probes of who is well would be requests that no test has sent.
+        quiet = {"drain_s": 0.0, "idle_timeout_s": 60.0, "probe_interval_s": 0.0}
+        settings = {**quiet, **fields}
         config = ForwardConfig(router_url=router_url, http_port=port, **settings)
         self.url = f"http://127.0.0.1:{port}"
         self.port = port

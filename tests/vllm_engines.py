@@ -10,6 +10,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -22,6 +23,7 @@ BLOCK_SIZE = 32
 NUM_BLOCKS = 80
 """In a cache; one of them is vLLM's null block, which holds nothing."""
 
+ROOT = Path(__file__).parents[1]
 START_S = 300.0
 REQUEST_S = 60.0
 
@@ -46,10 +48,18 @@ class VllmEngine:
     """An OpenAI server that can be killed, and started again on the same ports.
 
     `int_hashes`: it tells 64 bits of its blocks' hashes, as it does by default, not all 32 bytes.
+    `transfer`: its `--kv-transfer-config`.
     """
 
     def __init__(
-        self, python: str, model: Path, directory: Path, name: str, *, int_hashes: bool = True
+        self,
+        python: str,
+        model: Path,
+        directory: Path,
+        name: str,
+        *,
+        int_hashes: bool = True,
+        transfer: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
@@ -58,8 +68,14 @@ class VllmEngine:
         self.replay = f"tcp://127.0.0.1:{self.replay_port}"
         self.log = directory / f"{name}.log"
         self._command = [python, *self._arguments(model)]
-        kind = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(int_hashes))}
-        self._environment = os.environ | ENVIRONMENT | kind
+        if transfer is not None:
+            self._command.append(f"--kv-transfer-config={json.dumps(transfer)}")
+        own = {
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(int_hashes)),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "PYTHONPATH": str(ROOT),  # of our connector
+        }
+        self._environment = os.environ | ENVIRONMENT | own
         self._process: subprocess.Popen[bytes] | None = None
 
     def _arguments(self, model: Path) -> list[str]:
@@ -134,10 +150,11 @@ class VllmEngine:
         body = {"model": MODEL_NAME, "messages": messages}
         return (await self._post("/tokenize", body))["tokens"]
 
-    async def metric(self, name: str) -> float:
+    async def metric(self, name: str, label: str = "") -> float:
         async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S) as client:
             lines = (await client.get("/metrics")).text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+        values = [line for line in lines if line.startswith(f"{name}{{") and label in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in values)
 
     async def _ask(self, path, body, cache_salt) -> Completion:
         answer = await self._post(path, body | ({"cache_salt": cache_salt} if cache_salt else {}))

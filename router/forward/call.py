@@ -179,7 +179,7 @@ class Call:
             self.write(b"data: " + msgspec.json.encode(refusal(error)) + b"\n\n")
             self.finish()
         else:
-            self.json(refusal(error), error.http_status, refusal_headers(error))
+            self.json(refusal(error), refusal_status(error), refusal_headers(error))
 
     def _encoded(self, status: int, headers: Pairs) -> bytes:
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
@@ -215,6 +215,11 @@ def _ids_of(headers: Pairs) -> RequestIds:
         elif name == _TRACEPARENT:
             traceparent = value.decode("latin-1")
     return RequestIds(request_id, traceparent)
+
+
+def refusal_status(error: KvRouterError) -> int:
+    """OpenAI's clients know one for whatever is wrong with a request: 400, BadRequestError."""
+    return 400 if error.http_status == 422 else error.http_status
 
 
 def refusal(error: KvRouterError) -> dict[str, object]:

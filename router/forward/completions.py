@@ -3,14 +3,16 @@
 import asyncio
 import logging
 
-from router.errors import InvalidFieldError, KvRouterError
+from router.errors import InvalidFieldError, KvRouterError, NoEndpointsError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
+from router.forward.errors import ModelNotFoundError
 from router.forward.headers import check_body
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.placing import Placing, PromptTokens
 from router.forward.push import Errand, Push
+from router.forward.roster import Roster
 from router.forward.tokenizing import Tokenizing
 from router.process.request_ids import ANSWERED
 from router.protocol.requests import SelectRequest
@@ -31,12 +33,14 @@ class Completions:
         tokenizing: Tokenizing,
         metrics: ForwardMetrics,
         guard: Guard,
+        roster: Roster,
     ) -> None:
         self._config = config
         self._push = push
         self._tokenizing = tokenizing
         self._metrics = metrics
         self._guard = guard
+        self._roster = roster
         self._placing = Placing(config.routing_group, config.mode == "direct", config.max_wait_s)
 
     def reconfigure(self, config: ForwardConfig) -> None:
@@ -115,6 +119,10 @@ class Completions:
             return await self._push.forward(errand, call)
         except InvalidFieldError:
             asked.check_prompt()  # in the client's own words
+            raise
+        except NoEndpointsError as error:
+            if self._roster.is_unknown(asked.model):
+                raise ModelNotFoundError(asked.model, self._roster.models) from error
             raise
 
     async def _told(

@@ -6,6 +6,7 @@ KvRouterError
 ├── NoWorkerLeftError        …, and there is no other to try
 ├── PrefillFailedError       no worker has computed a prompt
 ├── PromptRefusedError       a worker refused a prompt, as others will
+├── ModelNotFoundError       no worker has, or ever had, the model that is wanted
 ├── NoWorkerNamedError       the direct router goes where the request says, and it says nothing
 └── RouteNotFoundError       nothing is served there
 """
@@ -82,6 +83,19 @@ class NoWorkerLeftError(KvRouterError):
         super().__init__(f"{attempts} tried, none answered; the last: {last}")
         self.attempts = attempts
         self.last = last
+
+
+class ModelNotFoundError(KvRouterError):
+    """There are workers, and never was one of this model."""
+
+    code = "model_not_found"
+    http_status = 404
+
+    def __init__(self, model_name: str, models: Sequence[str]) -> None:
+        served = ", ".join(models)[:500]
+        super().__init__(f"model: {model_name!r} is not served (allowed: {served})")
+        self.model_name = model_name
+        self.allowed = list(models)
 
 
 class NoWorkerNamedError(InvalidFieldError):

@@ -45,6 +45,7 @@ class Roster:
         self._router = router
         self._routing_group = routing_group
         self._looked_s: dict[int, float] = {}
+        self._models: set[str] = set()
         self.workers: dict[int, Worker] = {}
 
     async def run(self) -> None:
@@ -56,6 +57,15 @@ class Roster:
                 log.debug("the router does not say who is there: %s", error)
             await asyncio.sleep(EVERY_S)
 
+    @property
+    def models(self) -> list[str]:
+        """The models of all who are there, or ever were."""
+        return sorted(self._models)
+
+    def is_unknown(self, model: str) -> bool:
+        """Whether others are there, and nobody ever was of this model."""
+        return bool(self.workers) and model not in self._models
+
     async def refresh(self) -> None:
         """Look who came and who went. Raises KvRouterError, and then knows what it knew before."""
         models = {
@@ -64,6 +74,7 @@ class Roster:
             for load in scope.loads
             if scope.routing_group == self._routing_group
         }
+        self._models.update(models.values())
         for worker_id in self.workers.keys() - models.keys():
             del self.workers[worker_id], self._looked_s[worker_id]
         for worker_id in self._due(models):

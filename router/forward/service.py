@@ -78,35 +78,32 @@ class ForwardService:
             async with self._router() as router:
                 pool = HttpPool(config.pool_limits)
                 self.metrics.watch(pool, self._standing)
-                self._app = app = self._made_app(router, pool)
+                roster = Roster(router, config.routing_group)
+                self._app = app = self._made_app(router, pool, roster)
                 limits, tls = HttpLimits.of(config, config.max_connections), self._edge.tls
                 server = HttpServer(app, limits, tls, self._refused, ForwardProtocol)
                 background = (
                     self._edge.run(),
                     _tidy(pool),
-                    *self._watching(router, pool),
+                    *self._watching(roster, pool),
                 )
                 try:
                     await serve_until(stop, server, listener, background, self._drain)
                 finally:
                     pool.close()
 
-    def _watching(
-        self, router: RouterClient, pool: HttpPool
-    ) -> Iterator[Coroutine[Any, Any, None]]:
+    def _watching(self, roster: Roster, pool: HttpPool) -> Iterator[Coroutine[Any, Any, None]]:
         """Of workers: who is there, who lives, and what their tokens are."""
-        config, roster = self._config, Roster(router, self._config.routing_group)
-        prober = Prober(roster, self._standing, pool, self.metrics, config.probe_interval_s)
-        yield prober.run()
+        interval_s = self._config.probe_interval_s
+        yield roster.run()
+        yield Prober(roster, self._standing, pool, self.metrics, interval_s).run()
         if self._news is not None:
             yield self._news.run()
-        if config.probe_interval_s or self._tokenizers:
-            yield roster.run()
         if self._tokenizers:
             engines = TokensOfEngines(pool, self._authorization)
             yield Checking(self._tokenizers, roster, pool, engines, self._checks).run()
 
-    def _made_app(self, router: RouterClient, pool: HttpPool) -> ForwardApp:
+    def _made_app(self, router: RouterClient, pool: HttpPool, roster: Roster) -> ForwardApp:
         config = self._config
         settings = PushSettings(
             config.max_attempts,
@@ -127,7 +124,7 @@ class ForwardService:
         push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing, prefill)
         models = Models(router, config.routing_group)
         guard, metrics = self._edge.guard, self.metrics
-        completions = Completions(config, push, tokenizing, metrics, guard)
+        completions = Completions(config, push, tokenizing, metrics, guard, roster)
         return ForwardApp(completions, models, metrics, guard)
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:

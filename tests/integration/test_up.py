@@ -1,82 +1,22 @@
 """`kv-router up`, as a user starts it."""
 
-import asyncio
 import os
 import re
 import signal
 import socket
-import sys
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from router.process.settings import AGENT_PREFIX
 from servers import eventually, free_port, is_alive
-
-SMALL_MODEL = {"NUM_LAYERS": "1", "HIDDEN_SIZE": "64"}
-
-
-class Up:
-    """The command, its output so far, and the processes it started."""
-
-    def __init__(self, *options):
-        self.port = free_port()
-        self.openai_port = free_port()
-        self.output = ""
-        self._command = [
-            sys.executable, "-m", "router", "up", "--port", str(self.port),
-            "--openai-port", str(self.openai_port), *options
-        ]  # fmt: skip
-        self.process = None
-        self._reading = None
-
-    async def start(self):
-        self.process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self):
-        while line := await self.process.stdout.readline():
-            self.output += line.decode()
-
-    async def until(self, text):
-        """Until it has said so."""
-
-        def is_said():
-            assert text in self.output or self.process.returncode is None, self.output
-            return text in self.output
-
-        await eventually(is_said)
-
-    async def wait(self):
-        await self.process.wait()
-        await self._reading
-        return self.process.returncode
-
-    def pids(self):
-        return {name: int(pid) for name, pid in re.findall(r"^(\S+)\s+\S+://\S+\s+(\d+)\s",
-                                                           self.output, re.MULTILINE)}  # fmt: skip
+from up_command import SMALL_MODEL, ups
 
 
 @pytest.fixture
 async def up():
-    started = []
-
-    async def start(*options):
-        started.append(Up(*options))
-        await started[-1].start()
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.returncode is None:
-            each.process.kill()
-        await each.wait()
+    async with ups() as start:
+        yield start
 
 
 def alive(pids):
@@ -91,7 +31,7 @@ def figures(output, name):
 
 async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
     for setting, value in SMALL_MODEL.items():
-        monkeypatch.setenv(f"{AGENT_PREFIX}{setting}", value)
+        monkeypatch.setenv(setting, value)
     fleet = await up("--no-stay", "--workers", "2", "--share")
     assert await fleet.wait() == 0, fleet.output
     assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2"}
@@ -110,7 +50,7 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
 
 async def test_prompts_are_handed_over_from_pool_to_pool(up, monkeypatch):
     for setting, value in SMALL_MODEL.items():
-        monkeypatch.setenv(f"{AGENT_PREFIX}{setting}", value)
+        monkeypatch.setenv(setting, value)
     fleet = await up("--no-stay", "--disaggregated", "2:1")
     assert await fleet.wait() == 0, fleet.output
     assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2", "worker-3"}

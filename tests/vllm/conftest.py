@@ -58,12 +58,3 @@ def pytest_runtest_makereport(item):
     for engine in item.funcargs.get("engines", {}).values() if report.failed else ():
         report.sections.append((f"log of {engine.name}", engine.log_tail()))
     return report
-
-
-def pytest_terminal_summary(terminalreporter):
-    """What was measured, as tests recorded it."""
-    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
-        lines = [value for key, value in report.user_properties if key == "measured"]
-        if lines and report.when == "call":
-            terminalreporter.section(report.nodeid)
-            terminalreporter.write_line("\n".join(lines))

@@ -149,19 +149,6 @@ def test_of_other_weights_nothing_is_found(model):
     assert found["later"] == [96, 384, 384, 800]
 
 
-class ConnectedEngine(VllmEngine):
-    """As users start it: scheduler and worker are processes of their own."""
-
-    def __init__(self, *arguments, extra, **options):
-        self._extra = extra
-        super().__init__(*arguments, **options)
-        self._environment["PYTHONPATH"] = str(ROOT)
-
-    def _arguments(self, model):
-        config = json.dumps(transfer_config(self._extra))
-        return [*super()._arguments(model), f"--kv-transfer-config={config}"]
-
-
 async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, record_property):
     """Prompts of 60 blocks, of which the engine's memory holds one: each pushes the last one out.
     The agent beside it is told what its tiers hold. Then it is killed, and its next life goes on
@@ -170,7 +157,8 @@ async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, r
     events = f"tcp://127.0.0.1:{free_port()}"
     extra = {"host_cache_blocks": 256, "disk_cache_blocks": 512, "disk_cache_dir": str(tmp_path),
              "tier_events": events}  # fmt: skip
-    engine = ConnectedEngine(vllm_python, model, tmp_path, "connected", extra=extra)
+    transfer = transfer_config(extra)
+    engine = VllmEngine(vllm_python, model, tmp_path, "connected", transfer=transfer)
     prompts = [
         [2 + (seed * 37 + place * place) % 480 for place in range(1930)] for seed in range(3)
     ]

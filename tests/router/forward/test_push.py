@@ -337,14 +337,13 @@ async def test_a_line_break_in_a_header_goes_nowhere(scene):
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
-        ("/v1/completions", {"prompt": {}}, 422, "prompt"),
-        ("/v1/completions", {"prompt": [1, "a"]}, 422, "prompt"),
-        ("/v1/completions", {"prompt": [1, -1], "stream": True}, 422, "prompt"),
+        ("/v1/completions", {"prompt": {}}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [1, "a"]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [1, -1], "stream": True}, 400, "prompt"),
         ("/v1/completions", {}, 400, "prompt"),
-        ("/v1/completions", {"prompt": [1], "model": 5}, 422, "model"),
-        ("/v1/completions", {"prompt": [1], "model": "unknown"}, 503, None),
+        ("/v1/completions", {"prompt": [1], "model": 5}, 400, "model"),
         ("/v1/chat/completions", {}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [1], "stream": 3}, 422, "stream"),
+        ("/v1/chat/completions", {"messages": [1], "stream": 3}, 400, "stream"),
         ("/v1/embeddings", {}, 404, None),
     ],
 )
@@ -356,6 +355,21 @@ async def test_what_cannot_be_served_is_refused_as_openai_does(scene, path, body
         assert error["message"]
         assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
         assert its.engines[1].requests == []
+
+
+async def test_a_model_that_nobody_has_is_not_found(scene):
+    async with scene() as its:
+        assert (await its.forward.complete()).status_code == 503  # nobody is there at all
+    async with scene(ANSWERS) as its:
+
+        async def is_not_found():
+            error = (await its.forward.complete(model="unknown")).json()["error"]
+            return error["code"] == "model_not_found" and "default" in error["message"]
+
+        await eventually(is_not_found)  # once it is known who is there
+        assert (await its.forward.complete(model="unknown")).status_code == 404
+        await its.router.worker(2, endpoint=its.engines[1].url, model_name="unknown")
+        assert (await its.forward.complete(model="unknown")).status_code == 200
 
 
 async def test_a_worker_that_is_named_is_taken_and_no_other(scene):
