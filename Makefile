@@ -40,8 +40,8 @@ promtool: .promtool/usr/bin/promtool
 # What tests of the dashboard drive; Debian's package, as root. Where it is not, they are skipped.
 .PHONY: chromium test-dashboard dashboard-pictures
 chromium:
-	command -v chromium chromium-browser || { apt-get update --quiet=2 && \
-		apt-get install --quiet=2 --yes --no-install-recommends chromium; }
+	command -v chromium || command -v chromium-browser || { apt-get update --quiet=2 && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends chromium; }
 
 # The dashboard, over a fleet of its own, in Chromium: which `make test` does too, where it is there.
 # Screenshots are in build/dashboard.

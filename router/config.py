@@ -69,43 +69,50 @@ class RouterConfig(DiscoveryConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     use_kv_events: Annotated[
-        bool, Meta(description="false: caches are guessed from bookings, not read from events")
+        bool, Meta(description="read caches from engine events; false: guess them from bookings")
     ] = True
     approximate_ttl_s: Annotated[
-        float, Meta(gt=0, description="without events: a booked prompt counts as cached so long")
+        float, Meta(gt=0, description="without events: how long a booked prompt counts as cached")
     ] = 120.0
     approximate_max_blocks: Annotated[
         int,
-        Meta(ge=1024, le=1 << 28, description="guessed blocks per scope; beyond, oldest pruned"),
+        Meta(
+            ge=1024,
+            le=1 << 28,
+            description="guessed blocks per model and group; beyond, the oldest are pruned",
+        ),
     ] = 1 << 20
     approximate_prune_target: Annotated[
         float, Meta(ge=0, le=1, description="pruning leaves this fraction of the guessed blocks")
     ] = 0.8
     predicted_ttl_s: Annotated[
         float,
-        Meta(ge=0, description="beside events: a booked prompt counts as cached so long; 0: not"),
+        Meta(ge=0, description="with events: how long a booked prompt counts as cached; 0: off"),
     ] = 0.0
     reservation_ttl_s: Annotated[
-        float, Meta(gt=0, description="a reservation without progress for so long is freed")
+        float, Meta(gt=0, description="a reservation without progress for this long is freed")
     ] = 300.0
     max_reservations: Annotated[
-        int, Meta(ge=1, description="live reservations; beyond, booking answers 503")
+        int, Meta(ge=1, description="live reservations; beyond, booking is refused with 503")
     ] = 1_000_000
     selection_cache_ttl_s: Annotated[
-        float, Meta(gt=0, description="a selection under an id can be reserved for so long")
+        float, Meta(gt=0, description="how long a selection can be reserved under its id")
     ] = 120.0
     selection_cache_max_entries: Annotated[
-        int, Meta(ge=1, le=1 << 24, description="such selections kept; beyond, the oldest goes")
+        int,
+        Meta(
+            ge=1, le=1 << 24, description="selections kept for that; beyond, the oldest is dropped"
+        ),
     ] = 4_096
     selection_cache_max_bytes: Annotated[
-        int, Meta(ge=1 << 16, description="about their memory; beyond, the oldest goes")
+        int, Meta(ge=1 << 16, description="their approximate memory; beyond, the oldest is dropped")
     ] = 256 * 1024 * 1024
     router_replica_sync: Annotated[
-        bool, Meta(description="with a bus: share reservations with its other routers")
+        bool, Meta(description="with a bus: share reservations with the other routers")
     ] = True
 
     shadow: Annotated[
-        bool, Meta(description="answer and compare with another router's choices; book only those")
+        bool, Meta(description="compare with a Dynamo router's choices, and book only those")
     ] = False
     dynamo_namespace: Annotated[
         str,

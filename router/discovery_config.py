@@ -19,10 +19,13 @@ class DiscoveryConfig(ObservingConfig, frozen=True, kw_only=True):
 
     discovery: Annotated[
         Literal["none", "pods", "endpointslices"],
-        Meta(description="follow a Kubernetes cluster's engines: its pods, or a service's"),
+        Meta(description="find engines in Kubernetes: none, pods or endpointslices"),
     ] = "none"
     discovery_selector: Annotated[
-        str, Meta(max_length=1024, description="their labels, such as app=vllm; required")
+        str,
+        Meta(
+            max_length=1024, description="label selector of the engines, such as app=vllm; required"
+        ),
     ] = ""
     discovery_worker: Annotated[
         str,
@@ -33,7 +36,10 @@ class DiscoveryConfig(ObservingConfig, frozen=True, kw_only=True):
         ),
     ] = VLLM
     discovery_namespace: Annotated[
-        str, Meta(pattern="^[a-z0-9-]{0,63}$", description="theirs; empty: this pod's")
+        str,
+        Meta(
+            pattern="^[a-z0-9-]{0,63}$", description="namespace of the engines; empty: this pod's"
+        ),
     ] = ""
     discovery_api_url: Annotated[
         str, Meta(pattern="^$|^https?://[^/]+$", description="API server; empty: this cluster's")

@@ -20,9 +20,9 @@ class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
     """Everything an index alone can be told."""
 
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8090
-    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
-        8 * 1024 * 1024
-    )
+    body_limit_bytes: Annotated[
+        int, Meta(ge=1024, description="size of a request body; beyond, 413")
+    ] = 8 * 1024 * 1024
     frequency_window_s: Annotated[
         float, Meta(ge=0, description="how far back uses of blocks are counted; 0 counts none")
     ] = 0.0

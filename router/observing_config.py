@@ -16,17 +16,21 @@ class ObservingConfig(QueueConfig, frozen=True, kw_only=True):
     ] = ""
     trace_ratio: Annotated[
         float,
-        Meta(ge=0, le=1, description="of requests without a trace of their caller's, traced here"),
+        Meta(ge=0, le=1, description="fraction of requests to trace that come without a trace"),
     ] = 0.0
     max_dashboard_streams: Annotated[
-        int, Meta(ge=0, le=1024, description="dashboards that watch at once; beyond, 503; 0: none")
+        int, Meta(ge=0, le=1024, description="dashboards open at once; beyond, 503; 0: none")
     ] = 16
     decision_log: Annotated[
-        str, Meta(description="file of explained decisions, a JSON line each; empty: none")
+        str, Meta(description="file for explained decisions, a JSON line each; empty: none")
     ] = ""
     decision_log_per_s: Annotated[
-        float, Meta(gt=0, le=1_000, description="decisions written a second, at most")
+        float, Meta(gt=0, le=1_000, description="decisions written per second, at most")
     ] = 10.0
     decision_log_max_bytes: Annotated[
-        int, Meta(ge=1 << 16, description="then the file becomes NAME.1, in place of the last one")
+        int,
+        Meta(
+            ge=1 << 16,
+            description="at this size the file is renamed to NAME.1, replacing the last one",
+        ),
     ] = 64 << 20

@@ -21,13 +21,14 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     """What is tracked of requests, who is too busy for more, and where sessions stay."""
 
     router_track_active_blocks: Annotated[
-        bool, Meta(description="false: bookings count prefill tokens alone, as before decoders")
+        bool,
+        Meta(description="count blocks of booked requests as load; false: prefill tokens alone"),
     ] = True
     router_track_output_blocks: Annotated[
-        bool, Meta(description="false: an output block told is a sign of life, and no block")
+        bool, Meta(description="count output blocks as load; false: only as a sign of life")
     ] = True
     router_track_prefill_tokens: Annotated[
-        bool, Meta(description="false: bookings count no prefill, as where others compute it")
+        bool, Meta(description="count prefill of booked requests; false: it is computed elsewhere")
     ] = True
     router_assume_kv_reuse: Annotated[
         bool, Meta(description="false: requests with the same prefix are booked a copy each")
@@ -44,15 +45,17 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
         str, Meta(description="its secret: 32 bytes, or as many in hexadecimal")
     ] = ""
     router_tracking_key_id: Annotated[
-        str, Meta(max_length=256, description="which secret it is; part of every name")
+        str, Meta(max_length=256, description="name of that secret; part of every block's name")
     ] = ""
     active_decode_blocks_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="a rank with more of its blocks in use gets nothing more; none: no limit"),
+        Meta(
+            description="a rank with a larger fraction of its blocks in use is busy; none: no limit"
+        ),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="a rank with more prompt tokens to compute gets nothing more"),
+        Meta(description="a rank with more prompt tokens to compute is busy; none: no limit"),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
@@ -60,25 +63,38 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     ] = None
     busy_hysteresis: Annotated[
         float,
-        Meta(ge=0, le=1, description="a busy rank is free so far below its threshold; a fraction"),
+        Meta(ge=0, le=1, description="a busy rank is free again this fraction below its threshold"),
     ] = 0.1
     lora_affinity_weight: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="of the preference for ranks that have the adapter; 0: no"),
+        Meta(
+            ge=0,
+            le=1e9,
+            description="weight of the preference for ranks that serve the adapter; 0: off",
+        ),
     ] = 0.0
     session_affinity_ttl_s: Annotated[
         float,
-        Meta(ge=0, le=31_536_000, description="a session keeps its rank until idle so long; 0: no"),
+        Meta(
+            ge=0,
+            le=31_536_000,
+            description="a session keeps its rank until idle for this long; 0: off",
+        ),
     ] = 0.0
     session_affinity_mode: Annotated[
         AffinityMode,
         Meta(description="hard: a session waits for its rank; soft: it goes elsewhere meanwhile"),
     ] = "hard"
     session_affinity_max_sessions: Annotated[
-        int, Meta(ge=1, le=1 << 24, description="remembered here; beyond, idle longest forgotten")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 24,
+            description="sessions remembered here; beyond, the longest idle is forgotten",
+        ),
     ] = 65_536
     redis_url: Annotated[
-        str, Meta(description="Redis where routers share their sessions; empty: each its own")
+        str, Meta(description="Redis in which routers share sessions; empty: each keeps its own")
     ] = ""
     redis_username: Annotated[
         str, Meta(description="user of Redis's access list; empty: the default one")
@@ -90,10 +106,15 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
     redis_tls_cert_file: Annotated[str, Meta(description="PEM certificate for Redis")] = ""
     redis_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
     redis_timeout_s: Annotated[
-        float, Meta(gt=0, le=10, description="for Redis to answer; beyond, as without it")
+        float,
+        Meta(
+            gt=0,
+            le=10,
+            description="time for Redis to answer; beyond, the router goes on without it",
+        ),
     ] = 0.05
     min_initial_workers: Annotated[
-        int, Meta(ge=0, le=65_536, description="a router is not ready before it has had so many")
+        int, Meta(ge=0, le=65_536, description="workers a router must have seen before it is ready")
     ] = 0
 
     @property

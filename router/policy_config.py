@@ -16,7 +16,7 @@ class PolicyConfig(PlacementConfig, frozen=True, kw_only=True):
     """Which policy chooses, and what the policies weigh by."""
 
     policy: Annotated[
-        str, Meta(description="who chooses where a request and its routing group say nothing")
+        str, Meta(description="policy of requests whose routing group and body name none")
     ] = DEFAULT_POLICY
     group_policies: Annotated[
         str, Meta(description="policies of routing groups: group=policy, separated by commas")
@@ -30,7 +30,12 @@ class PolicyConfig(PlacementConfig, frozen=True, kw_only=True):
         Meta(description="the same, by its newer name; 0 leaves the index on"),
     ] = None
     router_temperature: Annotated[
-        float, Meta(ge=0, le=1e9, description="0 takes the cheapest rank; above, a softmax draw")
+        float,
+        Meta(
+            ge=0,
+            le=1e9,
+            description="0 takes the cheapest rank; above 0, ranks are drawn by softmax",
+        ),
     ] = 0.0
     overlap_score_credit: Annotated[
         float, Meta(ge=0, le=1e9, description="dynamo-1.6: what a block of the device tier saves")
@@ -54,16 +59,16 @@ class PolicyConfig(PlacementConfig, frozen=True, kw_only=True):
     ] = 0.0
     delay_weight: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="predictive: what a second of others' delay counts for"),
+        Meta(ge=0, le=1e9, description="predictive: weight of a second of delay to other requests"),
     ] = 0.1
     trust_weight_lagging: Annotated[
-        float, Meta(ge=0, le=1, description="what overlap counts for in predictions: events behind")
+        float, Meta(ge=0, le=1, description="weight of the overlap of ranks whose trust is lagging")
     ] = 1.0
     trust_weight_degraded: Annotated[
-        float, Meta(ge=0, le=1, description="the same where the index may be wrong")
+        float, Meta(ge=0, le=1, description="the same for ranks that are degraded")
     ] = 0.5
     trust_weight_blind: Annotated[
-        float, Meta(ge=0, le=1, description="the same where nothing is known")
+        float, Meta(ge=0, le=1, description="the same for ranks that are blind")
     ] = 0.0
 
     @property

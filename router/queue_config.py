@@ -31,19 +31,20 @@ class QueueConfig(PolicyConfig, frozen=True, kw_only=True):
         ),
     ] = None
     router_queue_policy: Annotated[
-        QueuePolicy, Meta(description="fcfs, lcfs, wspt or deadline: who of a tenant goes first")
+        QueuePolicy, Meta(description="order of a tenant's requests: fcfs, lcfs, wspt or deadline")
     ] = "fcfs"
     router_policy_config: Annotated[
-        str, Meta(description="TOML or JSON file with policy classes; empty: one for everybody")
+        str, Meta(description="TOML or JSON file with policy classes; empty: a single class")
     ] = ""
     max_wait_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="whoever waits longer is refused: 529")
+        float, Meta(gt=0, le=86_400, description="a request that waits longer is refused with 529")
     ] = 60.0
     max_waiting_requests: Annotated[
-        int, Meta(ge=1, le=65_536, description="waiting in all queues together; beyond, 529")
+        int,
+        Meta(ge=1, le=65_536, description="requests waiting in all queues together; beyond, 529"),
     ] = 2048
     max_waiting_tokens: Annotated[
-        int, Meta(ge=1, description="their prompt tokens, 4 bytes each; beyond, 529")
+        int, Meta(ge=1, description="prompt tokens waiting, 4 bytes each; beyond, 529")
     ] = 1 << 26
 
     @property

@@ -18,11 +18,15 @@ from router.security.http_access import HttpAccess
 class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
     """Everything a process that forwards can be told."""
 
-    router_url: Annotated[str, Meta(description="router that decides; not read with nats_url")] = (
+    router_url: Annotated[str, Meta(description="router to ask; not used if nats_url is set")] = (
         "http://127.0.0.1:8092"
     )
     namespace: Annotated[
-        str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to ask for with nats_url")
+        str,
+        Meta(
+            pattern=f"^{NAMESPACE_PATTERN}$",
+            description="name of the fleet on the bus, with nats_url",
+        ),
     ] = "default"
     router_token_file: Annotated[
         str, Meta(description="file with a token for the router, of scopes route and admin")
@@ -43,14 +47,14 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
     engine_token_file: Annotated[
         str, Meta(description="file with a token for the engines, instead of the client's own")
     ] = ""
-    body_limit_bytes: Annotated[int, Meta(ge=1024, description="request body; beyond, 413")] = (
-        32 * 1024 * 1024
-    )
+    body_limit_bytes: Annotated[
+        int, Meta(ge=1024, description="size of a request body; beyond, 413")
+    ] = 32 * 1024 * 1024
     body_timeout_s: Annotated[
         float, Meta(gt=0, description="time to receive a body; beyond, 408")
     ] = 30.0
     max_connections: Annotated[
-        int, Meta(ge=1, description="connections of clients; beyond, 503 and closed")
+        int, Meta(ge=1, description="client connections; beyond, 503 and closed")
     ] = 8192
     engine_connections: Annotated[
         int, Meta(ge=1, description="connections to each engine; beyond, the next is tried")
@@ -62,10 +66,10 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
         float, Meta(gt=0, description="time for an engine to begin its answer; beyond, the next")
     ] = 600.0
     idle_timeout_s: Annotated[
-        float, Meta(gt=0, description="an answer that says nothing for so long has broken off")
+        float, Meta(gt=0, description="an answer that is silent for this long counts as broken off")
     ] = 120.0
     answer_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="answer that is no stream; beyond, 502")
+        int, Meta(ge=1024, description="size of an answer that is not a stream; beyond, 502")
     ] = 64 * 1024 * 1024
     max_attempts: Annotated[int, Meta(ge=1, le=64, description="workers tried for one request")] = 3
     max_migrations: Annotated[
@@ -73,17 +77,17 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=64,
-            description="times that a stream may go on elsewhere; 0 asks engines for no token ids",
+            description="how often a stream may continue on another worker; 0: never",
         ),
     ] = 2
     breaker_failures: Annotated[
-        int, Meta(ge=1, description="in a row, until a worker is left alone for a while")
+        int, Meta(ge=1, description="failures in a row after which a worker is avoided for a while")
     ] = 5
     breaker_open_s: Annotated[
-        float, Meta(gt=0, description="how long at first; doubles with each failure after a probe")
+        float, Meta(gt=0, description="how long at first; doubled by each failed probe")
     ] = 5.0
     known_tokens: Annotated[
-        int, Meta(ge=0, description="tokens of prompts in words that are remembered, in all")
+        int, Meta(ge=0, description="tokens remembered of tokenized prompts, in all")
     ] = 8_000_000
     tokenizer: Annotated[
         str,
@@ -93,13 +97,17 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
         ),
     ] = ""
     probe_interval_s: Annotated[
-        float, Meta(ge=0, description="between probes of each worker's health; 0: only of failed")
+        float,
+        Meta(
+            ge=0,
+            description="time between health probes of each worker; 0: only failed ones are probed",
+        ),
     ] = 10.0
     max_wait_s: Annotated[
         float, Meta(gt=0, description="how long a request may wait in the router's queue")
     ] = 60.0
     drain_s: Annotated[
-        float, Meta(ge=0, description="after SIGTERM: time for answers that have begun")
+        float, Meta(ge=0, description="after SIGTERM: time to finish answers that have begun")
     ] = 30.0
 
     @property

@@ -28,7 +28,7 @@ class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
 
     disaggregation: Annotated[
         Literal["auto", "off"],
-        Meta(description="auto: workers of role prefill, once there are any, compute prompts"),
+        Meta(description="auto: workers of role prefill compute prompts, once there are any"),
     ] = "auto"
     prefill_fallback: Annotated[
         FallsBack,
@@ -38,27 +38,29 @@ class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
         ),
     ] = "always"
     prefill_timeout_s: Annotated[
-        float, Meta(gt=0, description="for a prompt to be computed; beyond, the next is tried")
+        float,
+        Meta(
+            gt=0,
+            description="time for a prefill worker to compute a prompt; beyond, the next is tried",
+        ),
     ] = 120.0
     conditional_disagg: Annotated[
         ConditionalPolicy | Literal["off"],
-        Meta(description="who answers computes the prompt: if little is left, others are busy, …"),
+        Meta(description="when to compute a prompt where it is answered: if little is left, …"),
     ] = "off"
     conditional_eff_isl_threshold: Annotated[
-        int, Meta(ge=0, description="little: fewer tokens that are not cached there, and")
+        int, Meta(ge=0, description="little is left: fewer uncached tokens than this, and")
     ] = 2048
     conditional_eff_isl_ratio_threshold: Annotated[
-        float, Meta(ge=0, description="a smaller part of the prompt")
+        float, Meta(ge=0, description="a smaller fraction of the prompt than this")
     ] = 0.7
     conditional_prefill_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(
-            description="busy: more prompt tokens than this part of what a worker takes in a step"
-        ),
+        Meta(description="prefill workers are busy: more prompt tokens than this part of a step"),
     ] = None
     conditional_decode_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="of who would answer: more blocks than this part of its own; never there"),
+        Meta(description="never where more than this fraction of the blocks is in use"),
     ] = None
 
     @property

@@ -12,33 +12,42 @@ from router.process.settings import UP_PREFIX, load
 class UpConfig(Struct, frozen=True, kw_only=True):
     """A fleet on one machine."""
 
-    workers: Annotated[int, Meta(ge=1, le=64, description="worker agents to start")] = 3
-    dp_size: Annotated[int, Meta(ge=1, le=64, description="data-parallel ranks of each")] = 1
-    port: Annotated[int, Meta(ge=0, le=65535, description="of the router; 0 takes a free one")] = (
-        8092
-    )
+    workers: Annotated[int, Meta(ge=1, le=64, description="workers to start")] = 3
+    dp_size: Annotated[int, Meta(ge=1, le=64, description="data-parallel ranks of each worker")] = 1
+    port: Annotated[
+        int,
+        Meta(
+            ge=0, le=65535, description="port of the router and its dashboard; 0 takes a free one"
+        ),
+    ] = 8092
     openai_port: Annotated[
-        int, Meta(ge=0, le=65535, description="of OpenAI's interface; 0 takes a free one")
+        int, Meta(ge=0, le=65535, description="port of the OpenAI endpoint; 0 takes a free one")
     ] = 8000
     data_dir: Annotated[
-        str | None, Meta(description="keeps the bus's store and all logs; by default thrown away")
+        str | None, Meta(description="folder for the bus's store and all logs; otherwise temporary")
     ] = None
-    num_blocks: Annotated[int, Meta(ge=256, description="blocks in the pool of each rank")] = 2048
+    num_blocks: Annotated[int, Meta(ge=256, description="KV blocks of each rank")] = 2048
     host_cache_blocks: Annotated[
-        int, Meta(ge=0, description="in host memory, each rank; 0: none")
+        int, Meta(ge=0, description="KV blocks of each rank in host memory; 0: none")
     ] = 0
     disk_cache_blocks: Annotated[
-        int, Meta(ge=0, description="on disk, each rank, kept if a worker dies; 0: none")
+        int,
+        Meta(
+            ge=0,
+            description="KV blocks of each rank on disk, where they outlive the worker; 0: none",
+        ),
     ] = 0
-    share: Annotated[
-        bool, Meta(description="workers give each other blocks; also shown, with two or more")
-    ] = False
+    share: Annotated[bool, Meta(description="let workers give each other blocks, and show it")] = (
+        False
+    )
     disaggregated: Annotated[
         Annotated[str, Meta(pattern="^[1-9][0-9]?:[1-9][0-9]?$")] | None,
-        Meta(description="P:D, instead of workers: P compute prompts, and D answer them"),
+        Meta(description="P:D, instead of --workers: P workers compute prompts and D answer"),
     ] = None
-    demo: Annotated[bool, Meta(description="show what placement does, before serving on")] = True
-    stay: Annotated[bool, Meta(description="keep serving until Ctrl-C")] = True
+    demo: Annotated[
+        bool, Meta(description="run conversations and show what the router does, before serving")
+    ] = True
+    stay: Annotated[bool, Meta(description="keep serving until Ctrl-C is pressed")] = True
     log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"
 
     @property

@@ -40,26 +40,29 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     default_requests_per_s: Annotated[
         float,
-        Meta(ge=0, description="of each token without a limit of its own; beyond, 429; 0: any"),
+        Meta(
+            ge=0,
+            description="requests per second of tokens without a limit of their own; 0: unlimited",
+        ),
     ] = 0.0
     tls_cert_file: Annotated[
         str, Meta(description="PEM certificate (chain) of HTTPS; empty: HTTP without TLS")
     ] = ""
     tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
     tls_client_ca_file: Annotated[
-        str, Meta(description="PEM authorities; callers need a certificate of theirs")
+        str, Meta(description="PEM authorities; callers must present a certificate signed by one")
     ] = ""
     header_limit_bytes: Annotated[
-        int, Meta(ge=1024, le=1 << 20, description="request line and headers; beyond, 431")
+        int, Meta(ge=1024, le=1 << 20, description="size of request line and headers; beyond, 431")
     ] = 32 * 1024
     max_headers: Annotated[
-        int, Meta(ge=8, le=10_000, description="headers of a request; beyond, 431")
+        int, Meta(ge=8, le=10_000, description="number of headers of a request; beyond, 431")
     ] = 100
     header_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to receive them; beyond, 408 and closed")
+        float, Meta(gt=0, description="time to receive the headers; beyond, 408 and closed")
     ] = 10.0
     keep_alive_s: Annotated[
-        float, Meta(gt=0, description="an idle connection is closed after so long")
+        float, Meta(gt=0, description="an idle connection is closed after this time")
     ] = 5.0
     max_requests: Annotated[
         int, Meta(ge=1, description="requests in flight, waiting ones included; beyond, 503")

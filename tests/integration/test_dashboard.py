@@ -1,5 +1,6 @@
 """The dashboard, as people use it: a real fleet, a real browser, real clicks and keys."""
 
+import asyncio
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ pytestmark = [
 SMALL_MODEL = {"KV_ROUTER_AGENT_NUM_LAYERS": "1", "KV_ROUTER_AGENT_HIDDEN_SIZE": "64"}
 SYSTEM = "You are a careful clerk of an old library. Answer in one line, and name the shelf. " * 3
 QUESTIONS = ["Where are the maps?", "Who wrote the psalter?", "Is the vault dry?", "And the keys?"]
+PICTURED_S = 40.0 if "KV_ARTEFACTS" in os.environ else 0.0
+"""So much traffic there is before pictures are taken that people look at: curves need some."""
+
 FOUND = re.compile(r"2\d\d tokens, [1-9]")
 """A decision about one of these, of which something was cached."""
 
@@ -82,9 +86,27 @@ async def ask(fleet, *questions):
     """Have the fleet answer, so that there is something to see."""
     async with httpx.AsyncClient(base_url=fleet.openai_url, timeout=120) as client:
         for question in questions:
-            body = {"model": "default", "prompt": SYSTEM + question, "max_tokens": 2}
+            prompt = question if SYSTEM in question else SYSTEM + question
+            body = {"model": "default", "prompt": prompt, "max_tokens": 2}
             answer = await client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
+
+
+async def talk(fleet, seconds):
+    """Visitors of two libraries, for so long, each asking one question after the other."""
+    await asyncio.gather(
+        _visits(fleet, SYSTEM, seconds), _visits(fleet, f"Reading room. {SYSTEM}", seconds)
+    )
+
+
+async def _visits(fleet, system, seconds):
+    end_s, visitor = time.monotonic() + seconds, 0
+    while not visitor or time.monotonic() < end_s:
+        visitor += 1
+        said = f"{'' if visitor % 5 else f'Annex {visitor}. '}{system}Visitor {visitor}: "
+        for question in QUESTIONS:
+            said += f"{question} "
+            await ask(fleet, said)
 
 
 async def another_falls(page, fleet, number):
@@ -165,7 +187,9 @@ async def test_pictures_for_the_readme(opened, fleet):
         async with tab(opened, fleet.router_url, color_scheme=scheme, **screen) as page:
             await page.says("#status", "Ready")
             await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
-            await ask(fleet, *QUESTIONS, *QUESTIONS)
+            await ask(fleet, *QUESTIONS)
+            await talk(fleet, PICTURED_S)
+            await ask(fleet, *QUESTIONS)
             await page.until("document.querySelectorAll('#decisions button').length >= 4")
             await page.until("document.querySelector('#hits').textContent.includes('%')")
             await page.page.locator("#decisions button", has_text=FOUND).nth(1).click()
@@ -173,6 +197,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.page.click("#look button[type=submit]")
             await page.says("#look-answer h3", "It would go to worker-")
             await page.page.evaluate("document.activeElement.blur()")
+            await page.page.evaluate("document.querySelector('#prompt').scrollTop = 0")
             await page.picture(f"dashboard-{scheme}")
 
 

@@ -92,7 +92,7 @@ def test_torch_is_not_needed(environment):
 
 
 def test_every_command_says_how_it_is_used(environment, tmp_path):
-    usage = run(environment / "kv-router", "--help", stderr=subprocess.PIPE).stderr
+    usage = run(environment / "kv-router", "--help", stdout=subprocess.PIPE).stdout
     for name in re.findall(r"^  (\w+) ", usage, re.MULTILINE):
         run(environment / "kv-router", name, "--help", cwd=tmp_path, stdout=subprocess.DEVNULL)
 

@@ -81,4 +81,4 @@ def test_the_command_line_knows_the_command(capsys):
     assert cli.main(["indexer", "--peers", "x"]) == 2
     assert "kv-router indexer: peers" in capsys.readouterr().err
     assert cli.main(["--help"]) == 0
-    assert "indexer" in capsys.readouterr().err
+    assert "indexer" in capsys.readouterr().out

@@ -18,7 +18,7 @@ export function showGlance(store) {
   say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waiting");
   curve(byId("active-curve"), history, ["active_requests"], 0, "requests in flight, the last minutes");
   const saved = totals.predicted_cached_tokens;
-  say(byId("active-note"), `${compact(saved)} prompt tokens saved so far`);
+  say(byId("active-note"), `${compact(saved)} prompt tokens saved`);
   showTrust(store);
 }
 

@@ -13,24 +13,26 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
     """Which engine, and for how long."""
 
     zmq: Annotated[
-        str, Meta(description="events of one rank: tcp://host:port or ipc:///path (required)")
+        str,
+        Meta(description="event endpoint of one rank (required): tcp://host:port or ipc:///path"),
     ] = ""
-    replay: Annotated[str, Meta(description="its replay endpoint; empty: it has none")] = ""
-    topic: Annotated[str, Meta(description="prefix of topics that the router would ask for")] = ""
+    replay: Annotated[str, Meta(description="its replay endpoint; empty: none")] = ""
+    topic: Annotated[str, Meta(description="topic prefix that the router would subscribe to")] = ""
     url: Annotated[str, Meta(description="its OpenAI server, http://host:port")] = ""
-    model: Annotated[str, Meta(description="the model it serves; empty: what it says")] = ""
+    model: Annotated[str, Meta(description="the model it serves; empty: ask it")] = ""
     block_size: Annotated[
-        int, Meta(ge=0, le=65_536, description="tokens a block as configured; 0: what it says")
+        int,
+        Meta(ge=0, le=65_536, description="tokens per block, as configured; 0: as its events say"),
     ] = 0
     engine: Annotated[
         Literal["", "vllm", "sglang", "trtllm"],
         Meta(description="vllm, sglang or trtllm; empty: find out"),
     ] = ""
     seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="so long live events are listened to")
+        float, Meta(gt=0, le=3600, description="how long to listen to live events")
     ] = 10.0
     probe: Annotated[
-        bool, Meta(description="send a few small requests to --url and see what becomes of them")
+        bool, Meta(description="send a few small requests to --url, and check what comes of them")
     ] = False
     json: Annotated[bool, Meta(description="findings as JSON")] = False
 
