@@ -72,7 +72,7 @@ test-dynamo: $(DEV_STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 		DYNAMO_PYTHON_1_6_1=$(abspath .dynamo-1.6.1-venv)/bin/python \
 		$(BIN)/pytest -q -m dynamo tests/dynamo_runtime tests/benchmarks/test_compat.py
 
-# `kv-router up`, driven by aiperf; installs it (1.2 GB) the first time, and runs for two minutes.
+# `kv-router up`, driven by aiperf; installs it (1.2 GB) the first time; four minutes.
 test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
 	AIPERF=$(abspath .aiperf-venv)/bin/aiperf $(BIN)/pytest -q -m aiperf tests/aiperf
 
