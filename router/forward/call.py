@@ -13,6 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from router.errors import KvRouterError
 from router.forward.bodies import OpenAiPath
+from router.forward.errors import reason_of
 from router.forward.headers import Pairs
 from router.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
 from router.security.caller import Caller
@@ -226,4 +227,6 @@ def refusal(error: KvRouterError) -> dict[str, object]:
     """An error in the shape of OpenAI's."""
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     param = error.body().get("field")
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": error.code}}
+    return {
+        "error": {"message": reason_of(error), "type": kind, "param": param, "code": error.code}
+    }

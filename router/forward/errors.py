@@ -13,6 +13,7 @@ KvRouterError
 
 from collections.abc import Sequence
 
+from router.client import UnansweredError
 from router.errors import InvalidFieldError, KvRouterError
 from router.http_client import NeverSentError, UpstreamError
 
@@ -28,15 +29,6 @@ class WorkerFailedError(KvRouterError):
         self.worker_id = worker_id
         self.reason = reason
         self.is_its_fault = is_its_fault
-
-
-def reason_of(error: Exception) -> str:
-    """What clients may know of an engine's failure: all but where it listens."""
-    if isinstance(error, NeverSentError):
-        return error.problem
-    if isinstance(error, UpstreamError):
-        return f"{error.problem}{f': {error.detail}' if error.detail else ''}"
-    return str(error)
 
 
 class NoHandOverError(WorkerFailedError):
@@ -120,3 +112,14 @@ class RouteNotFoundError(KvRouterError):
     def __init__(self, route: str, routes: Sequence[str]) -> None:
         super().__init__(f"{route[:200]} is not served (allowed: {', '.join(routes)})")
         self.allowed = list(routes)
+
+
+def reason_of(error: Exception) -> str:
+    """What clients may know of a failure: all but where engines and routers listen."""
+    if isinstance(error, UnansweredError):
+        return "the router does not answer"
+    if isinstance(error, NeverSentError):
+        return error.problem
+    if isinstance(error, UpstreamError):
+        return f"{error.problem}{f': {error.detail}' if error.detail else ''}"
+    return str(error)

@@ -4,6 +4,7 @@ import time
 
 from router.client import RouterClient
 from router.errors import KvRouterError
+from router.forward.errors import reason_of
 
 
 class Models:
@@ -27,7 +28,7 @@ class Models:
         try:
             names = await self._names()
         except KvRouterError as error:
-            return f"the router does not say who is there: {error}"
+            return f"the router does not say who is there: {reason_of(error)}"
         return None if names else f"no worker of group {self._routing_group!r}"
 
     async def _names(self) -> list[str]:

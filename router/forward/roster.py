@@ -50,11 +50,14 @@ class Roster:
 
     async def run(self) -> None:
         """Until cancelled."""
+        level = logging.WARNING
         while True:
             try:
                 await self.refresh()
+                level = logging.WARNING
             except KvRouterError as error:
-                log.debug("the router does not say who is there: %s", error)
+                log.log(level, "the router does not say who is there: %s", error)
+                level = logging.DEBUG
             await asyncio.sleep(EVERY_S)
 
     @property

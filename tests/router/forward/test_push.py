@@ -418,3 +418,4 @@ async def test_without_a_router_nobody_is_served():
         assert "router" in unready.json()["reason"]
         answer = await forward.complete()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unanswered")
+        assert all("127.0.0.1" not in said.text for said in (unready, answer))
