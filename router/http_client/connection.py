@@ -13,6 +13,8 @@ from typing import Any
 import httptools
 
 from router.http_client.errors import UpstreamError, UpstreamProblem
+from router.http_client.known_answers import Head, KnownAnswers
+from router.http_client.wait import Wait
 
 MOST_UNREAD_BYTES = 256 * 1024
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -24,12 +26,10 @@ class Answer:
 
     __slots__ = ("_connection", "headers", "status")
 
-    def __init__(
-        self, connection: "Connection", status: int, headers: list[tuple[bytes, bytes]]
-    ) -> None:
+    def __init__(self, connection: "Connection", head: Head) -> None:
         self._connection = connection
-        self.status = status
-        self.headers = headers
+        self.status = head.status
+        self.headers = head.headers
 
     def header(self, name: bytes) -> bytes | None:
         """A header's value, the first of them; the name in lower case."""
@@ -82,6 +82,7 @@ class Connection(asyncio.Protocol):
         "_is_over",
         "_is_paused",
         "_is_until_close",
+        "_known",
         "_loop",
         "_parser",
         "_timer",
@@ -99,8 +100,10 @@ class Connection(asyncio.Protocol):
         server: str,
         loop: asyncio.AbstractEventLoop,
         finished: Callable[["Connection"], None],
+        known: KnownAnswers,
     ) -> None:
         """`finished` is called when nobody needs it for now, with whether it `is_reusable`."""
+        self._known = known
         self.server = server
         self.is_reusable = False
         self.is_fresh = True
@@ -109,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._finished = finished
         self._transport: asyncio.Transport | None = None
         self._failure: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: Wait | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = self._due_s = inf
         self._unread: list[bytes] = []
@@ -186,18 +189,15 @@ class Connection(asyncio.Protocol):
         """What is wrong with this server."""
         return UpstreamError(self.server, problem, detail)
 
-    async def _something(self, timeout_s: float) -> None:
-        """Wait until something came. Raises UpstreamError."""
+    def _something(self, timeout_s: float) -> Wait:
+        """Until something came. Raises UpstreamError, here and to who waits."""
         if self._failure is not None:
             raise self._failure
         self._deadline_s = self._loop.time() + timeout_s
         if self._deadline_s < self._due_s:
             self._look_at(self._deadline_s)
-        self._waiter = waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        self._waiter = waiter = Wait(self._loop)
+        return waiter
 
     def _look_at(self, due_s: float) -> None:
         """One timer serves many waits: it is set anew only where it would be late."""
@@ -212,6 +212,7 @@ class Connection(asyncio.Protocol):
             return
         if self._loop.time() >= self._deadline_s:
             self._fail("timeout", "no answer in time")
+            self._wake()
         else:
             self._look_at(self._deadline_s)
 
@@ -223,10 +224,26 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer; others are not wanted."""
-        if not self._is_busy or self._is_complete:
+        known = None if self._has_begun or not self._is_busy else self._known.find(data)
+        if known is not None:
+            self._answered(*known)
+        elif not self._is_busy or self._is_complete:
             self._fail("malformed", "bytes that nobody asked for")
-            return
-        self._has_begun = True
+        else:
+            self._parse(data)
+        if self._has_come or self._failure is not None:
+            self._has_come = False
+            self._wake()
+
+    def _answered(self, head: Head, body: bytes) -> None:
+        """All of an answer is here."""
+        self._answer = Answer(self, head)
+        self._has_begun = self._is_complete = self.is_reusable = self._has_come = True
+        if body:
+            self.on_body(body)
+
+    def _parse(self, data: bytes) -> None:
+        is_first, self._has_begun = not self._has_begun, True
         if self._answer is None:
             self._head_bytes += len(data)
         try:
@@ -240,9 +257,8 @@ class Connection(asyncio.Protocol):
         if self._unread_bytes > MOST_UNREAD_BYTES and not self._is_paused and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._has_come:
-            self._has_come = False
-            self._wake()
+        if is_first and self._is_complete and self.is_reusable and self._answer is not None:
+            self._known.remember(data, Head(self._answer.status, self._answer.headers))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
@@ -287,7 +303,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_until_close = not (has_length or has_chunks or status in _NO_BODY)
         self.is_reusable = self._parser.should_keep_alive() and not self._is_until_close
-        self._answer = Answer(self, status, self._headers)
+        self._answer = Answer(self, Head(status, tuple(self._headers)))
         self._has_come = True
 
     def on_body(self, body: bytes) -> None:
@@ -307,14 +323,12 @@ class Connection(asyncio.Protocol):
         if self._failure is None:
             self._failure = self.error(problem, detail)
         self.abort()
-        self._wake(failed=True)
 
-    def _wake(self, *, failed: bool = False) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
+    def _wake(self) -> None:
+        """To be called last: whoever waits goes on inside."""
+        waiter, is_over = self._waiter, self._failure is not None or self._transport is None
+        if waiter is None or not (self._answer is not None or is_over):
             return
-        is_over = failed or self._transport is None
-        if is_over and self._failure is not None and not (self._unread or self._is_complete):
-            waiter.set_exception(self._failure)
-        elif self._answer is not None or is_over:
-            waiter.set_result(None)
+        self._waiter = None
+        is_all = is_over and not (self._unread or self._is_complete)
+        waiter.go_on(self._failure if is_all else None)

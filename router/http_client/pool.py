@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from router.http_client.connection import Answer, Connection
 from router.http_client.errors import NeverSentError, UpstreamError
+from router.http_client.known_answers import KnownAnswers
 from router.http_client.requests import Origin, Request
 
 
@@ -29,9 +30,12 @@ class PoolLimits(Struct, frozen=True):
 class _Server:
     """Idle connections, the one used last behind; each with the time since which it is idle."""
 
-    __slots__ = ("_loop", "busy", "idle", "name", "origin")
+    __slots__ = ("_known", "_loop", "busy", "idle", "name", "origin")
 
-    def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, origin: Origin, loop: asyncio.AbstractEventLoop, known: KnownAnswers
+    ) -> None:
+        self._known = known
         self.origin = origin
         self.name = str(origin)
         self.idle: deque[tuple[float, Connection]] = deque()
@@ -40,7 +44,7 @@ class _Server:
 
     def connection(self) -> Connection:
         """A new one, that comes back when it is not needed."""
-        return Connection(self.name, self._loop, self._back)
+        return Connection(self.name, self._loop, self._back, self._known)
 
     def _back(self, connection: Connection) -> None:
         self.busy -= 1
@@ -55,6 +59,7 @@ class HttpPool:
         self._limits = limits
         self._tls = tls
         self._servers: dict[Origin, _Server] = {}
+        self._known = KnownAnswers()
 
     async def ask(
         self, origin: Origin, request: Request, head_timeout_s: float | None = None
@@ -66,7 +71,8 @@ class HttpPool:
         encoded = request.encoded(origin)
         server = self._servers.get(origin)
         if server is None:
-            server = self._servers[origin] = _Server(origin, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            server = self._servers[origin] = _Server(origin, loop, self._known)
         connection = self._idle(server) or await self._opened(server)
         try:
             return await connection.ask(encoded, timeout_s)
