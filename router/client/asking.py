@@ -43,23 +43,17 @@ class Asking(Generic[T]):
         attempt = 1
         while True:
             try:
-                return await self._attempt()
+                return await self._transport.ask(self._question, self._headers, self._patience)
+            except asyncio.CancelledError:
+                self.is_doubtful = True
+                raise
             except KvRouterError as error:
+                self.is_doubtful |= isinstance(error, UnansweredError) and error.is_maybe_done
                 pause_s = retries.pause_s(attempt, error.retry_after_s, random)
                 if pause_s is None or not await self._may_again(error):
                     raise
             await asyncio.sleep(pause_s)
             attempt += 1
-
-    async def _attempt(self) -> T:
-        try:
-            return await self._transport.ask(self._question, self._headers, self._patience)
-        except asyncio.CancelledError:
-            self.is_doubtful = True
-            raise
-        except UnansweredError as error:
-            self.is_doubtful |= error.is_maybe_done
-            raise
 
     async def _may_again(self, error: KvRouterError) -> bool:
         if isinstance(error, UnansweredError):

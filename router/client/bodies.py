@@ -33,8 +33,9 @@ def encoded(question: Question[Any]) -> Body:
     """
     fields = question.fields
     if question.call.takes_binary:
-        if question.header_id is not None:
-            # What is not said again makes words that repeat, and those are read once.
+        if question.header_id is None and question.request_id is not None:
+            fields = {**fields, "request_id": question.request_id}
+        elif "request_id" in fields:  # it is in a header: words that repeat are read once
             fields = {name: value for name, value in fields.items() if name != "request_id"}
         tokens = fields.get("token_ids", ())
         packed = None if isinstance(tokens, WrittenTokens) else _packed(tokens)

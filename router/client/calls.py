@@ -42,7 +42,8 @@ class Done(Struct, frozen=True):
     status: str
 
 
-_RESERVATION = "/reservations/{request_id}"
+_ID = "{request_id}"
+_RESERVATION = f"/reservations/{_ID}"
 
 SELECT = Call[Decision]("select", "POST", "/select", Decision, takes_binary=True)
 SELECT_AND_RESERVE = Call[Decision](
@@ -92,7 +93,10 @@ class Question(Struct, Generic[T], frozen=True, eq=False):
     @property
     def path(self) -> str:
         """Over HTTP. Raises nothing: ids are quoted."""
-        return self.call.path.format(request_id=quote(self.request_id or "", safe=""))
+        path = self.call.path
+        if _ID not in path:
+            return path
+        return path.replace(_ID, quote(self.request_id or "", safe=""))
 
 
 def usage_fields(usage: Usage | None) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from contextlib import asynccontextmanager
 from random import Random, getrandbits
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from router.client.asking import Asking
 from router.client.calls import (
     FREE,
@@ -58,7 +56,6 @@ from router.security.nats_access import OPEN_ACCESS, NatsAccess
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-T_REQUEST = TypeVar("T_REQUEST", SelectRequest, ReserveRequest)
 
 GOODBYES_S = (0.0, 0.25, 1.0)
 """Pauses before what may still be booked is freed: a router that is busy hears things in any order.
@@ -157,27 +154,24 @@ class RouterClient:
 
     async def reserved(self, request: SelectRequest) -> Reservation:
         """Choose a rank and book it. Whoever gets it has to `leave` it."""
-        request = _named(request)
-        assert request.request_id is not None
-        asking = self._asking(Question(SELECT_AND_RESERVE, said(request), request.request_id))
+        request_id = _id_of(request)
+        asking = self._asking(Question(SELECT_AND_RESERVE, said(request), request_id))
         try:
             decision = await asking.answer(self._settings.retries, self._random)
         except BaseException:
             if asking.is_doubtful:
-                self._say_goodbye(request.request_id)
+                self._say_goodbye(request_id)
             raise
         most_reports = self._settings.follow_reports
-        return Reservation(self._ask, self._reports, request, decision, most_reports)
+        return Reservation(self._ask, self._reports, request_id, request, decision, most_reports)
 
     async def select_and_reserve(self, request: SelectRequest) -> Decision:
         """Choose a rank and book it, until it is freed or forgotten."""
-        request = _named(request)
-        return await self._ask(Question(SELECT_AND_RESERVE, said(request), request.request_id))
+        return await self._ask(Question(SELECT_AND_RESERVE, said(request), _id_of(request)))
 
     async def book(self, request: ReserveRequest) -> ReservationReply:
         """Book a rank that the caller chose."""
-        request = _named(request)
-        return await self._ask(Question(RESERVE, said(request), request.request_id))
+        return await self._ask(Question(RESERVE, said(request), _id_of(request)))
 
     async def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
         """A booked prompt is computed."""
@@ -242,8 +236,6 @@ class RouterClient:
             log.warning("%s is not freed, and will expire: %s", request_id, error)
 
 
-def _named(request: T_REQUEST) -> T_REQUEST:
-    """The request under an id, of its own or a new one."""
-    if request.request_id:
-        return request
-    return structs.replace(request, request_id=f"{getrandbits(128):032x}")
+def _id_of(request: SelectRequest | ReserveRequest) -> str:
+    """A request's own id, or a new one."""
+    return request.request_id or f"{getrandbits(128):032x}"

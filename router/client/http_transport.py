@@ -87,17 +87,15 @@ def _request(question: Question[T], headers: dict[str, str]) -> Request:
     """Without a body where nothing is to be said, unless HTTP wants one."""
     call = question.call
     is_repeatable = call.is_repeatable and not call.books
-    lines = tuple(
-        (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
-    )
+    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     if call.method != "POST" and not question.fields:
-        return Request(call.method, question.path, b"", lines, is_repeatable)
+        return Request(call.method, question.path, b"", tuple(lines), is_repeatable)
     body = encoded(question)
     path = question.path
     if body.parameters:
         path = f"{path}?{_query(tuple(body.parameters.items()))}"
-    lines += ((b"content-type", body.media_type.encode()),)
-    return Request(call.method, path, body.content, lines, is_repeatable)
+    lines.append((b"content-type", body.media_type.encode()))
+    return Request(call.method, path, body.content, tuple(lines), is_repeatable)
 
 
 @lru_cache(maxsize=1024)

@@ -62,12 +62,12 @@ class Reservation:
         self,
         ask: Ask,
         reports: Reports,
+        request_id: str,
         request: SelectRequest,
         decision: Decision,
         most_reports: int,
     ) -> None:
-        assert request.request_id is not None
-        self.request_id = request.request_id
+        self.request_id = request_id
         self.decision = decision
         self._ask = ask
         self._reports = reports

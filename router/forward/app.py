@@ -78,7 +78,7 @@ class ForwardApp:
     async def _answer(self, route: str, scope: Scope) -> Answer:
         method, path = scope["method"], scope["path"]
         is_open = self._guard.is_open(method, path)
-        most = self.completions.max_requests
+        most = self.completions.config.max_requests
         if self._metrics.in_flight > most and not is_open:
             raise TooManyRequestsError(most)
         admit(self._guard, method, path, scope["headers"])

@@ -56,6 +56,9 @@ class Extensions(Struct, frozen=True):
         return any(each.partition(":")[0] == QUERY_ONLY for each in self.annotations)
 
 
+_NO_EXTENSIONS = Extensions()
+
+
 class StreamOptions(Struct, frozen=True):
     """What a stream says beside its text."""
 
@@ -99,7 +102,7 @@ class Asked(Struct, frozen=True):
     @property
     def extensions(self) -> Extensions:
         """What it says as Dynamo's clients do."""
-        return self.read.nvext or Extensions()
+        return self.read.nvext or _NO_EXTENSIONS
 
     @property
     def model(self) -> str:

@@ -22,14 +22,16 @@ async def book(
     """Without those that failed it, and those that fail everybody, unless nobody else is there. To
     be left.
     """
-    left_alone = set() if request.pinned_worker else {*standing.ejected()}.difference(failed)
+    ejected = () if request.pinned_worker else standing.ejected()
+    left_alone = {*ejected}.difference(failed) if ejected else ejected
     if left_alone:
         with suppress(NoEndpointsError):
-            return await router.reserved(elsewhere(request, left_alone.union(failed)))
+            return await router.reserved(elsewhere(request, {*left_alone, *failed}))
     if failed:
         return await router.reserved(elsewhere(request, failed))
     for pause_s in UNHEARD_S:
-        with suppress(NoEndpointsError):
+        try:
             return await router.reserved(request)
-        await asyncio.sleep(pause_s)
+        except NoEndpointsError:
+            await asyncio.sleep(pause_s)
     return await router.reserved(request)

@@ -35,7 +35,7 @@ class Completions:
         guard: Guard,
         roster: Roster,
     ) -> None:
-        self._config = config
+        self.config = config
         self._push = push
         self._tokenizing = tokenizing
         self._metrics = metrics
@@ -45,22 +45,7 @@ class Completions:
 
     def reconfigure(self, config: ForwardConfig) -> None:
         """Go on with other limits, those of `reload.LIVE`."""
-        self._config = config
-
-    @property
-    def max_requests(self) -> int:
-        """How many may be answered at a time."""
-        return self._config.max_requests
-
-    @property
-    def body_limit_bytes(self) -> int:
-        """How long a body may be."""
-        return self._config.body_limit_bytes
-
-    @property
-    def body_timeout_s(self) -> float:
-        """How long a body may take."""
-        return self._config.body_timeout_s
+        self.config = config
 
     def tokenizers(self) -> dict[str, object]:
         """What is to be told of tokenizers of our own, where there are any."""
@@ -69,10 +54,10 @@ class Completions:
     def admit(self, call: Call) -> None:
         """A head is here. Raises what it is to be refused with."""
         self._metrics.in_flight += 1
-        if self._metrics.in_flight > self._config.max_requests:
-            raise TooManyRequestsError(self._config.max_requests)
+        if self._metrics.in_flight > self.config.max_requests:
+            raise TooManyRequestsError(self.config.max_requests)
         call.caller = admit(self._guard, "POST", call.path, call.headers)
-        check_body(call.headers, self._config.body_limit_bytes)
+        check_body(call.headers, self.config.body_limit_bytes)
 
     def refuse(self, call: Call, error: KvRouterError) -> None:
         """Say why it is not answered."""

@@ -10,7 +10,7 @@ What is in them is between the engines. Only `source` is the router's: see `Deci
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import Struct, structs
 
 from router.forward.bodies import CHAT, UNREADABLE, Asked
 from router.forward.headers import (
@@ -85,8 +85,9 @@ def read_prefilled(body: bytes) -> Prefilled:
 
 def own_params(asked: Asked) -> dict[str, Any]:
     """What a client says of blocks elsewhere."""
+    said = asked.fields.get(PARAMS)
     try:
-        return _params(asked.fields.get(PARAMS, Raw(b"null"))) or {}
+        return {} if said is None else _params(said) or {}
     except UNREADABLE:
         return {}  # the engine says what is wrong with it
 
@@ -94,7 +95,7 @@ def own_params(asked: Asked) -> dict[str, Any]:
 def is_handed_over(asked: Asked) -> bool:
     """Whether a client looks after that itself."""
     params = own_params(asked)
-    return any(params.get(name) for name in _SAID_BY_WHO_HANDS_OVER)
+    return bool(params) and any(params.get(name) for name in _SAID_BY_WHO_HANDS_OVER)
 
 
 def is_to_bypass(asked: Asked) -> bool:

@@ -4,6 +4,7 @@ What is to be sent on is decided here alone; lengths and hosts are said anew by 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from router.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.protocol.replies import Decision
@@ -70,7 +71,10 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
 
 def header(pairs: Pairs, name: bytes) -> str | None:
     """A header's value, the first of them; its name in lower case."""
-    return next((value.decode("latin-1") for each, value in pairs if each == name), None)
+    for each, value in pairs:
+        if each == name:
+            return value.decode("latin-1")
+    return None
 
 
 def check_body(pairs: Pairs, limit_bytes: int) -> None:
@@ -93,7 +97,7 @@ def to_engine(
     pairs: Pairs, decision: Decision, request_id: str, authorization: bytes | None
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Headers for an engine. `authorization`: ours; None: the client's own goes on."""
-    sent = _passed_on(pairs, _SAID_ANEW_TO_ENGINES)
+    sent = [*_passed_on(tuple(pairs), _SAID_ANEW_TO_ENGINES)]
     if authorization is not None:
         sent = [pair for pair in sent if pair[0] != b"authorization"]
     if authorization:
@@ -109,7 +113,7 @@ def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[byt
     """
     cached_tokens = decision.predicted_cached_blocks * decision.block_size
     return [
-        *_passed_on(pairs, _SAID_ANEW_TO_CLIENTS),
+        *_passed_on(tuple(pairs), _SAID_ANEW_TO_CLIENTS),
         (WORKER_ID, b"%d" % decision.worker_id),
         (DP_RANK, b"%d" % decision.dp_rank),
         (CACHED_TOKENS, b"%d" % cached_tokens),
@@ -117,11 +121,14 @@ def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[byt
     ]
 
 
-def _passed_on(pairs: Pairs, said_anew: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+@lru_cache(maxsize=256)
+def _passed_on(
+    pairs: tuple[tuple[bytes, bytes], ...], said_anew: frozenset[bytes]
+) -> tuple[tuple[bytes, bytes], ...]:
     """Without what is of one connection, also by its own word (RFC 9110, 7.6.1)."""
     named = _named_by_connection(value for name, value in pairs if name == b"connection")
     stays = _OF_ONE_CONNECTION | said_anew
-    return [pair for pair in pairs if pair[0] not in stays and pair[0] not in named]
+    return tuple(pair for pair in pairs if pair[0] not in stays and pair[0] not in named)
 
 
 def _named_by_connection(values: Iterable[bytes]) -> frozenset[bytes]:

@@ -65,7 +65,8 @@ class PrefillRouter:
         if not self._settings.is_on or is_handed_over(prompt.asked):
             return None
         is_named = request.prefill_worker_id is not None
-        if not is_named and not await self._is_anybody_there(request):
+        is_there = is_named or self.pools.is_worth_asking(model, time.monotonic())
+        if not is_there or not (is_named or await self._is_anybody_there(request)):
             return self._computed_there(request, "unavailable")
         if await self._is_bypassed(prompt):
             return self._computed_there(request, "bypassed")
@@ -78,10 +79,7 @@ class PrefillRouter:
             return self._computed_there(request, "unavailable")
 
     async def _is_anybody_there(self, request: SelectRequest) -> bool:
-        model, now_s = request.model_name, time.monotonic()
-        if self.pools.state(model) == "active":
-            return True
-        return self.pools.is_worth_asking(model, now_s) and await self._finds(request)
+        return self.pools.state(request.model_name) == "active" or await self._finds(request)
 
     async def _finds(self, request: SelectRequest) -> bool:
         """Asked as one of a batch: that there is nobody is an answer there, and no refusal, which

@@ -31,13 +31,13 @@ class ForwardProtocol(LimitedProtocol):
     """
 
     app: Any
+    completions: Completions
     _body_until_s = inf
 
-    @property
-    def completions(self) -> Completions:
-        """Who answers calls."""
-        answering: Completions = self.app.completions
-        return answering
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection; `completions` answers its calls."""
+        super().connection_made(transport)
+        self.completions = self.app.completions
 
     @property
     def said_headers(self) -> Sequence[tuple[bytes, bytes]]:
@@ -71,8 +71,9 @@ class ForwardProtocol(LimitedProtocol):
         self._has_body_come = True
         if not call.response_complete:
             call.receive(body)
-            if call.received_bytes > self.completions.body_limit_bytes and call.is_turn:
-                self._refuse_call(call, BodyTooLargeError(self.completions.body_limit_bytes))
+            limit_bytes = self.completions.config.body_limit_bytes
+            if call.received_bytes > limit_bytes and call.is_turn:
+                self.completions.refuse(call, BodyTooLargeError(limit_bytes))
 
     def end_request(self) -> None:
         """A request is whole."""
@@ -103,7 +104,8 @@ class ForwardProtocol(LimitedProtocol):
         if now_s > self._body_until_s:
             self._body_until_s = inf
             if isinstance(self.cycle, Call) and not self.cycle.response_complete:
-                self._refuse_call(self.cycle, BodyTimeoutError(self.completions.body_timeout_s))
+                patience_s = self.completions.config.body_timeout_s
+                self.completions.refuse(self.cycle, BodyTimeoutError(patience_s))
         super().check_patience(now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,28 +119,28 @@ class ForwardProtocol(LimitedProtocol):
 
     def _take_turn(self, call: Call) -> None:
         """Its answer is the next on this connection."""
-        call.is_turn = True
+        call.is_turn, config = True, self.completions.config
         try:
             self.completions.admit(call)
-            if call.received_bytes > self.completions.body_limit_bytes:
-                raise BodyTooLargeError(self.completions.body_limit_bytes)
+            if call.received_bytes > config.body_limit_bytes:
+                raise BodyTooLargeError(config.body_limit_bytes)
         except KvRouterError as error:
-            self._refuse_call(call, error)
+            self.completions.refuse(call, error)
         else:
             if call.more_body:
-                self._body_until_s = self.loop.time() + self.completions.body_timeout_s
+                self._body_until_s = self.loop.time() + config.body_timeout_s
 
     def _start(self, call: Call) -> None:
-        call.task = task = self.loop.create_task(self.completions.answer(call))
+        call.task = task = self.loop.create_task(self._answer(call))
         self.tasks.add(task)
-        task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        call = self.cycle
-        is_open = isinstance(call, Call) and call.task is task and not call.response_complete
-        if is_open and not self.transport.is_closing():
-            self.transport.close()  # nobody will end that answer
+    async def _answer(self, call: Call) -> None:
+        try:
+            await self.completions.answer(call)
+        finally:
+            self.tasks.discard(call.task)
+            if not (call.response_complete or self.transport.is_closing()):
+                self.transport.close()  # nobody will end that answer
 
     def ask_whether_there(self) -> bool:
         """A stream that has begun is gone on with, by what says nothing."""
@@ -151,9 +153,6 @@ class ForwardProtocol(LimitedProtocol):
     def told_of(self, error: KvRouterError) -> object:
         """What the body of a refusal says, also of what is no request."""
         return refusal(error)
-
-    def _refuse_call(self, call: Call, error: KvRouterError) -> None:
-        self.completions.refuse(call, error)
 
 
 def _path_of(url: bytes) -> bytes:

@@ -8,7 +8,7 @@ Whatever happens, the booking is left, and freed: no answer waits for that.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from router.forward.call import Call
 from router.forward.errors import NoWorkerLeftError, WorkerFailedError, reason_of
 from router.forward.events import EventSplitter, EventTooLargeError
 from router.forward.handing_over import HandOver, decode_fields
-from router.forward.headers import Pairs, to_client, to_engine
+from router.forward.headers import to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
 from router.forward.prefill import PrefillRouter
@@ -33,7 +33,6 @@ from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
 from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
 from router.protocol.replies import Decision
-from router.protocol.requests import SelectRequest
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024
 _EVENTS = b"text/event-stream"
@@ -49,15 +48,11 @@ class PushSettings(Struct, frozen=True):
     authorization: bytes | None = None
 
 
-class Errand(Struct, frozen=True):
+class Errand(Prompt, frozen=True, eq=False):
     """A request to forward: what it asks, and what the router is asked for it. `counted_tokens`:
     how long engines should find its prompt, where that is known; `prompt`: its tokens, likewise.
     """
 
-    asked: Asked
-    headers: Pairs
-    request: SelectRequest
-    request_id: str
     counted_tokens: int | None = None
     prompt: Sequence[int] | None = None
 
@@ -111,9 +106,9 @@ class Push:
         self.metrics = metrics
         self.counted = counted
 
-    async def forward(self, errand: Errand, client: Call) -> Ended:
+    def forward(self, errand: Errand, client: Call) -> Coroutine[Any, Any, Ended]:
         """Answer a request. Raises what it was refused with, if nothing was said yet."""
-        return await _Way(self, errand, client).go()
+        return _Way(self, errand, client).go()
 
 
 class _Way:
@@ -142,7 +137,7 @@ class _Way:
         last: WorkerFailedError | None = None
         while True:
             try:
-                return await self._attempt_near_prefill()
+                return await self._attempt()
             except NoEndpointsError:
                 if last is None:
                     raise
@@ -157,9 +152,7 @@ class _Way:
                     self._move()
 
     async def _have_prefilled(self) -> None:
-        errand = self._errand
-        prompt = Prompt(errand.asked, errand.headers, errand.request, errand.request_id)
-        self._hand_over = hand_over = await self._push.prefill.hand_over(prompt)
+        self._hand_over = hand_over = await self._push.prefill.hand_over(self._errand)
         if hand_over is None:
             return
         self._request = hand_over.request
@@ -172,19 +165,19 @@ class _Way:
             whole = structs.replace(self._request, phase="aggregated", prefill_worker_id=None)
             self._request = whole
 
-    async def _attempt_near_prefill(self) -> Ended:
+    async def _booked(self) -> Reservation:
+        push, failed = self._push, self._failed
         try:
-            return await self._attempt()
+            return await book(push.router, push.standing, self._request, failed)
         except WorkerNotFoundError:  # who has computed the prompt is gone, with its place
             if self._hand_over is None or self._request.prefill_worker_id is None:
                 raise
             self._request = structs.replace(self._request, prefill_worker_id=None)
-            return await self._attempt()
+            return await book(push.router, push.standing, self._request, failed)
 
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
-        push = self._push
-        booked = await book(push.router, push.standing, self._request, self._failed)
+        booked = await self._booked()
         try:
             self._push.metrics.deciding.note(time.monotonic() - began_s)
             self._attempts += 1

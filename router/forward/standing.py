@@ -54,11 +54,12 @@ class Worker:
 class Standing:
     """The records of all workers that requests were sent to."""
 
-    __slots__ = ("_limits", "_workers")
+    __slots__ = ("_limits", "_opened", "_workers")
 
     def __init__(self, limits: StandingLimits) -> None:
         self._limits = limits
         self._workers: dict[int, Worker] = {}
+        self._opened: set[int] = set()
 
     def succeeded(self, worker_id: int, endpoint: str, now_s: float) -> None:
         """It answered."""
@@ -75,7 +76,7 @@ class Standing:
         worker.rate += _WEIGHT * (1 - worker.rate)
         is_due = worker.in_a_row >= self._limits.failures or self._is_outlier(worker)
         if worker.state == "half_open" or (worker.state == "closed" and is_due):
-            self._open(worker, now_s)
+            self._open(worker_id, worker, now_s)
 
     def probed(self, worker_id: int, now_s: float, *, lives: bool) -> None:
         """Whether it answered a probe; one that was left alone may then be tried again."""
@@ -96,17 +97,16 @@ class Standing:
         worker.silent = 0 if lives else worker.silent + 1
         if worker.state != "open" and worker.silent >= self._limits.silent_probes:
             worker.silent = 0
-            self._open(worker, now_s)
+            self._open(worker_id, worker, now_s)
 
     def ejected(self) -> list[int]:
         """Who is to be left alone, in order: the longest first, and never too many."""
-        opened = [
-            (-worker.open_until_s, worker_id)
-            for worker_id, worker in self._workers.items()
-            if worker.state == "open"
-        ]
+        if not self._opened:
+            return []
+        self._opened = {each for each in self._opened if self.state(each) == "open"}
+        opened = sorted((-self._workers[each].open_until_s, each) for each in self._opened)
         most = int(self._limits.most_ejected * len(self._workers))
-        return sorted(worker_id for _, worker_id in sorted(opened)[:most])
+        return sorted(worker_id for _, worker_id in opened[:most])
 
     def to_probe(self, now_s: float) -> Iterator[tuple[int, str]]:
         """Whom to probe: those whose time of being left alone is over."""
@@ -137,7 +137,8 @@ class Standing:
         mean = sum(others) / len(others) if others else 1.0
         return worker.rate >= self._limits.outlier_rate and worker.rate > 3 * mean
 
-    def _open(self, worker: Worker, now_s: float) -> None:
+    def _open(self, worker_id: int, worker: Worker, now_s: float) -> None:
+        self._opened.add(worker_id)
         longer_s = max(self._limits.open_s, 2 * worker.open_for_s)
         worker.open_for_s = min(longer_s, self._limits.most_open_s)
         worker.open_until_s = now_s + worker.open_for_s

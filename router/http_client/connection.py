@@ -33,7 +33,10 @@ class Answer:
 
     def header(self, name: bytes) -> bytes | None:
         """A header's value, the first of them; the name in lower case."""
-        return next((value for each, value in self.headers if each == name), None)
+        for each, value in self.headers:
+            if each == name:
+                return value
+        return None
 
     async def chunks(self, idle_s: float) -> AsyncIterator[bytes]:
         """The body, piece by piece. Raises UpstreamError if it breaks off, or says nothing for so

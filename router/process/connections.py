@@ -124,7 +124,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._expect_head(self.config.limits.header_timeout_s)
 
     def _parse(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -230,9 +229,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stuck_until_s = inf
 
     def on_response_complete(self) -> None:
-        """An answer is sent; its request may have more to say, which nobody reads."""
-        super().on_response_complete()
-        self._unset_keepalive_if_required()
+        """An answer is sent; its request may have more to say, which nobody reads. What uvicorn
+        does then, without its timer.
+        """
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()
         cycle = self.cycle
