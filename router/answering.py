@@ -68,9 +68,12 @@ class Answering:
         self._begun: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
 
-    async def run(self, bus: Bus) -> None:
-        """Answer until cancelled, or drained."""
+    async def run(self, bus: Bus, listening: Callable[[], None] = lambda: None) -> None:
+        """Answer until cancelled, or drained; `listening` is called once the server knows of us."""
         self._subscription = await subscribe(bus, self._subject, self._queue_group)
+        async with translated(self._subject):
+            await bus.client.flush()
+        listening()
         async with asyncio.TaskGroup() as group:
             async for message in self._subscription.messages:
                 if self._at_once >= self._limit:

@@ -59,6 +59,14 @@ if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for
 
 log = logging.getLogger(__name__)
 
+ANSWERS_AFTER_S = 5.0
+"""Of a life on the bus, at the latest: what is wrong then has to be said by somebody."""
+
+HEARS_ALL_S = 1.0
+"""Once some worker can be chosen, the others are waited for so long at most."""
+
+_POLL_S = 0.05
+
 
 class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
@@ -92,6 +100,7 @@ class RouterService:
             on_drain=self._drain,
             on_leave=self._leave,
         )
+        self._host.status.answers_on_bus = not self._host.status.has_bus
         shadow = Shadow(time.monotonic()) if config.shadow else None
         PredictionCollector(core.closed_loop, self._host.metrics, config.metrics_max_ranks)
         self._sessions = _sessions(config, self._host.metrics)
@@ -215,11 +224,31 @@ class RouterService:
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._announce(bus, endpoint)
-        yield self._rpc.run(bus)
+        yield self._answer(bus)
         yield self._index_rpc.run(bus)
         if self._replica is not None:
             yield self._follow_replicas(self._replica, bus)
         yield self._host.take_snapshots(bus, self._is_first_router)
+
+    async def _answer(self, bus: Bus) -> None:
+        """Take turns with the other routers once we know the workers: who has just begun would
+        refuse what the others can place.
+        """
+        await self._until_informed()
+        if not self._is_leaving.is_set():
+            await self._rpc.run(bus, self._note_answering)
+
+    async def _until_informed(self) -> None:
+        core, until_s = self._host.core, time.monotonic() + ANSWERS_AFTER_S
+        while time.monotonic() < until_s:
+            if self._host.status.is_informed(core):
+                if core.fleet.schedulable_count() == len(core.fleet):
+                    return
+                until_s = min(until_s, time.monotonic() + HEARS_ALL_S)
+            await asyncio.sleep(_POLL_S)
+
+    def _note_answering(self) -> None:
+        self._host.status.answers_on_bus = True
 
     async def _follow_replicas(self, replica: Replica, bus: Bus) -> None:
         """Others' reservations are booked on ranks, which have to be known first."""

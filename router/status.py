@@ -24,6 +24,7 @@ class ServiceStatus:
     __slots__ = (
         "_initial_workers",
         "_needs_workers",
+        "answers_on_bus",
         "engines_caught_up",
         "events_caught_up",
         "is_draining",
@@ -37,6 +38,7 @@ class ServiceStatus:
         self._initial_workers = initial_workers
         self.nats_url = nats_url
         self.is_draining = False
+        self.answers_on_bus = True
         self.registry_caught_up = self.events_caught_up = not self.has_bus
         self.engines_caught_up = True
         self.replicas_caught_up = True
@@ -51,10 +53,24 @@ class ServiceStatus:
         the bus only degrade, since what is known still answers.
         """
         has_caught_up = self.registry_caught_up and self.events_caught_up
+        reasons = self._missing(core)
+        if not (reasons or self.answers_on_bus):
+            reasons.append("commands on the bus are not answered yet")
+        degraded = _degraded(core)
+        if self.has_bus and not core.fleet.is_connected:
+            text = f"not connected to NATS at {self.nats_url}"
+            (degraded if has_caught_up else reasons).append(text)
+        return Readiness(not reasons, reasons, degraded)
+
+    def is_informed(self, core: RouterCore) -> bool:
+        """Whether nothing but an answer on the bus is missing to be ready."""
+        return not self._missing(core)
+
+    def _missing(self, core: RouterCore) -> list[str]:
         reasons: list[str] = []
         if self.is_draining:
             reasons.append("draining")
-        if not has_caught_up:
+        if not (self.registry_caught_up and self.events_caught_up):
             reasons.append("the index has not caught up with the event stream")
         if not self.engines_caught_up:
             reasons.append("the index has not caught up with the engines registered before")
@@ -62,11 +78,7 @@ class ServiceStatus:
             reasons.append("the other routers' reservations are not known yet")
         if self._needs_workers:
             reasons += self._missing_workers(core.fleet.schedulable_count())
-        degraded = _degraded(core)
-        if self.has_bus and not core.fleet.is_connected:
-            text = f"not connected to NATS at {self.nats_url}"
-            (degraded if has_caught_up else reasons).append(text)
-        return Readiness(not reasons, reasons, degraded)
+        return reasons
 
     def _missing_workers(self, schedulable: int) -> list[str]:
         """What keeps us from being ready; once there have been enough, one is enough."""

@@ -153,6 +153,7 @@ class RunningRouter(RunningService):
         self._stack.callback(reporting.cancel)
         await eventually(lambda: self.trusts(worker_id))
         await eventually(lambda: self.schedules(worker_id))
+        await eventually(lambda: self.service._host.status.answers_on_bus)
         return worker
 
     async def workers(self, *worker_ids):

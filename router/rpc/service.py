@@ -63,10 +63,10 @@ class Rpc:
         """Go on with other limits."""
         self._body_limit_bytes = config.body_limit_bytes
 
-    async def run(self, bus: Bus) -> None:
-        """Answer until cancelled, or drained."""
+    async def run(self, bus: Bus, listening: Callable[[], None]) -> None:
+        """Answer until cancelled, or drained; `listening` is called once we are heard."""
         self._answer_limit_bytes = bus.client.max_payload
-        await self._answering.run(bus)
+        await self._answering.run(bus, listening)
 
     async def drain(self) -> None:
         """Take no more, and wait until what was taken is answered. Raises BusUnavailableError."""

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from forwarding import COMPLETION, RunningForward, Scene, lines
+from running import RunningRouter
 from servers import eventually, free_port
-from upstreams import STREAM_END, STREAM_HEAD, event, hangs, hangs_up, response, says
+from upstreams import STREAM_END, STREAM_HEAD, Upstream, event, hangs, hangs_up, response, says
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
 ANSWER = {"id": "x", "choices": [{"index": 0, "text": "hi"}], "usage": USAGE}
@@ -419,3 +420,20 @@ async def test_without_a_router_nobody_is_served():
         answer = await forward.complete()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unanswered")
         assert all("127.0.0.1" not in said.text for said in (unready, answer))
+
+
+async def test_where_nobody_is_known_it_is_asked_again(nats_server, monkeypatch):
+    """A router that has just begun has not heard of any worker yet."""
+    monkeypatch.setattr("router.forward.booking.UNHEARD_S", (0.05,) * 4_000)
+    refused = 'kv_router_refusals_total{code="no_endpoints",interface="http"}'
+    async with (
+        RunningRouter(nats_server.url).running() as router,
+        RunningForward(str(router.client.base_url)).running() as forward,
+        Upstream(ANSWERS).running() as engine,
+    ):
+        forward.client.timeout = 240.0
+        asking = asyncio.create_task(forward.complete())
+        await eventually(lambda: router.metric(refused))
+        await router.worker(1, endpoint=engine.url)
+        answer = await asking
+        assert (answer.status_code, answer.json()) == (200, ANSWER)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from nats.errors import NoRespondersError
 
+from router.client import RouterClient, SelectRequest
 from router.publisher.bus import connection
 from running import RunningRouter
 from servers import equals, eventually
@@ -348,3 +349,25 @@ async def test_a_router_that_ends_finishes_what_it_has_begun(nats_server, bus):
     answers = await asyncio.gather(*asked)
     assert all(answer is None or answer["worker_id"] == 1 for answer in answers)
     assert any(answers)
+
+
+async def test_who_has_just_begun_leaves_the_bus_to_the_others(router, nats_server, monkeypatch):
+    """It would refuse for want of workers what they can place."""
+    monkeypatch.setattr("router.service.ANSWERS_AFTER_S", 3600.0)
+    answered = 'kv_router_requests_total{code="ok",interface="nats",route="select"}'
+    await router.worker(1)
+    young = RunningRouter(nats_server.url, name="young", min_initial_workers=2)
+    async with young.running(), RouterClient.over_nats(nats_server.url, "test") as client:
+        await eventually(lambda: young.view(1))
+        for _ in range(20):
+            await client.select(SelectRequest(token_ids=PROMPT))
+        assert await router.metric(answered) == 20
+        assert (await young.client.get("/ready")).status_code == 503
+        await router.worker(2)
+        await eventually(young.is_ready)
+
+        async def young_answers():
+            await client.select(SelectRequest(token_ids=PROMPT))
+            return await young.metric(answered)
+
+        await eventually(young_answers)
