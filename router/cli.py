@@ -156,11 +156,16 @@ def _health(arguments: Sequence[str]) -> int:
 
 def _up(arguments: Sequence[str]) -> int:
     from router.local.config import load_up_config
+    from router.local.errors import FleetNotReadyError
     from router.local.up import up
 
     config = load_up_config(arguments, os.environ)
     log_to_stderr(config.log_level)
-    run_until_signal(lambda stop: up(config, stop))
+    try:
+        run_until_signal(lambda stop: up(config, stop))
+    except FleetNotReadyError as error:
+        sys.stderr.write(f"kv-router up: {error}\n")
+        return 1
     return 0
 
 

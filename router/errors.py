@@ -27,6 +27,7 @@ values, not exceptions.
     ├── …                            of registered workers: see `registration_errors`
     ├── …                            of requests that would wait: see `queue_errors`
     ├── …                            what callers see without an answer: see `client/errors`
+    ├── …                            of a fleet on one machine: see `local/errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
     ├── ServerError                  an HTTP server that a tool asked

@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -14,12 +14,15 @@ import httpx
 from msgspec import Struct
 
 from router.errors import ConfigError
+from router.local.errors import FleetNotReadyError
 from router.local.supervisor import Child
 from router.local.tokenizer import write_tokenizer
 from router.process.serving import unbindable
 from router.protocol.values import Role
 
-READY_S = 300.0
+READY_S = 900.0
+"""Cold kernels take a minute on a core, and as many times that as others want it."""
+
 _POLL_S = 0.1
 _WATCH_AGAIN_S = 1.0
 _LOCALHOST = "127.0.0.1"
@@ -86,16 +89,18 @@ class Fleet:
         """Of OpenAI's interface."""
         return f"http://{_LOCALHOST}:{self.openai_port}"
 
+    @property
+    def children(self) -> Sequence[Child]:
+        """All processes, whom others need first."""
+        return (self.bus, self.router, self.openai, *self.workers)
+
     @asynccontextmanager
     async def running(self, report: Callable[[str], None]) -> AsyncIterator[None]:
         """Everything runs inside; on leaving it stops, who takes requests first and the bus
         last.
         """
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(child.keep_running(report))
-                for child in (self.bus, self.router, self.openai, *self.workers)
-            ]
+            tasks = [group.create_task(child.keep_running(report)) for child in self.children]
             try:
                 yield
             finally:
@@ -105,13 +110,16 @@ class Fleet:
                         task.cancel()
                     await asyncio.wait(stage)
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, patience_s: float = READY_S) -> None:
         """Wait until the router can choose every worker, and requests are forwarded. Raises
-        TimeoutError.
+        FleetNotReadyError.
         """
-        async with asyncio.timeout(READY_S), httpx.AsyncClient() as client:
-            while not (await self._is_ready(client) and await self._forwards(client)):
-                await asyncio.sleep(_POLL_S)
+        try:
+            async with asyncio.timeout(patience_s), httpx.AsyncClient() as client:
+                while not (await self._is_ready(client) and await self._forwards(client)):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise FleetNotReadyError(patience_s, self._last_lines()) from error
 
     async def watch_dashboard(self) -> None:
         """Watch until cancelled, and again should the router be started anew."""
@@ -139,6 +147,9 @@ class Fleet:
             return False
         schedulable: int = answer.json()["schedulable_workers"]
         return answer.status_code == 200 and schedulable == self.plan.workers
+
+    def _last_lines(self) -> dict[str, str]:
+        return {child.name: child.last_line() for child in self.children}
 
     def _child(self, name: str, command: list[str]) -> Child:
         return Child(name, command, self.plan.directory / f"{name}.log")

@@ -29,6 +29,13 @@ class Child:
         """Of the running process."""
         return None if self._process is None else self._process.pid
 
+    def last_line(self) -> str:
+        """What it said last, as far as that was written; empty: nothing."""
+        with contextlib.suppress(OSError):
+            lines = self.log_path.read_text(errors="replace").split("\n")
+            return next((line for line in reversed(lines) if line.strip()), "")
+        return ""
+
     async def keep_running(self, report: Callable[[str], None]) -> None:
         """Start it, and again whenever it ends, until cancelled; then stop it.
 

@@ -23,7 +23,9 @@ SLOW_S = 15.0
 
 
 async def up(config: UpConfig, stop: asyncio.Event) -> None:
-    """Start everything, show it, serve until `stop` is set. Children that die are started again."""
+    """Start everything, show it, serve until `stop` is set. Children that die are started again.
+    Raises FleetNotReadyError.
+    """
     with _directory(config.data_dir) as directory:
         prefill_workers, others = config.pools
         workers = prefill_workers + others
@@ -46,12 +48,13 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
             shown = asyncio.create_task(_show_watched(fleet, config))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((shown, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if shown.done():
-                await shown
             for task in (shown, stopped):
                 task.cancel()
+            await asyncio.wait((shown, stopped))
             _say("\nstopping …")
     _say("stopped")
+    if not shown.cancelled():
+        shown.result()
 
 
 async def _show_watched(fleet: Fleet, config: UpConfig) -> None:
