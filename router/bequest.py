@@ -18,11 +18,14 @@ Owners: TypeAlias = Callable[[str], Collection[int]]
 
 
 class _Given(Struct):
-    """To whom, how often, and how often it was heard to be freed."""
+    """To whom, how often, and how often it was heard to be freed. `is_yielded`: an heir's frame, in
+    which it is booked, came before the heir's word.
+    """
 
     heirs: tuple[int, ...] = ()
     times: int = 0
     freed: int = 0
+    is_yielded: bool = False
 
 
 class Bequest:
@@ -45,16 +48,27 @@ class Bequest:
         for request_id in request_ids:
             self._given.pop(request_id, None)
 
+    @property
+    def request_ids(self) -> Collection[str]:
+        """What was given away, for good or not."""
+        return self._given.keys()
+
+    def yielded(self, request_ids: Iterable[str]) -> None:
+        """These are booked here no more since a frame has shown them booked with an heir."""
+        for request_id in request_ids:
+            self._given[request_id].is_yielded = True
+
     def heirs(self, message: ProgressTold, *, is_booked: bool) -> tuple[int, ...]:
         """Who has to hear what we are told. `is_booked`: whether we had the reservation until then;
-        if not, and nobody told us that it is freed, a caller of ours did.
+        if not, and no other router was the reason, a caller of ours has ended it.
         """
         given = self._given.get(message.request_id)
         if given is None:
             return ()
         if not isinstance(message.told, ReservationFreed):
             return given.heirs
-        given.freed += 1 if is_booked or given.freed else 2
+        is_ended_here = not (is_booked or given.freed or given.is_yielded)
+        given.freed += 2 if is_ended_here else 1
         return given.heirs if given.freed > given.times else ()
 
     def is_settled(self, request_ids: Iterable[str], owners: Owners) -> bool:

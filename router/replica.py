@@ -29,6 +29,7 @@ from router.protocol.replicas import (
     ProgressTold,
     ReplicaMessage,
     SharedReservation,
+    SnapshotPart,
     SnapshotWanted,
     decode_replica_message,
     encode_replica_message,
@@ -143,7 +144,10 @@ class Replica:
             return
         self._note_given(message)
         met = self._core.foreign.replicas.counts.met
+        ours = [each for each in self._bequest.request_ids if each in self._core.tracker]
         self._outbox.perform(self._core.apply_peer(message, self._clock()))
+        if isinstance(message, Frame | SnapshotPart):
+            self._bequest.yielded(each for each in ours if each not in self._core.tracker)
         if self._core.foreign.replicas.counts.met > met:
             log.info("another router is heard on %s", subject)
             self._ledger.greet()

@@ -45,6 +45,17 @@ def test_an_end_that_a_caller_of_ours_told_reaches_the_heir():
     assert bequest.is_settled(["a"], nobody)
 
 
+def test_an_heirs_frame_may_come_before_its_word():
+    """Then it is booked here no more, and has not ended."""
+    bequest = given(2)
+    assert list(bequest.request_ids) == ["a"]
+    bequest.yielded(["a"])
+    assert not bequest.is_settled(["a"], heir_has_it)
+    assert bequest.heirs(FREED, is_booked=False) == ()
+    assert bequest.is_settled(["a"], heir_has_it)
+    assert bequest.heirs(FREED, is_booked=False) == (2,)
+
+
 def test_what_was_given_twice_is_said_twice_to_be_there():
     bequest = given(2, 2)
     told = [bequest.heirs(FREED, is_booked=each) for each in (True, False, False)]
