@@ -7,7 +7,7 @@ the outbox. Between reading and changing the core nothing awaits.
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -22,7 +22,7 @@ from router.errors import (
     SelectionNotFoundError,
     ShadowOffError,
 )
-from router.explain import NOT_BOOKED, explain
+from router.explain import NOT_BOOKED, Booking, explain
 from router.logged_decisions import LoggedDecision, logged_decision
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -285,12 +285,9 @@ class Commands:
     def _booked(
         self, request: SelectRequest, placement: Placement, stages: Stages | None
     ) -> Decision:
-        booked = {
-            "selection_id": request.request_id,
-            "sequence_hashes": placement.prompt.public_hashes.view(np.int64).tolist(),
-            "track_prefill_tokens": placement.tracking.prefill_tokens,
-        }
-        return self._decided("select_and_reserve", request, placement, stages, booked)
+        hashes = placement.prompt.public_hashes.view(np.int64).tolist()
+        booking = Booking(request.request_id, hashes, placement.tracking.prefill_tokens)
+        return self._decided("select_and_reserve", request, placement, stages, booking)
 
     def _decided(
         self,
@@ -298,10 +295,10 @@ class Commands:
         request: SelectRequest,
         placement: Placement,
         stages: Stages | None,
-        booked: Mapping[str, Any] = NOT_BOOKED,
+        booking: Booking = NOT_BOOKED,
     ) -> Decision:
         """`stages`, which has ended: None for a request that was not timed."""
-        decision = explain(self.core, request, placement, time.monotonic(), booked)
+        decision = explain(self.core, request, placement, time.monotonic(), booking)
         self._watch.decided(command, request, placement, decision, stages)
         return decision
 

@@ -1,10 +1,9 @@
 """A decision, and every term it was made from, in the shape that callers read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isnan
-from types import MappingProxyType
-from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from router.block_sources import block_source
@@ -42,8 +41,16 @@ from router.sequence.rank_table import (
     TRUST_WEIGHT,
 )
 
-NOT_BOOKED: Mapping[str, Any] = MappingProxyType({})
-"""What a decision says of its booking where there is none."""
+
+class Booking(Struct, frozen=True):
+    """What a decision says of how it is booked; nothing where it is not."""
+
+    selection_id: str | None = None
+    sequence_hashes: list[int] | None = None
+    track_prefill_tokens: bool | None = None
+
+
+NOT_BOOKED = Booking()
 
 
 def explain(
@@ -51,12 +58,10 @@ def explain(
     request: SelectRequest,
     placement: Placement,
     now_s: float,
-    booked: Mapping[str, Any] = NOT_BOOKED,
+    booking: Booking = NOT_BOOKED,
 ) -> Decision:
-    """A placement as callers see it; with all that it was made from where they ask for it.
-    `booked`: fields of the decision that say how it is booked.
-    """
-    decision = _decision(core, request, placement, now_s, booked)
+    """A placement as callers see it; with all that it was made from where they ask for it."""
+    decision = _decision(core, request, placement, now_s, booking)
     if not request.explain:
         return decision
     why = core.explain(request, placement)
@@ -73,7 +78,7 @@ def _decision(
     request: SelectRequest,
     placement: Placement,
     now_s: float,
-    booked: Mapping[str, Any],
+    booking: Booking,
 ) -> Decision:
     choice, prompt, worker = placement.choice, placement.prompt, placement.worker
     table, block_size = choice.table, prompt.block_size
@@ -105,7 +110,9 @@ def _decision(
         policy=choice.policy,
         trust=core.trust(rank, now_s),
         source=block_source(core, placement, now_s),
-        **booked,
+        selection_id=booking.selection_id,
+        sequence_hashes=booking.sequence_hashes,
+        track_prefill_tokens=booking.track_prefill_tokens,
     )
 
 

@@ -163,7 +163,8 @@ class HotProtocol(LimitedProtocol):
 
     def _write(self, answer: Answer, *, keeps_alive: bool) -> None:
         """What `send_answer` sends, in one piece."""
-        head = self._head(answer.status)
+        is_known = answer.status == _OK and self._said_headers is self.server_state.default_headers
+        head = self._ok_head if is_known else self._head(answer.status)
         for each in answer.headers:
             head += _HEADER % each
         if not keeps_alive:
@@ -193,8 +194,6 @@ class HotProtocol(LimitedProtocol):
     def _head(self, status: int) -> bytes:
         """The beginning of an answer; the same for every good one of a second."""
         headers = self.server_state.default_headers
-        if status == _OK and headers is self._said_headers:
-            return self._ok_head
         line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         head = b"".join((line, *(_HEADER % each for each in headers)))
         if status == _OK:

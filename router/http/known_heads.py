@@ -42,22 +42,28 @@ class _Known(Struct, frozen=True):
         """Route, head and body, if these bytes are this head with other values, and its body."""
         if not data.startswith(self.pieces[0]):
             return None
-        at, length, said_id = len(self.pieces[0]), b"", b""
-        for number, piece in enumerate(self.pieces[1:]):
+        return self._found_without_id(data) if self.id_at < 0 else self._found_with_id(data)
+
+    def _found_without_id(self, data: bytes) -> Found | None:
+        """What `_found_with_id` would find in half the time."""
+        start, rest = self.pieces
+        at = len(start)
+        stop = data.find(b"\r", at, at + _MOST_DIGITS + 1)
+        end = stop + len(rest)
+        if stop < 0 or not data.startswith(rest, stop) or not _is(data[at:stop], len(data) - end):
+            return None
+        return self.route, self.head, data[end:]
+
+    def _found_with_id(self, data: bytes) -> Found | None:
+        at, values = len(self.pieces[0]), []
+        for piece in self.pieces[1:]:
             stop = data.find(b"\r", at, at + _MOST_VALUE + 1)
             if stop < 0 or not data.startswith(piece, stop):
                 return None
-            if number == self.id_at:
-                said_id = data[at:stop]
-            else:
-                length = data[at:stop]
+            values.append(data[at:stop])
             at = stop + len(piece)
-        if not _is(length, len(data) - at):
-            return None
-        if self.id_at < 0:
-            return self.route, self.head, data[at:]
-        plain_id = fit_id(said_id)
-        if plain_id is None:
+        plain_id = fit_id(values[self.id_at])
+        if plain_id is None or not _is(values[1 - self.id_at], len(data) - at):
             return None
         return self.route, self.head.with_id(plain_id), data[at:]
 
