@@ -193,3 +193,12 @@ class Fleet:
     async def all_exact(self):
         workers = await self.get("/workers")
         return all(r["trust"]["state"] == "exact" for w in workers for r in w["ranks"])
+
+
+async def is_ready(url):
+    """Whether the process at a URL says so; for `eventually`."""
+    try:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"{url}/ready")).status_code == 200
+    except httpx.HTTPError:
+        return False

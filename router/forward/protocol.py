@@ -18,7 +18,7 @@ from router.errors import BodyTimeoutError, BodyTooLargeError, KvRouterError
 from router.forward.bodies import PATHS
 from router.forward.call import Call, refusal
 from router.forward.completions import Completions
-from router.process.connections import LimitedProtocol
+from router.process.connections import CONTINUE, LimitedProtocol
 
 _SAYS_NOTHING = b":\n\n"
 """An event that clients of streams ignore."""
@@ -57,7 +57,7 @@ class ForwardProtocol(LimitedProtocol):
         if before is None or before.response_complete:
             self._take_turn(call)
             if self.expect_100_continue and not call.response_complete:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.transport.write(CONTINUE)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]

@@ -14,15 +14,13 @@ from msgspec import Struct
 
 from router.http.exchange import Head, fit_id
 from router.http.hot import HotRoute
+from router.message_lengths import HEAD_END, LENGTHS, body_behind, says
 
 MOST_HEADS = 1024
 MOST_BYTES = 1024
 """Of a head that is remembered."""
 
-_MOST_DIGITS = 9
 _MOST_VALUE = 256
-_END = b"\r\n\r\n"
-_LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 _IDS = (b"\r\nx-request-id: ", b"\r\nX-Request-Id: ")
 
 Found: TypeAlias = tuple[HotRoute, Head, bytes]
@@ -40,21 +38,14 @@ class _Known(Struct, frozen=True):
 
     def found_in(self, data: bytes) -> Found | None:
         """Route, head and body, if these bytes are this head with other values, and its body."""
-        if not data.startswith(self.pieces[0]):
-            return None
-        return self._found_without_id(data) if self.id_at < 0 else self._found_with_id(data)
-
-    def _found_without_id(self, data: bytes) -> Found | None:
-        """What `_found_with_id` would find in half the time."""
-        start, rest = self.pieces
-        at = len(start)
-        stop = data.find(b"\r", at, at + _MOST_DIGITS + 1)
-        end = stop + len(rest)
-        if stop < 0 or not data.startswith(rest, stop) or not _is(data[at:stop], len(data) - end):
-            return None
-        return self.route, self.head, data[end:]
+        if self.id_at >= 0:
+            return self._found_with_id(data)
+        body = body_behind(data, *self.pieces)  # twice as fast
+        return None if body is None else (self.route, self.head, body)
 
     def _found_with_id(self, data: bytes) -> Found | None:
+        if not data.startswith(self.pieces[0]):
+            return None
         at, values = len(self.pieces[0]), []
         for piece in self.pieces[1:]:
             stop = data.find(b"\r", at, at + _MOST_VALUE + 1)
@@ -63,7 +54,7 @@ class _Known(Struct, frozen=True):
             values.append(data[at:stop])
             at = stop + len(piece)
         plain_id = fit_id(values[self.id_at])
-        if plain_id is None or not _is(values[1 - self.id_at], len(data) - at):
+        if plain_id is None or not says(values[1 - self.id_at], len(data) - at):
             return None
         return self.route, self.head.with_id(plain_id), data[at:]
 
@@ -97,7 +88,7 @@ class KnownHeads:
             return
         starts = [number for number, each in enumerate(pieces) if each.endswith(_IDS)]
         known = _Known(pieces, starts[0] if starts else -1, route, head)
-        if known.found_in(data) != (route, head, data[data.find(_END) + len(_END) :]):
+        if known.found_in(data) != (route, head, data[data.find(HEAD_END) + len(HEAD_END) :]):
             return
         if len(self._known) >= MOST_HEADS:
             self._known.clear()
@@ -106,11 +97,11 @@ class KnownHeads:
 
 def _pieces(data: bytes) -> tuple[bytes, ...]:
     """A head, cut where its values are; empty unless it is a short one that tells a length."""
-    end = data.find(_END, 0, MOST_BYTES)
-    length = _value(data, _LENGTHS, end)
+    end = data.find(HEAD_END, 0, MOST_BYTES)
+    length = _value(data, LENGTHS, end)
     if length is None:
         return ()
-    end += len(_END)
+    end += len(HEAD_END)
     request_id = _value(data, _IDS, end)
     if request_id is None:
         return data[: length[0]], data[length[1] : end]
@@ -126,7 +117,3 @@ def _value(data: bytes, names: tuple[bytes, ...], end: int) -> tuple[int, int] |
             start = at + len(name)
             return start, data.find(b"\r", start)
     return None
-
-
-def _is(digits: bytes, number: int) -> bool:
-    return digits.isdigit() and len(digits) <= _MOST_DIGITS and int(digits) == number

@@ -9,13 +9,11 @@ the number differs that says how long the body is. So it would take them again, 
 
 from msgspec import Struct
 
+from router.message_lengths import HEAD_END, LENGTHS, body_behind, says
+
 MOST_HEADS = 256
 MOST_BYTES = 1024
 """Of a head that is remembered."""
-
-_MOST_DIGITS = 9
-_END = b"\r\n\r\n"
-_LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
 
 class Head(Struct, frozen=True, eq=False):
@@ -40,17 +38,15 @@ class KnownAnswers:
         The head that was found last is tried first.
         """
         start, rest, head = self._last
-        if data.startswith(start):
-            stop = data.find(b"\r", len(start), len(start) + _MOST_DIGITS + 1)
-            end = stop + len(rest)
-            if data.startswith(rest, stop) and _is(data[len(start) : stop], len(data) - end):
-                return head, data[end:]
+        body = body_behind(data, start, rest)
+        if body is not None:
+            return head, body
         parts = _parted(data)
         known = None if parts is None else self._known.get(parts)
         if parts is None or known is None:
             return None
         self._last = (*parts, known)
-        return known, data[data.find(_END) + len(_END) :]
+        return known, data[data.find(HEAD_END) + len(HEAD_END) :]
 
     def remember(self, data: bytes, head: Head) -> None:
         """These bytes were parsed as one answer, and nothing else, with this head."""
@@ -64,16 +60,12 @@ class KnownAnswers:
 
 def _parted(data: bytes) -> tuple[bytes, bytes] | None:
     """The head before and behind the length that it tells; None unless the body is so long."""
-    end = data.find(_END, 0, MOST_BYTES)
-    for length in _LENGTHS:
+    end = data.find(HEAD_END, 0, MOST_BYTES)
+    for length in LENGTHS:
         start = data.find(length, 0, end + 1) + len(length)
         if end > 0 and start >= len(length):
             stop = data.find(b"\r", start)
-            body = end + len(_END)
-            is_whole = _is(data[start:stop], len(data) - body)
+            body = end + len(HEAD_END)
+            is_whole = says(data[start:stop], len(data) - body)
             return (data[:start], data[stop:body]) if is_whole else None
     return None
-
-
-def _is(digits: bytes, number: int) -> bool:
-    return digits.isdigit() and len(digits) <= _MOST_DIGITS and int(digits) == number

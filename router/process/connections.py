@@ -47,7 +47,7 @@ LEAST_TAKEN_BYTES = 16_384
 STILL_THERE_S = 1.0
 """Between two questions to somebody who has no more to say whether it still listens."""
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LENGTHS = (b"content-length", b"transfer-encoding")
 
 
@@ -210,7 +210,7 @@ class LimitedProtocol(HttpToolsProtocol):
         none to send.
         """
         if not self.cycle.response_started and self.has_interim_answers:
-            self.transport.write(_CONTINUE)
+            self.transport.write(CONTINUE)
         return not self.cycle.response_started
 
     @property

@@ -6,12 +6,11 @@ import asyncio
 import random
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 import miswired_engine
-from processes import Process
+from processes import Process, is_ready
 from router.sequence.hashing import chain, local_block_hashes
 from servers import eventually, free_port
 
@@ -76,13 +75,6 @@ class Caller:
         await self.client.request("DELETE", gone, json={"usage": answer["usage"]})
 
 
-async def is_ready(client, url):
-    try:
-        return (await client.get(f"{url}/ready")).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 @pytest.fixture
 async def callers(fleet, tmp_path):
     """Of a fleet in which every model is served by one engine, wired wrongly in one setting."""
@@ -104,7 +96,7 @@ async def callers(fleet, tmp_path):
     options = {"router-url": fleet.url, "http-port": port, "drain-s": 0, "disaggregation": "off"}
     forward = Process(tmp_path, "forward", "router", "forward", **options)
     await fleet.until_ready(len(ENGINES))
-    await eventually(lambda: is_ready(fleet.client, url))
+    await eventually(lambda: is_ready(url))
     yield [Caller(fleet, url, model, number) for number, model in enumerate(ENGINES, 1)]
     forward.end()
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from processes import Process
+from processes import Process, is_ready
 from servers import eventually, free_port
 
 LONG = "Once upon a time, in a far country, " * 40
@@ -28,14 +28,6 @@ async def forward(fleet, tmp_path):
     yield start
     for each in started:
         each.end()
-
-
-async def is_ready(url):
-    try:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/ready")).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 async def is_free(fleet):

@@ -5,11 +5,10 @@ the blocks go through vLLM's own connector, NIXL, in the words that it and the f
 import asyncio
 from random import Random
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from processes import Process
+from processes import Process, is_ready
 from servers import eventually, free_port
 from tiny_llama import WORDS, word, write_tiny_llama
 from vllm_engines import MODEL_NAME, VllmEngine
@@ -56,14 +55,6 @@ async def ai(tmp_path, direct, engines):
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
     process.end()
-
-
-async def is_ready(url):
-    try:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/ready")).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 async def answered(create, **fields):
