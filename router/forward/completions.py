@@ -106,7 +106,7 @@ class Completions:
             asked.check_prompt()  # in the client's own words
             raise
         except NoEndpointsError as error:
-            if self._roster.is_unknown(asked.model):
+            if await self._roster.is_unknown(asked.model):
                 raise ModelNotFoundError(asked.model, self._roster.models) from error
             raise
 

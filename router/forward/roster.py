@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -65,8 +66,14 @@ class Roster:
         """The models of all who are there, or ever were."""
         return sorted(self._models)
 
-    def is_unknown(self, model: str) -> bool:
-        """Whether others are there, and nobody ever was of this model."""
+    async def is_unknown(self, model: str) -> bool:
+        """Whether others are there, and nobody ever was of this model.
+
+        Where nobody is known, the router is asked first: this round's answer may not be here yet.
+        """
+        if not self.workers:
+            with suppress(KvRouterError):
+                await self.refresh()
         return bool(self.workers) and model not in self._models
 
     async def refresh(self) -> None:
