@@ -9,13 +9,13 @@ answer and the effects that the world owes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from random import Random
 
 import numpy as np
-from msgspec import Struct
 
+from router.admitter import Admission, Admitter
 from router.beacons import Beacons
+from router.booker import Booker
 from router.bookings import Bookings
 from router.closed_loop.closed_loop import ClosedLoop
 from router.core_settings import CoreSettings
@@ -27,20 +27,19 @@ from router.effects import (
     RequestCheckpoint,
     ReservationExpired,
     SendBeacon,
-    WorkerGone,
 )
 from router.errors import (
     InvalidFieldError,
-    KvRouterError,
 )
 from router.fleet import Fleet
 from router.foreign import ForeignReservations
-from router.indexer.base import NO_OVERLAP, HeldSlice, Indexer, IndexMode, OverlapScores
+from router.indexer.base import HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
 from router.indexer.event_log import Verdict
 from router.indexer.predictions import Predictions
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
+from router.membership import Membership
 from router.placement import Explained, Placement
 from router.placer import Placer
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
@@ -72,9 +71,8 @@ from router.scheduler.selector import Selector
 from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
 from router.scheduler.waiting_room import WaitingRoom
-from router.sequence.prompt import Prompt, expected
+from router.sequence.prompt import Prompt
 from router.sequence.rank_table import RankTable
-from router.sequence.stages import SCHEDULING
 from router.sequence.tracker import Tracker
 from router.sequence.tracking import Tracking
 from router.standing import Standing
@@ -87,28 +85,18 @@ SETTLED_RANKS = 64
 """Restored ranks checked without a pause."""
 
 
-class Admission(Struct, frozen=True, eq=False):
-    """A request that waited is placed, or refused after all."""
-
-    ticket: int
-    request_id: str | None
-    isl_tokens: int
-    outcome: Placement | KvRouterError
-    policy_class: str
-    waited_s: float
-    effects: list[Effect]
-
-
 class RouterCore:
     """Owns `fleet`, `foreign`, `gate`, `index`, `predictions`, `predictor`, `ranks`, `tracker` and
     `waiting`, all of which may be read.
     """
 
     __slots__ = (
+        "_admitter",
         "_beacons",
+        "_booker",
         "_bookings",
+        "_membership",
         "_placer",
-        "_rng",
         "_settings",
         "_standing",
         "_usage",
@@ -134,7 +122,6 @@ class RouterCore:
         ConfigError where the settings name another one.
         """
         self._settings = settings
-        self._rng = rng
         self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
         self.naming = settings.naming
@@ -154,9 +141,13 @@ class RouterCore:
         self._standing = Standing(self.ranks, self.fleet, self.index, self.trust_weights)
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
         self._placer = Placer(settings, *known, self.foreign.crowd, selectors, rng)
+        stores = (*known, self.predictor, self.foreign, self._standing)
+        self._membership = Membership(*stores, self.gate)
         self._usage = UsageCheck(self.tracker, self.index, sees_events=self.reads_events)
         booked = (self.tracker, self.foreign, self.predictions, self.waiting)
         self._bookings = Bookings(settings, *booked, self._usage)
+        self._booker = Booker(self._placer, self._bookings)
+        self._admitter = Admitter(self.fleet, self._placer, self._booker, self.waiting)
 
     @property
     def gate(self) -> Gate:
@@ -182,33 +173,12 @@ class RouterCore:
 
     def upsert_worker(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker or take over what it announces now. A new life forgets the old one."""
-        known = self.fleet.get(announcement.worker_id)
-        before = None if known is None else known.announcement
-        self.fleet.put(announcement, now_s)
-        if announcement == before:
-            return
-        kept = set() if before is None else self._kept_ranks(before, announcement)
-        for rank in before.ranks if before is not None else ():
-            if rank not in kept:
-                self._forget_rank(rank)
-        for rank in announcement.ranks:
-            self._standing.note_worker(rank, announcement)
-            if rank not in kept:
-                self.index.add_rank(rank, announcement.scope, announcement.identity, now_s)
-                self.predictor.add(rank, announcement.scope.model_name, now_s)
-            else:
-                self.predictor.note_announced(rank)
-            self._standing.note(rank, now_s)
-            if rank not in kept:
-                self.foreign.book_rank(rank, now_s)
+        self._membership.upsert_worker(announcement, now_s)
 
     def remove_worker(self, worker_id: int, reason: str) -> list[Effect]:
         """Take a worker out, with index, load and reservations; unknown ones are passed over."""
-        worker = self.fleet.get(worker_id)
-        if worker is None:
-            return []
-        self.fleet.remove(worker_id)
-        return [self._forget_worker(worker.announcement, reason), *self._woken()]
+        gone = self._membership.remove_worker(worker_id, reason)
+        return [*gone, *self._woken()] if gone else []
 
     def order_worker(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
         """Cordon a worker, drain it, or let it serve again; it need not exist yet."""
@@ -286,9 +256,7 @@ class RouterCore:
 
     def tick(self, now_s: float) -> list[Effect]:
         """What time alone brings about: workers gone, reservations expired, checkpoints overdue."""
-        effects: list[Effect] = [
-            self._forget_worker(gone, "silent") for gone in self.fleet.take_gone(now_s)
-        ]
+        effects = self._membership.remove_silent(now_s)
         effects += [
             ReservationExpired(request_id, rank)
             for request_id, rank in self.tracker.expire(now_s)
@@ -314,7 +282,7 @@ class RouterCore:
 
     def set_busy_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
         """From now on ranks of this model are busy above these."""
-        self._placer.gate.set_thresholds(model_name, thresholds)
+        self.gate.set_thresholds(model_name, thresholds)
 
     # ── What callers ask ─────────────────────────────────────────────────────────────────────────
 
@@ -368,19 +336,7 @@ class RouterCore:
         Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError,
         NoEndpointsError, WorkersOverloadedError; then nothing is booked.
         """
-        request_id = self._bookings.bookable_id(request.request_id)
-        placement = self.select(request, prompt, now_s)
-        rank, overlap_blocks = placement.rank, placement.overlap_blocks
-        expected_tokens = request.expected_output_tokens
-        found_by = placement.prompt.sequence_hashes
-        scope, held_blocks = placement.choice.table.scope, placement.held_blocks
-        expectation = expected(request, scope, prompt, found_by, held_blocks, tenant=request.tenant)
-        footprint = placement.prompt.footprint(overlap_blocks, expected_tokens, expectation)
-        if request.lora_name is not None:
-            self.gate.served(rank, request.lora_name, placement.worker.labels)
-        booked = (footprint, found_by, placement.tracking)
-        effects = self._bookings.book(request_id, scope, rank, *booked, now_s)
-        return placement, effects
+        return self._booker.select_and_reserve(request, prompt, now_s)
 
     def submit(
         self, request: SelectRequest, prompt: Prompt, now_s: float
@@ -390,50 +346,11 @@ class RouterCore:
         With that comes an `Admission` later, or a `RefuseWaiting`. Raises QueueFullError,
         TenantQueueFullError, and what `select_and_reserve` raises.
         """
-        queue = self.waiting.queue(request.scope)
-        if queue is None:
-            return self.select_and_reserve(request, prompt, now_s)
-        self._bookings.bookable_id(request.request_id)
-        index = queue.classes.certain(request.policy_class)
-        cached_tokens: int | None = None
-        if index is None:
-            cached_tokens = self._placer.cached_tokens(request, prompt, now_s)
-            uncached_tokens = prompt.isl_tokens - cached_tokens
-            index = queue.classes.index(request.policy_class, uncached_tokens)
-        policy_class = queue.classes.all[index]
-        if not len(queue) and self._placer.has_room(request, policy_class, 1.0, now_s):
-            placement, effects = self.select_and_reserve(request, prompt, now_s)
-            self.waiting.charge(request, index, placement.uncached_tokens, now_s)
-            return placement, effects
-        if cached_tokens is None:
-            cached_tokens = self._placer.cached_tokens(request, prompt, now_s)
-        workers = len(self.fleet.schedulable(request.scope))
-        ticket, refused = self.waiting.wait(request, prompt, index, cached_tokens, workers, now_s)
-        return ticket, [*(RefuseWaiting(*each) for each in refused), AdmitWaiting()]
+        return self._admitter.submit(request, prompt, now_s)
 
     def admit(self, now_s: float) -> Admission | None:
         """Place somebody whose turn it is, if a rank has room; the caller goes on until None."""
-        taken = self.waiting.take(partial(self._placer.has_room, now_s=now_s), now_s)
-        if taken is None:
-            return None
-        waiting, pending = taken
-        if pending.prompt.stages is not None:
-            pending.prompt.stages.admitted()
-        outcome: Placement | KvRouterError
-        try:
-            outcome, effects = self.select_and_reserve(pending.request, pending.prompt, now_s)
-        except KvRouterError as error:
-            outcome, effects = error, []
-        pending.prompt.end(SCHEDULING)
-        return Admission(
-            waiting.ticket,
-            pending.request.request_id,
-            waiting.isl_tokens,
-            outcome,
-            pending.policy_class,
-            now_s - waiting.since_s,
-            effects,
-        )
+        return self._admitter.admit(now_s)
 
     def withdraw(self, ticket: int) -> bool:
         """Nobody waits for this ticket any more; False if it does not wait."""
@@ -446,21 +363,7 @@ class RouterCore:
 
         Raises WorkerNotFoundError, and what `select_and_reserve` raises.
         """
-        request_id = self._bookings.bookable_id(request.request_id)
-        rank = Rank(request.worker_id, request.dp_rank)
-        worker = self._placer.find_worker(request.scope, rank)
-        hashed = prompt.hashed(worker.identity)
-        overlap = self._placer.overlaps(request.scope, hashed).get(rank, NO_OVERLAP)
-        found_by = hashed.sequence_hashes
-        expectation = expected(request, request.scope, prompt, found_by, overlap.remote)
-        expected_tokens = request.expected_output_tokens
-        footprint = hashed.footprint(overlap.device, expected_tokens, expectation)
-        if request.lora_name is not None:
-            self.gate.served(rank, request.lora_name, worker.labels)
-        tracking = self.tracking(request)
-        booked = (footprint, found_by, tracking)
-        effects = self._bookings.book(request_id, request.scope, rank, *booked, now_s)
-        return worker, effects
+        return self._booker.reserve(request, prompt, now_s)
 
     def prefill_complete(
         self,
@@ -526,32 +429,3 @@ class RouterCore:
     def _woken(self) -> list[Effect]:
         """Some rank may have become free."""
         return [AdmitWaiting()] if len(self.waiting) else []
-
-    def _kept_ranks(self, before: WorkerAnnouncement, after: WorkerAnnouncement) -> set[Rank]:
-        """Ranks whose index and reservations survive a change of announcement.
-
-        A new life keeps nothing, unless its first checkpoint came before its announcement.
-        """
-        if (before.scope, before.identity) != (after.scope, after.identity):
-            return set()
-        both = {
-            rank
-            for rank in set(before.ranks) & set(after.ranks)
-            if before.source(rank) == after.source(rank)
-        }
-        if before.incarnation == after.incarnation:
-            return both
-        return {rank for rank in both if self.index.incarnation(rank) == after.incarnation}
-
-    def _forget_worker(self, announcement: WorkerAnnouncement, reason: str) -> WorkerGone:
-        dropped = sum(self._forget_rank(rank) for rank in announcement.ranks)
-        return WorkerGone(announcement.worker_id, reason, dropped)
-
-    def _forget_rank(self, rank: Rank) -> int:
-        self.index.drop_rank(rank)
-        self.predictions.drop_rank(rank)
-        dropped = sum(isinstance(each, str) for each in self.tracker.drop_rank(rank))
-        self.predictor.drop(rank)
-        self._placer.gate.forget(rank)
-        self.ranks.drop(rank)
-        return dropped

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from router.core import Admission, RouterCore
+from router.admitter import Admission
+from router.core import RouterCore
 from router.effects import Effect
 from router.errors import ClientGoneError, KvRouterError, ReservationNotFoundError
 from router.metrics import RouterMetrics

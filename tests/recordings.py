@@ -105,7 +105,7 @@ def replayed(recording, **settings):
 def state(core):
     """All that later decisions could depend on."""
     return {
-        "rng": core._rng.getstate(),
+        "rng": core._placer._rng.getstate(),
         "fleet": [structs.astuple(w.announcement) for w in core.fleet],
         "heard": [(w.heard_s, w.was_heard) for w in core.fleet],
         "held": _held(core),

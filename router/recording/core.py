@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias, TypeVar
 
-from router.core import Admission, RouterCore
+from router.admitter import Admission
+from router.core import RouterCore
 from router.core_settings import CoreSettings
 from router.effects import Effect, SendBeacon
 from router.errors import KvRouterError
@@ -200,8 +201,6 @@ class RecordedCore(RouterCore):
 
     def select(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """See `RouterCore`."""
-        if self._is_deciding:  # on behalf of one of the others
-            return super().select(request, prompt, now_s)
         return self._decide(
             lambda: super(RecordedCore, self).select(request, prompt, now_s),
             lambda placement: chosen(placement.choice),
@@ -212,8 +211,6 @@ class RecordedCore(RouterCore):
         self, request: SelectRequest, prompt: Prompt, now_s: float
     ) -> tuple[Placement, list[Effect]]:
         """See `RouterCore`."""
-        if self._is_deciding:  # on behalf of `submit` or `admit`
-            return super().select_and_reserve(request, prompt, now_s)
         return self._decide(
             lambda: super(RecordedCore, self).select_and_reserve(request, prompt, now_s),
             lambda booked: chosen(booked[0].choice),

@@ -7,7 +7,8 @@ import numpy as np
 from msgspec import Struct, structs
 from xxhash import xxh3_64_hexdigest
 
-from router.core import Admission, RouterCore
+from router.admitter import Admission
+from router.core import RouterCore
 from router.errors import KvRouterError
 from router.placement import Placement
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest

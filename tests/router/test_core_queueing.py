@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from builders import World, rank
-from router.core import Admission
+from router.admitter import Admission
 from router.effects import AdmitWaiting, RefuseWaiting
 from router.errors import DuplicateReservationError, NoEndpointsError
 from router.protocol.requests import RankTarget, SelectRequest

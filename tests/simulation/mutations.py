@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from router.beacons import Beacons
-from router.core import RouterCore
 from router.indexer.event_log import EventLog, Verdict
 from router.indexer.rank_index import RankIndex
 from router.indexer.trusted_index import TrustedIndex
+from router.membership import Membership
 from router.protocol.events import EventBatch
 from router.publisher.engine_feed import EngineFeed
 from router.publisher.events import KvEventPublisher
@@ -109,7 +109,7 @@ MUTATIONS = {
     ],
     "no checkpoint is asked for": [(TrustedIndex, "take_wanted_checkpoints", lambda *_: [])],
     "reports are not compared": [(TrustedIndex, "compare", lambda *_: None)],
-    "blocks of the gone stay": [(RouterCore, "_forget_rank", lambda *_: 0)],
+    "blocks of the gone stay": [(Membership, "_forget_rank", lambda *_: 0)],
     "an engine's new life is not noticed": [(EngineFeed, "_begin_life", lambda *_: None)],
     "an engine's lost batches are passed over": [(EngineFeed, "_lose", lambda *_: None)],
     "an engine's clear is passed over": [(Normalizer, "_apply_cleared", lambda *_: None)],
