@@ -18,7 +18,6 @@ from router.core import RouterCore
 from router.errors import (
     InvalidFieldError,
     MissingRequestIdError,
-    NoEndpointsError,
     SelectionNotFoundError,
     ShadowOffError,
 )
@@ -27,6 +26,7 @@ from router.logged_decisions import LoggedDecision, logged_decision
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
+from router.placement_errors import NoEndpointsError
 from router.prompts import is_short, prepared
 from router.protocol.replicas import PromptUsage
 from router.protocol.replies import (

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from router.bus_errors import BusError
 from router.core import RouterCore
 from router.data_dir import DataDir
 from router.engines import Engines
-from router.errors import BusError
 from router.http.front import Front
 from router.http.hot_protocol import HotProtocol
 from router.metrics import RouterMetrics

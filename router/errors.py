@@ -8,53 +8,23 @@ values, not exceptions.
     KvRouterError
     ├── InvalidFieldError            a field is missing, malformed or out of range
     │   └── MissingRequestIdError
-    ├── MalformedBodyError           not JSON at all
-    ├── UnsupportedMediaTypeError, BodyTooLargeError, BodyTimeoutError, ClientGoneError
     ├── DuplicateReservationError, ReservationNotFoundError, TooManyReservationsError
     ├── DeadlineExceededError        the caller does not wait any longer
     ├── SelectionNotFoundError       nothing pending to be reserved under this id
-    ├── TooManyQueriesError          an agent answers one after the other, and a few wait already
-    ├── WorkerNotFoundError, NoEndpointsError
-    ├── WorkersOverloadedError       all who may serve a request have more than enough to do
-    ├── PolicyFailedError            a policy that is not ours broke its contract
+    ├── WorkerNotFoundError
     ├── IndexDisabledError           the configuration says to keep no index
     ├── ShadowOffError               the configuration says to decide, not to compare
     ├── NoReplicaPeersError          routers find each other, nobody names them
-    ├── …                            what the index alone refuses: see `index_errors`
-    ├── …                            of blocks and their tokens: see `block_errors`
-    ├── …                            of requests in a connector: see `slot_errors`
-    ├── …                            of blocks that workers share: see `blockset_errors`
-    ├── …                            of registered workers: see `registration_errors`
-    ├── …                            of requests that would wait: see `queue_errors`
-    ├── …                            what callers see without an answer: see `client/errors`
-    ├── …                            of a fleet on one machine: see `local/errors`
     ├── ConfigError                  a setting, at start
     ├── WireError                    undecodable bytes on the bus
     ├── ServerError                  an HTTP server that a tool asked
-    ├── SnapshotError                a kept index that can not be used
-    ├── NormalizerStateError         undecodable bytes of what a normaliser kept
-    ├── FeedStateError               unusable or unwritable file of what an agent knew
-    ├── RecordingError               a recording that can not be read, or not further
-    ├── TraceError                   a line of a trace of requests, for the simulator
-    ├── TwinError                    another live process has this id
-    └── BusError
-        ├── BusUnavailableError      not connected, no answer in time
-        ├── LogConflictError         somebody else wrote to our subject, or the store was lost
-        └── LogFullError             the stream is at its configured limit
+    └── …                            one module per subject: `body_errors`, `placement_errors`,
+                                     `queue_errors`, `registration_errors`, `index_errors`,
+                                     `bus_errors`, `block_errors`, `blockset_errors`,
+                                     `slot_errors`, and the `errors` module of a package
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
-
-from msgspec import Struct
-
-SnapshotProblem: TypeAlias = Literal[
-    "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
-]
-
-RecordingProblem: TypeAlias = Literal[
-    "empty", "foreign", "version", "damaged", "cut off", "too long"
-]
+from typing import ClassVar
 
 
 class KvRouterError(Exception):
@@ -99,62 +69,6 @@ class MissingRequestIdError(InvalidFieldError):
             "missing; a reservation needs an id",
             "a non-empty string, as request_id or as header x-request-id",
         )
-
-
-class MalformedBodyError(KvRouterError):
-    """The body is not the encoding it claims to be."""
-
-    code = "malformed_body"
-    http_status = 400
-
-    def __init__(self, reason: str, allowed: str = "valid JSON in UTF-8") -> None:
-        super().__init__(f"body: {reason} (allowed: {allowed})")
-        self.reason = reason
-
-
-class UnsupportedMediaTypeError(KvRouterError):
-    """The content type is not one this route reads."""
-
-    code = "unsupported_media_type"
-    http_status = 415
-
-    def __init__(
-        self, content_type: str | None, allowed: Sequence[str] = ("application/json",)
-    ) -> None:
-        super().__init__(f"content-type: {content_type!r} (allowed: {', '.join(allowed)})")
-        self.content_type = content_type
-
-
-class BodyTooLargeError(KvRouterError):
-    """The body exceeds the configured limit."""
-
-    code = "body_too_large"
-    http_status = 413
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"body: larger than the limit (allowed: at most {limit_bytes} bytes)")
-        self.limit_bytes = limit_bytes
-
-
-class BodyTimeoutError(KvRouterError):
-    """The caller did not deliver its body in time."""
-
-    code = "body_timeout"
-    http_status = 408
-
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(f"body: not received in time (allowed: at most {limit_s} s)")
-        self.limit_s = limit_s
-
-
-class ClientGoneError(KvRouterError):
-    """The caller hung up before it had said everything; nobody reads the answer."""
-
-    code = "client_gone"
-    http_status = 499
-
-    def __init__(self) -> None:
-        super().__init__("body: the caller hung up")
 
 
 class DuplicateReservationError(KvRouterError):
@@ -220,17 +134,6 @@ class DeadlineExceededError(KvRouterError):
         self.timeout_s = timeout_s
 
 
-class TooManyQueriesError(KvRouterError):
-    """As many queries about a rank's events wait as may."""
-
-    code = "busy"
-    http_status = 503
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"queries: the limit is reached (allowed: at most {limit} waiting ones)")
-        self.limit = limit
-
-
 class WorkerNotFoundError(KvRouterError):
     """No such worker, or no such rank of it, in the place asked about."""
 
@@ -240,65 +143,6 @@ class WorkerNotFoundError(KvRouterError):
     def __init__(self, worker_id: int, detail: str = "") -> None:
         super().__init__(f"worker {worker_id} not found{detail and ' ' + detail}")
         self.worker_id = worker_id
-
-
-class RemovedRanks(Struct, frozen=True):
-    """How many ranks a filter removed, and the first of them."""
-
-    filter: str
-    count: int
-    ranks: list[str]
-
-    def __str__(self) -> str:
-        more = f" and {self.count - len(self.ranks)} more" if self.count > len(self.ranks) else ""
-        return f"{self.filter} removed {', '.join(self.ranks)}{more}"
-
-
-class NoEndpointsError(KvRouterError):
-    """No worker can take the request; `removed`: which filter removed whom, in order."""
-
-    code = "no_endpoints"
-    http_status = 503
-
-    def __init__(
-        self,
-        model_name: str,
-        routing_group: str,
-        reason: str,
-        removed: Sequence[RemovedRanks] = (),
-    ) -> None:
-        who = "".join(f"; {each}" for each in removed)
-        super().__init__(f"{reason} for model={model_name} routing_group={routing_group}{who}")
-        self.model_name = model_name
-        self.routing_group = routing_group
-        self.reason = reason
-        self.removed = removed
-
-
-class WorkersOverloadedError(KvRouterError):
-    """All workers that may take the request are overloaded; `worker_id`: where it is pinned to."""
-
-    code = "workers_overloaded"
-    http_status = 529
-
-    def __init__(self, worker_id: int | None = None, removed: Sequence[RemovedRanks] = ()) -> None:
-        pinned = f"worker {worker_id}, where the request is pinned to, is overloaded"
-        reason = "all eligible workers are overloaded" if worker_id is None else pinned
-        super().__init__(reason + "".join(f"; {each}" for each in removed))
-        self.worker_id = worker_id
-        self.removed = removed
-
-
-class PolicyFailedError(KvRouterError):
-    """A custom policy raised, or gave what cannot be decided on."""
-
-    code = "policy_failed"
-
-    def __init__(self, policy: str, step: str, reason: str) -> None:
-        super().__init__(f"policy {policy}: {step}: {reason}")
-        self.policy = policy
-        self.step = step
-        self.reason = reason
 
 
 class IndexDisabledError(KvRouterError):
@@ -378,110 +222,3 @@ class ServerError(KvRouterError):
         self.url = url
         self.reason = reason
         self.status = status
-
-
-class SnapshotError(KvRouterError):
-    """A snapshot of an index that can not be used; `problem` says why in a word or two."""
-
-    code = "snapshot"
-
-    def __init__(self, problem: SnapshotProblem, detail: str) -> None:
-        super().__init__(f"unusable snapshot ({problem}): {detail}")
-        self.problem = problem
-        self.detail = detail
-
-
-class NormalizerStateError(KvRouterError):
-    """What should be the kept state of a normaliser is none, or not of this version or identity."""
-
-    code = "normalizer_state"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"unusable state of a normaliser: {reason}")
-        self.reason = reason
-
-
-class FeedStateError(KvRouterError):
-    """The file in which an agent keeps what it knows of its engine cannot be used, or written."""
-
-    code = "feed_state"
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
-
-
-class RecordingError(KvRouterError):
-    """A recording cannot be read, or not behind some line. `problem` says why in a word or two."""
-
-    code = "recording"
-
-    def __init__(self, problem: RecordingProblem, line: int, detail: str) -> None:
-        super().__init__(f"line {line}: {detail}")
-        self.problem = problem
-        self.line = line
-        self.detail = detail
-
-
-class TraceError(KvRouterError):
-    """A line of a trace of requests is malformed, or contradicts the lines above it."""
-
-    code = "trace"
-
-    def __init__(self, line: int, field: str, reason: str, allowed: str) -> None:
-        super().__init__(f"line {line}: {field}: {reason} (allowed: {allowed})")
-        self.line = line
-        self.field = field
-        self.reason = reason
-        self.allowed = allowed
-
-
-class TwinError(KvRouterError):
-    """Another live process announces itself under the same id."""
-
-    code = "twin"
-    http_status = 409
-
-    def __init__(self, key: str, detail: str) -> None:
-        super().__init__(f"{key} is taken: {detail}")
-        self.key = key
-        self.detail = detail
-
-
-class BusError(KvRouterError):
-    """Something between us and the event bus."""
-
-    code = "bus"
-    http_status = 503
-
-
-class BusUnavailableError(BusError):
-    """The bus did not answer in time, or there is no connection."""
-
-    code = "bus_unavailable"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"event bus unavailable: {reason}")
-        self.reason = reason
-
-
-class LogConflictError(BusError):
-    """The subject's last sequence is not the expected one: a twin wrote, or the store was lost."""
-
-    code = "log_conflict"
-
-    def __init__(self, subject: str, expected_sequence: int) -> None:
-        super().__init__(f"{subject}: last sequence is not {expected_sequence}")
-        self.subject = subject
-        self.expected_sequence = expected_sequence
-
-
-class LogFullError(BusError):
-    """The event stream is at its configured limit and refuses new messages."""
-
-    code = "log_full"
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(f"{subject}: the event stream is full")
-        self.subject = subject

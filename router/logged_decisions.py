@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core import RouterCore
-from router.errors import RemovedRanks
 from router.explain import explained_candidates
 from router.placement import Placement
+from router.placement_errors import RemovedRanks
 from router.protocol.replies import ExplainedCandidate
 from router.protocol.requests import SelectRequest
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from nats.aio.msg import Msg
 from nats.js import api
 
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.publisher.bus import Bus, translated
 from router.stream_reader import Delivery, StreamState
 

@@ -26,7 +26,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import api
 
-from router.errors import BusError, BusUnavailableError, SnapshotError, WireError
+from router.bus_errors import BusError, BusUnavailableError
+from router.errors import WireError
+from router.indexer.errors import SnapshotError
 from router.protocol.codec import decode
 from router.publisher.bus import (
     REQUEST_TIMEOUT_S,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+from router.bus_errors import BusError, BusUnavailableError
 from router.effects import (
     AdmitWaiting,
     Effect,
@@ -23,7 +24,7 @@ from router.effects import (
     UsageTold,
     WorkerGone,
 )
-from router.errors import BusError, BusUnavailableError, KvRouterError
+from router.errors import KvRouterError
 from router.metrics import RouterMetrics
 from router.protocol.loads import encode_beacon
 from router.protocol.replicas import encode_replica_message

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from router.errors import RemovedRanks
 from router.indexer.base import OverlapScores
+from router.placement_errors import RemovedRanks
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Rank
 from router.scheduler.gate import Passed

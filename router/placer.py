@@ -12,18 +12,13 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from router.core_settings import CoreSettings
-from router.errors import (
-    KvRouterError,
-    NoEndpointsError,
-    RemovedRanks,
-    WorkerNotFoundError,
-    WorkersOverloadedError,
-)
+from router.errors import KvRouterError, WorkerNotFoundError
 from router.fleet import Fleet
 from router.indexer.base import OverlapScores
 from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Explained, Placement
+from router.placement_errors import NoEndpointsError, RemovedRanks, WorkersOverloadedError
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope

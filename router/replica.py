@@ -18,9 +18,10 @@ from contextlib import suppress
 from itertools import islice
 
 from router.bequest import Bequest
+from router.bus_errors import BusError, BusUnavailableError
 from router.core import RouterCore
 from router.effects import TellReplica
-from router.errors import BusError, BusUnavailableError, WireError
+from router.errors import WireError
 from router.outbox import Outbox
 from router.protocol.replicas import (
     Frame,

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from router.bus_errors import BusUnavailableError, TwinError
 from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
@@ -16,7 +17,7 @@ from router.core_host import CoreHost, Task
 from router.dashboard.dashboard import Dashboard
 from router.decision_log import DecisionLog
 from router.dynamo.attach import dynamo_follower
-from router.errors import BusUnavailableError, ConfigError, TwinError
+from router.errors import ConfigError
 from router.http.api import Api
 from router.http.front import Front
 from router.http.hot import HotRoutes

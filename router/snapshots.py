@@ -20,9 +20,10 @@ from random import uniform
 
 from msgspec import Struct
 
+from router.bus_errors import BusError, LogConflictError
 from router.core import RouterCore
 from router.dumping import dumped
-from router.errors import BusError, LogConflictError, SnapshotError
+from router.indexer.errors import SnapshotError
 from router.indexer.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from router.metrics import RouterMetrics
 from router.object_bucket import ObjectBucket

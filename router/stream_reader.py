@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.protocol.values import StreamPosition
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from router.admitter import Admission
+from router.body_errors import ClientGoneError
 from router.core import RouterCore
 from router.effects import Effect
-from router.errors import ClientGoneError, KvRouterError, ReservationNotFoundError
+from router.errors import KvRouterError, ReservationNotFoundError
 from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.queue_errors import DrainingError

@@ -9,7 +9,7 @@ import time
 from math import inf
 
 from builders import IDENTITY, announcement
-from router.errors import BusError
+from router.bus_errors import BusError
 from router.protocol.catalogue import encode_entry, worker_key
 from router.protocol.loads import LoadReport
 from router.protocol.requests import SelectRequest

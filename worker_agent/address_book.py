@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from router.errors import BusUnavailableError, WireError
+from router.bus_errors import BusUnavailableError
+from router.errors import WireError
 from router.protocol.catalogue import decode_worker, worker_key
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank

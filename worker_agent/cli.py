@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from router.block_errors import StorageError
-from router.errors import ConfigError, TwinError
+from router.bus_errors import TwinError
+from router.errors import ConfigError
 from router.process.health import health, started_with
 from router.process.logs import log_to_stderr
 from router.process.serving import run_until_signal

@@ -8,7 +8,8 @@ from contextlib import suppress
 from nats.aio.subscription import Subscription
 from nats.errors import NoRespondersError
 
-from router.errors import BusUnavailableError, TwinError, WireError
+from router.bus_errors import BusUnavailableError, TwinError
+from router.errors import WireError
 from router.protocol.catalogue import worker_key
 from router.protocol.loads import decode_beacon
 from router.protocol.subjects import Subjects

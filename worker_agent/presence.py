@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
-from router.errors import BusError, LogConflictError, TwinError
+from router.bus_errors import BusError, LogConflictError, TwinError
 from router.protocol.catalogue import WorkerAnnouncement, encode_entry, worker_key
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank

@@ -16,12 +16,13 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, NoRespondersError
 
+from router.body_errors import BodyTooLargeError
+from router.bus_errors import BusUnavailableError
 from router.client.bodies import as_list
 from router.client.calls import Question
 from router.client.errors import UnansweredError
 from router.client.refusals import rebuilt
 from router.client.settings import Patience
-from router.errors import BodyTooLargeError, BusUnavailableError
 from router.protocol.subjects import Subjects
 from router.publisher.bus import Bus, connection
 from router.security.nats_access import NatsAccess

@@ -5,12 +5,29 @@ from typing import Any, TypeGuard, get_type_hints
 
 import msgspec
 
-from router import errors, index_errors, queue_errors, registration_errors
+from router import (
+    body_errors,
+    bus_errors,
+    errors,
+    index_errors,
+    placement_errors,
+    queue_errors,
+    registration_errors,
+)
 from router.client.errors import RefusedError
 from router.errors import KvRouterError
 from router.security import errors as security_errors
 
-_MODULES = (errors, index_errors, queue_errors, registration_errors, security_errors)
+_MODULES = (
+    errors,
+    body_errors,
+    bus_errors,
+    index_errors,
+    placement_errors,
+    queue_errors,
+    registration_errors,
+    security_errors,
+)
 
 
 def rebuilt(body: object, status: int, retry_after: str | None) -> KvRouterError:

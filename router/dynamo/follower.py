@@ -17,6 +17,7 @@ from functools import partial
 
 from nats.js.errors import NotFoundError
 
+from router.bus_errors import BusError
 from router.core import RouterCore
 from router.dynamo.fleet import DynamoFleet
 from router.dynamo.incumbents import Incumbents
@@ -31,7 +32,8 @@ from router.dynamo.messages import (
 )
 from router.dynamo.settings import EVENTS, LOADS, PASSES, SEQUENCES, DynamoSettings
 from router.dynamo.snapshot import decode_dump
-from router.errors import BusError, SnapshotError, WireError
+from router.errors import WireError
+from router.indexer.errors import SnapshotError
 from router.nats_stream import NatsStream
 from router.object_bucket import ObjectBucket
 from router.outbox import Outbox

@@ -18,11 +18,11 @@ from router.dynamo.messages import AddRequest, SequenceEvent
 from router.dynamo.settings import DynamoSettings
 from router.errors import (
     DuplicateReservationError,
-    NoEndpointsError,
     ReservationNotFoundError,
     TooManyReservationsError,
     WorkerNotFoundError,
 )
+from router.placement_errors import NoEndpointsError
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
 from router.sequence.known_hashes import MAX_PROMPT_TOKENS

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from router.client import Reservation, RouterClient
-from router.errors import NoEndpointsError
 from router.forward.placing import elsewhere
 from router.forward.standing import Standing
+from router.placement_errors import NoEndpointsError
 from router.protocol.requests import SelectRequest
 
 UNHEARD_S = (0.05, 0.2, 0.5)

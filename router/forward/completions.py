@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from router.errors import InvalidFieldError, KvRouterError, NoEndpointsError
+from router.errors import InvalidFieldError, KvRouterError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
@@ -14,6 +14,7 @@ from router.forward.placing import Placing, PromptTokens
 from router.forward.push import Errand, Push
 from router.forward.roster import Roster
 from router.forward.tokenizing import Tokenizing
+from router.placement_errors import NoEndpointsError
 from router.process.request_ids import ANSWERED
 from router.protocol.requests import SelectRequest
 from router.security.errors import TooManyRequestsError

@@ -6,7 +6,7 @@ What is to be sent on is decided here alone; lengths and hosts are said anew by 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from router.errors import BodyTooLargeError, UnsupportedMediaTypeError
+from router.body_errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.protocol.replies import Decision
 
 Pairs = Sequence[tuple[bytes, bytes]]

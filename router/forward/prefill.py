@@ -14,7 +14,7 @@ import time
 from msgspec import structs
 
 from router.client import RouterClient
-from router.errors import KvRouterError, NoEndpointsError
+from router.errors import KvRouterError
 from router.forward.asking_prompts import Prompt, PromptAsking
 from router.forward.booking import book
 from router.forward.errors import (
@@ -33,6 +33,7 @@ from router.forward.pools import PrefillPools
 from router.forward.prefill_config import PrefillSettings
 from router.forward.prefill_metrics import PrefillMetrics, PrefillOutcome
 from router.forward.standing import Standing
+from router.placement_errors import NoEndpointsError
 from router.protocol.replies import Decision
 from router.protocol.requests import RankTarget, SelectRequest, Usage
 

@@ -12,7 +12,8 @@ import logging
 import time
 from random import getrandbits
 
-from router.errors import BusError, WireError
+from router.bus_errors import BusError
+from router.errors import WireError
 from router.forward.pools import PrefillPools
 from router.forward.prefill_metrics import PrefillMetrics
 from router.forward.standing import Standing

@@ -14,7 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from router.errors import BodyTimeoutError, BodyTooLargeError, KvRouterError
+from router.body_errors import BodyTimeoutError, BodyTooLargeError
+from router.errors import KvRouterError
 from router.forward.bodies import PATHS
 from router.forward.call import Call, refusal
 from router.forward.completions import Completions

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
-from router.errors import InvalidFieldError, NoEndpointsError, WorkerNotFoundError
+from router.errors import InvalidFieldError, WorkerNotFoundError
 from router.forward.asking_prompts import Prompt
 from router.forward.bodies import CHAT, COMPLETIONS, UNREADABLE, Asked
 from router.forward.booking import book
@@ -32,6 +32,7 @@ from router.forward.standing import Standing
 from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
 from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
+from router.placement_errors import NoEndpointsError
 from router.protocol.replies import Decision
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import BodyTooLargeError, ClientGoneError, UnsupportedMediaTypeError
+from router.body_errors import BodyTooLargeError, ClientGoneError, UnsupportedMediaTypeError
 from router.http.answers import Answer
 from router.process.bodies import read_body
 from router.process.request_ids import REQUEST_ID, is_fit

@@ -9,7 +9,8 @@ Whatever is refused on the way is answered here, in the shape of `router/http/an
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import BodyTooLargeError, KvRouterError
+from router.body_errors import BodyTooLargeError
+from router.errors import KvRouterError
 from router.http.answers import Answer, refusal, warned
 from router.http.exchange import ID_HEADER, Exchange, Head, read_whole_body, send_answer
 from router.http.hot import HotRoute, HotRoutes, Later

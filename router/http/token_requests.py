@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from router.errors import InvalidFieldError, MalformedBodyError, UnsupportedMediaTypeError
+from router.body_errors import MalformedBodyError, UnsupportedMediaTypeError
+from router.errors import InvalidFieldError
 from router.http.exchange import BINARY, JSON, Exchange
 from router.process.bodies import JsonReader
 from router.protocol.requests import PromptRequest

@@ -13,9 +13,10 @@ from fastapi.responses import StreamingResponse
 from msgspec import UNSET
 from starlette.exceptions import HTTPException
 
+from router.body_errors import UnsupportedMediaTypeError
 from router.core import RouterCore
 from router.dumping import dumped
-from router.errors import KvRouterError, UnsupportedMediaTypeError
+from router.errors import KvRouterError
 from router.http.answers import refusal, warned
 from router.http.openapi import ABOUT, document, extra
 from router.http.routes import Ready, Route

@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import DecodeError, Struct, msgpack
 from xxhash import xxh3_64
 
-from router.errors import SnapshotError
 from router.indexer.base import HeldBlocks
 from router.indexer.dumps import IndexDump, RankState, dumped_blocks
+from router.indexer.errors import SnapshotError
 from router.protocol.values import HashArray, PerTier, Rank, Scope, StreamPosition, Tier
 
 MAGIC = b"KVRX"

@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect
 
-from router.errors import (
+from router.body_errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     ClientGoneError,
-    InvalidFieldError,
     MalformedBodyError,
 )
+from router.errors import InvalidFieldError
 from router.process.fields import KnownFields
 
 T = TypeVar("T")

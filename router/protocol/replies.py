@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.errors import RemovedRanks
+from router.placement_errors import RemovedRanks
 from router.protocol.values import DpRank, UInt
 
 

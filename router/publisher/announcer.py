@@ -13,13 +13,8 @@ from contextlib import suppress
 from msgspec import Struct, json
 from nats.js import JetStreamContext, api
 
-from router.errors import (
-    BusError,
-    BusUnavailableError,
-    LogConflictError,
-    TwinError,
-    WireError,
-)
+from router.bus_errors import BusError, BusUnavailableError, LogConflictError, TwinError
+from router.errors import WireError
 from router.protocol.codec import decode
 from router.protocol.subjects import Subjects
 from router.publisher.bus import REQUEST_TIMEOUT_S, ensure_bucket, last_message, translated

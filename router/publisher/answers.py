@@ -11,13 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from router.errors import (
-    BusError,
-    InvalidFieldError,
-    KvRouterError,
-    MalformedBodyError,
-    TooManyQueriesError,
-)
+from router.body_errors import MalformedBodyError
+from router.bus_errors import BusError
+from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_now
 from router.protocol.loads import LoadReport, encode_load_report
 from router.protocol.ranges import (
@@ -30,6 +26,7 @@ from router.protocol.ranges import (
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, subscribe, translated
+from router.publisher.errors import TooManyQueriesError
 from router.publisher.local_index import LocalIndex
 
 MAX_WAITING = 8

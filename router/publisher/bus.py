@@ -13,13 +13,8 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
-from router.errors import (
-    BusError,
-    BusUnavailableError,
-    ConfigError,
-    LogConflictError,
-    LogFullError,
-)
+from router.bus_errors import BusError, BusUnavailableError, LogConflictError, LogFullError
+from router.errors import ConfigError
 from router.masking import masked
 from router.protocol.subjects import Subjects
 from router.security.nats_access import OPEN_ACCESS, NatsAccess

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.errors import NormalizerStateError
 from router.protocol.values import U64_MAX, HashArray
+from router.publisher.errors import NormalizerStateError
 from router.sequence.hashing import HASH_SEED, hash_seed
 
 PLAIN = 0

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.errors import BusError, LogFullError
+from router.bus_errors import BusError, LogFullError
 from router.protocol.events import Checkpoint, LogMessage, encode_log_message
 from router.protocol.values import HashArray, HeldState, Tier
 from router.publisher.journal import EventJournal

@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec import DecodeError, Struct, msgpack
 from xxhash import xxh3_64_intdigest
 
-from router.errors import FeedStateError
 from router.publisher.engine_position import SavedPosition
+from router.publisher.errors import FeedStateError
 from router.publisher.normalizer_state import (
     BIN,
     BIN_HEAD,

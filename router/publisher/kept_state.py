@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from router.errors import FeedStateError, NormalizerStateError
 from router.protocol.values import Rank
 from router.publisher.engine_position import SavedPosition
+from router.publisher.errors import FeedStateError, NormalizerStateError
 from router.publisher.feed_state import load_feed_state, save_feed_state
 from router.publisher.normalizer import Normalizer
 from router.publisher.normalizer_state import SavedParts

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.protocol.loads import LoadReport, encode_load_report
 from router.publisher.transport import Transport
 

@@ -13,13 +13,13 @@ import numpy as np
 from msgspec import DecodeError, Struct, msgpack
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from router.errors import NormalizerStateError
 from router.protocol.values import HashArray, Identity, pack_hashes, unpack_hashes
 from router.publisher.block_names import BlockNames
 from router.publisher.contexts import Context
 from router.publisher.credit import Groups
 from router.publisher.doubts import Doubts
 from router.publisher.engine_batch import EngineStored
+from router.publisher.errors import NormalizerStateError
 from router.publisher.held_back import HeldBack
 from router.publisher.normalizer_settings import NormalizerCounts
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from nats.js import api
 
-from router.errors import BusUnavailableError, LogConflictError
+from router.bus_errors import BusUnavailableError, LogConflictError
 from router.protocol.subjects import Subjects
 from router.publisher.bus import (
     REQUEST_TIMEOUT_S,

@@ -14,9 +14,9 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import DecodeError, Struct, json
 
-from router.errors import RecordingError
 from router.recording.commands import Command, Entry
 from router.recording.decisions import Decision
+from router.recording.errors import RecordingError
 
 FORMAT = "kv-router recording"
 VERSION = 2

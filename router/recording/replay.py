@@ -3,8 +3,9 @@
 from msgspec import Struct
 
 from router.core import RouterCore
-from router.errors import KvRouterError, RecordingError
+from router.errors import KvRouterError
 from router.recording.decisions import Decided, Decision
+from router.recording.errors import RecordingError
 from router.recording.format import End, Hole, Line
 
 

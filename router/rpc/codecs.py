@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from router.batches import Decoder
-from router.errors import UnsupportedMediaTypeError
+from router.body_errors import UnsupportedMediaTypeError
 from router.process.fields import KnownFields, structs_of
 from router.process.packed_fields import PackedFields
 from router.protocol.commands import Command

@@ -11,8 +11,9 @@ from nats.aio.msg import Msg
 
 from router.answering import Answering, BusAnswer, Later
 from router.batches import BatchCommands
+from router.body_errors import BodyTooLargeError
 from router.commands import Commands, Wait
-from router.errors import BodyTooLargeError, KvRouterError
+from router.errors import KvRouterError
 from router.index_errors import AnswerTooLargeError
 from router.metrics import RouterMetrics
 from router.process.request_ids import ANSWERED

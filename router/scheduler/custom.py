@@ -11,7 +11,8 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from router.errors import ConfigError, KvRouterError, PolicyFailedError
+from router.errors import ConfigError, KvRouterError
+from router.placement_errors import PolicyFailedError
 from router.protocol.values import Rank, Scope
 from router.scheduler.selector import BoolArray, Choice, Policy, Reasons, kept
 from router.scheduler.settings import PolicySettings

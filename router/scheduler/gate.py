@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import Struct
 
-from router.errors import KvRouterError, NoEndpointsError, RemovedRanks, WorkersOverloadedError
+from router.errors import KvRouterError
+from router.placement_errors import NoEndpointsError, RemovedRanks, WorkersOverloadedError
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RoutingConstraints, SelectRequest
 from router.protocol.values import Rank, Scope

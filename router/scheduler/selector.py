@@ -8,7 +8,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.errors import NoEndpointsError
+from router.placement_errors import NoEndpointsError
 from router.scheduler.pick import chances, pick
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, Terms, TermTable

@@ -13,7 +13,8 @@ from types import MappingProxyType
 import numpy as np
 from msgspec import Struct
 
-from router.errors import InvalidFieldError, NoEndpointsError, WorkersOverloadedError
+from router.errors import InvalidFieldError
+from router.placement_errors import NoEndpointsError, WorkersOverloadedError
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Rank, Scope, ranks_of
 from router.scheduler.selector import Selector

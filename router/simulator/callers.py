@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 from router.core import RouterCore
 from router.effects import AdmitWaiting, Effect, RefuseWaiting
-from router.errors import NoEndpointsError, ReservationNotFoundError
+from router.errors import ReservationNotFoundError
 from router.placement import Placement
+from router.placement_errors import NoEndpointsError
 from router.protocol.requests import SelectRequest
 from router.queue_errors import QueueFullError, TenantQueueFullError
 from router.sequence.prompt import Prompt

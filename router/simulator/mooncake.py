@@ -11,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta, MsgspecError, Struct, json
 
-from router.errors import TraceError
 from router.protocol.values import U64_MAX
 from router.sequence.hashing import chain
 from router.sequence.known_hashes import MAX_PROMPT_TOKENS
+from router.simulator.errors import TraceError
 from router.simulator.traces import Trace, TraceRequest
 
 BLOCK_SIZE = 512

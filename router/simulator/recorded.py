@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from router.errors import TraceError
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import PromptRequest
@@ -28,6 +27,7 @@ from router.recording.format import Line
 from router.sequence.prompt import prepare
 from router.simulator.calibration import calibrated
 from router.simulator.engine_model import EngineModel, llama_8b
+from router.simulator.errors import TraceError
 from router.simulator.traces import Trace, TraceRequest
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from builders import rank
 from proxies import NONE, Faults
-from router.errors import LogFullError
+from router.bus_errors import LogFullError
 from router.publisher.bus import StreamLimits, ensure_event_stream
 from router.publisher.transport import NatsTransport
 from running import SUBJECTS

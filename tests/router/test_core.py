@@ -17,12 +17,12 @@ from router.errors import (
     DuplicateReservationError,
     InvalidFieldError,
     MissingRequestIdError,
-    NoEndpointsError,
     ReservationNotFoundError,
     TooManyReservationsError,
     WorkerNotFoundError,
 )
 from router.indexer.event_log import Verdict
+from router.placement_errors import NoEndpointsError
 from router.protocol.events import (
     Checkpoint,
     Cleared,

@@ -7,7 +7,8 @@ import pytest
 from builders import World, rank
 from router.admitter import Admission
 from router.effects import AdmitWaiting, RefuseWaiting
-from router.errors import DuplicateReservationError, NoEndpointsError
+from router.errors import DuplicateReservationError
+from router.placement_errors import NoEndpointsError
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.workers import WorkerRegistration
 from router.queue_errors import QueueTimeoutError, WithdrawnError

@@ -6,12 +6,8 @@ import pytest
 
 from builders import BLOCK_SIZE, World, rank, report
 from router.busy_commands import BusyCommands, BusyRank
-from router.errors import (
-    NoEndpointsError,
-    RemovedRanks,
-    WorkerNotFoundError,
-    WorkersOverloadedError,
-)
+from router.errors import WorkerNotFoundError
+from router.placement_errors import NoEndpointsError, RemovedRanks, WorkersOverloadedError
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.loads import LoadGauges
 from router.protocol.requests import (

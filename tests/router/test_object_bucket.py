@@ -9,7 +9,8 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from router import object_bucket
-from router.errors import BusUnavailableError, LogConflictError, SnapshotError
+from router.bus_errors import BusUnavailableError, LogConflictError
+from router.indexer.errors import SnapshotError
 from router.object_bucket import CHUNK_BYTES, ObjectBucket
 from router.publisher.bus import connection
 

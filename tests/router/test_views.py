@@ -6,9 +6,9 @@ import pytest
 
 from builders import World, announcement, rank
 from router import views
-from router.errors import RemovedRanks
 from router.explain import explain
 from router.indexer.dumps import IndexDump
+from router.placement_errors import RemovedRanks
 from router.protocol.dumps import decode_dump
 from router.protocol.replies import PotentialLoad, TrustState
 from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest

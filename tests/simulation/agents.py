@@ -6,7 +6,7 @@
 import asyncio
 from functools import partial
 
-from router.errors import BusError, TwinError
+from router.bus_errors import BusError, TwinError
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import LoadReport, decode_beacon
 from router.protocol.values import SCHEME, Identity

@@ -11,7 +11,7 @@ that really happened is counted. Times are those of the real adapters.
 
 from collections import Counter
 
-from router.errors import BusUnavailableError, LogConflictError, LogFullError
+from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError
 
 
 class Log:

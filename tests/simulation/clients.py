@@ -3,7 +3,7 @@
 from collections import deque
 from contextlib import asynccontextmanager
 
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.stream_reader import Delivery, StreamState
 
 SILENCE_S = 1.0

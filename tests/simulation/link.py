@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.errors import BusUnavailableError, LogConflictError, LogFullError
+from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError
 
 REQUEST_TIMEOUT_S = 5.0
 RECONNECT_S = 0.3

@@ -4,10 +4,10 @@ import asyncio
 from random import Random
 
 from builders import settings
+from router.bus_errors import BusError
 from router.core import RouterCore
 from router.core_host import TICK_S, TIDY_SLICES
 from router.effects import FetchWorker, RequestCheckpoint, SendBeacon
-from router.errors import BusError
 from router.indexer.radix_tree import RadixTree
 from router.protocol.loads import encode_beacon
 from router.publisher.turns import Turns

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agents import RunningAgent
-from router.errors import TwinError
+from router.bus_errors import TwinError
 from router.protocol.catalogue import decode_worker
 from router.protocol.events import Checkpoint, decode_log_message
 from router.protocol.loads import decode_load_report

@@ -12,7 +12,8 @@ import zmq.asyncio
 
 from engines import names
 from metrics_server import MetricsServer, vllm_metrics
-from router.errors import ConfigError, TwinError
+from router.bus_errors import TwinError
+from router.errors import ConfigError
 from router.protocol.catalogue import decode_worker
 from router.protocol.events import decode_log_message
 from router.protocol.loads import decode_load_report

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from router.errors import BodyTooLargeError, BusError, InvalidFieldError, KvRouterError
+from router.body_errors import BodyTooLargeError
+from router.bus_errors import BusError
+from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body
 from router.protocol.subjects import Subjects
 from router.publisher.bus import Bus, subscribe, translated

@@ -9,7 +9,8 @@ import httpx
 import msgspec
 from nats.errors import Error as NatsError
 
-from router.errors import BusUnavailableError, ServerError
+from router.bus_errors import BusUnavailableError
+from router.errors import ServerError
 from router.protocol.subjects import Subjects
 from router.publisher.bus import connection
 from router.security.http_access import HttpAccess

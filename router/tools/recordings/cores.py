@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from router.config import DECISION_SETTINGS, RouterConfig
 from router.core import RouterCore
 from router.core_settings import CoreSettings
-from router.errors import RecordingError
 from router.indexer.base import Indexer
 from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
 from router.recording.core import Record, RecordedCore
+from router.recording.errors import RecordingError
 from router.recording.format import Header, Setting
 
 _Parts: TypeAlias = tuple[CoreSettings, Callable[[], Indexer], Random]

@@ -16,8 +16,9 @@ from math import inf
 from typing import BinaryIO
 
 from router.config import DECISION_SETTINGS, RouterConfig
-from router.errors import ConfigError, RecordingError
+from router.errors import ConfigError
 from router.process.settings import checked, describe
+from router.recording.errors import RecordingError
 from router.recording.format import (
     LINE_LIMIT_BYTES,
     Header,

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from router.errors import RecordingError
 from router.process.tables import table
 from router.recording.decisions import Admit, Decision, Outcome
+from router.recording.errors import RecordingError
 from router.recording.format import Header, Setting
 from router.recording.replay import Compared, Replay
 from router.scheduler.terms import Terms

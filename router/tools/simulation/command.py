@@ -10,7 +10,8 @@ from pathlib import Path
 
 from msgspec import json, to_builtins
 
-from router.errors import RecordingError, TraceError
+from router.recording.errors import RecordingError
+from router.simulator.errors import TraceError
 from router.simulator.scenario import Scenario
 from router.simulator.simulation import simulate as replay_trace
 from router.simulator.summary import Summary, summarize

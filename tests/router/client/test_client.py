@@ -18,12 +18,8 @@ from router.client import (
     Usage,
     WrittenTokens,
 )
-from router.errors import (
-    DuplicateReservationError,
-    InvalidFieldError,
-    NoEndpointsError,
-    ReservationNotFoundError,
-)
+from router.errors import DuplicateReservationError, InvalidFieldError, ReservationNotFoundError
+from router.placement_errors import NoEndpointsError
 from running import RunningRouter
 from servers import equals, eventually
 

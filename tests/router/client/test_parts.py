@@ -9,19 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from router.body_errors import BodyTooLargeError
 from router.client.bodies import encoded
 from router.client.calls import OVERLAP_SCORES, SELECT, Question, said
 from router.client.errors import RefusedError
 from router.client.refusals import rebuilt
 from router.client.settings import Retries
 from router.client.written_tokens import WrittenTokens
-from router.errors import (
-    BodyTooLargeError,
-    InvalidFieldError,
-    MissingRequestIdError,
-    NoEndpointsError,
-    RemovedRanks,
-)
+from router.errors import InvalidFieldError, MissingRequestIdError
+from router.placement_errors import NoEndpointsError, RemovedRanks
 from router.protocol.requests import RankTarget, SelectRequest
 from router.queue_errors import DrainingError, QueueFullError
 from router.security.errors import RateLimitedError, UnauthenticatedError

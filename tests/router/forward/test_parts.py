@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import InvalidFieldError, MalformedBodyError
+from router.body_errors import MalformedBodyError
+from router.errors import InvalidFieldError
 from router.forward.bodies import CHAT, COMPLETIONS, read_asked
 from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
 from router.forward.errors import NoWorkerNamedError

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from router.errors import SnapshotError
 from router.indexer import radix_tree
 from router.indexer.concurrent import ConcurrentIndex
 from router.indexer.dumps import IndexDump
+from router.indexer.errors import SnapshotError
 from router.indexer.event_log import Verdict
 from router.indexer.radix_tree import RadixTree
 from router.indexer.snapshot import MAGIC, VERSION, decode_snapshot, encode_snapshot

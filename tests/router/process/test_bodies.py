@@ -5,12 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from router.errors import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    InvalidFieldError,
-    MalformedBodyError,
-)
+from router.body_errors import BodyTimeoutError, BodyTooLargeError, MalformedBodyError
+from router.errors import InvalidFieldError
 from router.process.bodies import THREAD_BYTES, decode_body, read_body
 from router.protocol.requests import ReserveRequest, SelectRequest
 

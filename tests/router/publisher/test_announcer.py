@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from nats.errors import Error as NatsError
 
-from router.errors import LogConflictError, TwinError
+from router.bus_errors import LogConflictError, TwinError
 from router.protocol.subjects import Subjects
 from router.publisher import announcer as module
 from router.publisher.announcer import Announcer

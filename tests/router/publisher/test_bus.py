@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.protocol.subjects import Subjects
 from router.publisher.bus import (
     StreamLimits,

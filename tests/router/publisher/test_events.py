@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.errors import BusUnavailableError, LogConflictError, LogFullError, TwinError
+from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError, TwinError
 from router.protocol.events import Checkpoint, EventBatch, decode_log_message
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.publisher import events

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.errors import FeedStateError
 from router.publisher.engine_position import SavedPosition
+from router.publisher.errors import FeedStateError
 from router.publisher.feed_state import FeedState, load_feed_state, save_feed_state
 
 STATE = FeedState(SavedPosition(7, bytes(16)), b"normalizer")

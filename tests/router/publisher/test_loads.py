@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from builders import report
-from router.errors import BusUnavailableError
+from router.bus_errors import BusUnavailableError
 from router.protocol.loads import decode_load_report
 from router.publisher.loads import LoadPublisher
 from router.publisher.transport import MemoryTransport

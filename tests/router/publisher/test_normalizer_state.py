@@ -3,8 +3,8 @@
 import pytest
 
 from engines import IDENTITY, Edge, placeholder, removed, stored
-from router.errors import NormalizerStateError
 from router.protocol.values import SCHEME, Doubt, Identity, Tier
+from router.publisher.errors import NormalizerStateError
 from router.publisher.normalizer_settings import NormalizerLimits
 from router.publisher.normalizer_state import decode_state
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.errors import BusUnavailableError, LogConflictError, LogFullError
+from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError
 from router.protocol.subjects import Subjects
 from router.publisher import transport as module
 from router.publisher.bus import StreamLimits

@@ -3,8 +3,8 @@
 import pytest
 
 from recordings import RandomLife, replayed, small
-from router.errors import RecordingError
 from router.recording.commands import Tick
+from router.recording.errors import RecordingError
 from router.recording.format import (
     LINE_LIMIT_BYTES,
     VERSION,

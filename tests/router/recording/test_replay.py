@@ -13,7 +13,7 @@ from builders import announcement, report
 from fuzzing import examples
 from recordings import PROMPTS, RandomLife, Recorded, replayed, state
 from router.core import RouterCore
-from router.errors import KvRouterError, RecordingError
+from router.errors import KvRouterError
 from router.protocol.events import EventBatch, Stored, pack_batch
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
@@ -22,6 +22,7 @@ from router.publisher.journal import EventJournal
 from router.recording.commands import Command, Search
 from router.recording.core import RecordedCore
 from router.recording.decisions import Outcome, Select, Submit
+from router.recording.errors import RecordingError
 from router.recording.format import Hole
 from router.sequence.digest import digest
 from router.sequence.prompt import prepare

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders import World, rank
-from router import errors, queue_errors
+from router import errors, placement_errors, queue_errors
 from router.commands import asked_with
 from router.config import RouterConfig
 from router.protocol.requests import SelectRequest
@@ -163,14 +163,14 @@ def test_an_output_block_implies_nothing_of_the_prompt():
 # ── Errors and settings ──────────────────────────────────────────────────────────────────────────
 
 ERRORS = {
-    "NoEndpoints": (errors.NoEndpointsError, 503),
-    "AllWorkersBusy, AllEligibleWorkersOverloaded": (errors.WorkersOverloadedError, 529),
+    "NoEndpoints": (placement_errors.NoEndpointsError, 503),
+    "AllWorkersBusy, AllEligibleWorkersOverloaded": (placement_errors.WorkersOverloadedError, 529),
     "RouterQueueLimitExceeded": (queue_errors.QueueFullError, 529),
     "SubscriberShutdown": (queue_errors.DrainingError, 503),
     "WorkerNotFound": (errors.WorkerNotFoundError, 404),
     "DuplicateRequest": (errors.DuplicateReservationError, 409),
     "RequestNotFound": (errors.ReservationNotFoundError, 404),
-    "PolicyError": (errors.PolicyFailedError, 500),
+    "PolicyError": (placement_errors.PolicyFailedError, 500),
 }
 
 
@@ -178,7 +178,7 @@ ERRORS = {
 def test_every_error_of_the_anchor_is_one_of_ours_with_a_code_to_count_by(name):
     error, status = ERRORS[name]
     assert error.http_status == status
-    every = [*vars(errors).values(), *vars(queue_errors).values()]
+    every = [*vars(errors).values(), *vars(placement_errors).values(), *vars(queue_errors).values()]
     kinds = {each for each in every if isinstance(each, type) and hasattr(each, "http_status")}
     assert [each for each in kinds if each.code == error.code] == [error]
 

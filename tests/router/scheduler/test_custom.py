@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import router.scheduler
-from router.errors import ConfigError, NoEndpointsError, PolicyFailedError
+from router.errors import ConfigError
+from router.placement_errors import NoEndpointsError, PolicyFailedError
 from router.scheduler.custom import CustomPolicy, checked_policy
 from router.scheduler.selector import Policy
 from router.scheduler.settings import PolicySettings

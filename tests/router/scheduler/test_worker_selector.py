@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from router.errors import InvalidFieldError, NoEndpointsError, WorkersOverloadedError
+from router.errors import InvalidFieldError
+from router.placement_errors import NoEndpointsError, WorkersOverloadedError
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Rank
 from router.scheduler.dynamo import Dynamo10

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from router.errors import TraceError
+from router.simulator.errors import TraceError
 from router.simulator.mooncake import read_mooncake
 from router.simulator.traces import spread_arrivals
 

@@ -4,7 +4,6 @@ import pytest
 
 from builders import IDENTITY, announcement, report
 from recordings import Recorded, header
-from router.errors import TraceError
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank
@@ -13,6 +12,7 @@ from router.recording.format import Line, decode_header, decode_lines
 from router.sequence.prompt import prepare
 from router.simulator.calibration import CONSTANTS
 from router.simulator.engine_model import llama_8b
+from router.simulator.errors import TraceError
 from router.simulator.recorded import read_recording
 from router.simulator.simulation import simulate
 from router.simulator.summary import summarize
