@@ -12,7 +12,9 @@ from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_tex
 
 
 class RankIndex:
-    """State of one rank. `packed_state`: what the rank said it holds, with the last message."""
+    """State of one rank. `packed_state`: what the rank said it holds, with the last message;
+    `is_unsettled`: it was restored, and is not checked yet.
+    """
 
     __slots__ = (
         "_doubts_event_id",
@@ -26,6 +28,7 @@ class RankIndex:
         "identity",
         "indexer",
         "is_readable",
+        "is_unsettled",
         "log",
         "packed_state",
         "scope",
@@ -41,6 +44,7 @@ class RankIndex:
         self.is_readable = identity.scheme == scheme
         self.packed_state = self._said_state = pack_state(HeldState())
         self._said_doubts = 0
+        self.is_unsettled = False
         self.log = EventLog(now_s)
         self.asked_s = -inf
         self._freshness = Freshness()
@@ -69,11 +73,8 @@ class RankIndex:
         proven_s = -inf if as_of_s is None else as_of_s
         self._freshness.note(report.event_id, proven_s, self.log.cursor)
 
-    def trust(self, now_s: float, *, is_applying: bool, is_unsettled: bool) -> Trust:
-        """How far the rank's overlap can be believed.
-
-        `is_applying`: it is between two messages; `is_unsettled`: restored, and not checked yet.
-        """
+    def trust(self, now_s: float, *, is_applying: bool) -> Trust:
+        """How far the rank's overlap can be believed; `is_applying`: it is between two messages."""
         log = self.log
         as_of_s = self.as_of_s
         # How long ago what the index shows was last known to be all there is; None: never.
@@ -85,7 +86,7 @@ class RankIndex:
         if log.broken_reason is not None:
             state = TrustState.BLIND if log.is_blind else TrustState.DEGRADED
             return Trust(state, log.cursor, age_s, log.broken_reason)
-        if is_unsettled:
+        if self.is_unsettled:
             reason = "restored from a snapshot; what followed is not read yet"
             return Trust(TrustState.DEGRADED, log.cursor, age_s, reason)
         doubts = self.doubts()

@@ -4,7 +4,7 @@ Each generator pauses when about `SLICE_BLOCKS` are applied, or `slice_blocks` w
 and returns the outcome.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 
 from router.indexer.base import DONE, REFUSED, HeldSummary, Indexer
 from router.protocol.events import EventBatch, TierBlocks
@@ -16,6 +16,23 @@ SLICE_BLOCKS = 512
 FILL_SLICE_BLOCKS = 4096
 """The same while a new index is filled, some 0.4 ms: a process that is not ready is asked nothing,
 and heartbeats and sockets can wait so long."""
+
+
+class Unfinished(dict[Rank, Iterator[None]]):
+    """What is applied so far, and not yet to its end, of one message or dump a rank."""
+
+    def apply_slice(self) -> bool:
+        """Apply one more slice of what was begun first; False if there is none."""
+        for rank, slices in self.items():
+            if next(slices, self) is self:
+                del self[rank]
+            return True
+        return False
+
+    def finish(self, rank: Rank) -> None:
+        """Apply slices until nothing of this rank is left."""
+        while rank in self:
+            self.apply_slice()
 
 
 def apply_rest(

@@ -8,7 +8,6 @@ and digest, or the rank is broken until a checkpoint heals it.
                            NEW_LIFE  staged slice, … ─▶ switch, cursor, holes, check
 """
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from router.indexer.base import (
@@ -25,36 +24,19 @@ from router.indexer.base import (
 )
 from router.indexer.dumps import IndexDump, RankBlocks, RankState, dumped_blocks
 from router.indexer.event_log import Verdict
+from router.indexer.healing import Healing
 from router.indexer.radix_tree import RadixTree
 from router.indexer.rank_index import RankIndex
-from router.indexer.slices import (
-    FILL_SLICE_BLOCKS,
-    SLICE_BLOCKS,
-    apply_rest,
-    replace_all,
-    stage_all,
-)
+from router.indexer.restoring import Restoring
+from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
 from router.protocol.values import SCHEME, HashArray, HeldState, Identity, Rank, Scope
 
-CHECKPOINT_WAIT_S = 1.0
-"""How long a doubt waits to be healed by the log itself before a checkpoint is asked for."""
-
-CHECKPOINT_RETRY_S = 2.0
-"""How long an asked-for checkpoint may take before it is asked for again."""
-
-
-ROOM_WANTED = 0.9
-"""A rank that did not fit is tried again when so much of the limit, or less, is in use."""
-
 _STATE_BYTES = 8 * STATE_WORDS
 
 _APPLY, _NEW_LIFE, _GAP = Verdict.APPLY, Verdict.NEW_LIFE, Verdict.GAP
-
-_FULL = "limit on indexed blocks reached"
-
 
 _WITHOUT_EVENTS = {
     IndexMode.APPROXIMATE: Trust(
@@ -68,21 +50,17 @@ class TrustedIndex:
     """One `Indexer` per scope and one event log per rank.
 
     Invariant: a rank holds blocks only in the index of its own scope, and only if it was added.
-    `refused_messages`: how many did not fit under the limit on blocks. `differences`: how often a
-    rank's index was found not to be what its agent said.
     """
 
     __slots__ = (
+        "_healing",
         "_indexers",
         "_make_indexer",
         "_mode",
         "_ranks",
+        "_restoring",
         "_scheme",
-        "_staged_slice_blocks",
         "_unfinished",
-        "_unsettled",
-        "differences",
-        "refused_messages",
     )
 
     def __init__(
@@ -96,11 +74,19 @@ class TrustedIndex:
         self._mode = mode
         self._indexers: dict[Scope, Indexer] = {}
         self._ranks: dict[Rank, RankIndex] = {}
-        self._unfinished: dict[Rank, Iterator[None]] = {}
-        self._unsettled: dict[Rank, None] = {}  # in order, as sets are not in every process
-        self._staged_slice_blocks = SLICE_BLOCKS
-        self.differences = 0
-        self.refused_messages = 0
+        self._unfinished = Unfinished()
+        self._healing = Healing(self._ranks)
+        self._restoring = Restoring(self._ranks, self._indexers, self._unfinished, self._healing)
+
+    @property
+    def refused_messages(self) -> int:
+        """How many messages did not fit under the limit on blocks."""
+        return self._healing.refused_messages
+
+    @property
+    def differences(self) -> int:
+        """How often a rank's index was found not to be what its agent said."""
+        return self._healing.differences
 
     def add_rank(self, rank: Rank, scope: Scope, identity: Identity, now_s: float) -> None:
         """Start an empty, blind rank, in place of what was known under this name."""
@@ -116,7 +102,7 @@ class TrustedIndex:
         if place is None:
             return
         self._unfinished.pop(rank, None)
-        self._unsettled.pop(rank, None)
+        self._restoring.forget(rank)
         place.indexer.drop_staged(rank)
         place.indexer.clear(rank)
         if all(other.scope != place.scope for other in self._ranks.values()):
@@ -127,10 +113,7 @@ class TrustedIndex:
 
         Checkpoints are staged in long slices, and room is made for the ranks known now. O(ranks).
         """
-        self._staged_slice_blocks = FILL_SLICE_BLOCKS
-        ranks = Counter(place.scope for place in self._ranks.values())
-        for scope, indexer in self._indexers.items():
-            indexer.expect(ranks[scope])
+        self._restoring.begin_fill()
 
     def incarnation(self, rank: Rank) -> int | None:
         """Which life of the rank the index shows; None while blind, or unknown."""
@@ -146,8 +129,8 @@ class TrustedIndex:
         place = self._ranks.get(rank)
         if place is None:
             return None
-        while self._unfinished and rank in self._unfinished:
-            self.apply_slice()
+        if self._unfinished:
+            self._unfinished.finish(rank)
         if not place.understands(message):
             place.log.break_off("events of another identity than announced", now_s)
             return Verdict.FOREIGN
@@ -160,11 +143,7 @@ class TrustedIndex:
 
     def apply_slice(self) -> bool:
         """Apply one more slice of the messages begun; False if there is none."""
-        for rank, slices in self._unfinished.items():
-            if next(slices, self) is self:
-                del self._unfinished[rank]
-            return True
-        return False
+        return self._unfinished.apply_slice()
 
     def restore(
         self, rank: Rank, event_id: int, blocks: Iterable[HeldBlocks], now_s: float
@@ -173,11 +152,7 @@ class TrustedIndex:
 
         False if it is not blind. The rest follows with `apply_slice`.
         """
-        place = self._blind_place(rank)
-        if place is None:
-            return False
-        self._unfinished[rank] = self._restored(place, rank, event_id, blocks, now_s)
-        return True
+        return self._restoring.restore(rank, event_id, blocks, now_s)
 
     def resume(self, state: RankState, blocks: Iterable[HeldBlocks], now_s: float) -> bool:
         """Begin to let a blind rank go on from where it once stood.
@@ -185,36 +160,14 @@ class TrustedIndex:
         False if it is not blind, or another. The rest follows with `apply_slice`. The blocks may be
         those of later moments too: until `settle`, what does not add up is not held against it.
         """
-        place = self._blind_place(state.rank)
-        if place is None or (place.scope, place.identity) != (state.scope, state.identity):
-            return False
-        self._unsettled[state.rank] = None
-        self._unfinished[state.rank] = self._resumed(place, state, blocks, now_s)
-        return True
+        return self._restoring.resume(state, blocks, now_s)
 
     def settle(self, ranks: int, now_s: float) -> bool:
         """Hold so many resumed ranks against what they said last; False once none is left.
 
         To be called when all events that followed are applied. With the last, a fill has ended.
         """
-        for _ in range(min(ranks, len(self._unsettled))):
-            rank = next(iter(self._unsettled))
-            place = self._ranks[rank]
-            while rank in self._unfinished:
-                self.apply_slice()
-            summary = place.indexer.summary(rank)
-            self._take_differing(place.indexer, now_s)  # found too early to mean anything
-            self._unsettled.pop(rank, None)
-            said = unpack_state(place.packed_state)
-            if place.log.broken_reason is not None:
-                continue
-            if summary == HeldSummary(said.counts, said.digests):
-                place.indexer.note_holes(rank, said.holes)
-            else:
-                self._break_off(place, rank, now_s)
-        if not self._unsettled:
-            self._end_fill()
-        return bool(self._unsettled)
+        return self._restoring.settle(ranks, now_s)
 
     def rank_states(self) -> list[RankState]:
         """Where every rank stands that adds up, and is not in the middle of a checkpoint's parts.
@@ -229,7 +182,7 @@ class TrustedIndex:
             if (log := place.log).incarnation is not None
             and log.broken_reason is None
             and not log.is_collecting
-            and rank not in self._unsettled
+            and not place.is_unsettled
         ]
 
     def compare(self, report: LoadReport, as_of_s: float | None, now_s: float) -> None:
@@ -247,7 +200,9 @@ class TrustedIndex:
             log.doubt(now_s)
         elif report.event_id == log.cursor and log.broken_reason is None:
             log.doubt_since_s = None
-            self._check(place, report.rank, report.state, now_s)
+            expected = HeldSummary(report.state.counts, report.state.digests)
+            place.indexer.check(report.rank, expected)
+            self._healing.take_differing(place.indexer, now_s)
 
     def stream_lost(self, ranks: Iterable[Rank], now_s: float) -> None:
         """The stream was wiped: whatever these ranks say next does not continue what was read."""
@@ -256,29 +211,18 @@ class TrustedIndex:
 
     def take_wanted_checkpoints(self, now_s: float) -> list[tuple[Rank, str]]:
         """Ranks whose doubt has lasted, and why; each is named at most once per retry time."""
-        wanted: list[tuple[Rank, str]] = []
         if self._mode is not IndexMode.EVENTS:
-            return wanted
+            return []
         for indexer in self._indexers.values():
-            self._take_differing(indexer, now_s)
-        for rank, place in self._ranks.items():
-            if place.log.broken_reason == _FULL and not _has_room(place.indexer):
-                continue
-            since = place.log.doubt_since_s
-            waited = since is not None and now_s - since >= CHECKPOINT_WAIT_S
-            if waited and now_s - place.asked_s >= CHECKPOINT_RETRY_S:
-                place.asked_s = now_s
-                wanted.append((rank, place.log.broken_reason or "behind its reports"))
-        return wanted
+            self._healing.take_differing(indexer, now_s)
+        return self._healing.take_wanted(now_s)
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """How far this rank's overlap can be believed."""
         if self._mode is not IndexMode.EVENTS:
             return _WITHOUT_EVENTS[self._mode]
         is_applying = bool(self._unfinished) and rank in self._unfinished
-        is_unsettled = bool(self._unsettled) and rank in self._unsettled
-        place = self._ranks[rank]
-        return place.trust(now_s, is_applying=is_applying, is_unsettled=is_unsettled)
+        return self._ranks[rank].trust(now_s, is_applying=is_applying)
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """The longest held prefix, per rank of the scope."""
@@ -347,47 +291,10 @@ class TrustedIndex:
             slices = apply_rest(place.indexer, rank, message, reached)
         else:
             blocks = place.log.collected_blocks()
-            slices = replace_all(
-                place.indexer, rank, blocks, message.state, self._staged_slice_blocks
-            )
+            slice_blocks = self._restoring.staged_slice_blocks
+            slices = replace_all(place.indexer, rank, blocks, message.state, slice_blocks)
         self._unfinished[rank] = self._end_after(slices, place, message, now_s)
         self.apply_slice()
-
-    def _end_fill(self) -> None:
-        self._staged_slice_blocks = SLICE_BLOCKS
-        for indexer in self._indexers.values():
-            indexer.expect(0)
-
-    def _blind_place(self, rank: Rank) -> RankIndex | None:
-        """A rank's place, if nothing is known of it, nor about to be."""
-        place = self._ranks.get(rank)
-        is_blind = place is not None and place.log.is_blind and rank not in self._unfinished
-        return place if is_blind else None
-
-    def _restored(
-        self,
-        place: RankIndex,
-        rank: Rank,
-        event_id: int,
-        blocks: Iterable[HeldBlocks],
-        now_s: float,
-    ) -> Iterator[None]:
-        held = ((b.tier, b.sequence_hashes) for b in blocks)
-        yield from stage_all(place.indexer, rank, held, self._staged_slice_blocks)
-        place.indexer.commit_staged(rank)
-        place.log.restored(event_id, now_s)
-
-    def _resumed(
-        self, place: RankIndex, state: RankState, blocks: Iterable[HeldBlocks], now_s: float
-    ) -> Iterator[None]:
-        rank = state.rank
-        held = ((b.tier, b.sequence_hashes) for b in blocks)
-        is_kept = yield from stage_all(place.indexer, rank, held, self._staged_slice_blocks)
-        place.indexer.commit_staged(rank)
-        place.packed_state = state.packed_state
-        place.log.resume(state.incarnation, state.event_id)
-        if not is_kept:
-            self._refuse(place, now_s)
 
     def _end_after(
         self,
@@ -398,7 +305,7 @@ class TrustedIndex:
     ) -> Iterator[None]:
         outcome = yield from slices
         self._end(place, message, outcome, now_s)
-        self._take_differing(place.indexer, now_s)
+        self._healing.take_differing(place.indexer, now_s)
 
     def _end(self, place: RankIndex, message: LogMessage, outcome: int, now_s: float) -> None:
         """A message is applied: believe the index as of it, if it adds up."""
@@ -409,36 +316,6 @@ class TrustedIndex:
             place.packed_state = pack_state(message.state)
             place.log.resume(message.incarnation, message.event_id)
         if outcome == DIFFERENT:
-            self._break_off(place, message.rank, now_s)
+            self._healing.break_off(place, message.rank, now_s)
         elif outcome == REFUSED:
-            self._refuse(place, now_s)
-
-    def _refuse(self, place: RankIndex, now_s: float) -> None:
-        self.refused_messages += 1
-        place.log.break_off(_FULL, now_s)
-
-    def _check(self, place: RankIndex, rank: Rank, state: HeldState, now_s: float) -> None:
-        place.indexer.check(rank, HeldSummary(state.counts, state.digests))
-        self._take_differing(place.indexer, now_s)
-
-    def _take_differing(self, indexer: Indexer, now_s: float) -> None:
-        for rank in indexer.take_differing():
-            place = self._ranks.get(rank)
-            if place is not None:
-                self._break_off(place, rank, now_s)
-
-    def _break_off(self, place: RankIndex, rank: Rank, now_s: float) -> None:
-        """What differs for want of room is not healed by saying it again."""
-        place.indexer.note_holes(rank, None)
-        if rank in self._unsettled:
-            return
-        if _has_room(place.indexer):
-            self.differences += 1
-            place.log.break_off("digest differs", now_s)
-        else:
-            place.log.break_off(_FULL, now_s)
-
-
-def _has_room(indexer: Indexer) -> bool:
-    stats = indexer.stats()
-    return not stats.max_blocks or stats.blocks <= ROOM_WANTED * stats.max_blocks
+            self._healing.refuse(place, now_s)
