@@ -8,13 +8,13 @@ not answer, this router goes by what it knows itself, and asks again after a pau
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.exceptions import RedisError
 
 from router.errors import ConfigError
 from router.masking import masked
@@ -33,15 +33,23 @@ PAUSE_S = 1.0
 
 _NO_ANSWER = object()
 
+_RANK = re.compile(rb"(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,4})")
+
 _BIND = """
-local bound = redis.call('GET', KEYS[1])
-if bound and bound ~= ARGV[2] then
+local function rank(bound)
+  local worker, dp_rank = string.match(bound, '^(%d+)%.(%d+)$')
+  return worker and #worker <= 19 and #dp_rank <= 5
+    and not string.find(worker, '^0%d') and not string.find(dp_rank, '^0%d')
+end
+local bound = redis.pcall('GET', KEYS[1])
+if type(bound) == 'string' and rank(bound) and bound ~= ARGV[2] then
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return bound
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 return ARGV[1]
 """
+"""What is no rank as we write it (`_RANK`) binds nobody, and is written over."""
 
 
 class RedisSessions:
@@ -63,7 +71,6 @@ class RedisSessions:
                 url,
                 max_connections=MAX_CONNECTIONS,
                 timeout=timeout_s,
-                decode_responses=True,
                 **access.options(url),
             )
         except ValueError as error:
@@ -80,9 +87,9 @@ class RedisSessions:
         self._asks_again_s = 0.0
 
     async def find(self, session: Session) -> Rank | None:
-        """Where a session is bound."""
+        """Where a session is bound. What Redis has lost, this router may still know."""
         said = await self._ask("find", self._redis.get, self._key(session))
-        return await self._local.find(session) if said is _NO_ANSWER else _rank(said)
+        return _rank(said) or await self._local.find(session)
 
     async def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
         """See `AffinityTable.bind`; known here too, for when Redis is away."""
@@ -104,21 +111,27 @@ class RedisSessions:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await command(*arguments)
-        except (RedisError, OSError, TimeoutError) as error:
-            self._asks_again_s = time.monotonic() + PAUSE_S
-            self._metrics.sessions.store_failures.labels(operation).inc()
+        except Exception as error:  # noqa: BLE001 - what is no Redis makes its library raise anything
+            if str(error).startswith("WRONGTYPE"):
+                return None  # as any other value that is none of ours
+            self._leave_alone(operation, error)
+            return _NO_ANSWER
+
+    def _leave_alone(self, operation: str, error: Exception) -> None:
+        now_s = time.monotonic()
+        is_first = now_s >= self._asks_again_s
+        self._asks_again_s = now_s + PAUSE_S
+        self._metrics.sessions.store_failures.labels(operation).inc()
+        if is_first:  # others that asked beside it have nothing to add
             reason = masked(str(error)) or type(error).__name__
             log.warning("Redis: %s; for %g s sessions are this router's own", reason, PAUSE_S)
-            return _NO_ANSWER
 
     def _key(self, session: Session) -> str:
         parts = (session.scope.model_name, session.scope.routing_group, session.session_id)
         return ":".join([self._prefix, *(quote(part, safe="") for part in parts)])
 
 
-def _rank(said: str | None) -> Rank | None:
+def _rank(said: object) -> Rank | None:
     """A binding as a rank; None where there is none, or what nobody of ours wrote."""
-    worker_id, _, dp_rank = (said or "").partition(".")
-    if not (worker_id.isdecimal() and dp_rank.isdecimal()):
-        return None
-    return Rank(int(worker_id), int(dp_rank))
+    found = _RANK.fullmatch(said) if isinstance(said, bytes) else None
+    return None if found is None else Rank(int(found[1]), int(found[2]))

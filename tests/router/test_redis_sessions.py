@@ -63,7 +63,7 @@ async def test_names_of_scopes_and_sessions_are_kept_apart(routers):
 
 
 async def test_a_session_is_forgotten_when_idle(redis_port, eventually):
-    sessions, _ = sessions_of_a_router(redis_port, ttl_s=60.0)
+    sessions, other = (sessions_of_a_router(redis_port, ttl_s=60.0)[0] for _ in range(2))
     await sessions.bind(SESSION, ONE, None)
     redis, key = sessions._redis, sessions._key(SESSION)
     for _ in range(2):
@@ -71,15 +71,70 @@ async def test_a_session_is_forgotten_when_idle(redis_port, eventually):
         await redis.pexpire(key, 600_000)
         assert await sessions.bind(SESSION, TWO, None) == ONE
     await redis.pexpire(key, 1)
-    await eventually(lambda: equals(sessions.find(SESSION), None))
-    await sessions.close()
+    await eventually(lambda: equals(other.find(SESSION), None))
+    for each in (sessions, other):
+        await each.close()
 
 
-async def test_what_nobody_of_ours_wrote_binds_nobody(routers):
-    a, _ = routers
-    await a._redis.set(a._key(SESSION), "everywhere")
-    assert await a.find(SESSION) is None
-    assert await a.bind(SESSION, ONE, None) == ONE
+async def test_what_redis_has_lost_routers_still_know(routers):
+    """It came back empty, or evicted the key."""
+    a, b = routers
+    await a.bind(SESSION, ONE, None)
+    await b.bind(SESSION, TWO, None)
+    await a._redis.delete(a._key(SESSION))
+    assert await a.find(SESSION) == await b.find(SESSION) == ONE
+
+
+NO_RANKS = [
+    b"everywhere", b"", b"\xff\xfe\x00", "٣.٠".encode(), "².0".encode(), b"9" * 5_000 + b".0",
+    b"1" * 20 + b".0", b"1.123456", b"01.0", b"1.00", b" 1.0", b"1.0\n", b"1.0.0", b"-1.0",
+]  # fmt: skip
+
+
+async def test_what_nobody_of_ours_wrote_binds_nobody_and_goes(routers):
+    a, b = routers
+    for number, said in enumerate(NO_RANKS):
+        session = Session(SESSION.scope, f"{number}")
+        await a._redis.set(a._key(session), said)
+        assert await a.find(session) is None
+        assert await a.bind(session, ONE, None) == ONE
+        assert await b.bind(session, TWO, None) == await b.find(session) == ONE
+
+
+async def test_a_key_of_another_kind_is_no_failure_of_redis(redis_port):
+    here, metrics = sessions_of_a_router(redis_port)
+    await here._redis.lpush(here._key(SESSION), "x")
+    assert await here.find(SESSION) is None
+    assert await here.bind(SESSION, ONE, None) == ONE
+    assert await here._redis.get(here._key(SESSION)) == b"1.0"
+    assert failures(metrics, "find") == failures(metrics, "bind") == 0
+    await here.close()
+
+
+HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
+
+
+@pytest.mark.parametrize("said", [b":1\r\n", b"*1\r\n:1\r\n", b"$x\r\n", b"+\xff\r\n"])
+async def test_what_answers_otherwise_than_redis_is_left_alone(said):
+    asked, done = [], asyncio.Event()
+
+    async def talk(reader, writer):
+        while command := await reader.read(1000):
+            asked.append(command)
+            greets = b"HELLO" in command or b"CLIENT" in command
+            answers = command.count(b"CLIENT\r\n") * b"+OK\r\n"
+            writer.write((HELLO * (b"HELLO" in command) + answers) if greets else said)
+        writer.close()
+        await writer.wait_closed()
+        done.set()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", port := free_port()):
+        sessions, _ = sessions_of_a_router(port)
+        assert await sessions.find(SESSION) is None
+        assert b"GET" in asked[-1]
+        assert await sessions.bind(SESSION, ONE, None) == ONE
+        await sessions.close()
+        await done.wait()
 
 
 async def test_a_redis_that_does_not_answer_is_not_waited_for(redis_port, eventually):
