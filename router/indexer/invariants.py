@@ -8,6 +8,7 @@ import numpy.typing as npt
 from router.indexer import _sets, _table
 from router.indexer._memory import Memory
 from router.indexer._table import Table, Words
+from router.indexer.holders import Holders
 from router.protocol.values import FASTEST_TIER, TIERS, U64_MAX
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def check_radix_tree(tree: "RadixTree") -> None:
     blocks, references = _table_entries(memory.blocks)
     sets = _live_sets(memory, references)
     _check_free_room(memory, sets)
-    _check_counts(memory.holders[: tree._next_id], *_memberships(blocks, references, sets))
-    _check_ids(tree)
+    _check_counts(memory.holders[: tree._holders.next_id], *_memberships(blocks, references, sets))
+    _check_ids(tree._holders)
 
 
 def _table_entries(table: Table) -> tuple[Words, Words]:
@@ -192,15 +193,15 @@ def _check_counts(rows: Words, blocks: Words, words: Words) -> None:
     assert np.array_equal(rows[:, _LEFT_OVER], left), "left over"
 
 
-def _check_ids(tree: "RadixTree") -> None:
+def _check_ids(holders: Holders) -> None:
     """Every id handed out is a rank's, being staged, retired, or free; its masks say which."""
-    named, staged, free = tree._ids, set(tree._staged.values()), set(tree._free)
-    retired = tree._unswept - set(named.values())
-    ids = [*named.values(), *tree._staged.values(), *retired, *tree._free]
-    assert sorted(ids) == list(range(tree._next_id)), "ids"
-    assert all(tree._rank_of[holder] == rank for rank, holder in named.items()), "names"
-    for holder, row in enumerate(tree._holders[: tree._next_id].tolist()):
-        visible, keep, is_unswept = row[_VISIBLE], row[_KEEP], holder in tree._unswept
+    named, staged, free = holders.ids, set(holders.staged.values()), set(holders.free)
+    retired = holders.unswept - set(named.values())
+    ids = [*named.values(), *holders.staged.values(), *retired, *holders.free]
+    assert sorted(ids) == list(range(holders.next_id)), "ids"
+    assert all(holders.rank_of[holder] == rank for rank, holder in named.items()), "names"
+    for holder, row in enumerate(holders.rows[: holders.next_id].tolist()):
+        visible, keep, is_unswept = row[_VISIBLE], row[_KEEP], holder in holders.unswept
         assert is_unswept == bool(row[_LEFT_OVER]), "left over, and not to be swept"
         if holder in staged:
             assert (visible, keep) == (0, _ALL), "staged"

@@ -18,9 +18,8 @@ import numpy as np
 from router.errors import WireError
 from router.indexer import _kernel, _sets, _table
 from router.indexer._kernel import MALFORMED, PROGRESS_BITS
-from router.indexer._memory import MAX_HOLDERS, SUB_BITS, Memory
+from router.indexer._memory import SUB_BITS, Memory
 from router.indexer.base import (
-    NOTHING_HELD,
     REFUSED,
     HeldBlocks,
     HeldSlice,
@@ -29,21 +28,16 @@ from router.indexer.base import (
     OverlapScores,
 )
 from router.indexer.grouping import blocks_by_rank
+from router.indexer.holders import Holders
 from router.indexer.invariants import check_radix_tree
 from router.indexer.matches import ROW_BYTES, Matches
 from router.protocol.events import CLEARED, EventBatch, cleared_tier_at
-from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
+from router.protocol.values import HashArray, PerTier, Rank, Tier
 
 DEFAULT_MAX_BLOCKS = 1 << 25
 MULTIPLIER = 0x9E3779B97F4A7C15
 CHECK_INTERVAL = 1000
 
-_ALL = 15
-_COUNTS = slice(int(_sets.COUNTS), int(_sets.COUNTS) + TIERS)
-_DIGESTS = slice(int(_sets.DIGESTS), int(_sets.DIGESTS) + TIERS)
-_SUMMARY = slice(_COUNTS.start, _DIGESTS.stop)
-_VISIBLE, _KEEP, _CLOSED = int(_sets.VISIBLE), int(_sets.KEEP), int(_sets.CLOSED)
-_FORCED_OPEN, _LEFT_OVER = int(_sets.FORCED_OPEN), int(_sets.LEFT_OVER)
 _COUNT = _sets.BLOCK_TABLE + int(_table.COUNT)
 _MAX_COUNT = _sets.BLOCK_TABLE + int(_table.MAX_COUNT)
 _SET_COUNT = _sets.SET_TABLE + int(_table.COUNT)
@@ -73,16 +67,10 @@ class RadixTree:
         "_differing",
         "_ends",
         "_expected_ranks",
-        "_free",
         "_holders",
-        "_ids",
         "_memory",
-        "_next_id",
-        "_rank_of",
-        "_staged",
         "_state",
         "_sub_tables",
-        "_unswept",
     )
 
     def __init__(
@@ -97,14 +85,8 @@ class RadixTree:
         self._address = self._memory.address
         self._ends = self._memory.ends.data.cast("B")
         self._state = self._memory.state
-        self._holders = self._memory.holders
+        self._holders = Holders(self._memory.holders)
         self._sub_tables = 1 << sub_bits
-        self._ids: dict[Rank, int] = {}
-        self._staged: dict[Rank, int] = {}
-        self._rank_of: list[Rank] = []
-        self._next_id = 0
-        self._free: list[int] = []
-        self._unswept: set[int] = set()
         self._cursor = 0
         self._differing: list[Rank] = []
         self._expected_ranks = 0
@@ -128,7 +110,7 @@ class RadixTree:
 
     def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Note that it no longer does; blocks it does not hold there are passed over."""
-        if rank not in self._ids:
+        if rank not in self._holders.ids:
             return True
         holder = self._holder(rank)
         if holder is None:
@@ -142,8 +124,8 @@ class RadixTree:
         packed = batch.packed
         event_count = batch.last_event_id - batch.first_event_id + 1
         while True:
-            holder = self._ids.get(rank)
-            if holder is None or self._unswept:
+            holder = self._holders.ids.get(rank)
+            if holder is None or self._holders.unswept:
                 holder = self._holder(rank)
                 if holder is None:
                     return REFUSED
@@ -165,28 +147,13 @@ class RadixTree:
 
         A tier that is cleared while others are not has to be swept before the rank's next change.
         """
-        holder = self._ids.get(rank)
-        if holder is None:
-            return
-        row = self._holders[holder]
-        cleared = int(row[_COUNTS.start + tier]) if tier is not None else 0
-        if tier is None or cleared == int(row[_COUNTS].sum()):
-            del self._ids[rank]
-            self._retire(holder)
-        elif cleared:
-            row[_VISIBLE] = row[_KEEP] = int(row[_KEEP]) & ~(1 << tier)
-            row[_COUNTS.start + tier] = row[_DIGESTS.start + tier] = row[_CLOSED] = 0
-            row[_LEFT_OVER] += cleared
-            self._unswept.add(holder)
+        self._holders.clear(rank, tier)
 
     def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Collect blocks that will replace all that the rank holds; not visible yet."""
-        holder = self._staged.get(rank)
+        holder = self._holders.stage(rank)
         if holder is None:
-            holder = self._take_id()
-            if holder is None:
-                return False
-            self._staged[rank] = holder
+            return False
         return _kernel.store(self._address, holder, int(tier), sequence_hashes) == len(
             sequence_hashes
         )
@@ -194,26 +161,17 @@ class RadixTree:
     def commit_staged(self, rank: Rank) -> None:
         """What was staged is now what the rank holds, and nothing else. O(1)."""
         self.clear(rank)
-        holder = self._staged.pop(rank, None)
+        holder = self._holders.staged.pop(rank, None)
         if holder is not None:
             self._show(holder, rank)
 
     def drop_staged(self, rank: Rank) -> None:
         """Forget what was staged. O(1)."""
-        holder = self._staged.pop(rank, None)
-        if holder is not None:
-            self._retire(holder)
+        self._holders.drop_staged(rank)
 
     def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
         """Note in which cumulative tiers searches may jump; see `Indexer`."""
-        holder = self._ids.get(rank)
-        if holder is None:
-            return
-        row = self._holders[holder]
-        if holes is None or holder in self._unswept or row[_FORCED_OPEN]:
-            row[_CLOSED] = 0
-        else:
-            row[_CLOSED] = _closed_mask(holes) if any(holes) else _ALL
+        self._holders.note_holes(rank, holes)
 
     def check(self, rank: Rank, expected: HeldSummary) -> None:
         """Compare what the rank holds now with this; the outcome is in `take_differing`."""
@@ -243,19 +201,15 @@ class RadixTree:
     @property
     def rank_of(self) -> Sequence[Rank]:
         """The rank of each holder id, as in `Matches`."""
-        return self._rank_of
+        return self._holders.rank_of
 
     def matches(self, rows: int) -> Matches:
         """What the last search has found: so many rows."""
-        return Matches(self._rank_of, self._ends[: rows * ROW_BYTES].tobytes())
+        return Matches(self._holders.rank_of, self._ends[: rows * ROW_BYTES].tobytes())
 
     def summary(self, rank: Rank) -> HeldSummary:
         """Count and digest of what the rank holds. O(1)."""
-        holder = self._ids.get(rank)
-        if holder is None:
-            return NOTHING_HELD
-        row = self._holders[holder, _SUMMARY].tolist()
-        return HeldSummary(tuple(row[:TIERS]), tuple(row[TIERS:]))
+        return self._holders.summary(rank)
 
     def dump(self) -> Iterator[HeldBlocks]:
         """Everything held, by rank and tier, without empty entries. O(blocks held)."""
@@ -263,7 +217,7 @@ class RadixTree:
 
     def dump_slices(self) -> Iterator[HeldSlice]:
         """Everything held in slices, between which the index may change; see `Indexer`."""
-        rank_of = {holder: rank for rank, holder in self._ids.items()}
+        rank_of = {holder: rank for rank, holder in self._holders.ids.items()}
         parts, room = [], DUMP_ROWS
         for sub_table in range(self._sub_tables):
             parts.append(_kernel.export(self._address, sub_table))
@@ -282,25 +236,20 @@ class RadixTree:
             blocks=self.block_count(),
             max_blocks=int(self._state[_MAX_COUNT]),
             holder_sets=int(self._state[_SET_COUNT]),
-            unswept_holders=len(self._unswept),
+            unswept_holders=len(self._holders.unswept),
             checked_answers=int(self._state[_sets.CHECKED]),
             differing_answers=int(self._state[_sets.DIFFERED]),
         )
 
     def sweep(self, sub_tables: int) -> bool:
         """Free a slice of what cleared ranks left behind; False once nothing is left to do."""
-        if not self._unswept:
+        if not self._holders.unswept:
             return False
         for _ in range(sub_tables):
             _kernel.sweep(self._address, self._cursor)
             self._cursor = (self._cursor + 1) % self._sub_tables
-        for holder in [h for h in self._unswept if not self._holders[h, _LEFT_OVER]]:
-            self._unswept.discard(holder)
-            if self._holders[holder, _KEEP]:
-                self._holders[holder, _VISIBLE] = self._holders[holder, _KEEP] = _ALL
-            else:
-                self._free.append(holder)
-        return bool(self._unswept)
+        self._holders.release_swept()
+        return bool(self._holders.unswept)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -311,12 +260,13 @@ class RadixTree:
 
     def _holder(self, rank: Rank) -> int | None:
         """The rank's holder id, ready for changes, if need be a new one; None: there is no room."""
-        holder = self._ids.get(rank)
+        holders = self._holders
+        holder = holders.ids.get(rank)
         if holder is None:
-            holder = self._take_id()
+            holder = holders.take()
             if holder is not None:
                 self._show(holder, rank)
-        elif self._unswept and holder in self._unswept and not self._sweep_holder(holder):
+        elif holder in holders.unswept and not self._sweep_holder(holder):
             return None
         return holder
 
@@ -324,56 +274,17 @@ class RadixTree:
         """Strip the slots of what the holder no longer keeps; False: there was no room for it."""
         for _ in range(0, self._sub_tables, _SWEEP_SLICE):
             self.sweep(_SWEEP_SLICE)
-            if holder not in self._unswept:
+            if holder not in self._holders.unswept:
                 return True
         return False
 
-    def _take_id(self) -> int | None:
-        """A holder id that nothing refers to, for blocks not yet visible; None: all are taken."""
-        if self._free:
-            holder = self._free.pop()
-        elif self._next_id < MAX_HOLDERS:
-            holder, self._next_id = self._next_id, self._next_id + 1
-        else:
-            return None
-        self._holders[holder] = 0
-        self._holders[holder, _KEEP] = _ALL
-        return holder
-
     def _show(self, holder: int, rank: Rank) -> None:
-        self._ids[rank] = holder
-        self._holders[holder, _VISIBLE] = _ALL
-        self._name(holder, rank)
+        self._holders.show(holder, rank)
         if self._expected_ranks:
             self._note_expected()
 
     def _note_expected(self) -> None:
         """What the tree holds comes from the ranks known so far; the others will add their part."""
-        known, wanted = max(len(self._ids), 1), self._expected_ranks
+        known, wanted = max(len(self._holders.ids), 1), self._expected_ranks
         growth = _EXPECTED_UNIT * wanted // known if wanted > known else 0
         self._state[_EXPECTED] = min(growth, _EXPECTED_MOST)
-
-    def _name(self, holder: int, rank: Rank) -> None:
-        """Earlier answers keep the list of names of their search, so no name in it is changed.
-
-        A retired holder keeps its name until its id is used again: nobody sees it.
-        """
-        if holder >= len(self._rank_of):
-            self._rank_of += [rank] * (holder + 1 - len(self._rank_of))
-        elif self._rank_of[holder] != rank:
-            self._rank_of = [*self._rank_of]
-            self._rank_of[holder] = rank
-
-    def _retire(self, holder: int) -> None:
-        row = self._holders[holder]
-        row[_LEFT_OVER] += row[_COUNTS].sum()
-        row[_SUMMARY] = row[_VISIBLE] = row[_KEEP] = row[_CLOSED] = 0
-        if row[_LEFT_OVER]:
-            self._unswept.add(holder)
-        else:
-            self._unswept.discard(holder)
-            self._free.append(holder)
-
-
-def _closed_mask(holes: PerTier) -> int:
-    return sum(1 << tier for tier, count in enumerate(holes) if not count)

@@ -67,7 +67,7 @@ def of_a_set(name, difference=1):
 
 def of_a_holder(rank, name, difference=1):
     return lambda tree: change(
-        tree._memory.holders, (tree._ids[RANKS[rank]], int(name)), difference
+        tree._memory.holders, (tree._holders.ids[RANKS[rank]], int(name)), difference
     )
 
 
@@ -115,6 +115,10 @@ def swap_pages(tree):
     pages[0], pages[1] = pages[1], pages[0]
 
 
+def holders(damage):
+    return lambda tree: damage(tree._holders)
+
+
 DAMAGES = {
     "count": header(_table.COUNT),
     "limit": lambda tree: change(tree._memory.blocks.header, _table.MAX_COUNT, -1990),
@@ -160,15 +164,15 @@ DAMAGES = {
     "kept": of_a_holder(0, _sets.KEEP, -1),
     "trusted though found out": of_a_holder(3, _sets.FORCED_OPEN),
     "trusted though unswept": of_a_holder(2, _sets.CLOSED),
-    "an id lost": lambda tree: tree._free.pop(),
-    "an id free twice": lambda tree: tree._free.append(tree._free[0]),
-    "an id free and used": lambda tree: tree._free.append(tree._ids[RANKS[0]]),
-    "an id to be swept and free": lambda tree: tree._free.append(min(tree._unswept)),
-    "a sweep forgotten": lambda tree: tree._unswept.clear(),
-    "a sweep too much": lambda tree: tree._unswept.add(tree._ids[RANKS[0]]),
-    "a name": lambda tree: tree._rank_of.__setitem__(tree._ids[RANKS[0]], RANKS[5]),
-    "a name of the past": lambda tree: tree._rank_of.__setitem__(min(tree._unswept), RANKS[1]),
-    "staged twice": lambda tree: tree._staged.update({RANKS[1]: tree._staged[RANKS[0]]}),
+    "an id lost": holders(lambda h: h.free.pop()),
+    "an id free twice": holders(lambda h: h.free.append(h.free[0])),
+    "an id free and used": holders(lambda h: h.free.append(h.ids[RANKS[0]])),
+    "an id to be swept and free": holders(lambda h: h.free.append(min(h.unswept))),
+    "a sweep forgotten": holders(lambda h: h.unswept.clear()),
+    "a sweep too much": holders(lambda h: h.unswept.add(h.ids[RANKS[0]])),
+    "a name": holders(lambda h: h.rank_of.__setitem__(h.ids[RANKS[0]], RANKS[5])),
+    "a name of the past": holders(lambda h: h.rank_of.__setitem__(min(h.unswept), RANKS[1])),
+    "staged twice": holders(lambda h: h.staged.update({RANKS[1]: h.staged[RANKS[0]]})),
 }
 
 

@@ -300,14 +300,14 @@ def test_the_id_of_a_cleared_rank_is_used_again_once_it_is_swept():
     pair.do("clear", W1)
     pair.do("store", W2, Tier.DEVICE, span(0, 10))
     pair.agree(span(0, 50))
-    used = pair.tree._next_id
+    used = pair.tree._holders.next_id
     sweep_all(pair.tree)
     for round_ in range(20):
         pair.do("store", W3, Tier.HOST, span(round_, 30))
         pair.agree(span(0, 50))
         pair.do("clear", W3)
         sweep_all(pair.tree)
-    assert pair.tree._next_id == used
+    assert pair.tree._holders.next_id == used
 
 
 @pytest.mark.parametrize(("sub_bits", "blocks"), [(1, 30_000), (12, 30_000)])
@@ -597,7 +597,7 @@ def test_a_batch_is_applied_in_slices(count, room):
     assert progress == DONE
     assert (slices == 0) == (room == 10**6 or (count < 2 and room == 20))
     pair.agree(span(0, 40))
-    assert pair.tree._holders[pair.tree._ids[W1], int(_sets.CLOSED)] == 15
+    assert pair.tree._holders.rows[pair.tree._holders.ids[W1], int(_sets.CLOSED)] == 15
 
 
 def test_a_batch_that_does_not_add_up_differs():
@@ -805,7 +805,7 @@ def test_whoever_was_found_out_is_believed_in_the_next_life():
     tree.commit_staged(W1)
     tree.note_holes(W1, NO_HOLES)
     tree.check_invariants()
-    assert tree._holders[tree._ids[W1], int(_sets.CLOSED)] == 15
+    assert tree._holders.rows[tree._holders.ids[W1], int(_sets.CLOSED)] == 15
     assert device(tree, W1, span(0, 100)) == 80
 
 
