@@ -124,11 +124,14 @@ async def test_a_restarted_router_is_ready_once_it_has_caught_up(tmp_path, event
             await eventually(router.is_ready)
             assert await router.overlaps(range(40)) == {(1, 0): 10}
     async with DirectRouter(**kept).running() as router:
-        answer = await router.client.get("/ready")
-        assert answer.json()["reason"] == (
-            "the index has not caught up with the engines registered before"
-        )
-        await eventually(router.is_ready)
+        assert await is_catching_up(router)
+        # Whether it is ready then, or has just noted that the engine is gone, is left to chance.
+        await eventually(lambda: equals(is_catching_up(router), False))
+
+
+async def is_catching_up(router):
+    reason = (await router.client.get("/ready")).json()["reason"]
+    return reason == "the index has not caught up with the engines registered before"
 
 
 async def test_a_removed_worker_is_gone_after_a_restart_too(tmp_path):
