@@ -44,11 +44,11 @@ from router.protocol.requests import (
     Usage,
 )
 from router.protocol.values import Rank, Scope
+from router.rank_views import overlap_scores, potential_loads
 from router.selections import Selection, SelectionLimits, Selections
 from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
 from router.shadow import ShadowReport
-from router.views import overlap_scores, potential_loads
 from router.waiters import Gone, Waiters
 from router.watch import Watch, end_of
 

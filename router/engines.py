@@ -31,7 +31,7 @@ from router.publisher.turns import Turns
 from router.publisher.zmq_context import open_context
 from router.publisher.zmq_sockets import Context
 from router.registrations import RegisteredWorker
-from router.views import EngineView
+from router.worker_views import EngineView
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from nats.aio.msg import Msg
 
-from router import index_views, views
+from router import dump_views, index_views
 from router.answering import Answering, BusAnswer
 from router.core import RouterCore
 from router.dumping import dumped
@@ -140,4 +140,4 @@ def _matches(found: Found) -> bytes:
 
 
 def _encoded_tree(dump: IndexDump) -> bytes:
-    return msgspec.json.encode(TreeDumpReply(views.dump_events(dump)))
+    return msgspec.json.encode(TreeDumpReply(dump_views.dump_events(dump)))

@@ -10,7 +10,7 @@ from router.protocol.registrations import InstanceView, ListenerView
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank
 from router.registrations import RegisteredWorker
-from router.views import EngineOf
+from router.worker_views import EngineOf
 
 FROM_BUS, FROM_SOCKETS = "nats", "zmq"
 """Where an instance's events come from."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import structs
 
-from router import views
+from router import worker_views
 from router.core import RouterCore
 from router.errors import WorkerNotFoundError
 from router.protocol.catalogue import Lifecycle
@@ -22,7 +22,7 @@ class WorkerCommands:
         core: RouterCore,
         registrations: Registrations,
         registrar: Registrar,
-        engine_of: views.EngineOf,
+        engine_of: worker_views.EngineOf,
         order: Callable[[int, Lifecycle], Awaitable[None]],
     ) -> None:
         self._core = core
@@ -31,29 +31,29 @@ class WorkerCommands:
         self._engine_of = engine_of
         self._order = order
 
-    def all(self) -> list[views.WorkerView]:
+    def all(self) -> list[worker_views.WorkerView]:
         """Every worker, by id."""
-        whole = views.workers(self._core, time.monotonic(), self._engine_of)
+        whole = worker_views.workers(self._core, time.monotonic(), self._engine_of)
         incomplete = [self._incomplete_view(each) for each in self._registrations.incomplete]
         return sorted([*whole, *incomplete], key=lambda view: view.worker_id)
 
-    def view(self, worker_id: int) -> views.WorkerView:
+    def view(self, worker_id: int) -> worker_views.WorkerView:
         """One worker. Raises WorkerNotFoundError."""
         worker = self._core.fleet.get(worker_id)
         if worker is not None:
-            return views.worker_view(self._core, worker, time.monotonic(), self._engine_of)
+            return worker_views.worker_view(self._core, worker, time.monotonic(), self._engine_of)
         for registration in self._registrations.incomplete:
             if registration.worker_id == worker_id:
                 return self._incomplete_view(registration)
         raise WorkerNotFoundError(worker_id)
 
-    async def register(self, registration: WorkerRegistration) -> views.WorkerView:
+    async def register(self, registration: WorkerRegistration) -> worker_views.WorkerView:
         """Add a worker, or say anew what it is. Raises what `Registrar` raises."""
         await self._registrar.check(registration)
         await self._registrar.put(registration)
         return self.view(registration.worker_id)
 
-    async def patch(self, worker_id: int, patch: WorkerPatch) -> views.WorkerView:
+    async def patch(self, worker_id: int, patch: WorkerPatch) -> worker_views.WorkerView:
         """Change a registered worker; give an order about any. Raises WorkerNotFoundError,
         AnnouncedWorkerError, and what `Registrar` raises.
         """
@@ -65,7 +65,7 @@ class WorkerCommands:
             await self._order(worker_id, patch.lifecycle)
         return self.view(worker_id)
 
-    async def remove(self, worker_id: int) -> views.WorkerView:
+    async def remove(self, worker_id: int) -> worker_views.WorkerView:
         """Forget a registered worker; how it stood. Raises WorkerNotFoundError,
         AnnouncedWorkerError, DataDirError.
         """
@@ -73,6 +73,6 @@ class WorkerCommands:
         await self._registrar.remove(worker_id)
         return structs.replace(before, lifecycle="unschedulable")
 
-    def _incomplete_view(self, registration: WorkerRegistration) -> views.WorkerView:
+    def _incomplete_view(self, registration: WorkerRegistration) -> worker_views.WorkerView:
         lacking = missing(registration, needs_events=self._core.reads_events)
-        return views.incomplete_view(registration, lacking)
+        return worker_views.incomplete_view(registration, lacking)

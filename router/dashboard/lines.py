@@ -20,7 +20,7 @@ from router.sequence.rank_table import (
     REQUESTS,
     USED_BLOCKS,
 )
-from router.views import lifecycle
+from router.worker_views import lifecycle
 
 
 class WorkerLine(Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from router import views
+from router import rank_views
 from router.batches import BatchCommands
 from router.block_views import block_holders
 from router.busy_commands import BusyCommands
@@ -32,8 +32,8 @@ from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.security.guard import Guard
 from router.status import ServiceStatus
 from router.tenant_commands import commands_of
-from router.views import WorkerView
 from router.worker_commands import WorkerCommands
+from router.worker_views import WorkerView
 
 V = TypeVar("V", WorkerView, ScopeLoads)
 
@@ -131,7 +131,7 @@ class Api:
 
     async def loads(self, request: Request) -> Response:
         """Booked load, or that of a model, or a group."""
-        return json_answer(_asked_for(views.loads(self._commands.core), request.query_params))
+        return json_answer(_asked_for(rank_views.loads(self._commands.core), request.query_params))
 
     async def potential_loads(self, request: Request) -> Response:
         """Load, were a prompt placed."""

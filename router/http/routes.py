@@ -38,7 +38,7 @@ from router.protocol.requests import (
 )
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.shadow import ShadowReport
-from router.views import WorkerView
+from router.worker_views import WorkerView
 
 
 class Refusal(Struct):

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from router.body_errors import UnsupportedMediaTypeError
 from router.core import RouterCore
+from router.dump_views import block_sizes, dump_pieces
 from router.dumping import dumped
 from router.errors import KvRouterError
 from router.http.answers import refusal, warned
@@ -27,7 +28,7 @@ from router.protocol.values import Rank
 from router.security.caller import ANYBODY, Caller
 from router.service_config import ServiceConfig
 from router.status import ServiceStatus
-from router.views import WorkerView, block_sizes, dump_pieces
+from router.worker_views import WorkerView
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")

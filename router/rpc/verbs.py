@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from router import views
+from router import rank_views
 from router.batches import BatchCommands
 from router.commands import REQUEST_ID_HEADER, Commands, Wait, asked_with, request_id_of
 from router.errors import MissingRequestIdError, ReservationNotFoundError
@@ -60,7 +60,7 @@ async def answered(commands: Commands, command: SingleCommand, headers: Headers)
             request_id = request_id_of(command.request_id, headers.get(REQUEST_ID_HEADER))
             return await commands.reserve(structs.replace(command, request_id=request_id))
         case LoadsCommand():
-            return views.loads(commands.core)
+            return rank_views.loads(commands.core)
         case PotentialLoadsCommand() | OverlapScoresCommand():
             return await _about_prompt(commands, command)
         case _:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from builders import World, announcement, rank
-from router import views
+from router import dump_views, rank_views, worker_views
 from router.explain import explain
 from router.indexer.dumps import IndexDump
 from router.placement_errors import RemovedRanks
@@ -146,7 +146,7 @@ def test_a_reply_leaves_out_what_it_does_not_have(world):
 
 def test_loads_are_what_is_booked(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
-    (scope,) = views.loads(world.core)
+    (scope,) = rank_views.loads(world.core)
     assert scope.loads == [
         PotentialLoad(1, 0, 40, 10, 1),
         PotentialLoad(2, 0, 0, 0, 0),
@@ -157,7 +157,7 @@ def test_loads_are_what_is_booked(world):
 def test_potential_loads_add_the_prompt(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
     request = PromptRequest(token_ids=PROMPT)
-    assert views.potential_loads(world.core, request, prepare(request, ()), 0.0) == [
+    assert rank_views.potential_loads(world.core, request, prepare(request, ()), 0.0) == [
         PotentialLoad(1, 0, 80, 10, 1),
         PotentialLoad(2, 0, 40, 10, 0),
         PotentialLoad(2, 1, 0, 10, 0),
@@ -166,7 +166,7 @@ def test_potential_loads_add_the_prompt(world):
 
 def test_overlap_scores_name_every_rank(world):
     request = PromptRequest(token_ids=PROMPT)
-    scores = views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    scores = rank_views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
     assert (scores.block_size, scores.num_blocks) == (4, 10)
     assert [(o.worker_id, o.dp_rank, o.device_blocks) for o in scores.workers] == [
         (1, 0, 0), (2, 0, 0), (2, 1, 10),
@@ -175,19 +175,19 @@ def test_overlap_scores_name_every_rank(world):
 
 def test_overlap_scores_of_an_unknown_scope_are_empty(world):
     request = PromptRequest(token_ids=PROMPT, model_name="zz")
-    scores = views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    scores = rank_views.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
     assert scores.workers == []
 
 
 def lifecycles(world):
-    return {v.worker_id: v.lifecycle for v in views.workers(world.core, now_s=1.0)}
+    return {v.worker_id: v.lifecycle for v in worker_views.workers(world.core, now_s=1.0)}
 
 
 def test_workers_show_where_they_stand(world):
     world.core.upsert_worker(announcement(3), 0.0)
     world.core.order_worker(1, "cordoned")
     assert lifecycles(world) == {1: "cordoned", 2: "schedulable", 3: "incomplete"}
-    worker = views.workers(world.core, now_s=1.0)[2]
+    worker = worker_views.workers(world.core, now_s=1.0)[2]
     assert worker.not_schedulable_reasons == ["announced, but not heard yet"]
 
 
@@ -201,7 +201,7 @@ def test_a_draining_worker_is_drained_when_its_last_request_ended(world):
 
 def test_workers_show_reported_and_booked_load(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
-    view = views.workers(world.core, now_s=1.0)[0].ranks[0]
+    view = worker_views.workers(world.core, now_s=1.0)[0].ranks[0]
     assert (view.active_requests, view.active_prefill_tokens, view.active_decode_blocks) == (
         1,
         40,
@@ -212,7 +212,7 @@ def test_workers_show_reported_and_booked_load(world):
 
 def dumped(core):
     dump = IndexDump(core.index.event_ids(), list(core.dump_slices()))
-    return list(views.dump_pieces(dump, views.block_sizes(core)))
+    return list(dump_views.dump_pieces(dump, dump_views.block_sizes(core)))
 
 
 def test_an_empty_dump_is_a_dump():
@@ -221,7 +221,7 @@ def test_an_empty_dump_is_a_dump():
 
 def test_a_long_dump_comes_in_pieces(world, monkeypatch):
     whole = b"".join(dumped(world.core))
-    monkeypatch.setattr(views, "PIECE_BLOCKS", 3)
+    monkeypatch.setattr(dump_views, "PIECE_BLOCKS", 3)
     pieces = dumped(world.core)
     assert b"".join(pieces) == whole
     assert max(piece.count(b"block_hash") for piece in pieces) == 3

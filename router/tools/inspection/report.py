@@ -8,7 +8,7 @@ from router.protocol.dumps import TIER_NAMES, DumpedRank
 from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
 from router.protocol.values import Tier
 from router.tools.tiers import TIER_WORDS
-from router.views import EngineView, RankView, WorkerView
+from router.worker_views import EngineView, RankView, WorkerView
 
 
 def workers_report(workers: Sequence[WorkerView]) -> str:

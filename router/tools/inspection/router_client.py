@@ -11,7 +11,7 @@ from router.protocol.dumps import DumpedRank, decode_dump
 from router.protocol.replies import OverlapScoresReply
 from router.protocol.requests import PromptRequest
 from router.security.http_access import OPEN_ACCESS, HttpAccess
-from router.views import WorkerView
+from router.worker_views import WorkerView
 
 T = TypeVar("T")
 

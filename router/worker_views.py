@@ -1,39 +1,23 @@
-"""What the core knows, in the shapes that callers read. Mutates nothing."""
+"""Workers as they stand, in the shape that callers read. Mutates nothing."""
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from msgspec import Struct, json, structs
-from msgspec.structs import astuple
+from msgspec import Struct, structs
 
 from router.core import RouterCore
 from router.fleet import Worker
-from router.indexer.base import NO_OVERLAP, Overlap
-from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
 from router.protocol.dumps import (
     TIER_NAMES,
-    DumpBlock,
-    DumpEvent,
-    ScopeDump,
     TierName,
-    dump_event,
-    scope_key,
 )
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
-    OverlapScoresReply,
-    PotentialLoad,
-    RankOverlap,
-    ScopeLoads,
     Trust,
 )
-from router.protocol.requests import PromptRequest
-from router.protocol.values import HeldState, Rank, Scope
+from router.protocol.values import HeldState, Rank
 from router.protocol.workers import WorkerRegistration
 from router.registrations import RegisteredWorker
-from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import BUSY
 
 _SHARED_FIELDS = (
@@ -46,9 +30,6 @@ _SHARED_FIELDS = (
     "total_kv_blocks",
 )
 """What announced workers say of themselves, and callers may say of those they register."""
-
-PIECE_BLOCKS = 1024
-"""Blocks that a dump encodes at a time: a third of a millisecond."""
 
 
 class TierView(Struct, frozen=True):
@@ -144,55 +125,6 @@ def no_engine(_: Rank) -> EngineView | None:
     return None
 
 
-def loads(core: RouterCore) -> list[ScopeLoads]:
-    """The booked load of every rank, by scope."""
-    by_scope: dict[Scope, list[PotentialLoad]] = {}
-    for worker in core.fleet:
-        announcement = worker.announcement
-        here = by_scope.setdefault(announcement.scope, [])
-        for rank in announcement.ranks:
-            active = core.tracker.active(rank)
-            here.append(_load(core, rank, active.active_prefill_tokens, active.active_blocks))
-    return [
-        ScopeLoads(scope.model_name, scope.routing_group, here, *core.waiting.usage(scope))
-        for scope, here in sorted(by_scope.items())
-    ]
-
-
-def potential_loads(
-    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
-) -> list[PotentialLoad]:
-    """The load of every schedulable rank of a scope, were this prompt placed there."""
-    table = core.weigh(request, prompt, now_s)
-    return [
-        _load(core, t.rank, t.potential_prefill_tokens, t.potential_decode_blocks)
-        for t in map(table.terms, range(len(table)))
-    ]
-
-
-def overlap_scores(
-    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
-) -> OverlapScoresReply:
-    """The cached prefix of every announced rank of a scope."""
-    workers = [w.announcement for w in core.fleet if w.announcement.scope == request.scope]
-    overlaps = core.match(request.scope, prompt, workers)
-    ranks = [
-        _rank_overlap(
-            rank,
-            prompt.hashed(worker.identity),
-            overlaps[worker.identity].get(rank, NO_OVERLAP),
-            core.trust(rank, now_s),
-            is_eagle=worker.identity.eagle,
-        )
-        for worker in workers
-        for rank in worker.ranks
-    ]
-    if not workers:
-        return OverlapScoresReply(0, 0, ranks)
-    first = prompt.hashed(workers[0].identity)
-    return OverlapScoresReply(first.block_size, len(first.sequence_hashes), ranks)
-
-
 def workers(core: RouterCore, now_s: float, engine_of: EngineOf = no_engine) -> list[WorkerView]:
     """Every worker that could be chosen, by id."""
     return [worker_view(core, worker, now_s, engine_of) for worker in core.fleet]
@@ -258,71 +190,6 @@ def incomplete_view(registration: WorkerRegistration, lacking: list[str]) -> Wor
         not_schedulable_reasons=lacking,
         ranks=[],
         **_registered_fields(registration),
-    )
-
-
-def block_sizes(core: RouterCore) -> dict[Scope, int]:
-    """The block size of each scope; one of them, should they differ."""
-    return {w.announcement.scope: w.announcement.identity.block_size for w in core.fleet}
-
-
-def dump_pieces(
-    dump: IndexDump, block_sizes: Mapping[Scope, int], only: Rank | None = None
-) -> Iterator[bytes]:
-    """Every held block, as processes of this field exchange it: JSON (`Dump`), in pieces.
-
-    `only`: of this rank. May run on another thread. O(blocks held), a piece O(1) but for the first.
-    """
-    yield b"{"
-    wanted = (each for each in dumped_blocks(dump) if only in (None, each[1].rank))
-    for i, (scope, held) in enumerate(groupby(wanted, key=itemgetter(0))):
-        head = json.encode({scope_key(scope): ScopeDump(block_sizes.get(scope), [])})
-        yield (b"," if i else b"") + head[1:].removesuffix(b"]}}")
-        for j, (_, blocks) in enumerate(held):
-            yield b"," if j else b""
-            yield from _event_pieces(blocks)
-        yield b"]}"
-    yield b"}"
-
-
-def dump_events(dump: IndexDump) -> list[DumpEvent]:
-    """Every held block, one event a rank and tier. O(blocks held)."""
-    return [dump_event(*astuple(blocks)) for _, blocks in dumped_blocks(dump)]
-
-
-def _event_pieces(held: RankBlocks) -> Iterator[bytes]:
-    no_blocks = held.sequence_hashes[:0]
-    encoded = json.encode(dump_event(held.rank, held.tier, held.event_id, no_blocks))
-    head, _, tail = encoded.rpartition(b"]")
-    yield head
-    for start in range(0, len(held.sequence_hashes), PIECE_BLOCKS):
-        hashes = held.sequence_hashes[start : start + PIECE_BLOCKS].tolist()
-        piece = json.encode([DumpBlock(each) for each in hashes])[1:-1]
-        yield b"," + piece if start else piece
-    yield b"]" + tail
-
-
-def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:
-    requests = core.tracker.active(rank).active_requests
-    return PotentialLoad(rank.worker_id, rank.dp_rank, prefill_tokens, decode_blocks, requests)
-
-
-def _rank_overlap(
-    rank: Rank, prompt: HashedPrompt, overlap: Overlap, trust: Trust, *, is_eagle: bool
-) -> RankOverlap:
-    return RankOverlap(
-        worker_id=rank.worker_id,
-        dp_rank=rank.dp_rank,
-        block_size=prompt.block_size,
-        num_blocks=len(prompt.sequence_hashes),
-        predicted_cached_blocks=prompt.cached_blocks(overlap.remote, eagle=is_eagle),
-        device_blocks=overlap.device,
-        host_pinned_blocks=overlap.host,
-        disk_blocks=overlap.disk,
-        remote_blocks=overlap.remote,
-        host_pinned_extension_blocks=overlap.host - overlap.device,
-        disk_extension_blocks=overlap.disk - overlap.host,
-        trust=trust,
     )
 
 
