@@ -1,23 +1,19 @@
 """The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from router.bus_errors import BusUnavailableError, TwinError
+from router.bus_errors import BusUnavailableError
 from router.commands import Commands
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.core_host import CoreHost, Task
 from router.dashboard.dashboard import Dashboard
-from router.decision_log import DecisionLog
 from router.dynamo.attach import dynamo_follower
-from router.errors import ConfigError
 from router.http.api import Api
 from router.http.front import Front
 from router.http.hot import HotRoutes
@@ -26,47 +22,31 @@ from router.indexer.selection import make_indexer
 from router.installed_policies import every_policy
 from router.lookups import Lookups
 from router.metrics import RouterMetrics
+from router.optional_parts import make_decision_log, make_sessions, make_tracer
 from router.prediction_metrics import PredictionCollector
+from router.presence import Presence, until_informed
 from router.process.effective import effective
 from router.process.settings import NO_OTHERS, Loaded
 from router.protocol.catalogue import (
     Lifecycle,
-    RouterAnnouncement,
-    encode_entry,
-    router_key,
 )
-from router.publisher.announcer import Announcer
 from router.publisher.bus import Bus
 from router.registrations import complete_worker
 from router.replica import Replica
 from router.replica_metrics import ReplicaMetrics
 from router.rpc.service import Rpc
-from router.scheduler.affinity import AffinityTable
-from router.security.redis_access import RedisAccess
 from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.session_commands import SessionCommands
-from router.sessions import LocalSessions, Sessions
 from router.shadow import Shadow
 from router.shadow_commands import ShadowCommands
 from router.shadow_metrics import ShadowCollector
-from router.state_metrics import SelectionCollector, SessionCollector
+from router.state_metrics import SelectionCollector
 from router.watch import Watch
 from router.worker_commands import WorkerCommands
 
 if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for engines
     from router.discovery.discovery import Discovery
-    from router.tracing import Tracer
-
-log = logging.getLogger(__name__)
-
-ANSWERS_AFTER_S = 5.0
-"""Of a life on the bus, at the latest: what is wrong then has to be said by somebody."""
-
-HEARS_ALL_S = 1.0
-"""Once some worker can be chosen, the others are waited for so long at most."""
-
-_POLL_S = 0.05
 
 
 class RouterService:
@@ -86,8 +66,6 @@ class RouterService:
         self._config = config
         self._settings = effective(config, sources)
         self._incarnation = time.time_ns() // 1000
-        self._announcer: Announcer | None = None
-        self._is_leaving = asyncio.Event()
         self._interface: tuple[Api, Front] | tuple[()] = ()
         core = core or _core(config)
         self._host = CoreHost(
@@ -97,16 +75,17 @@ class RouterService:
             make_worker=partial(complete_worker, needs_events=core.reads_events),
             needs_workers=True,
             initial_workers=config.min_initial_workers,
-            on_reconnect=self._renew_soon,
+            on_reconnect=self._note_reconnected,
             on_drain=self._drain,
             on_leave=self._leave,
         )
         self._host.status.answers_on_bus = not self._host.status.has_bus
         shadow = Shadow(time.monotonic()) if config.shadow else None
         PredictionCollector(core.closed_loop, self._host.metrics, config.metrics_max_ranks)
-        self._sessions = _sessions(config, self._host.metrics)
-        self._decision_log = _decision_log(config, core, self._host.metrics)
-        self._tracer = _tracer(config, self._host.metrics)
+        self._presence = Presence(config, self._incarnation, self._host.subjects)
+        self._sessions = make_sessions(config, self._host.metrics)
+        self._decision_log = make_decision_log(config, core, self._host.metrics)
+        self._tracer = make_tracer(config, self._host.metrics)
         self._watch = Watch(self._host.metrics.decisions, self._decision_log, self._tracer)
         self._commands = self._make_commands(core, shadow)
         self._dashboard = Dashboard(
@@ -224,7 +203,7 @@ class RouterService:
             yield self._tracer.run()
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
-        yield self._announce(bus, endpoint)
+        yield self._presence.run(bus, endpoint)
         yield self._answer(bus)
         yield self._index_rpc.run(bus)
         if self._replica is not None:
@@ -232,21 +211,10 @@ class RouterService:
         yield self._host.take_snapshots(bus, self._is_first_router)
 
     async def _answer(self, bus: Bus) -> None:
-        """Take turns with the other routers once we know the workers: who has just begun would
-        refuse what the others can place.
-        """
-        await self._until_informed()
-        if not self._is_leaving.is_set():
+        """Take turns with the other routers."""
+        await until_informed(self._host.core, self._host.status)
+        if not self._presence.is_leaving:
             await self._rpc.run(bus, self._note_answering)
-
-    async def _until_informed(self) -> None:
-        core, until_s = self._host.core, time.monotonic() + ANSWERS_AFTER_S
-        while time.monotonic() < until_s:
-            if self._host.status.is_informed(core):
-                if core.fleet.schedulable_count() == len(core.fleet):
-                    return
-                until_s = min(until_s, time.monotonic() + HEARS_ALL_S)
-            await asyncio.sleep(_POLL_S)
 
     def _note_answering(self) -> None:
         self._host.status.answers_on_bus = True
@@ -256,44 +224,13 @@ class RouterService:
         await self._host.registry.caught_up.wait()
         await replica.run(bus)
 
-    async def _announce(self, bus: Bus, endpoint: str) -> None:
-        announcement = RouterAnnouncement(
-            router_id=self._config.router_id,
-            name=self._config.name,
-            endpoint=endpoint,
-            incarnation=self._incarnation,
-        )
-        announcer = Announcer(
-            bus.js,
-            self._host.subjects,
-            router_key(announcement.router_id),
-            self._incarnation,
-            num_replicas=self._config.num_replicas,
-        )
-        self._announcer = announcer
-        try:
-            await announcer.look()
-            await announcer.claim(encode_entry(announcement))
-            await self._renew_until_leaving(announcer)
-        except* TwinError as group:
-            twin = group.exceptions[0]
-            log.error("%s; serving on, unannounced: give this router another --name", twin)
-        finally:
-            await announcer.withdraw()
-
-    async def _renew_until_leaving(self, announcer: Announcer) -> None:
-        async with asyncio.TaskGroup() as group:
-            renewing = group.create_task(announcer.run())
-            await self._is_leaving.wait()
-            renewing.cancel()
-
     async def _drain(self) -> None:
-        """Whoever waits goes elsewhere, others are to write snapshots, and what has come over the
-        bus is answered.
+        """Refuse the requests that wait, leave the writing of snapshots to other routers, and
+        answer what has come over the bus.
         """
         self._commands.drain()
         self._dashboard.streams.close()
-        self._is_leaving.set()
+        self._presence.leave()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
 
     async def _leave(self) -> None:
@@ -306,10 +243,8 @@ class RouterService:
         first = next(self._host.registry.routers(), None)
         return first is not None and first.router_id == self._config.router_id
 
-    def _renew_soon(self) -> None:
-        """The bus may have come back without its store."""
-        if self._announcer is not None:
-            self._announcer.renew_soon()
+    def _note_reconnected(self) -> None:
+        self._presence.renew_soon()
 
     async def _order_worker(self, worker_id: int, lifecycle: Lifecycle) -> None:
         if not self._host.status.has_bus:
@@ -319,60 +254,6 @@ class RouterService:
         if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("orders about workers are kept there")
         await self._host.registry.order(bus, worker_id, lifecycle)
-
-
-def _sessions(config: RouterConfig, metrics: RouterMetrics) -> Sessions | None:
-    """Where sessions are bound, if they are. Raises ConfigError."""
-    if not config.session_affinity_ttl_s:
-        return None
-    table = AffinityTable(config.session_affinity_ttl_s, config.session_affinity_max_sessions)
-    SessionCollector(table, metrics)
-    local = LocalSessions(table)
-    if not config.redis_url:
-        return local
-    try:
-        from router.redis_sessions import RedisSessions
-    except ImportError as error:
-        raise ConfigError("redis_url", str(error), "with kv-router[redis] installed") from error
-    url, namespace, ttl_s = config.redis_url, config.namespace, config.session_affinity_ttl_s
-    timeout_s, access = config.redis_timeout_s, redis_access(config)
-    return RedisSessions(url, namespace, ttl_s, timeout_s, local, metrics, access)
-
-
-def redis_access(config: RouterConfig) -> RedisAccess:
-    """How to log in to Redis."""
-    return RedisAccess(
-        config.redis_username,
-        config.redis_password_file,
-        config.redis_tls_ca_file,
-        config.redis_tls_cert_file,
-        config.redis_tls_key_file,
-    )
-
-
-def _decision_log(
-    config: RouterConfig, core: RouterCore, metrics: RouterMetrics
-) -> DecisionLog | None:
-    """Where decisions are written down, if they are. Raises ConfigError."""
-    if not config.decision_log:
-        return None
-    per_s, max_bytes = config.decision_log_per_s, config.decision_log_max_bytes
-    decision_log = DecisionLog(core, Path(config.decision_log), per_s, max_bytes)
-    metrics.registry.register(decision_log)
-    return decision_log
-
-
-def _tracer(config: RouterConfig, metrics: RouterMetrics) -> "Tracer | None":
-    """Who is told of decisions as spans, if anybody. Raises ConfigError."""
-    if not config.otlp_endpoint:
-        return None
-    try:
-        from router.tracing import Tracer
-    except ImportError as error:
-        raise ConfigError("otlp_endpoint", str(error), "with kv-router[otel] installed") from error
-    tracer = Tracer(config.otlp_endpoint, config.name, config.trace_ratio)
-    metrics.registry.register(tracer)
-    return tracer
 
 
 def _core(config: RouterConfig) -> RouterCore:

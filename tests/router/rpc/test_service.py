@@ -353,7 +353,7 @@ async def test_a_router_that_ends_finishes_what_it_has_begun(nats_server, bus):
 
 async def test_who_has_just_begun_leaves_the_bus_to_the_others(router, nats_server, monkeypatch):
     """It would refuse for want of workers what they can place."""
-    monkeypatch.setattr("router.service.ANSWERS_AFTER_S", 3600.0)
+    monkeypatch.setattr("router.presence.ANSWERS_AFTER_S", 3600.0)
     answered = 'kv_router_requests_total{code="ok",interface="nats",route="select"}'
     await router.worker(1)
     young = RunningRouter(nats_server.url, name="young", min_initial_workers=2)
