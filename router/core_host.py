@@ -28,7 +28,7 @@ from router.metrics import RouterMetrics
 from router.nats_stream import NatsStream
 from router.outbox import Outbox
 from router.process.http_limits import HttpLimits
-from router.process.moments import next_moment
+from router.process.moments import Standstill, next_moment
 from router.process.serving import SHUTDOWN_S, HttpServer, endpoint_of, listening, serve_until
 from router.protocol.subjects import Subjects
 from router.protocol.values import StreamPosition
@@ -57,6 +57,9 @@ from router.timeline import Timeline
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
+
+HEARD_S = 1.0
+"""After a standstill: everybody who lives has reported by then."""
 
 CATCH_UP_S = 5.0
 """How long a restarted process waits for the engines registered before, until it is ready."""
@@ -207,12 +210,14 @@ class CoreHost:
 
     async def _tick_forever(self) -> None:
         patience_s = time.monotonic() + CATCH_UP_S
+        standstill = Standstill(HEARD_S, time.monotonic())
         while True:
             await next_moment(TICK_S)
             now_s = time.monotonic()
             if now_s > patience_s or self.engines.is_caught_up():
                 self.status.engines_caught_up = True
-            self.outbox.perform([*self.core.tick(now_s), self.core.beacon(now_s)])
+            effects = self.core.tick(now_s) if standstill.is_over(now_s) else []
+            self.outbox.perform([*effects, self.core.beacon(now_s)])
             for _ in range(TIDY_SLICES):
                 if not self.core.tidy(time.monotonic()):
                     break

@@ -77,7 +77,7 @@ async def is_right(router, expected):
 async def test_a_killed_agent_goes_on_where_it_stopped(tmp_path, nats_server, engine, metrics):
     bridge = BridgeProcess(tmp_path, nats_server.url, engine, metrics)
     try:
-        async with RunningRouter(nats_server.url).running() as router:
+        async with RunningRouter(nats_server.url, worker_silence_s=2.5).running() as router:
             # An engine is followed from its first batch on, or what came before is doubted.
             await eventually(lambda: is_right(router, set()))
             publish(engine, 0, STATE_BATCHES + 200)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import httpx
 import pytest
@@ -19,10 +20,17 @@ from router.publisher.journal import EventJournal
 from router.sequence.prompt import prepare
 from router.service import RouterService
 from running import RunningRouter
-from servers import equals, free_port
+from servers import equals, eventually, free_port
 
 PROMPT = list(range(40))
 SUBJECTS = Subjects("test")
+
+
+@pytest.fixture
+async def impatient(nats_server):
+    """A router as users have it, which soon gives up whoever is silent."""
+    async with RunningRouter(nats_server.url, worker_silence_s=2.5).running() as router:
+        yield router
 
 
 async def ready(router):
@@ -66,29 +74,29 @@ async def test_waits_for_the_bus_and_says_so(stopped_nats_server, eventually):
         await eventually(lambda: equals(_status(router), 200))
 
 
-async def test_without_the_bus_it_answers_from_what_it_knows(router, nats_server, eventually):
-    worker = await router.worker(1)
+async def test_without_the_bus_it_answers_from_what_it_knows(impatient, nats_server, eventually):
+    worker = await impatient.worker(1)
     await cache(worker)
-    await eventually(lambda: equals(overlaps(router), {1: 10}))
+    await eventually(lambda: equals(overlaps(impatient), {1: 10}))
     nats_server.kill()
 
     async def degraded():
-        return (await ready(router))[1]["degraded"]
+        return (await ready(impatient))[1]["degraded"]
 
     await eventually(degraded)
     await asyncio.sleep(3.0)
-    status, body = await ready(router)
+    status, body = await ready(impatient)
     assert (status, "not connected" in body["degraded"]) == (200, True)
-    answer = await router.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "x"})
+    answer = await impatient.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "x"})
     assert (answer.status_code, answer.json()["overlap_blocks"]) == (200, 10)
     assert answer.json()["trust"]["state"] == "lagging"
-    order = await router.client.patch("/workers/1", json={"lifecycle": "cordoned"})
+    order = await impatient.client.patch("/workers/1", json={"lifecycle": "cordoned"})
     assert (order.status_code, order.json()["code"]) == (503, "bus_unavailable")
     nats_server.start()
     await eventually(lambda: equals(degraded(), None))
     worker.journals[rank(1)].cleared()
     await worker.deliver()
-    await eventually(lambda: equals(overlaps(router), {1: 0}))
+    await eventually(lambda: equals(overlaps(impatient), {1: 0}))
 
 
 async def test_a_lost_store_is_healed_by_checkpoints(router, nats_server, eventually):
@@ -162,26 +170,40 @@ async def test_orders_reach_every_router_and_outlive_them(router, nats_server, e
     await eventually(lambda: equals(seen(), "schedulable"))
 
 
-async def test_a_silent_worker_is_out(router, eventually):
-    workers = await router.workers(1, 2, 3)
+async def test_a_silent_worker_is_out(impatient, eventually):
+    workers = await impatient.workers(1, 2, 3)
     workers[0].is_reporting = False
-    await eventually(lambda: equals(router.view(1), None))
-    assert await router.metric('kv_router_workers_gone_total{reason="silent"}') == 1
-    assert sorted(await overlaps(router)) == [2, 3]
+    await eventually(lambda: equals(impatient.view(1), None))
+    assert await impatient.metric('kv_router_workers_gone_total{reason="silent"}') == 1
+    assert sorted(await overlaps(impatient)) == [2, 3]
 
 
-async def test_a_worker_that_was_only_silent_comes_back(router, eventually):
-    workers = await router.workers(1, 2, 3)
+async def test_a_worker_that_was_only_silent_comes_back(impatient, eventually):
+    workers = await impatient.workers(1, 2, 3)
     await cache(workers[0])
     workers[0].is_reporting = False
-    await eventually(lambda: equals(router.view(1), None))
+    await eventually(lambda: equals(impatient.view(1), None))
     workers[0].is_reporting = True
-    await eventually(lambda: router.view(1))
+    await eventually(lambda: impatient.view(1))
     await _next(workers[0].bus, SUBJECTS.checkpoint_wanted(rank(1)))
     workers[0].journals[rank(1)].require_checkpoint()
     await workers[0].deliver()
-    await eventually(lambda: router.trusts(1))
-    assert (await overlaps(router))[1] == 10
+    await eventually(lambda: impatient.trusts(1))
+    assert (await overlaps(impatient))[1] == 10
+
+
+async def test_a_router_that_stood_still_has_not_heard_what_was_said_meanwhile(nats_server):
+    async with RunningRouter(nats_server.url, worker_silence_s=1.5).running() as router:
+        await router.worker(1)
+        time.sleep(1.7)  # noqa: ASYNC251 - nothing of this process runs
+        heard = 'kv_router_load_reports_total{outcome="applied"}'
+        before = await router.metric(heard)
+        await eventually(lambda: is_above(router.metric(heard), before))
+        assert await router.metric('kv_router_workers_gone_total{reason="silent"}') is None
+
+
+async def is_above(answer, least):
+    return await answer > least
 
 
 async def test_a_withdrawn_worker_is_out_at_once(router, eventually):
@@ -269,7 +291,7 @@ async def test_a_port_that_is_taken_is_a_clear_error():
 
 
 async def test_drains_before_it_closes(nats_server, eventually):
-    router = RunningRouter(nats_server.url, drain_s=1.0)
+    router = RunningRouter(nats_server.url, drain_s=3.0)
     stop = asyncio.Event()
     running = asyncio.create_task(router.service.run(stop))
     await eventually(router.is_up)
