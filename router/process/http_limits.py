@@ -15,7 +15,7 @@ class HttpLimits(Struct, frozen=True):
     header_limit_bytes: int = 32 * 1024
     max_headers: int = 100
     header_timeout_s: float = 10.0
-    keep_alive_s: float = 5.0
+    keep_alive_s: float = 75.0
     stuck_s: float = 60.0
 
     @classmethod

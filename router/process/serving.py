@@ -136,7 +136,7 @@ class HttpServer(uvicorn.Server):
                 ssl=tls,
                 backlog=self.config.backlog,
                 ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
-                ssl_shutdown_timeout=None if tls is None else limits.keep_alive_s,
+                ssl_shutdown_timeout=None if tls is None else limits.header_timeout_s,
             )
             for listener in sockets or ()
         ]

@@ -62,8 +62,13 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="time to receive the headers; beyond, 408 and closed")
     ] = 10.0
     keep_alive_s: Annotated[
-        float, Meta(gt=0, description="an idle connection is closed after this time")
-    ] = 5.0
+        float,
+        Meta(
+            gt=0,
+            description="an idle connection is closed after this time; callers that keep theirs for"
+            " as long may lose a request",
+        ),
+    ] = 75.0
     max_requests: Annotated[
         int, Meta(ge=1, description="requests in flight, waiting ones included; beyond, 503")
     ] = 4096
