@@ -25,8 +25,8 @@ async def next_moment(interval_s: float) -> None:
 
 
 class Standstill:
-    """Whether time may be held against others. While this process stood still it heard nobody, and
-    what they said meanwhile is still to be read: for `grace_s` after it their silence proves nothing.
+    """Whether time may be held against others. Who stood still heard nobody, and has yet to read
+    what they said meanwhile: for `grace_s` after it their silence proves nothing.
     """
 
     __slots__ = ("_grace_s", "_last_s", "_until_s")

@@ -1,9 +1,12 @@
 """`kv-router forward` before a router and engines that are processes, driven by OpenAI's client."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
+import held_engine
 from processes import Process, is_ready
 from servers import eventually, free_port
 
@@ -90,9 +93,11 @@ async def test_a_worker_that_dies_is_passed_over(fleet, forward):
     await eventually(lambda: is_free(fleet))
 
 
-async def test_a_stream_goes_on_where_its_worker_was_killed_in_the_middle(fleet, forward):
+async def test_a_stream_goes_on_where_its_worker_was_killed_in_the_middle(fleet, forward, tmp_path):
     """Greedy: whoever goes on writes what the first would have written."""
-    await fleet.start(workers=2)
+    hold = tmp_path / "hold"
+    program = Path(held_engine.__file__)
+    await fleet.start(workers=2, program=program, **{"held-by": hold})
     url = await forward()
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
         settings = {"model": "default", "messages": TALK, "max_tokens": 400, "stream": True}
@@ -100,12 +105,14 @@ async def test_a_stream_goes_on_where_its_worker_was_killed_in_the_middle(fleet,
             part.choices[0].delta.content
             async for part in await ai.chat.completions.create(**settings)
         ]
+        hold.touch()
         parts = await ai.chat.completions.with_raw_response.create(**settings)
         worker_id, again = int(parts.headers["x-worker-id"]), []
         async for part in parts.parse():
             again.append(part.choices[0].delta.content)
             if len(again) == 3:
                 fleet.workers[worker_id].kill()
+                hold.unlink()
         assert len(again) == len(said) == 400
         # A character may be cut in two between them: bytes that are no text by themselves.
         differing = sum(one != other for one, other in zip(said, again, strict=True))

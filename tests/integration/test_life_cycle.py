@@ -119,7 +119,7 @@ async def test_an_index_alone_reads_its_configuration_again_too(start, tmp_path)
 
 
 async def test_sigterm_finishes_what_was_begun_after_others_have_taken_over(start, nats_server):
-    bus = {"nats-url": nats_server.url, "drain-s": 3}
+    bus = {"nats-url": nats_server.url, "drain-s": 6}  # we may be late ourselves
     first, second = await start("first", **bus), await start("second", **bus)
 
     async def names():

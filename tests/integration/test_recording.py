@@ -97,20 +97,19 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
         await eventually(lambda: router.metric(written))
         config = RecordConfig(
             nats_url=nats_server.url, namespace="test", name="beside", http_port=port,
-            drain_s=0.0, output=str(recording), snapshot_threshold=3, seconds=6.0,
+            drain_s=0.0, output=str(recording), snapshot_threshold=3,
         )  # fmt: skip
         async with RunningService(Recording(config), port).running() as recorded:
             await eventually(recorded.is_ready)
             placed = await recorded.post("/select", {"token_ids": prompt[:8000]})
             assert placed.json()["overlap_blocks"] == 2000
-            await eventually(lambda: not_(recorded.is_up()))
         assert await router.is_ready()
     kinds = recording.read_bytes().count
     assert kinds(b'"kind":"resume"') == 1
     assert kinds(b'"kind":"apply_slice"') > 1
     status, printed = replayed(capsys, recording)
     assert "decisions: 1 of 1 equal" in printed
-    assert "the recording was ended: seconds" in printed
+    assert "the recording was ended: stopped" in printed
     assert status == 0
 
 
@@ -121,6 +120,12 @@ async def test_a_port_that_is_taken_leaves_no_file(nats_server, recording):
         with pytest.raises(ConfigError, match="http_port"):
             await Recording(config).run(asyncio.Event())
     assert not recording.exists()
+
+
+async def test_it_ends_by_itself_after_so_long(recording):
+    limited = RecordConfig(http_port=free_port(), output=str(recording), seconds=0.1, drain_s=0.0)
+    await Recording(limited).run(asyncio.Event())
+    assert b'"seconds"' in recording.read_bytes()
 
 
 class RecordedRouter(DirectRouter):
@@ -159,7 +164,3 @@ async def test_engines_heard_by_the_router_itself(recording, capsys, shadow):
     assert count >= 21
     assert f"decisions: {count} of {count} equal" in printed
     assert status == 0
-
-
-async def not_(answer):
-    return not await answer

@@ -31,15 +31,17 @@ def cached(answer):
 
 async def log_of(bus, rank):
     """Everything in a rank's log."""
-    messages = []
-    subscription = await bus.js.subscribe(SUBJECTS.events(rank), ordered_consumer=True)
-    try:
-        while True:
-            messages.append(decode_log_message((await subscription.next_msg(timeout=0.5)).data))
-    except TimeoutError:
+    subject, messages, is_all = SUBJECTS.events(rank), [], False
+    stream = await bus.js.stream_info(SUBJECTS.event_stream, subjects_filter=subject)
+    if not stream.state.subjects:
         return messages
-    finally:
-        await subscription.unsubscribe()
+    subscription = await bus.js.subscribe(subject, ordered_consumer=True)
+    while not is_all:
+        message = await subscription.next_msg(timeout=60)
+        messages.append(decode_log_message(message.data))
+        is_all = message.metadata.num_pending == 0
+    await subscription.unsubscribe()
+    return messages
 
 
 async def test_serves_completions(agent):
@@ -203,11 +205,13 @@ async def _last(bus, key):
 
 async def test_finishes_what_runs_before_it_stops(nats_server):
     async with RunningAgent(nats_server.url, num_layers=2).running() as agent:
-        asked = asyncio.create_task(agent.complete("x" * 200, max_tokens=100))
-        await asyncio.sleep(0.1)
-        agent.stop.set()
-        status, answer = await asked
-    assert (status, len(answer["choices"][0]["token_ids"])) == (200, 100)
+        body = {"prompt": "x" * 200, "max_tokens": 100, "stream": True}
+        async with agent.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            agent.stop.set()
+            rest = [line async for line in lines if line]
+    assert (len(rest), rest[-1]) == (100, "data: [DONE]")
 
 
 async def test_serves_without_a_bus_and_joins_it_later(stopped_nats_server, eventually):

@@ -10,9 +10,10 @@ from router.client import ClientSettings, Retries, RouterClient
 from running import RunningRouter
 from servers import eventually, free_port
 
-IMPATIENT = ClientSettings(
-    timeout_s=2.0, max_wait_s=2.0, retries=Retries(attempts=20, longest_pause_s=1.0)
-)
+RETRIES = Retries(attempts=20, longest_pause_s=1.0)
+PATIENT = ClientSettings(timeout_s=30.0, max_wait_s=2.0, retries=RETRIES)
+IMPATIENT = ClientSettings(timeout_s=2.0, max_wait_s=2.0, retries=RETRIES)
+"""For answers that never come."""
 
 
 class HttpLink:
@@ -70,7 +71,7 @@ class NatsLink(Proxy):
 
 
 @asynccontextmanager
-async def over_http(router, _, settings=IMPATIENT, **options):
+async def over_http(router, _, settings=PATIENT, **options):
     link = HttpLink(router)
     async with await asyncio.start_server(link.serve, "127.0.0.1", link.port) as server:
         url = f"http://127.0.0.1:{link.port}"
@@ -81,7 +82,7 @@ async def over_http(router, _, settings=IMPATIENT, **options):
 
 
 @asynccontextmanager
-async def over_nats(router, nats_server, settings=IMPATIENT, **options):
+async def over_nats(router, nats_server, settings=PATIENT, **options):
     async with (
         NatsLink(nats_server.port) as link,
         RouterClient.over_nats(link.url, "test", settings=settings, **options) as client,
@@ -120,4 +121,10 @@ async def fleet(nats_server):
 async def client(fleet, nats_server, connect):
     async with connect(fleet, nats_server) as client:
         client.fleet = fleet
+        yield client
+
+
+@pytest.fixture
+async def impatient(fleet, nats_server, connect):
+    async with connect(fleet, nats_server, IMPATIENT) as client:
         yield client

@@ -139,13 +139,13 @@ async def test_a_duplicate_is_the_callers_mistake_and_frees_nothing(client):
         assert await load(client) == (1, 100, 25)
 
 
-async def test_a_booking_without_an_answer_is_made_again_and_once(client):
-    client.link.lose_answers(loses=True)
-    reserving = asyncio.create_task(entered(client))
-    await eventually(lambda: client.link.lost >= 1)
-    client.link.lose_answers(loses=False)
+async def test_a_booking_without_an_answer_is_made_again_and_once(impatient):
+    impatient.link.lose_answers(loses=True)
+    reserving = asyncio.create_task(entered(impatient))
+    await eventually(lambda: impatient.link.lost >= 1)
+    impatient.link.lose_answers(loses=False)
     assert await reserving == (1, 100, 25)
-    assert await load(client) == (0, 0, 0)
+    assert await load(impatient) == (0, 0, 0)
 
 
 async def entered(client):
@@ -153,25 +153,25 @@ async def entered(client):
         return await load(client)
 
 
-async def test_a_block_without_an_answer_is_not_told_twice(client):
-    async with client.reserve(REQUEST) as reservation:
-        client.link.lose_answers(loses=True)
+async def test_a_block_without_an_answer_is_not_told_twice(impatient):
+    async with impatient.reserve(REQUEST) as reservation:
+        impatient.link.lose_answers(loses=True)
         with pytest.raises(UnansweredError) as caught:
             await reservation.output_block()
         assert caught.value.is_maybe_done
-        client.link.lose_answers(loses=False)
-        assert await load(client) == (1, 100, 26)
+        impatient.link.lose_answers(loses=False)
+        assert await load(impatient) == (1, 100, 26)
 
 
-async def test_cancelled_while_it_is_booked_it_is_freed(client):
-    client.link.lose_answers(loses=True)
-    reserving = asyncio.create_task(entered(client))
-    await eventually(lambda: client.link.lost >= 1)
+async def test_cancelled_while_it_is_booked_it_is_freed(impatient):
+    impatient.link.lose_answers(loses=True)
+    reserving = asyncio.create_task(entered(impatient))
+    await eventually(lambda: impatient.link.lost >= 1)
     reserving.cancel()
     await asyncio.wait([reserving])
-    client.link.lose_answers(loses=False)
-    await eventually(lambda: equals(load(client), (0, 0, 0)))
-    await client.finish()
+    impatient.link.lose_answers(loses=False)
+    await eventually(lambda: equals(load(impatient), (0, 0, 0)))
+    await impatient.finish()
 
 
 async def test_a_router_that_was_started_again_is_told_anew(nats_server, connect):

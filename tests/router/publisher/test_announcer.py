@@ -1,10 +1,12 @@
 """Who owns a key, with a real server."""
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 import pytest
 from nats.errors import Error as NatsError
+from nats.js.errors import KeyNotFoundError
 
 from router.bus_errors import LogConflictError, TwinError
 from router.protocol.subjects import Subjects
@@ -80,7 +82,8 @@ async def test_renews_within_the_time_to_live_and_only_for_that_long(bus, monkey
     store = await bus.js.key_value(SUBJECTS.bucket)
 
     async def is_renewed():
-        return (await store.get("worker.1")).revision > 4
+        with suppress(KeyNotFoundError):  # on a busy machine a second is soon over
+            return (await store.get("worker.1")).revision > 4
 
     await eventually(is_renewed)
     renewing.cancel()
@@ -92,6 +95,7 @@ async def test_a_dead_owners_key_goes_by_itself(bus, monkeypatch, eventually):
     await claimed(bus, 1)
 
     await eventually(lambda: equals(stored(bus), "KeyNotFoundError"))
+    monkeypatch.undo()
     await claimed(bus, 2)
     assert await stored(bus) == value(2)
 

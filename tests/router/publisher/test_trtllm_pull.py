@@ -71,7 +71,7 @@ async def test_what_is_told_is_held(server):
         server.remove(1)
         await eventually(lambda: pulling.held() == blocks(2, 4))
         follower = pulling.followers[0]
-        assert follower.waiting_s(time.monotonic()) < 5
+        assert follower.waiting_s(time.monotonic()) < 60
         assert follower.status(time.monotonic()).condition is FollowerCondition.FOLLOWING
         assert (pulling.doubts, sum(lot.steps for lot in pulling.lots)) == (Doubt(0), 2)
 
