@@ -11,18 +11,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from router.bus_errors import BusError, BusUnavailableError
+from router.effect_notes import EffectNotes
 from router.effects import (
     AdmitWaiting,
     Effect,
     FetchWorker,
     RefuseWaiting,
-    ReplicaGone,
     RequestCheckpoint,
-    ReservationExpired,
     SendBeacon,
     TellReplica,
-    UsageTold,
-    WorkerGone,
 )
 from router.errors import KvRouterError
 from router.metrics import RouterMetrics
@@ -31,14 +28,11 @@ from router.protocol.replicas import encode_replica_message
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.bus import Bus, translated
-from router.timeline import Severity, Timeline
+from router.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
 CAPACITY = 10_000
-
-_ORDERED = ("unregistered", "withdrawn")
-"""Why workers go when somebody wants it."""
 
 _FOR_THE_BUS = (RequestCheckpoint, FetchWorker, TellReplica, SendBeacon)
 
@@ -62,7 +56,7 @@ class Outbox:
         self._subjects = subjects
         self._metrics = metrics
         self._has_bus = has_bus
-        self._timeline = Timeline(time.time) if timeline is None else timeline
+        self._notes = EffectNotes(metrics, Timeline(time.time) if timeline is None else timeline)
         self._retellers = [retell]
         self._admit: Callable[[], None] = _nobody_waits
         self._refuse: Callable[[int, KvRouterError], None] = _nobody_waits
@@ -72,11 +66,14 @@ class Outbox:
         """Log and count effects, and queue what needs the bus."""
         for effect in effects:
             if isinstance(effect, RequestCheckpoint) and self._retell(effect.rank):
-                text = f"its engine is asked for everything again: {effect.reason}"
-                self._timeline.note("resync", "warning", effect.rank, text)
+                self._notes.note_retold(effect)
                 continue
-            self._note(effect)
-            if self._has_bus and isinstance(effect, _FOR_THE_BUS):
+            self._notes.note(effect)
+            if isinstance(effect, AdmitWaiting):
+                self._admit()
+            elif isinstance(effect, RefuseWaiting):
+                self._refuse(effect.ticket, effect.error)
+            elif self._has_bus and isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
 
     def add_waiters(
@@ -121,40 +118,6 @@ class Outbox:
 
     def _retell(self, rank: Rank) -> bool:
         return any(retell(rank) for retell in self._retellers)
-
-    def _note(self, effect: Effect) -> None:
-        match effect:
-            case AdmitWaiting():
-                self._admit()
-            case RefuseWaiting(ticket, error):
-                self._refuse(ticket, error)
-            case RequestCheckpoint(rank, reason):
-                log.info("asking %s for a checkpoint: %s", rank, reason)
-                self._metrics.events.checkpoints_requested.labels(reason).inc()
-                text = f"its agent is asked for a checkpoint: {reason}"
-                self._timeline.note("resync", "warning", rank, text)
-            case WorkerGone(worker_id, reason, dropped):
-                level = logging.INFO if reason in _ORDERED else logging.WARNING
-                log.log(
-                    level, "worker %d is gone: %s (%d reservations)", worker_id, reason, dropped
-                )
-                self._metrics.events.workers_gone.labels(reason).inc()
-                self._metrics.events.reservations_dropped.labels("worker gone").inc(dropped)
-                severity: Severity = "note" if reason in _ORDERED else "fault"
-                text = f"gone: {reason}{f', with {dropped} reservations' * bool(dropped)}"
-                self._timeline.note("worker_gone", severity, worker_id, text)
-            case ReplicaGone(router_id, dropped):
-                log.warning("router %d is gone: silent (%d reservations)", router_id, dropped)
-                self._metrics.events.reservations_dropped.labels("router gone").inc(dropped)
-                text = f"router {router_id} fell silent, with {dropped} reservations"
-                self._timeline.note("router_gone", "fault", "", text)
-            case UsageTold(usage, predicted_tokens):
-                self._metrics.usage.note(usage, predicted_tokens)
-            case ReservationExpired(request_id, rank):
-                log.info("reservation %s on %s expired", request_id, rank)
-                self._metrics.events.reservations_dropped.labels("expired").inc()
-                text = "a reservation showed no progress and was freed"
-                self._timeline.note("reservation_expired", "warning", rank, text)
 
     def _enqueue(self, effect: Effect) -> None:
         try:

@@ -134,19 +134,8 @@ class Shadow:
                 candidate(core, choice.table.terms(i), float(choice.costs[i]), now_s)
                 for i in (choice.index, theirs)
             )
-            difference = Difference(
-                request_id=request.request_id,
-                model_name=request.model_name,
-                routing_group=request.routing_group,
-                source=source,
-                age_s=0.0,
-                isl_tokens=placement.prompt.isl_tokens,
-                policy=choice.policy,
-                ours=ours_seen,
-                theirs=theirs_seen,
-                claimed_overlap_blocks=claimed_overlap_blocks,
-            )
-            self._differences.append((now_s, difference))
+            seen = (ours_seen, theirs_seen, claimed_overlap_blocks)
+            self._differences.append((now_s, _difference(request, placement, source, *seen)))
 
     def report(self, now_s: float) -> ShadowReport:
         """Everything, as callers see it."""
@@ -179,4 +168,26 @@ def reserved_at(request: SelectRequest, rank: Rank) -> ReserveRequest:
         dp_rank=rank.dp_rank,
         request_id=request.request_id,
         expected_output_tokens=request.expected_output_tokens,
+    )
+
+
+def _difference(
+    request: SelectRequest,
+    placement: Placement,
+    source: Source,
+    ours: Candidate,
+    theirs: Candidate,
+    claimed_overlap_blocks: int | None,
+) -> Difference:
+    return Difference(
+        request_id=request.request_id,
+        model_name=request.model_name,
+        routing_group=request.routing_group,
+        source=source,
+        age_s=0.0,
+        isl_tokens=placement.prompt.isl_tokens,
+        policy=placement.choice.policy,
+        ours=ours,
+        theirs=theirs,
+        claimed_overlap_blocks=claimed_overlap_blocks,
     )

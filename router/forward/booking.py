@@ -11,8 +11,8 @@ from router.placement_errors import NoEndpointsError
 from router.protocol.requests import SelectRequest
 
 UNHEARD_S = (0.05, 0.2, 0.5)
-"""Pauses before asking again where there is nobody at all: of several routers one may have just
-begun, and not heard of any worker yet.
+"""Pauses before asking again where there is nobody at all. Over HTTP a router answers from its
+start, before it has heard of any worker; on the bus, it may know the workers of some models only.
 """
 
 

@@ -107,14 +107,6 @@ class Normalizer:
         return self._journal
 
     @property
-    def wants_resync(self) -> str | None:
-        """Why what is held should be learned anew, from a replay or a new life; None: no need."""
-        if not self._doubts.has(Doubt.COPIES):
-            return None
-        blocks = self._settings.num_gpu_blocks
-        return f"more copies were reported than the device has blocks ({blocks or 'unknown'})"
-
-    @property
     def stats(self) -> NormalizerStats:
         """Totals and present sizes. O(1)."""
         return NormalizerStats(

@@ -116,20 +116,7 @@ class WaitingRoom:
             raise self._full(queue, index, "isl_tokens", now_s)
         self._tickets += 1
         ticket, settings = self._tickets, queue.classes.all[index]
-        isl_tokens = prompt.isl_tokens
-        uncached_tokens = isl_tokens - cached_tokens
-        expires_s = now_s + min(request.max_wait_s or settings.max_wait_s, settings.max_wait_s)
-        waiting = Waiting(
-            ticket=ticket,
-            tenant=request.tenant or "",
-            lane=_lane(request),
-            strict_priority=request.strict_priority,
-            order=settings.order(now_s, request.priority_jump, uncached_tokens, expires_s),
-            isl_tokens=isl_tokens,
-            cached_tokens=cached_tokens,
-            since_s=now_s,
-            expires_s=expires_s,
-        )
+        waiting = _waiting(ticket, request, settings, prompt.isl_tokens, cached_tokens, now_s)
         displaced = queue.push(waiting, index, worker_count, now_s)
         if len(self._pending) >= self.limits.max_requests and not displaced:
             queue.withdraw(ticket)
@@ -137,7 +124,7 @@ class WaitingRoom:
         self._pending[ticket] = Pending(
             structs.replace(request, token_ids=None), prompt, settings.name
         )
-        self._tokens += isl_tokens
+        self._tokens += prompt.isl_tokens
         if request.request_id is not None:
             self._waits[request.request_id] = ticket
         return ticket, [self._refused(*each) for each in displaced]
@@ -214,6 +201,30 @@ class WaitingRoom:
         self._tokens -= pending.prompt.isl_tokens
         self._waits.pop(pending.request.request_id or "", None)
         return pending
+
+
+def _waiting(
+    ticket: int,
+    request: SelectRequest,
+    policy_class: PolicyClass,
+    isl_tokens: int,
+    cached_tokens: int,
+    now_s: float,
+) -> Waiting:
+    longest_s = policy_class.max_wait_s
+    expires_s = now_s + min(request.max_wait_s or longest_s, longest_s)
+    uncached_tokens = isl_tokens - cached_tokens
+    return Waiting(
+        ticket=ticket,
+        tenant=request.tenant or "",
+        lane=_lane(request),
+        strict_priority=request.strict_priority,
+        order=policy_class.order(now_s, request.priority_jump, uncached_tokens, expires_s),
+        isl_tokens=isl_tokens,
+        cached_tokens=cached_tokens,
+        since_s=now_s,
+        expires_s=expires_s,
+    )
 
 
 def _lane(request: SelectRequest) -> Hashable:

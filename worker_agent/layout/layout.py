@@ -56,16 +56,6 @@ class Layout:
         """From a block to the next in the same region."""
         return self._strides.block_bytes
 
-    @property
-    def layer_stride_bytes(self) -> int | None:
-        """From a layer to the next; None where each has memory of its own."""
-        return self._strides.layer_bytes or None
-
-    @property
-    def outer_stride_bytes(self) -> int:
-        """From keys to values."""
-        return self._strides.outer_bytes
-
     def memory_region(self, block: int, layer: int, outer: int) -> MemoryRegion:
         """Keys or values of one layer of a block. Raises BlockIndexError."""
         config = self.config

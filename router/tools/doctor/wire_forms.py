@@ -16,7 +16,6 @@ _PASSED_OVER = frozenset({"ownership", "session_id", "lookahead_token_ids"})
 
 _KNOWN_FIELDS = _PASSED_OVER | set(FIELDS)
 _MAX_NAMES = 32
-_SIGN = 1 << 63
 
 
 class WireForms:

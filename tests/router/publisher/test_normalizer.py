@@ -497,14 +497,12 @@ def test_blocks_that_lie_elsewhere_are_not_credited(locality):
 @pytest.mark.parametrize("report_mode", ["new", "full"])
 def test_more_copies_than_the_device_has_blocks_prove_inflation(report_mode):
     edge = Edge(num_gpu_blocks=3, report_mode=report_mode).feed(FIRST_THREE)
-    assert (edge.doubts, edge.normalizer.wants_resync) == (0, None)
+    assert edge.doubts == 0
     edge.feed(stored([44], TOKENS[12:16], 33))
     assert edge.doubts == Doubt.COPIES
-    assert "than the device has blocks (3)" in edge.normalizer.wants_resync
     edge.feed(removed([44]))
     assert edge.doubts == Doubt.COPIES
     assert edge.feed(CLEARED).doubts == 0
-    assert edge.normalizer.wants_resync is None
 
 
 def test_more_copies_than_can_be_counted_are_doubted():
