@@ -10,10 +10,8 @@ import numpy as np
 from router.core import RouterCore
 from router.indexer.base import Overlap, OverlapScores
 from router.indexer.matches import Matches
-from router.placement import Placement
 from router.protocol.replies import BlockSource, SharedTier
 from router.protocol.values import Rank, Tier
-from router.scheduler.terms import OVERLAP_REMOTE
 
 LOOKED_AT = 64
 """Of the ranks that hold most of a prompt; beyond, there is no hint."""
@@ -21,17 +19,16 @@ LOOKED_AT = 64
 _HOST_COLUMN = 1 + Tier.HOST
 
 
-def block_source(core: RouterCore, placement: Placement, now_s: float) -> BlockSource | None:
+def block_source(
+    core: RouterCore, overlaps: OverlapScores, held_blocks: int, now_s: float
+) -> BlockSource | None:
     """Who holds the most of a prompt in memory, if that is more than the chosen rank holds at all;
-    of equals, who holds it on the device, then who has the least to compute. O(matches), and
-    nothing where the chosen rank shares no blocks.
+    of equals, who holds it on the device, then who has the least to compute. O(matches). To be
+    asked where the chosen rank shares its blocks.
     """
-    if placement.rank.dp_rank not in placement.worker.block_addresses:
-        return None
-    own = int(placement.choice.table.values[placement.choice.index, OVERLAP_REMOTE])
     most = 0
     sources: list[tuple[Rank, Overlap]] = []
-    for rank, overlap in _holding_more(placement.overlaps, own):
+    for rank, overlap in _holding_more(overlaps, held_blocks):
         if overlap.host < most:
             break
         if _gives(core, rank, now_s):

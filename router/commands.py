@@ -21,13 +21,14 @@ from router.errors import (
     SelectionNotFoundError,
     ShadowOffError,
 )
-from router.explain import NOT_BOOKED, Booking, explain
+from router.explain import NOT_BOOKED, Booking, explain, explain_plain
 from router.logged_decisions import LoggedDecision, logged_decision
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.placement import Placement
 from router.placement_errors import NoEndpointsError
-from router.prompts import is_short, prepared
+from router.plain import PlainRequest
+from router.prompts import THREAD_TOKENS, is_short, prepared
 from router.protocol.replicas import PromptUsage
 from router.protocol.replies import (
     Decision,
@@ -46,6 +47,7 @@ from router.protocol.requests import (
 from router.protocol.values import Rank, Scope
 from router.rank_views import overlap_scores, potential_loads
 from router.selections import Selection, SelectionLimits, Selections
+from router.sequence.hashing import TokenArray
 from router.sequence.prompt import Prompt, prepare
 from router.sequence.stages import Stages
 from router.shadow import ShadowReport
@@ -111,6 +113,22 @@ class Commands:
         """`select` of an immediate request."""
         stages = self._watch.begin()
         return self._select(request, self._prepare_now(request, stages), stages)
+
+    def select_plain(
+        self, request: PlainRequest, request_id: str | None, tokens: TokenArray
+    ) -> Decision | None:
+        """`select` of a request that asks for a rank only, in half the time. `request_id`: where
+        its words say none. None, and nothing has changed: `select` has to find out. Raises nothing.
+        """
+        if len(tokens) > THREAD_TOKENS or not self._watch.begin_plain():
+            return None
+        now_s = time.monotonic()
+        placement = self.core.select_plain(request, tokens, now_s)
+        if placement is None:
+            return None
+        decision = explain_plain(self.core, request.request_id or request_id, placement, now_s)
+        self._watch.decided_plain("select", placement.worker.role, decision)
+        return decision
 
     async def select_and_reserve(
         self, request: SelectRequest, gone: Gone | None = None

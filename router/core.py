@@ -42,6 +42,7 @@ from router.indexer.trusted_index import TrustedIndex
 from router.membership import Membership
 from router.placement import Explained, Placement
 from router.placer import Placer
+from router.plain import PlainPlacement, PlainRequest
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -71,6 +72,7 @@ from router.scheduler.selector import Selector
 from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
 from router.scheduler.waiting_room import WaitingRoom
+from router.sequence.hashing import TokenArray
 from router.sequence.prompt import Prompt
 from router.sequence.rank_table import RankTable
 from router.sequence.tracker import Tracker
@@ -319,6 +321,14 @@ class RouterCore:
         Raises NoEndpointsError, WorkersOverloadedError.
         """
         return self._placer.place(request, prompt, now_s)
+
+    def select_plain(
+        self, request: PlainRequest, tokens: TokenArray, now_s: float
+    ) -> PlainPlacement | None:
+        """`select` of a request that asks for a rank only; None, and nothing has changed: `select`
+        has to find out. Raises nothing.
+        """
+        return self._placer.place_plain(request, tokens, now_s)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Why a request was placed there. O(candidates)."""

@@ -10,7 +10,9 @@ from router.block_sources import block_source
 from router.core import RouterCore
 from router.indexer.base import NO_OVERLAP
 from router.placement import Explained, Placement
+from router.plain import PlainPlacement
 from router.protocol.replies import (
+    BlockSource,
     Candidate,
     Decision,
     ExplainedCandidate,
@@ -20,7 +22,6 @@ from router.protocol.replies import (
     PredictedSeconds,
 )
 from router.protocol.requests import SelectRequest
-from router.protocol.values import Rank
 from router.scheduler._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
 from router.scheduler.terms import (
     OVERLAP_DEVICE,
@@ -31,9 +32,9 @@ from router.scheduler.terms import (
     Terms,
     potential_decode_blocks,
 )
+from router.sequence.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BASE_S,
-    EAGLE,
     FOREIGN_REQUESTS,
     KV_S,
     RELATIVE_ERROR,
@@ -61,7 +62,7 @@ def explain(
     booking: Booking = NOT_BOOKED,
 ) -> Decision:
     """A placement as callers see it; with all that it was made from where they ask for it."""
-    decision = _decision(core, request, placement, now_s, booking)
+    decision = explain_plain(core, request.request_id, _plain(placement), now_s, booking)
     if not request.explain:
         return decision
     why = core.explain(request, placement)
@@ -73,56 +74,75 @@ def explain(
     )
 
 
-def _decision(
+def explain_plain(
     core: RouterCore,
-    request: SelectRequest,
-    placement: Placement,
+    request_id: str | None,
+    placement: PlainPlacement,
     now_s: float,
-    booking: Booking,
+    booking: Booking = NOT_BOOKED,
 ) -> Decision:
-    choice, prompt, worker = placement.choice, placement.prompt, placement.worker
-    table, block_size = choice.table, prompt.block_size
-    rank, row = table.ranks[choice.index], table.values[choice.index].tolist()
-    device_blocks = int(row[OVERLAP_DEVICE])
+    """The same where nobody asks what it was made from."""
+    worker, rank, row = placement.worker, placement.rank, placement.row
+    block_size, isl_tokens = worker.identity.block_size, placement.isl_tokens
+    device_blocks, held_blocks = int(row[OVERLAP_DEVICE]), int(row[OVERLAP_REMOTE])
+    held_tokens = held_blocks * block_size
     return Decision(
-        request_id=request.request_id,
+        request_id=request_id,
         model_name=worker.model_name,
         routing_group=worker.routing_group,
         worker_id=worker.worker_id,
         dp_rank=rank.dp_rank,
         endpoint=worker.endpoint,
         block_size=block_size,
-        isl_tokens=prompt.isl_tokens,
+        isl_tokens=isl_tokens,
         overlap=OverlapTokens(
-            longest_matched=int(row[OVERLAP_REMOTE]) * block_size,
-            gpu=device_blocks * block_size,
-            cpu=int(row[OVERLAP_HOST]) * block_size,
-            disk=int(row[OVERLAP_DISK]) * block_size,
-            remote=int(row[OVERLAP_REMOTE]) * block_size,
-            dp=_device_tokens(placement, rank, device_blocks),
+            held_tokens,
+            device_blocks * block_size,
+            int(row[OVERLAP_HOST]) * block_size,
+            int(row[OVERLAP_DISK]) * block_size,
+            held_tokens,
+            _device_tokens(placement, device_blocks),
         ),
         overlap_blocks=device_blocks,
-        predicted_cached_blocks=prompt.cached_blocks(
-            int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE])
+        predicted_cached_blocks=reusable_blocks(
+            isl_tokens, block_size, held_blocks, eagle=worker.identity.eagle
         ),
-        effective_prefill_tokens=prompt.prefill_tokens(device_blocks),
+        effective_prefill_tokens=max(isl_tokens - device_blocks * block_size, 0),
         potential_decode_blocks=potential_decode_blocks(row),
-        policy=choice.policy,
+        policy=placement.policy,
         trust=core.trust(rank, now_s),
-        source=block_source(core, placement, now_s),
+        source=_source(core, placement, held_blocks, now_s) if worker.block_addresses else None,
         selection_id=booking.selection_id,
         sequence_hashes=booking.sequence_hashes,
         track_prefill_tokens=booking.track_prefill_tokens,
     )
 
 
-def _device_tokens(placement: Placement, chosen: Rank, device_blocks: int) -> dict[str, int]:
+def _plain(placement: Placement) -> PlainPlacement:
+    choice, isl_tokens = placement.choice, placement.prompt.isl_tokens
+    rank, row = choice.table.ranks[choice.index], choice.table.values[choice.index].tolist()
+    worker, overlaps = placement.worker, placement.overlaps
+    return PlainPlacement(worker, rank, row, isl_tokens, choice.policy, overlaps)
+
+
+def _device_tokens(placement: PlainPlacement, device_blocks: int) -> dict[str, int]:
     """Tokens on the device of each rank of the chosen worker; of most it is the only one."""
-    worker, block_size = placement.worker, placement.prompt.block_size
-    if worker.rank_count == 1:
-        return {str(chosen.dp_rank): device_blocks * block_size}
-    found = ((rank, placement.overlaps.get(rank, NO_OVERLAP)) for rank in worker.ranks)
+    worker, overlaps = placement.worker, placement.overlaps
+    block_size = worker.identity.block_size
+    if overlaps is None or worker.rank_count == 1:
+        return {str(placement.rank.dp_rank): device_blocks * block_size}
+    found = ((rank, overlaps.get(rank, NO_OVERLAP)) for rank in worker.ranks)
     return {str(rank.dp_rank): its.device * block_size for rank, its in found}
+
+
+def _source(
+    core: RouterCore, placement: PlainPlacement, held_blocks: int, now_s: float
+) -> BlockSource | None:
+    """Where the chosen rank could have more from, if it shares its blocks."""
+    shares = placement.rank.dp_rank in placement.worker.block_addresses
+    if not shares or placement.overlaps is None:
+        return None
+    return block_source(core, placement.overlaps, held_blocks, now_s)
 
 
 def explained_candidates(

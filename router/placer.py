@@ -19,6 +19,7 @@ from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Explained, Placement
 from router.placement_errors import NoEndpointsError, RemovedRanks, WorkersOverloadedError
+from router.plain import PlainPlacement, PlainRequest
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
@@ -34,6 +35,7 @@ from router.scheduler.prefill_load import model_progress
 from router.scheduler.selector import Selector
 from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
 from router.scheduler.weighing import Weighing
+from router.sequence.hashing import TokenArray
 from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import (
     BLOCK_SIZE,
@@ -137,6 +139,13 @@ class Placer:
         hashed = prompt.hashed(worker.identity)
         found = overlaps[worker.identity]
         return Placement(choice, worker, hashed, found, passed, settings, tracking)
+
+    def place_plain(
+        self, request: PlainRequest, tokens: TokenArray, now_s: float
+    ) -> PlainPlacement | None:
+        """The same by the short cut; None, and nothing has changed: only `place` knows."""
+        candidates = self.schedulable(request.scope)
+        return self._short_cut.place_plain(request, tokens, candidates, now_s)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Why a request was placed there, by all that was known then. O(candidates)."""

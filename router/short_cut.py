@@ -1,6 +1,7 @@
 """The short cut from a prompt to a rank, which nearly every request takes.
 
-    ask for nothing special ─▶ one kernel: tokens to costs ─▶ Placement
+    ask for a rank only     ─▶ one kernel: tokens to costs ─▶ PlainPlacement
+    ask for nothing special ─▶ the same                    ─▶ Placement
     anything else           ─▶ None: the general way, `Placer`
 
 It comes to what the general way comes to, to the bit and to the same draw, by the same kernels.
@@ -9,6 +10,7 @@ tokens these took 16 µs of 24.
 """
 
 import math
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -21,8 +23,9 @@ from router.indexer.predictions import Predictions
 from router.indexer.radix_tree import RadixTree
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Placement
+from router.plain import PlainPlacement, PlainRequest
 from router.protocol.requests import SelectRequest
-from router.protocol.values import TIERS, Identity, Scope
+from router.protocol.values import TIERS, HashArray, Identity, Rank, Scope
 from router.scheduler._pick_kernel import nth_equal
 from router.scheduler.candidates import Candidates, Positions
 from router.scheduler.crowd import Crowd
@@ -31,7 +34,7 @@ from router.scheduler.gate import Gate, Passed
 from router.scheduler.policies import Policies
 from router.scheduler.predictive import Predictive
 from router.scheduler.selector import Choice
-from router.scheduler.terms import COLUMNS, NEW_BLOCKS, TermTable
+from router.scheduler.terms import COLUMNS, NEW_BLOCKS, FloatArray, TermTable
 from router.scheduler.weighing import Weighing
 from router.sequence.hashing import TokenArray
 from router.sequence.prompt import Prompt
@@ -43,13 +46,30 @@ _TRACKING = Tracking()
 
 
 class _Scene(Struct, frozen=True, eq=False):
-    """What of a scope does not change with every request; `passed`: all of its candidates."""
+    """What of a scope does not change with every request; `passed`: all of its candidates.
+
+    `slot_of`: of each holder of the tree, `rank_of`. `tells_overlaps`: decisions may tell of more
+    than the chosen rank's. `terms`, `costs`: scratch, of each candidate.
+    """
 
     passed: Passed
     identity: Identity
     tree: RadixTree
     tree_address: int
     positions: Positions
+    rank_of: Sequence[Rank]
+    slot_of: Positions
+    tells_overlaps: bool
+    terms: FloatArray
+    costs: FloatArray
+
+    def is_of(self, candidates: Candidates) -> bool:
+        """Whether nothing has changed; what holds blocks is only ever appended in place."""
+        return (
+            self.passed.candidates is candidates
+            and self.tree.rank_of is self.rank_of
+            and len(self.rank_of) == len(self.slot_of)
+        )
 
 
 class ShortCut:
@@ -114,81 +134,128 @@ class ShortCut:
         now_s: float,
     ) -> Placement | None:
         """Choose among these, all candidates of a scope; None: not this way. O(tokens)."""
-        if not self._is_open or _is_special(request):
+        if _is_special(request):
             return None
         tokens = prompt.unhashed
-        if tokens is None or self._tracker.is_growing or not self._crowd.is_alone:
+        scene = None if tokens is None else self._scene(scope, candidates)
+        if scene is None or tokens is None:
             return None
-        scene = self._scenes.get(scope)
-        if scene is None or scene.passed.candidates is not candidates:
-            scene = self._look(request, scope, candidates)
-        if scene is None or not self._gate.is_open(request.model_name):
-            return None
-        return self._place(request, scope, prompt, tokens, scene, now_s)
+        count, expected = len(candidates.ranks), request.expected_output_tokens
+        terms, costs = np.empty((count, COLUMNS)), np.empty(count)
+        index, hashes, rows = self._cheapest(
+            scene, tokens, prompt.seed, expected, now_s, terms, costs
+        )
+        table = TermTable(scope, candidates.ranks, terms, len(tokens), expected, now_s)
+        return Placement(
+            Choice(index, table, costs, Predictive.name),
+            candidates.workers[index],
+            prompt.note_hashes(scene.identity, hashes),
+            scene.tree.matches(rows),
+            scene.passed,
+            self._settings,
+            _TRACKING,
+        )
 
-    def _place(
+    def place_plain(
+        self, request: PlainRequest, tokens: TokenArray, candidates: Candidates, now_s: float
+    ) -> PlainPlacement | None:
+        """The same for a request that asks for a rank only."""
+        scene = self._scene(request.scope, candidates)
+        if scene is None:
+            return None
+        terms, expected = scene.terms, request.expected_output_tokens
+        index, _, rows = self._cheapest(
+            scene, tokens, request.seed, expected, now_s, terms, scene.costs
+        )
+        return PlainPlacement(
+            candidates.workers[index],
+            candidates.ranks[index],
+            terms[index].tolist(),
+            len(tokens),
+            Predictive.name,
+            scene.tree.matches(rows) if scene.tells_overlaps else None,
+        )
+
+    def _cheapest(
         self,
-        request: SelectRequest,
-        scope: Scope,
-        prompt: Prompt,
-        tokens: TokenArray,
         scene: _Scene,
+        tokens: TokenArray,
+        seed: int,
+        expected_output_tokens: int | None,
         now_s: float,
-    ) -> Placement:
-        candidates, identity, tree = scene.passed.candidates, scene.identity, scene.tree
-        count, values = len(candidates.ranks), self._ranks.values
+        terms: FloatArray,
+        costs: FloatArray,
+    ) -> tuple[int, HashArray, int]:
+        """Write terms and costs. Which candidate it is, the prompt's hashes, and how many matches
+        the tree has written.
+        """
+        values, slots = self._ranks.values, scene.passed.candidates.slots
         if len(self._depths) != len(values):
             self._overlaps, self._depths = np.zeros((len(values), TIERS)), np.zeros(len(values))
-        block_size, eagle = identity.block_size, identity.eagle
+        block_size, eagle = scene.identity.block_size, scene.identity.eagle
         hashes = np.empty(max(len(tokens) - eagle, 0) // block_size, np.uint64)
-        terms, costs = np.empty((count, COLUMNS)), np.empty(count)
-        expected = request.expected_output_tokens
         first, ties, rows = place(
             scene.tree_address,
             tokens,
             block_size,
             block_size + eagle,
-            prompt.seed,
+            seed,
             hashes,
             values,
-            candidates.slots,
+            slots,
             scene.positions,
-            self._weighing.slots_of(identity, tree.rank_of),
+            scene.slot_of,
             self._overlaps,
             self._depths,
-            math.nan if expected is None else expected,
+            math.nan if expected_output_tokens is None else expected_output_tokens,
             now_s,
             self._weights,
             terms,
             costs,
         )
         if self._tracker.write_depths(hashes, self._depths):
-            terms[:, NEW_BLOCKS] -= self._depths[candidates.slots]
+            terms[:, NEW_BLOCKS] -= self._depths[slots]
             self._depths[:] = 0.0
-        index = first if ties == 1 else nth_equal(costs, first, self._rng.randrange(ties))
-        table = TermTable(scope, candidates.ranks, terms, len(tokens), expected, now_s)
-        return Placement(
-            Choice(index, table, costs, Predictive.name),
-            candidates.workers[index],
-            prompt.note_hashes(identity, hashes),
-            tree.matches(rows),
-            scene.passed,
-            self._settings,
-            _TRACKING,
+        return (
+            first if ties == 1 else nth_equal(costs, first, self._rng.randrange(ties)),
+            hashes,
+            rows,
         )
 
-    def _look(self, request: SelectRequest, scope: Scope, candidates: Candidates) -> _Scene | None:
-        """A scope whose candidates have changed; None: it has no short cut."""
+    def _scene(self, scope: Scope, candidates: Candidates) -> _Scene | None:
+        """What is known of a scope; None: nothing may go this way now."""
+        if not self._is_open or self._tracker.is_growing or not self._crowd.is_alone:
+            return None
+        if not self._gate.is_open(scope.model_name):
+            return None
+        scene = self._scenes.get(scope)
+        if scene is None or not scene.is_of(candidates):
+            return self._look(scope, candidates)
+        return scene
+
+    def _look(self, scope: Scope, candidates: Candidates) -> _Scene | None:
+        """A scope that has changed; None: it has no short cut."""
         self._scenes.pop(scope, None)
         index = self._predictions if self._predictions.are_made else self._index
-        tree, policy = index.tree(scope), self._policies.find(request.routing_group, None)
+        tree, policy = index.tree(scope), self._policies.find(scope.routing_group, None)
         if tree is None or len(candidates.identities) != 1 or type(policy) is not Predictive:
             return None
         if candidates.have_prefill:
             return None
         ((identity, positions),) = candidates.groups
-        scene = _Scene(Passed(candidates), identity, tree, tree.address, positions)
-        self._scenes[scope] = scene
+        count, workers = len(candidates), candidates.workers
+        scene = self._scenes[scope] = _Scene(
+            Passed(candidates),
+            identity,
+            tree,
+            tree.address,
+            positions,
+            tree.rank_of,
+            self._weighing.slots_of(identity, tree.rank_of),
+            any(worker.rank_count > 1 or worker.block_addresses for worker in workers),
+            np.empty((count, COLUMNS)),
+            np.empty(count),
+        )
         return scene
 
 

@@ -13,10 +13,12 @@ from router.errors import (
     SelectionNotFoundError,
 )
 from router.logged_decisions import LoggedDecision
+from router.plain import PlainRequest
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import BookRequest, PromptRequest, SelectRequest, Usage
 from router.security.caller import Caller
 from router.security.errors import ForbiddenError
+from router.sequence.hashing import TokenArray
 from router.shadow import ShadowReport
 from router.waiters import Gone
 
@@ -55,6 +57,9 @@ class TenantCommands(Commands):
     def select_now(self, request: SelectRequest) -> Decision:
         """`select` of an immediate request."""
         return self._given(self._commands.select_now(self._own_select(request)))
+
+    def select_plain(self, _request: PlainRequest, _id: str | None, _tokens: TokenArray) -> None:
+        """None: what is asked has to be held against what is this caller's."""
 
     def submit_now(self, request: SelectRequest) -> Decision | Wait:
         """`submit` of an immediate request."""

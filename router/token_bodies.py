@@ -26,25 +26,36 @@ MOST_REMEMBERED, MOST_BYTES = 256, 1024
 
 
 class TokenBodyDecoder(Generic[T]):
-    """Decodes JSON objects of one type. May be used by several threads at once."""
+    """Decodes JSON objects of one type; `rest`: those that came, without their tokens. May be used
+    by several threads at once.
+    """
 
     def __init__(self, body_type: type[T]) -> None:
-        self._rest = Remembered(self._read_rest)
+        self.rest = Remembered(self._read_rest)
         self._decode = msgspec.json.Decoder(body_type).decode
         self._known = KnownFields(body_type)
         self._whole = JsonReader(body_type)
+
+    def split(self, body: bytes) -> tuple[bytes, npt.NDArray[np.uint32]] | None:
+        """The body without its tokens, and these, in more room than they need; None: they are not
+        plainly an array.
+        """
+        room = np.empty(len(body) // 2 + 1, np.uint32)
+        count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
+        if count < 0:
+            return None
+        return body[:start] + _NO_TOKENS_YET + body[end:], room[:count]
 
     def decode(self, body: bytes, unknown: list[str]) -> T:
         """A checked request, its tokens an array; fields that nobody knows are added to `unknown`.
         Raises MalformedBodyError, InvalidFieldError.
         """
-        room = np.empty(len(body) // 2 + 1, np.uint32)
-        count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
-        if count < 0:
+        found = self.split(body)
+        if found is None:
             return self._whole.read_now(body, unknown)
-        rest = body[:start] + _NO_TOKENS_YET + body[end:]
+        rest, tokens = found
         try:
-            return self._rest.with_tokens(rest, room[:count].copy(), unknown)
+            return self.rest.with_tokens(rest, tokens.copy(), unknown)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._whole.read_now(body, unknown)  # refused as the whole of it is
 
@@ -64,6 +75,12 @@ class Remembered(Generic[T]):
     def __init__(self, read: Callable[[bytes, list[str]], T]) -> None:
         self._read = read
         self._known: dict[bytes, tuple[T, list[str]]] = {}
+
+    def find(self, words: bytes) -> tuple[T, list[str]] | None:
+        """What these words say, without tokens, and the fields in them that nobody knows; None:
+        they are not remembered.
+        """
+        return self._known.get(words)
 
     def with_tokens(self, words: bytes, tokens: npt.NDArray[np.uint32], unknown: list[str]) -> T:
         """What these words say of a prompt of these tokens. Raises what `read` raises."""

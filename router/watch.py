@@ -49,6 +49,29 @@ class Watch:
         self._turn -= 1
         return self._timed() if self._turn < 0 else None
 
+    def begin_plain(self) -> bool:
+        """A request came that asks for a rank only. False: somebody looks at it, or it is timed, so
+        that it has to `begin`.
+        """
+        if self._log is not None or self._tracer is not None or self.onlooker is not None:
+            return False
+        if self._turn <= 0 and self._clock() >= self._timed_s + TIMED_APART_S:
+            return False
+        self._turn = (self._turn if self._turn > 0 else TIMED_EVERY) - 1
+        return True
+
+    def decided_plain(self, command: str, role: str, decision: Decision) -> None:
+        """It was placed at a worker of this role."""
+        cached_tokens = decision.predicted_cached_blocks * decision.block_size
+        self._metrics.note(
+            command,
+            role,
+            decision.isl_tokens,
+            cached_tokens,
+            None,
+            has_source=decision.source is not None,
+        )
+
     def decided(
         self,
         command: str,

@@ -22,8 +22,9 @@ from router.commands import (
     request_id_of,
 )
 from router.http.answers import OK, Answer, answer
-from router.http.exchange import JSON, Exchange
+from router.http.exchange import JSON, Exchange, Head
 from router.http.header_mode import decision_answer
+from router.http.plain_selects import PlainSelects
 from router.http.token_requests import TokenRequests
 from router.process.bodies import THREAD_BYTES, JsonReader
 from router.protocol.batches import ReservationBatch
@@ -48,11 +49,16 @@ _SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
 
 
 class HotRoute(Struct, frozen=True):
-    """A route, as it is counted, and who answers it; `request_id`: of the path asked for."""
+    """A route, as it is counted, and who answers it; `request_id`: of the path asked for.
+
+    `plain`: who answers the plainest of requests, below whatever looks at callers and heads; None
+    goes to the handler. It has changed nothing then, and raises nothing.
+    """
 
     path: str
     handler: Handler
     request_id: str = ""
+    plain: Callable[[Head, bytes], Answer | None] | None = None
 
 
 class HotRoutes:
@@ -63,6 +69,7 @@ class HotRoutes:
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._batch_bodies = JsonReader(ReservationBatch)
         self._select_requests = TokenRequests(SelectRequest)
+        self._plain_selects = PlainSelects(self._select_requests)
         self._reserve_requests = TokenRequests(BookRequest)
         self._prefill_complete_bodies = _optional(PrefillCompleteRequest)
         self._free_bodies = _optional(FreeRequest)
@@ -70,7 +77,7 @@ class HotRoutes:
         self._whole: dict[tuple[str, str], HotRoute] = {
             ("POST", route.path): route
             for route in (
-                HotRoute("/select", self._select),
+                HotRoute("/select", self._select, plain=self._select_plain),
                 HotRoute("/select_and_reserve", self._select_and_reserve),
                 HotRoute("/reservations", self._reserve),
                 HotRoute("/reservations:batch", self._batch),
@@ -100,6 +107,13 @@ class HotRoutes:
         if _is_long(exchange):
             return _with_long_request(exchange, self._select_request, self._selected)
         return self._selected(exchange, self._select_request(exchange))
+
+    def _select_plain(self, head: Head, body: bytes) -> Answer | None:
+        found = self._plain_selects.read(head, body)
+        if found is None:
+            return None
+        decision = self._commands.select_plain(found[0], head.plain_id, found[1])
+        return None if decision is None else answer(decision)
 
     def _select_and_reserve(self, exchange: Exchange) -> Answer | Later:
         if _is_long(exchange):

@@ -25,13 +25,15 @@ T = TypeVar("T", bound=PromptRequest)
 
 
 class TokenRequests(Generic[T]):
-    """Reads requests of one type. May be used by several threads at once."""
+    """Reads requests of one type. May be used by several threads at once. `tokens` reads JSON;
+    `said`: the queries that came.
+    """
 
     def __init__(self, body_type: type[T]) -> None:
-        self._tokens = TokenBodyDecoder(body_type)
+        self.tokens = TokenBodyDecoder(body_type)
         self._queries = JsonReader(body_type)
         self._texts = text_fields(body_type)
-        self._said = Remembered(self._read_query)
+        self.said = Remembered(self._read_query)
 
     def read(self, exchange: Exchange) -> T:
         """A checked request. Raises UnsupportedMediaTypeError, MalformedBodyError,
@@ -39,7 +41,7 @@ class TokenRequests(Generic[T]):
         """
         media_type = exchange.head.media_type
         if media_type == JSON:
-            return self._tokens.decode(exchange.body, exchange.unknown)
+            return self.tokens.decode(exchange.body, exchange.unknown)
         if media_type == BINARY:
             return self._binary(exchange)
         raise UnsupportedMediaTypeError(exchange.header(b"content-type"), (JSON, BINARY))
@@ -50,7 +52,7 @@ class TokenRequests(Generic[T]):
             reason = f"{len(exchange.body)} bytes"
             raise InvalidFieldError("body", reason, "little-endian u32 tokens, 4 bytes each")
         tokens = np.frombuffer(exchange.body, "<u4")
-        return self._said.with_tokens(exchange.head.query_string, tokens, exchange.unknown)
+        return self.said.with_tokens(exchange.head.query_string, tokens, exchange.unknown)
 
     def _read_query(self, query: bytes, unknown: list[str]) -> T:
         return self._queries.read_now(self._as_json(query), unknown)

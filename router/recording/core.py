@@ -18,6 +18,7 @@ from router.indexer.event_log import Verdict
 from router.indexer.snapshot import RankSnapshot
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Placement
+from router.plain import PlainRequest
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
@@ -65,6 +66,7 @@ from router.recording.decisions import (
 )
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.selector import Selector
+from router.sequence.hashing import TokenArray
 from router.sequence.prompt import Prompt
 
 T = TypeVar("T")
@@ -206,6 +208,9 @@ class RecordedCore(RouterCore):
             lambda placement: chosen(placement.choice),
             lambda outcome: Select(plain(request, SelectRequest), now_s, outcome),
         )
+
+    def select_plain(self, _request: PlainRequest, _tokens: TokenArray, _now_s: float) -> None:
+        """None: what is recorded is a whole request, and all that its choice was made from."""
 
     def select_and_reserve(
         self, request: SelectRequest, prompt: Prompt, now_s: float

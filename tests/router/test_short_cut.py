@@ -5,19 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import IDENTITY, World, rank
+from builders import BLOCK_SIZE, IDENTITY, World, rank
+from router.explain import explain, explain_plain
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.none import NoneIndex
+from router.plain import plain_request
+from router.protocol.replies import BlockSource
 from router.protocol.requests import ConfigOverride, RankTarget, RoutingConstraints, SelectRequest
 from router.protocol.values import SCHEME, Identity
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.gate import GateSettings
 from router.scheduler.settings import PolicySettings
+from router.sequence.hashing import token_array
 from router.sequence.prompt import prepare
 from router.sequence.tracking import Tracking
 
 PROMPT = list(range(40))
+TARGET = RankTarget(1, 0)
 WORKERS = (1, 2, 3)
 
 
@@ -52,7 +57,20 @@ def both(world, request, now_s=1.0):
     rng.setstate(state)
     by_general_way = general(world, request, now_s)
     assert rng.getstate() == drawn
+    assert_plain_same(world, request, by_general_way, state, now_s)
     return by_short_cut, by_general_way
+
+
+def assert_plain_same(world, request, other, state, now_s=1.0):
+    """What a plain request is told is what is told of a placement by the general way."""
+    rng, plain = world.core._placer._rng, plain_request(request)
+    drawn = rng.getstate()
+    rng.setstate(state)
+    tokens = token_array(request.token_ids)
+    placement = world.core.select_plain(plain, tokens, now_s)
+    assert rng.getstate() == drawn
+    told = explain_plain(world.core, plain.request_id, placement, now_s)
+    assert told == explain(world.core, request, other, now_s)
 
 
 def assert_same(one, other):
@@ -119,6 +137,21 @@ def test_guesses_alone_are_searched_alike(taken, token_ids):
         assert short(world, request) is None
 
 
+def test_plain_requests_are_told_of_every_rank_of_a_worker_and_of_who_has_more():
+    world = World(default_policy="predictive")
+    addresses = {0: ["tcp://h:1"], 1: ["tcp://h:2"]}
+    for worker_id in WORKERS:
+        world.worker(worker_id, data_parallel_size=2, block_addresses=addresses)
+    world.cache(rank(1), PROMPT)
+    for number in range(12):
+        world.book(f"r{number}", range(1000 * number, 1000 * number + 999), pinned_worker=TARGET)
+    request = SelectRequest(token_ids=PROMPT, request_id="mine")
+    _, placement = both(world, request)
+    decision = explain(world.core, request, placement, 1.0)
+    assert (decision.worker_id == 1, len(decision.overlap.dp)) == (False, 2)
+    assert decision.source == BlockSource(1, 0, len(PROMPT) // BLOCK_SIZE, "device")
+
+
 def test_equal_costs_are_drawn_alike():
     world = world_of()
     request = SelectRequest(token_ids=PROMPT)
@@ -161,6 +194,24 @@ def test_whoever_comes_or_goes_is_seen():
 )
 def test_requests_that_ask_for_more_do_not_take_it(fields):
     assert short(world_of(), SelectRequest(token_ids=PROMPT, **fields)) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lora_name": "a"},
+        {"phase": "aggregated"},
+        {"selection_id": "s"},
+        {"session_id": "s"},
+        {"explain": True},
+        {"advisory": True},
+        {"tenant": "t"},
+        {"kv_hint": 1},
+        {"sequence_hashes": [1], "isl_tokens": 4},
+    ],
+)
+def test_requests_that_ask_for_more_are_not_plain(fields):
+    assert plain_request(SelectRequest(token_ids=[], **fields)) is None
 
 
 def test_prompts_without_tokens_do_not_take_it():

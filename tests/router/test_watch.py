@@ -31,6 +31,24 @@ def test_of_many_in_a_second_ten_are_timed():
     ]
 
 
+def test_plain_requests_are_timed_in_their_turn_and_seldom():
+    now_s, timed = 0.0, []
+    watch = Watch(DecisionMetrics(CollectorRegistry()), clock=lambda: now_s)
+    for number in range(8 * TIMED_EVERY):
+        now_s = number * TIMED_APART_S / 2 / TIMED_EVERY
+        if not watch.begin_plain() and watch.begin() is not None:
+            timed.append(number)
+    assert timed == [turn * TIMED_EVERY for turn in (0, 2, 4, 6)]
+
+
+def test_whoever_looks_sees_plain_requests_too():
+    watch = Watch(DecisionMetrics(CollectorRegistry()))
+    watch.begin()
+    assert watch.begin_plain()
+    watch.onlooker = lambda *_: None
+    assert not watch.begin_plain()
+
+
 async def test_a_router_counts_times_and_writes_down_decisions(nats_server, tmp_path, eventually):
     path = tmp_path / "decisions.jsonl"
     fields = {"decision_log": str(path), "decision_log_per_s": 0.001}

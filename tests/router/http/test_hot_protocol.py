@@ -212,3 +212,46 @@ async def test_a_burst_does_not_exceed_the_limit_on_requests():
         await asyncio.wait(reading)
         for _, writer in connections:
             writer.close()
+
+
+@pytest.fixture
+async def plain_fleet(nats_server):
+    async with RunningRouter(nats_server.url, policy="predictive").running() as router:
+        await router.worker(1)
+        yield router
+
+
+@pytest.mark.parametrize("fields", [{}, {"x_request_id": "mine"}])
+async def test_known_words_are_answered_as_new_ones(plain_fleet, fields):
+    """The third time head and words are known, so that nothing but the tokens is read."""
+    body = b'{"token_ids":[%s],"routing_group":"default"}'
+    found = [
+        plain((await answers(plain_fleet, request(body=body % tokens, **fields)))[0])
+        for tokens in (b"1", b"1,2", b"1,2,3", b"1,2,3", b"1,2,3,4")
+    ]
+    assert found[2] == found[3]
+    assert [answer["isl_tokens"] for _, _, answer in found] == [1, 2, 3, 3, 4]
+    assert {answer.get("request_id") for _, _, answer in found} == {fields.get("x_request_id")}
+    decided = 'kv_router_decisions_total{command="select"}'
+    assert await plain_fleet.metric(decided) == len(found)
+    counted = 'kv_router_requests_total{code="200",interface="http",route="/select"}'
+    assert await plain_fleet.metric(counted) == len(found)
+    assert await plain_fleet.metric("kv_router_prompt_tokens_total") == 13
+
+
+async def test_known_words_are_refused_as_new_ones(plain_fleet):
+    """What was plain before is not, once there is nobody, or what follows is no array of tokens."""
+    bad, good = b'{"token_ids":[1,-2]}', b'{"token_ids":[1,2]}'
+    for body in (good, good, good):
+        assert (await answers(plain_fleet, request(body=body)))[0][0] == 200
+    assert (await answers(plain_fleet, request(body=bad)))[0][0] == 422
+    assert (await answers(plain_fleet, request(body=b'{"token_ids":[]}')))[0][0] == 200
+    for _ in range(3):
+        answer = await plain_fleet.post("/select?answer=headers", {"token_ids": [1, 2]})
+        assert (answer.headers["x-worker-id"], answer.content) == ("1", b"")
+    warned = request(body=b'{"token_ids":[1],"nobody":1}')
+    for _ in range(3):
+        assert (await answers(plain_fleet, warned))[0][2]["warnings"]
+    order = {"lifecycle": "draining"}
+    assert (await plain_fleet.client.patch("/workers/1", json=order)).status_code == 200
+    assert (await answers(plain_fleet, request(body=good)))[0][0] == 503
