@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from router.config import RouterConfig
 from router.contradictions import Rule, check_rules
-from router.security.config import check_security
+from router.security.config import check_nats_url, check_security
 from router.sequence.tracking_names import ALGORITHM
 
 
@@ -185,4 +185,5 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Refuse contradictions among what somebody set. Raises ConfigError."""
     check_rules(RULES, config, sources)
     check_security(config, sources)
+    check_nats_url("dynamo_nats_url", config.dynamo_nats_url)
     _ = config.tracking_key

@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from router.errors import ConfigError
 from router.masking import HIDDEN, is_secret, masked
 from router.process.aliases import Alias, Given, by_key, by_variable
+from router.process.allowed import allowed_names, allowed_values
 from router.process.command_line import Parser, add_flag
 from router.process.effective import print_and_exit
 
@@ -194,7 +195,8 @@ def _from_file(path: str | None) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError("config", str(error), "a readable TOML file") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError("config", f"{path}: {reason}", "a readable TOML file") from error
 
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -227,12 +229,13 @@ def checked(
         if name in elsewhere:
             raise ConfigError(name, f"given here ({source})", f"only {elsewhere[name]}")
         if name not in fields:
-            raise ConfigError(name, f"unknown key ({source})", ", ".join(sorted(fields)))
+            raise ConfigError(name, f"unknown key ({source})", allowed_names(name, fields))
         try:
             converted[name] = msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
             said = HIDDEN if is_secret(config_type, name) else masked(repr(value))
-            raise ConfigError(name, f"{said} ({source})", str(error)) from error
+            allowed = allowed_values(fields[name].type, error)
+            raise ConfigError(name, f"{said} ({source})", allowed) from error
     return converted
 
 

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
 from typing import Any, TypeVar
 
 from msgspec import Struct
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
+from nats.errors import NoServersError
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
@@ -25,6 +27,9 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2
 RETRY_S = 1.0
+SAID_AGAIN = 30
+"""Attempts until the same reason is logged once more."""
+
 RECONNECT_S = 0.25
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _STREAM_FULL = 10077
@@ -63,14 +68,16 @@ class CarefulClient(Client):
 
 class Bus:
     """A connection to NATS, with its JetStream; `closed` is set when the client has given it up (a
-    refused login, say). A mere loss heals by itself and does not set it.
+    refused login, say). A mere loss heals by itself and does not set it. `problem`: the last one
+    that the client told.
     """
 
-    __slots__ = ("_lost", "client", "closed", "js")
+    __slots__ = ("_lost", "client", "closed", "js", "problem")
 
     def __init__(self, client: Client, closed: asyncio.Event) -> None:
         self.client = client
         self.closed = closed
+        self.problem: Exception | None = None
         self.js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -249,19 +256,26 @@ async def _unless_it_exists(name: str, create: Callable[[], Awaitable[object]]) 
 async def _connect(
     url: str, name: str, on_change: Callable[[bool], None], access: NatsAccess
 ) -> Bus:
-    shown = masked(url)
+    shown, attempts, said = masked(url), count(), ""
     while True:
         bus = Bus(CarefulClient(), asyncio.Event())
         try:
             with heeding_cancellation():
                 await _connect_once(bus, url, name, on_change, access)
         except (OSError, NatsError, TimeoutError, ConfigError) as error:
-            reason = masked(str(error)) or type(error).__name__
-            log.warning("no NATS at %s yet (%s); trying again", shown, reason)
+            before, said = said, _why_not(bus, error)
+            if next(attempts) % SAID_AGAIN == 0 or said != before:
+                log.warning("no NATS at %s yet (%s); trying again", shown, said)
             await asyncio.sleep(RETRY_S)
         else:
             log.info("connected to NATS at %s", shown)
             return bus
+
+
+def _why_not(bus: Bus, error: Exception) -> str:
+    """That no server is available says nothing: there is one, and what is wrong was told before."""
+    cause = (isinstance(error, NoServersError) and bus.problem) or error
+    return masked(str(cause)) or type(cause).__name__
 
 
 async def _connect_once(
@@ -283,6 +297,7 @@ async def _connect_once(
         bus.closed.set()
 
     async def failed(error: Exception) -> None:
+        bus.problem = bus.problem if isinstance(error, NoServersError) else error
         log.debug("NATS: %r", error)
 
     # Attempts are limited for the first connection only, so that each failure can be told.

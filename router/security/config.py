@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from router.contradictions import Rule, check_rules
 from router.errors import ConfigError
-from router.masking import SECRET
+from router.masking import SECRET, masked
 from router.security.block_keys import BlockKey, read_block_key
 
 
@@ -100,6 +101,7 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         return read_block_key(self.block_key_file, self.block_key)
 
 
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 NATS_LOGINS = ("nats_creds_file", "nats_nkey_file", "nats_user", "nats_token_file")
 NATS_TLS = ("nats_tls_ca_file", "nats_tls_cert_file", "nats_tls_key_file")
 FILES = (
@@ -170,6 +172,7 @@ def check_security(config: SecurityConfig, sources: Mapping[str, str]) -> None:
         check_readable(key, getattr(config, key))
     if config.block_key_file or config.block_key:
         _ = config.read_block_key
+    check_nats_url("nats_url", config.nats_url)
     _check_bind(config)
 
 
@@ -196,6 +199,17 @@ def _check_bind(config: SecurityConfig) -> None:
         "insecure_public_bind, if the network keeps others out"
     )
     raise ConfigError("host", reason, allowed)
+
+
+def check_nats_url(key: str, url: str) -> None:
+    """One server's, if it is set; a bare host is one as well. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        is_one = parts.scheme in NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if url and not is_one:
+        raise ConfigError(key, repr(masked(url)), "nats://host:port of one server, or tls://…")
 
 
 def check_readable(key: str, path: str) -> None:

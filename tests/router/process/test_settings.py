@@ -1,6 +1,7 @@
 """Flag > environment > file > default; whatever is wrong names its key."""
 
-from typing import Annotated
+from enum import Enum
+from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta, Struct
@@ -17,11 +18,19 @@ from router.process.settings import (
 )
 
 
+class Mode(Enum):
+    EVENTS = "events"
+    APPROXIMATE = "approximate"
+
+
 class Config(Struct, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, description="its name")] = "default"
     port: Annotated[int, Meta(ge=0, le=65535, description="its port")] = 80
     fast: Annotated[bool, Meta(description="whether 100% fast")] = False
     ratio: Annotated[float | None, Meta(description="a ratio")] = None
+    size: Annotated[int, Meta(le=65535, description="its size")] = 1
+    level: Annotated[Literal["quiet", "normal"], Meta(description="how loud")] = "normal"
+    mode: Annotated[Mode, Meta(description="fed by what")] = Mode.EVENTS
 
 
 def loaded(*flags, environment=None, prefix=ROUTER_PREFIX):
@@ -72,6 +81,34 @@ def test_an_unknown_key_in_a_file_is_an_error(tmp_path):
     file.write_text("speed = 1\n")
     with pytest.raises(ConfigError, match="speed"):
         loaded("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("SIZE", "70000", "`int` <= 65535"),
+        ("SIZE", "large", "`int`"),
+        ("NAME", "", "`str` of length >= 1"),
+        ("RATIO", "half", "`float | null`"),
+        ("LEVEL", "loud", "quiet, normal"),
+        ("MODE", "none", "events, approximate"),
+        ("PROT", "80", "port"),
+        ("WEIGHT", "1", "fast, level, mode, name, port, ratio, size"),
+    ],
+)
+def test_what_is_wrong_says_what_is_allowed(variable, value, allowed):
+    with pytest.raises(ConfigError) as caught:
+        loaded(environment={f"KV_ROUTER_{variable}": value})
+    assert caught.value.allowed == allowed
+
+
+def test_of_many_settings_not_all_are_listed():
+    with pytest.raises(ConfigError) as caught:
+        load_router_config([], {"KV_ROUTER_SPEED_OF_LIGHT": "1"})
+    assert caught.value.allowed == "what --help lists"
+    with pytest.raises(ConfigError) as caught:
+        load_router_config([], {"KV_ROUTER_HTTP_PROT": "1"})
+    assert "http_port" in caught.value.allowed
 
 
 @pytest.mark.parametrize("content", [None, "not toml ["])

@@ -8,6 +8,7 @@ import pytest
 from router.bus_errors import BusUnavailableError
 from router.protocol.subjects import Subjects
 from router.publisher.bus import (
+    SAID_AGAIN,
     StreamLimits,
     connection,
     ensure_bucket,
@@ -15,6 +16,8 @@ from router.publisher.bus import (
     translated,
     until_closed,
 )
+from router.security.nats_access import NatsAccess
+from servers import free_port
 
 SUBJECTS = Subjects("test")
 
@@ -29,10 +32,31 @@ async def test_waits_for_the_server_and_says_so(stopped_nats_server, eventually,
     with caplog.at_level(logging.WARNING):
         task = asyncio.create_task(connect())
         await eventually(lambda: f"no NATS at {server.url} yet" in caplog.text)
+    assert "[Errno 111]" in caplog.text
     assert seen == []
     server.start()
     await task
     assert seen == [True, False]
+
+
+async def test_says_the_same_reason_now_and_then(monkeypatch, eventually, caplog):
+    monkeypatch.setattr("router.publisher.bus.RETRY_S", 0.0)
+    attempts = []
+
+    class Counted(NatsAccess, frozen=True):
+        def options(self, url):
+            attempts.append(url)
+            return {}
+
+    async def connect():
+        async with connection(f"nats://127.0.0.1:{free_port()}", "test", print, Counted()):
+            pass
+
+    task = asyncio.create_task(connect())
+    await eventually(lambda: caplog.text.count("no NATS at") == 3)
+    assert len(attempts) > 2 * SAID_AGAIN
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_tells_losses_and_returns(nats_server, eventually):

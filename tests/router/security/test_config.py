@@ -101,6 +101,22 @@ def test_a_file_that_cannot_be_read_is_told():
         load_router_config(["--token-file", "/nowhere"], {})
 
 
+@pytest.mark.parametrize("prefix", LOADERS)
+def test_a_url_that_is_no_nats_server_s_is_refused_at_start(prefix):
+    for url in ("http://bus:4222", "nats://", "nats://bus:http", "nats://a:4222,nats://b:4222"):
+        with pytest.raises(ConfigError, match="of one server") as refusal:
+            LOADERS[prefix]([], {f"{prefix}NATS_URL": url})
+        assert (refusal.value.key, url in str(refusal.value)) == ("nats_url", True)
+    for url in ("bus", "bus:4222", "nats://bus", "tls://bus:4222", "nats://[::1]:4222"):
+        assert LOADERS[prefix]([], {f"{prefix}NATS_URL": url}).nats_url == url
+
+
+def test_so_is_that_of_a_dynamo_fleet_and_logins_in_it_are_not_told():
+    with pytest.raises(ConfigError, match="dynamo_nats_url") as refusal:
+        load_router_config(["--dynamo-nats-url", "http://somebody:s3cret@bus:4222"], {})
+    assert "s3cret" not in str(refusal.value.body())
+
+
 SECRET = "00112233445566778899aabbccddeeff"
 
 
