@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from router.errors import KvRouterError
 from router.forward.call import refusal
 from router.forward.completions import Completions
-from router.forward.errors import RouteNotFoundError
+from router.forward.errors import MethodNotAllowedError, RouteNotFoundError
 from router.forward.headers import REQUEST_ID, Pairs
 from router.forward.metrics import ForwardMetrics
 from router.forward.models import Models
@@ -33,6 +33,11 @@ ROUTES = (
     "GET /ready",
     "GET /metrics",
 )
+
+_METHODS = {
+    path: ("GET", "HEAD") if method == "GET" else (method,)
+    for method, path in (route.split() for route in ROUTES)
+}
 
 
 class ForwardApp:
@@ -59,24 +64,27 @@ class ForwardApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Answer one request."""
         assert scope["type"] == "http"
-        route = f"{scope['method']} {scope['path']}"
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # which has no body
+        route = f"{method} {scope['path']}"
         self._metrics.in_flight += 1
         headers: Pairs = ()
         try:
-            status, kind, body = await self._answer(route, scope)
+            status, kind, body = await self._answer(route, method, scope)
             ended = "answered"
         except KvRouterError as error:
             self._metrics.refusals.labels(error.code).inc()
             ended = "refused" if error.http_status < 500 else "failed"
             status, kind, body = error.http_status, _JSON, msgspec.json.encode(refusal(error))
             headers = refusal_headers(error)
+            if isinstance(error, MethodNotAllowedError):
+                headers += ((b"allow", ", ".join(error.methods).encode()),)
         finally:
             self._metrics.in_flight -= 1
         self._metrics.requests.count(route if route in self._handlers else "", ended)
         await _send(send, status, [(b"content-type", kind), *headers, *_id_of(scope)], body)
 
-    async def _answer(self, route: str, scope: Scope) -> Answer:
-        method, path = scope["method"], scope["path"]
+    async def _answer(self, route: str, method: str, scope: Scope) -> Answer:
+        path = scope["path"]
         is_open = self._guard.is_open(method, path)
         most = self.completions.config.max_requests
         if self._metrics.in_flight > most and not is_open:
@@ -84,6 +92,8 @@ class ForwardApp:
         admit(self._guard, method, path, scope["headers"])
         handler = self._handlers.get(route)
         if handler is None:
+            if path in _METHODS:
+                raise MethodNotAllowedError(f"{scope['method']} {path}", _METHODS[path])
             raise RouteNotFoundError(route, ROUTES)
         return await handler()
 

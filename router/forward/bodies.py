@@ -25,6 +25,9 @@ QUERY_ONLY = "query_instance_id"
 
 _ALLOWED_PROMPTS = "a text, token ids, or a list of one of these"
 
+MOST_PROMPTS = 65_536
+MOST_NAMES = 1 << 19
+"""Of fields, in all but prompt and messages: a bias may name each token of a vocabulary."""
 
 ABSENT = Raw(b"")
 
@@ -68,7 +71,7 @@ class StreamOptions(Struct, frozen=True):
 class _Read(Struct, frozen=True):
     model: Name = "default"
     prompt: Raw = ABSENT
-    messages: list[Raw] | None = None
+    messages: Raw = ABSENT
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -83,21 +86,23 @@ _read = msgspec.json.Decoder(_Read).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _text_of = bytes.decode
 _BEGINS = re.compile(rb'\[\s*([\["])')  # a list of prompts
-_texts = msgspec.json.Decoder(str | list[str]).decode
-_token_lists = msgspec.json.Decoder(list[list[TokenId]]).decode
+_NOTHING = re.compile(rb"\[\s*\]")
+_text = msgspec.json.Decoder(str).decode
+_each = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Asked(Struct, frozen=True):
     """A request for a completion. `fields`: its body, each field as it was written.
 
-    `prompt`: a text or tokens, of several prompts the first; None of a chat, which has `messages`.
-    Tokens of the only prompt are not read: the router says what is wrong with them.
+    `prompt`: a text or tokens, of `prompts` the first; None of a chat, which has `messages`. Tokens
+    are not read, and no other prompt is: the router and engines say what is wrong with them.
     """
 
     path: OpenAiPath
     fields: dict[str, Raw]
     read: _Read
     prompt: str | Sequence[int] | None
+    prompts: int = 1
 
     @property
     def extensions(self) -> Extensions:
@@ -133,13 +138,9 @@ class Asked(Struct, frozen=True):
             self.prompt.tolist()
 
     @property
-    def prompts(self) -> int:
-        """How many completions it asks for at once, each of its own prompt."""
-        begins = _BEGINS.match(self.read.prompt)
-        if self.path == CHAT or begins is None:
-            return 1
-        kind: Any = {b"[": list[list[Raw]], b'"': list[Raw]}[begins[1]]
-        return len(msgspec.json.decode(self.read.prompt, type=kind))
+    def size_bytes(self) -> int:
+        """Of what is to be answered, as it was written."""
+        return sum(memoryview(each).nbytes for each in (self.read.prompt, self.read.messages))
 
     @property
     def has_several_prompts(self) -> bool:
@@ -168,30 +169,68 @@ class Asked(Struct, frozen=True):
 
 
 def read_asked(path: OpenAiPath, body: bytes) -> Asked:
-    """A request, as far as it is read here. Raises MalformedBodyError, InvalidFieldError."""
+    """A request, as far as it is read here. Raises MalformedBodyError, InvalidFieldError.
+
+    Each step takes at most a few ms per MB, whatever a body is made of.
+    """
     read = decode_now(_read, body)
+    _check_names(body, read)
     fields = decode_now(_fields, body)
     if not body.isascii():
         decode_now(_text_of, body)  # also of fields that nobody reads here
     if path == CHAT:
-        if not read.messages:
-            raise InvalidFieldError("messages", "missing or empty", "at least one message")
+        _check_messages(read.messages)
         return Asked(path, fields, read, None)
-    return Asked(path, fields, read, _prompt(bytes(read.prompt)))
+    return Asked(path, fields, read, *_prompts(bytes(read.prompt)))
+
+
+def _check_names(body: bytes, read: _Read) -> None:
+    """Raises InvalidFieldError where there are more names than anybody writes."""
+    if body.count(b":") <= MOST_NAMES:
+        return
+    written = sum(bytes(each).count(b":") for each in (read.prompt, read.messages))
+    if body.count(b":") - written > MOST_NAMES:
+        raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} names in all")
+
+
+def _check_messages(raw: Raw) -> None:
+    written = bytes(raw)
+    if written in (b"", b"null") or _NOTHING.fullmatch(written):
+        raise InvalidFieldError("messages", "missing or empty", "at least one message")
+    if not written.startswith(b"["):
+        raise InvalidFieldError("messages", "no list", "at least one message", status=422)
+
+
+def _prompts(raw: bytes) -> tuple[str | Sequence[int], int]:
+    """The first prompt, and how many they are."""
+    begins = _BEGINS.match(raw)
+    if begins is None:
+        return _prompt(raw), 1
+    if begins[1] == b"[" and raw.count(b"[") > MOST_PROMPTS:
+        raise _too_many_prompts()
+    each = decode_now(_each, raw)
+    if len(each) > MOST_PROMPTS:
+        raise _too_many_prompts()
+    if not all(bytes(other).startswith(begins[1]) for other in each):
+        raise InvalidFieldError("prompt", "prompts of several kinds", _ALLOWED_PROMPTS)
+    return _prompt(bytes(each[0])), len(each)
 
 
 def _prompt(raw: bytes) -> str | Sequence[int]:
     if raw in (b"", b"null"):
         raise InvalidFieldError("prompt", "missing", _ALLOWED_PROMPTS)
-    begins = raw[1:].lstrip()[:1] if raw[:1] == b"[" else b""
-    if begins.isdigit():
+    if raw[:1] == b"[":
+        if _NOTHING.fullmatch(raw):
+            raise InvalidFieldError("prompt", "empty", "at least one token")
         return WrittenTokens(raw, "prompt")
-    decode: Any = _token_lists if begins == b"[" else _texts
     try:
-        prompts: Any = decode(raw)
+        text = _text(raw)
     except msgspec.ValidationError as error:
         raise InvalidFieldError("prompt", str(error), _ALLOWED_PROMPTS, status=422) from error
-    prompt: str | list[int] = prompts if isinstance(prompts, str) or not prompts else prompts[0]
-    if not prompt:
+    if not text:
         raise InvalidFieldError("prompt", "empty", "at least one token")
-    return prompt
+    return text
+
+
+def _too_many_prompts() -> InvalidFieldError:
+    return InvalidFieldError("prompt", "too many prompts", f"at most {MOST_PROMPTS}")

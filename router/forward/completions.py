@@ -15,6 +15,7 @@ from router.forward.push import Errand, Push
 from router.forward.roster import Roster
 from router.forward.tokenizing import Tokenizing
 from router.placement_errors import NoEndpointsError
+from router.process.bodies import THREAD_BYTES
 from router.process.request_ids import ANSWERED
 from router.protocol.requests import SelectRequest
 from router.security.errors import TooManyRequestsError
@@ -92,7 +93,7 @@ class Completions:
             self._end(call, ended)
 
     async def _answered(self, call: Call) -> Ended:
-        asked = read_asked(call.path, call.body())
+        asked = await _read(call)
         tokens = await self._tokenizing.tokens(asked)
         assert call.caller is not None
         request = self._placing.request(asked, call.headers, call.caller, tokens)
@@ -140,3 +141,12 @@ class Completions:
     def _end(self, call: Call, ended: Ended) -> None:
         self._metrics.in_flight -= 1
         self._metrics.requests.count(f"POST {call.path}", ended)
+
+
+async def _read(call: Call) -> Asked:
+    """What a call asks. Long bodies are read on another thread: between two steps of that, others
+    are answered.
+    """
+    if call.received_bytes > THREAD_BYTES:
+        return await asyncio.to_thread(read_asked, call.path, call.body())
+    return read_asked(call.path, call.body())

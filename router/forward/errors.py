@@ -8,7 +8,8 @@ KvRouterError
 ├── PromptRefusedError       a worker refused a prompt, as others will
 ├── ModelNotFoundError       no worker has, or ever had, the model that is wanted
 ├── NoWorkerNamedError       the direct router goes where the request says, and it says nothing
-└── RouteNotFoundError       nothing is served there
+├── RouteNotFoundError       nothing is served there
+└── MethodNotAllowedError    something is, by other methods
 """
 
 from collections.abc import Sequence
@@ -112,6 +113,17 @@ class RouteNotFoundError(KvRouterError):
     def __init__(self, route: str, routes: Sequence[str]) -> None:
         super().__init__(f"{route[:200]} is not served (allowed: {', '.join(routes)})")
         self.allowed = list(routes)
+
+
+class MethodNotAllowedError(KvRouterError):
+    """There is something here, and nobody does that to it."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+    def __init__(self, route: str, methods: Sequence[str]) -> None:
+        super().__init__(f"{route[:200]} is not served (allowed: {', '.join(methods)})")
+        self.methods = tuple(methods)
 
 
 def reason_of(error: Exception) -> str:

@@ -31,11 +31,12 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that end in these bytes. Raises EventTooLargeError."""
-        data = self._begun + data if self._begun else data
-        events, start = [], 0
-        while end := _end(data, start):
+        begun = len(self._begun)
+        data = self._begun + data if begun else data
+        events, start, looked_at = [], 0, max(0, begun - 2)
+        while end := _end(data, looked_at):
             events.append(data[start:end])
-            start = end
+            start = looked_at = end
         self._begun = data[start:]
         if len(self._begun) > self._limit_bytes:
             raise EventTooLargeError(self._limit_bytes)
@@ -48,7 +49,7 @@ class EventSplitter:
 
 
 def _end(data: bytes, start: int) -> int:
-    """Behind the first empty line from `start`; 0: there is none yet."""
+    """Behind the first empty line that ends after `start`; 0: there is none yet."""
     plain = data.find(b"\n\n", start)
     other = data.find(b"\n\r\n", start, len(data) if plain < 0 else plain)
     if other >= 0:

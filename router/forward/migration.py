@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.client import WrittenTokens
 from router.forward.bodies import CHAT, Asked
 
 _NEEDS_ITS_BEGINNING = (
@@ -60,7 +59,7 @@ _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 def is_migratable(asked: Asked) -> bool:
     """Whether the rest of its stream could be another worker's. One prompt, one answer."""
-    if not asked.is_stream or asked.read.n not in (None, 1) or _has_several_prompts(asked):
+    if not asked.is_stream or asked.read.n not in (None, 1) or asked.has_several_prompts:
         return False
     fields = asked.fields
     return all(bytes(fields.get(name, b"null")) in _NOTHING for name in _NEEDS_ITS_BEGINNING)
@@ -125,9 +124,3 @@ def _whole_usage(usage: dict[str, Any], generated: int) -> dict[str, Any]:
 def _as_delta(choice: dict[str, Raw]) -> dict[str, Any]:
     said = {name: value for name, value in choice.items() if name != "text"}
     return {**said, "delta": {"content": choice.get("text", "")}}
-
-
-def _has_several_prompts(asked: Asked) -> bool:
-    if asked.path == CHAT:
-        return False
-    return bytes(asked.read.prompt)[:1] == b"[" and not isinstance(asked.prompt, WrittenTokens)

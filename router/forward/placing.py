@@ -1,5 +1,6 @@
 """What the router is asked for a request: by its prompt's tokens, and what else it says."""
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,11 @@ from router.security.caller import Caller
 CHARACTERS_A_TOKEN = 4
 """Of English text, about; where nobody can count."""
 
+TOKENS_AN_IMAGE = 1024
+"""And of what comes as `data:` in a message, however many bytes it has."""
+
+_DATA_URL = re.compile(rb'"data:[^"]*"')
+
 
 class PromptTokens(Struct, frozen=True):
     """A prompt's tokens. Not `are_certain`: no cache is searched for them. `are_counted`: engines
@@ -29,10 +35,11 @@ class PromptTokens(Struct, frozen=True):
 def guessed(asked: Asked) -> PromptTokens:
     """A prompt that nobody can read: so many tokens, whichever they are."""
     if isinstance(asked.prompt, str):
-        characters = len(asked.prompt)
+        tokens = len(asked.prompt) // CHARACTERS_A_TOKEN
     else:
-        characters = sum(len(bytes(message)) for message in asked.read.messages or ())
-    return PromptTokens([0] * max(1, characters // CHARACTERS_A_TOKEN), are_certain=False)
+        text, data_urls = _DATA_URL.subn(b"", bytes(asked.read.messages))
+        tokens = len(text) // CHARACTERS_A_TOKEN + data_urls * TOKENS_AN_IMAGE
+    return PromptTokens([0] * max(1, tokens), are_certain=False)
 
 
 class Placing(Struct, frozen=True):

@@ -6,6 +6,7 @@ What an engine said is kept: a text that comes again is not asked for again. Whe
 otherwise than was said here, no overlap is claimed any more.
 """
 
+import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.errors import NotLocalError
 from router.forward.tokenizer.known_pieces import KnownPieces
 from router.forward.tokenizer.local_tokens import LocalTokens
+from router.process.bodies import THREAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +88,6 @@ class Tokenizing:
             tokens = await self._local.tokens(asked)
             self._count("local")
         except NotLocalError:
-            if asked.path == CHAT:  # or else the engine would be asked what cannot be
-                read_messages(bytes(asked.fields["messages"]))
             tokens = await self._tokens_of_engine(asked)
         if tokens is None:
             return guessed(asked)
@@ -96,8 +96,10 @@ class Tokenizing:
 
     async def _tokens_of_engine(self, asked: Asked) -> Sequence[int] | None:
         """Remembered, or asked; None where no engine says them."""
-        body = question(asked)
-        key = blake2b(body, digest_size=16, key=self._secret).digest()
+        if asked.size_bytes > THREAD_BYTES:
+            body, key = await asyncio.to_thread(self._question, asked)
+        else:
+            body, key = self._question(asked)
         known = self._known.get(key)
         self._count("asked" if known is None else "known")
         if known is not None:
@@ -111,6 +113,13 @@ class Tokenizing:
         tokens = array("I", said)
         self._known.put(key, tokens)
         return tokens
+
+    def _question(self, asked: Asked) -> tuple[bytes, bytes]:
+        """What engines are asked, and what is remembered of it. Raises PromptRefusedError."""
+        if asked.path == CHAT:  # or else the engine would be asked what cannot be
+            read_messages(bytes(asked.fields["messages"]))
+        body = question(asked)
+        return body, blake2b(body, digest_size=16, key=self._secret).digest()
 
     @property
     def has_own(self) -> bool:

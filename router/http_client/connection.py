@@ -296,6 +296,8 @@ class Connection(asyncio.Protocol):
             return
         if status < 200:
             self._headers = []
+            if status < 100:
+                self._fail("malformed", f"status {status}")
             return
         has_length = has_chunks = False
         for name, _ in self._headers:

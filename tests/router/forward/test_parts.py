@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from router.body_errors import MalformedBodyError
 from router.errors import InvalidFieldError
-from router.forward.bodies import CHAT, COMPLETIONS, read_asked
+from router.forward.bodies import CHAT, COMPLETIONS, MOST_NAMES, MOST_PROMPTS, read_asked
 from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
 from router.forward.errors import NoWorkerNamedError
 from router.forward.events import EventSplitter, EventTooLargeError, data_of
 from router.forward.headers import to_client, to_engine
-from router.forward.placing import guessed
+from router.forward.placing import TOKENS_AN_IMAGE, guessed
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision, OverlapTokens, Trust, TrustState
 from router.protocol.requests import RankTarget
@@ -205,6 +205,39 @@ def test_what_is_not_read_goes_on_as_it_is():
     sent = json.loads(asked(**fields, **extensions).to_engine(stream_options={"a": 1}))
     assert sent == {**fields, "priority": 3, "stream_options": {"a": 1}}
     assert json.loads(asked(**fields, **extensions, priority=1).to_engine())["priority"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"prompt": [%s]}' % b",".join([b"[1]"] * (MOST_PROMPTS + 1)), "prompt"),
+        (b'{"prompt": [%s]}' % b",".join([b'""'] * (MOST_PROMPTS + 1)), "prompt"),
+        (b'{"prompt": "x", "z": {%s}}' % b",".join([b'"":1'] * MOST_NAMES), "body"),
+        (b'{"prompt": "x"%s}' % (b',"":1' * MOST_NAMES), "body"),
+    ],
+)
+def test_what_would_take_seconds_to_read_is_refused(body, field):
+    with pytest.raises(InvalidFieldError, match="too many") as refused:
+        read_asked(COMPLETIONS, body)
+    assert refused.value.field == field
+
+
+def test_colons_in_texts_are_no_names():
+    text = ":" * (MOST_NAMES + 1)
+    assert asked(prompt=[text, "b"]).prompts == 2
+    assert asked(CHAT, messages=[{"content": text}]).size_bytes > MOST_NAMES
+
+
+@pytest.mark.parametrize("prompt", [[[1, 2], [3]], [[1, 2], [-1]], [[1, 2], [[]]]])
+def test_of_several_prompts_only_the_first_is_looked_at(prompt):
+    read = asked(prompt=prompt)
+    assert (list(read.prompt), read.prompts) == ([1, 2], 2)
+
+
+def test_an_image_has_not_as_many_tokens_as_bytes():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000_000}}
+    tokens = len(guessed(asked(CHAT, messages=[{"content": [image, image]}])).token_ids)
+    assert tokens < 3 * TOKENS_AN_IMAGE
 
 
 def test_tokens_that_nobody_counted_are_guessed():

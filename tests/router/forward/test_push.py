@@ -358,6 +358,19 @@ async def test_what_cannot_be_served_is_refused_as_openai_does(scene, path, body
         assert its.engines[1].requests == []
 
 
+async def test_other_methods_are_refused_and_the_right_ones_named(scene):
+    async with scene() as its:
+        client = its.forward.client
+        for path, allowed in (("/v1/completions", "POST"), ("/v1/models", "GET, HEAD")):
+            for method in ("PUT", "OPTIONS"):
+                answer = await client.request(method, path)
+                assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+                assert answer.json()["error"]["code"] == "method_not_allowed"
+        answer = await client.head("/health")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert (await client.get("/health")).status_code == 200
+
+
 async def test_a_model_that_nobody_has_is_not_found(scene):
     async with scene() as its:
         assert (await its.forward.complete()).status_code == 503  # nobody is there at all

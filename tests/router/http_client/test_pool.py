@@ -86,6 +86,7 @@ async def test_a_body_may_end_with_the_connection(pool):
         (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "malformed"),
         (says(response(b"{}", "200 OK", "content-length: 5")), "malformed"),
         (says(response(b"{}", "200 OK", "transfer-encoding: chunked")), "malformed"),
+        (says(response(b"{}", "099 Early")), "malformed"),
         (says(STREAM_HEAD + b"zz\r\n"), "malformed"),
         (says(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000), "too large"),
         (says(response(b"z" * (1 << 20) + b"z", length=1 << 21)), "too large"),
