@@ -69,7 +69,12 @@ class RouterConfig(DiscoveryConfig, frozen=True, kw_only=True):
     """Everything a router can be told."""
 
     use_kv_events: Annotated[
-        bool, Meta(description="read caches from engine events; false: guess them from bookings")
+        bool,
+        Meta(
+            description=(
+                "learn what is cached from the engines' events; no: guess it from bookings"
+            )
+        ),
     ] = True
     approximate_ttl_s: Annotated[
         float, Meta(gt=0, description="without events: how long a booked prompt counts as cached")
@@ -79,7 +84,9 @@ class RouterConfig(DiscoveryConfig, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=1 << 28,
-            description="guessed blocks per model and group; beyond, the oldest are pruned",
+            description=(
+                "guessed blocks per model and routing group; beyond that, the oldest are pruned"
+            ),
         ),
     ] = 1 << 20
     approximate_prune_target: Annotated[
@@ -90,63 +97,95 @@ class RouterConfig(DiscoveryConfig, frozen=True, kw_only=True):
         Meta(ge=0, description="with events: how long a booked prompt counts as cached; 0: off"),
     ] = 0.0
     reservation_ttl_s: Annotated[
-        float, Meta(gt=0, description="a reservation without progress for this long is freed")
+        float, Meta(gt=0, description="a reservation that shows no progress for this long is freed")
     ] = 300.0
     max_reservations: Annotated[
-        int, Meta(ge=1, description="live reservations; beyond, booking is refused with 503")
+        int, Meta(ge=1, description="reservations at the same time; beyond that, 503")
     ] = 1_000_000
     selection_cache_ttl_s: Annotated[
-        float, Meta(gt=0, description="how long a selection can be reserved under its id")
+        float, Meta(gt=0, description="how long a selection can be reserved by its id")
     ] = 120.0
     selection_cache_max_entries: Annotated[
         int,
         Meta(
-            ge=1, le=1 << 24, description="selections kept for that; beyond, the oldest is dropped"
+            ge=1,
+            le=1 << 24,
+            description="selections kept for that; beyond that, the oldest is dropped",
         ),
     ] = 4_096
     selection_cache_max_bytes: Annotated[
-        int, Meta(ge=1 << 16, description="their approximate memory; beyond, the oldest is dropped")
+        int,
+        Meta(
+            ge=1 << 16,
+            description="memory for them, approximately; beyond that, the oldest is dropped",
+        ),
     ] = 256 * 1024 * 1024
     router_replica_sync: Annotated[
-        bool, Meta(description="with a bus: share reservations with the other routers")
+        bool, Meta(description="share reservations with the other routers on the bus")
     ] = True
 
     shadow: Annotated[
-        bool, Meta(description="compare with a Dynamo router's choices, and book only those")
+        bool,
+        Meta(
+            description=(
+                "only compare our choices with those of a Dynamo router, and book the latter"
+            )
+        ),
     ] = False
     dynamo_namespace: Annotated[
         str,
         Meta(
-            pattern=f"^({NAMESPACE_PATTERN})?$", description="Dynamo fleet to follow; empty: none"
+            pattern=f"^({NAMESPACE_PATTERN})?$",
+            description="namespace of a Dynamo fleet to follow; empty: none",
         ),
     ] = ""
     dynamo_component: Annotated[
         str,
         Meta(
-            pattern=f"^({NAMESPACE_PATTERN})?$", description="its workers' component: backend, say"
+            pattern=f"^({NAMESPACE_PATTERN})?$",
+            description="component of the Dynamo fleet's workers, such as backend",
         ),
     ] = ""
     dynamo_nats_url: Annotated[
-        str, Meta(description="NATS server of the Dynamo fleet; empty: the same as nats_url")
+        str, Meta(description="NATS server of the Dynamo fleet; empty: nats_url")
     ] = ""
     dynamo_model_name: Annotated[
-        str, Meta(min_length=1, max_length=256, description="what its workers serve")
+        str,
+        Meta(
+            min_length=1, max_length=256, description="model that the Dynamo fleet's workers serve"
+        ),
     ] = "default"
     dynamo_routing_group: Annotated[
-        str, Meta(min_length=1, max_length=256, description="the group they are chosen in")
+        str,
+        Meta(
+            min_length=1, max_length=256, description="routing group of the Dynamo fleet's workers"
+        ),
     ] = "default"
     dynamo_block_size: Annotated[
-        int, Meta(ge=0, le=65_536, description="tokens; required: Dynamo's events do not say it")
+        int,
+        Meta(
+            ge=0,
+            le=65_536,
+            description=(
+                "tokens per block in the Dynamo fleet; required, since its events do not say it"
+            ),
+        ),
     ] = 0
     dynamo_max_num_batched_tokens: Annotated[
-        int, Meta(ge=1, description="of each of its workers")
+        int, Meta(ge=1, description="max_num_batched_tokens of each of the Dynamo fleet's workers")
     ] = 8192
-    dynamo_total_kv_blocks: Annotated[int, Meta(ge=1, description="of each of its ranks")] = 16_384
+    dynamo_total_kv_blocks: Annotated[
+        int, Meta(ge=1, description="KV blocks of each rank of the Dynamo fleet")
+    ] = 16_384
     dynamo_max_ranks: Annotated[
-        int, Meta(ge=1, le=65_536, description="ranks of Dynamo's followed; beyond, none is added")
+        int,
+        Meta(ge=1, le=65_536, description="ranks of the Dynamo fleet that are followed at most"),
     ] = 1024
     dynamo_silence_s: Annotated[
-        float, Meta(gt=0, description="a Dynamo worker that says nothing for so long is gone")
+        float,
+        Meta(
+            gt=0, description="a worker of the Dynamo fleet that is silent for this long is removed"
+        ),
     ] = 600.0
 
     @property

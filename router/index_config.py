@@ -19,36 +19,47 @@ from router.service_config import ServiceConfig
 class IndexerConfig(ServiceConfig, frozen=True, kw_only=True):
     """Everything an index alone can be told."""
 
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8090
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    ] = 8090
     body_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="size of a request body; beyond, 413")
+        int, Meta(ge=1024, description="size of a request body; beyond that, 413")
     ] = 8 * 1024 * 1024
     frequency_window_s: Annotated[
-        float, Meta(ge=0, description="how far back uses of blocks are counted; 0 counts none")
+        float, Meta(ge=0, description="window in which uses of blocks are counted; 0: they are not")
     ] = 0.0
     peers: Annotated[
         str | list[str],
-        Meta(description="URLs, comma-separated or a list; what blind ranks hold is asked there"),
+        Meta(
+            description=(
+                "URLs of other indexers, comma-separated or a list; at start, they are "
+                "asked what ranks hold"
+            )
+        ),
     ] = ""
-    max_peers: Annotated[int, Meta(ge=1, le=4096, description="known at once; beyond, 503")] = 64
+    max_peers: Annotated[
+        int, Meta(ge=1, le=4096, description="peers known at once; beyond that, 503")
+    ] = 64
     peer_timeout_s: Annotated[
-        float, Meta(gt=0, description="time for a peer's dump; beyond, the next peer is asked")
+        float, Meta(gt=0, description="time for a peer's dump; after that the next peer is asked")
     ] = 30.0
     peer_dump_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="a peer's dump; beyond, the next peer is asked")
+        int, Meta(ge=1024, description="size of a peer's dump; beyond that, the next peer is asked")
     ] = 256 * 1024 * 1024
 
     peer_token_file: Annotated[
         str,
-        Meta(description="file with a bearer token of scope admin, where peers want one"),
+        Meta(description="file with a bearer token of scope admin, for peers that require one"),
     ] = ""
     peer_tls_ca_file: Annotated[
-        str, Meta(description="PEM authorities of peers' https; empty: those of the system")
+        str, Meta(description="PEM file of certificate authorities for peers; empty: the system's")
     ] = ""
     peer_tls_cert_file: Annotated[
-        str, Meta(description="PEM certificate for peers that want one")
+        str, Meta(description="PEM certificate, for peers that require one")
     ] = ""
-    peer_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+    peer_tls_key_file: Annotated[
+        str, Meta(description="PEM file of the certificate's private key")
+    ] = ""
 
     @property
     def peer_urls(self) -> tuple[str, ...]:

@@ -22,55 +22,95 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
 
     router_track_active_blocks: Annotated[
         bool,
-        Meta(description="count blocks of booked requests as load; false: prefill tokens alone"),
+        Meta(
+            description=(
+                "count the KV blocks of booked requests as load; no: only their prefill tokens"
+            )
+        ),
     ] = True
     router_track_output_blocks: Annotated[
-        bool, Meta(description="count output blocks as load; false: only as a sign of life")
+        bool,
+        Meta(
+            description=(
+                "count output blocks as load; no: they only show that the request is alive"
+            )
+        ),
     ] = True
     router_track_prefill_tokens: Annotated[
-        bool, Meta(description="count prefill of booked requests; false: it is computed elsewhere")
+        bool,
+        Meta(
+            description=(
+                "count the prefill tokens of booked requests; no: prompts are computed elsewhere"
+            )
+        ),
     ] = True
     router_assume_kv_reuse: Annotated[
-        bool, Meta(description="false: requests with the same prefix are booked a copy each")
+        bool,
+        Meta(
+            description=(
+                "count a prefix that several requests share once; no: once for each request"
+            )
+        ),
     ] = True
     router_prefill_load_model: Annotated[
         PrefillLoadModel,
-        Meta(description="ais: policies see booked prompts as far as they should be computed"),
+        Meta(
+            description=(
+                "ais: of a prompt in prefill, count only the part that should not be computed yet"
+            )
+        ),
     ] = "none"
     router_tracking_hash: Annotated[
         TrackingHash,
-        Meta(description="keyed: bookings name blocks under a secret, also towards other routers"),
+        Meta(
+            description=(
+                "keyed: reservations name blocks by keyed hashes, towards other routers as well"
+            )
+        ),
     ] = "public-xxh3-v1"
     router_tracking_key_file: Annotated[
-        str, Meta(description="its secret: 32 bytes, or as many in hexadecimal")
+        str, Meta(description="file with the key of keyed hashes: 32 bytes, raw or in hexadecimal")
     ] = ""
     router_tracking_key_id: Annotated[
-        str, Meta(max_length=256, description="name of that secret; part of every block's name")
+        str, Meta(max_length=256, description="name of that key; part of every block's name")
     ] = ""
     active_decode_blocks_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(
-            description="a rank with a larger fraction of its blocks in use is busy; none: no limit"
+            description=("a rank is busy above this fraction of its blocks in use; none: no limit")
         ),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="a rank with more prompt tokens to compute is busy; none: no limit"),
+        Meta(
+            description=(
+                "a rank is busy above this number of prompt tokens to compute; none: no limit"
+            )
+        ),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
-        Meta(description="the same as a multiple of its max_num_batched_tokens"),
+        Meta(description="the same limit as a multiple of the rank's max_num_batched_tokens"),
     ] = None
     busy_hysteresis: Annotated[
         float,
-        Meta(ge=0, le=1, description="a busy rank is free again this fraction below its threshold"),
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "a busy rank counts as free again once it is this fraction below its threshold"
+            ),
+        ),
     ] = 0.1
     lora_affinity_weight: Annotated[
         float,
         Meta(
             ge=0,
             le=1e9,
-            description="weight of the preference for ranks that serve the adapter; 0: off",
+            description=(
+                "weight of the preference for ranks that have loaded the request's "
+                "LoRA adapter; 0: off"
+            ),
         ),
     ] = 0.0
     session_affinity_ttl_s: Annotated[
@@ -78,43 +118,65 @@ class PlacementConfig(ServiceConfig, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=31_536_000,
-            description="a session keeps its rank until idle for this long; 0: off",
+            description=(
+                "a session stays on its rank until it has been idle for this long; 0: "
+                "no session affinity"
+            ),
         ),
     ] = 0.0
     session_affinity_mode: Annotated[
         AffinityMode,
-        Meta(description="hard: a session waits for its rank; soft: it goes elsewhere meanwhile"),
+        Meta(
+            description=(
+                "hard: requests of a session wait for its rank; soft: while it is busy "
+                "they go to another"
+            )
+        ),
     ] = "hard"
     session_affinity_max_sessions: Annotated[
         int,
         Meta(
             ge=1,
             le=1 << 24,
-            description="sessions remembered here; beyond, the longest idle is forgotten",
+            description=(
+                "sessions remembered by this router; beyond that, the one idle for "
+                "longest is forgotten"
+            ),
         ),
     ] = 65_536
     redis_url: Annotated[
-        str, Meta(description="Redis in which routers share sessions; empty: each keeps its own")
+        str,
+        Meta(
+            description=(
+                "Redis server in which routers share sessions; empty: each router keeps its own"
+            )
+        ),
     ] = ""
     redis_username: Annotated[
-        str, Meta(description="user of Redis's access list; empty: the default one")
+        str, Meta(description="Redis user (ACL); empty: the default user")
     ] = ""
     redis_password_file: Annotated[str, Meta(description="file with that user's password")] = ""
     redis_tls_ca_file: Annotated[
-        str, Meta(description="PEM authorities of rediss://; empty: those of the system")
+        str,
+        Meta(description="PEM file of certificate authorities for rediss://; empty: the system's"),
     ] = ""
     redis_tls_cert_file: Annotated[str, Meta(description="PEM certificate for Redis")] = ""
-    redis_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+    redis_tls_key_file: Annotated[
+        str, Meta(description="PEM file of the certificate's private key")
+    ] = ""
     redis_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
             le=10,
-            description="time for Redis to answer; beyond, the router goes on without it",
+            description="time for Redis to answer; after that the router goes on without it",
         ),
     ] = 0.05
     min_initial_workers: Annotated[
-        int, Meta(ge=0, le=65_536, description="workers a router must have seen before it is ready")
+        int,
+        Meta(
+            ge=0, le=65_536, description="number of workers the router must know before it is ready"
+        ),
     ] = 0
 
     @property

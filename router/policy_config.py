@@ -16,59 +16,93 @@ class PolicyConfig(PlacementConfig, frozen=True, kw_only=True):
     """Which policy chooses, and what the policies weigh by."""
 
     policy: Annotated[
-        str, Meta(description="policy of requests whose routing group and body name none")
+        str,
+        Meta(
+            description=(
+                "policy for requests where neither the routing group nor the body names one"
+            )
+        ),
     ] = DEFAULT_POLICY
     group_policies: Annotated[
-        str, Meta(description="policies of routing groups: group=policy, separated by commas")
+        str, Meta(description="policies of routing groups: group=policy pairs, separated by commas")
     ] = ""
     overlap_score_weight: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="blocks of decode load one block of prefill counts for"),
+        Meta(
+            ge=0,
+            le=1e9,
+            description=(
+                "weight of one block to prefill, in blocks of decode load; 0 turns the index off"
+            ),
+        ),
     ] = 1.0
     prefill_load_scale: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
-        Meta(description="the same, by its newer name; 0 leaves the index on"),
+        Meta(description="newer name of overlap_score_weight; here 0 leaves the index on"),
     ] = None
     router_temperature: Annotated[
         float,
         Meta(
             ge=0,
             le=1e9,
-            description="0 takes the cheapest rank; above 0, ranks are drawn by softmax",
+            description=(
+                "0: take the cheapest rank; above 0: draw a rank at random, by softmax over costs"
+            ),
         ),
     ] = 0.0
     overlap_score_credit: Annotated[
-        float, Meta(ge=0, le=1e9, description="dynamo-1.6: what a block of the device tier saves")
+        float,
+        Meta(ge=0, le=1e9, description="dynamo-1.6: credit for each block cached on the device"),
     ] = 1.0
     overlap_score_credit_decay: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="dynamo-1.6: how fast that falls with prefill booked there"),
+        Meta(
+            ge=0,
+            le=1e9,
+            description=(
+                "dynamo-1.6: how fast that credit falls with the prefill already booked on the rank"
+            ),
+        ),
     ] = 0.0
     host_cache_hit_weight: Annotated[
-        float, Meta(ge=0, le=1, description="dynamo-1.6: what a block beyond it on the host saves")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="dynamo-1.6: credit for each further block cached in host memory",
+        ),
     ] = 0.75
     disk_cache_hit_weight: Annotated[
-        float, Meta(ge=0, le=1, description="dynamo-1.6: what a block beyond those on disk saves")
+        float,
+        Meta(ge=0, le=1, description="dynamo-1.6: credit for each further block cached on disk"),
     ] = 0.25
     shared_cache_multiplier: Annotated[
-        float, Meta(ge=0, le=1, description="dynamo-1.6: what a remote block beyond those saves")
+        float,
+        Meta(
+            ge=0, le=1, description="dynamo-1.6: credit for each further block in the remote tier"
+        ),
     ] = 0.0
     decode_active_request_weight: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="dynamo-1.6: blocks an active request counts for"),
+        Meta(ge=0, le=1e9, description="dynamo-1.6: cost of each active request, in blocks"),
     ] = 0.0
     delay_weight: Annotated[
         float,
-        Meta(ge=0, le=1e9, description="predictive: weight of a second of delay to other requests"),
+        Meta(
+            ge=0,
+            le=1e9,
+            description="predictive: cost of delaying other requests by a second, in seconds",
+        ),
     ] = 0.1
     trust_weight_lagging: Annotated[
-        float, Meta(ge=0, le=1, description="weight of the overlap of ranks whose trust is lagging")
+        float,
+        Meta(ge=0, le=1, description="how much overlap counts where the rank's trust is lagging"),
     ] = 1.0
     trust_weight_degraded: Annotated[
-        float, Meta(ge=0, le=1, description="the same for ranks that are degraded")
+        float, Meta(ge=0, le=1, description="how much overlap counts where it is degraded")
     ] = 0.5
     trust_weight_blind: Annotated[
-        float, Meta(ge=0, le=1, description="the same for ranks that are blind")
+        float, Meta(ge=0, le=1, description="how much overlap counts where it is blind")
     ] = 0.0
 
     @property

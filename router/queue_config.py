@@ -26,25 +26,46 @@ class QueueConfig(PolicyConfig, frozen=True, kw_only=True):
     router_queue_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None,
         Meta(
-            description="a rank with more prompt tokens to compute than this multiple of its "
-            "max_num_batched_tokens is busy; requests wait while all are; none: nothing waits"
+            description=(
+                "requests wait while every rank has more prompt tokens to compute than "
+                "this multiple of its max_num_batched_tokens; none: requests never "
+                "wait"
+            )
         ),
     ] = None
     router_queue_policy: Annotated[
-        QueuePolicy, Meta(description="order of a tenant's requests: fcfs, lcfs, wspt or deadline")
+        QueuePolicy,
+        Meta(
+            description=(
+                "order in which a tenant's requests leave the queue: fcfs, lcfs, wspt or deadline"
+            )
+        ),
     ] = "fcfs"
     router_policy_config: Annotated[
-        str, Meta(description="TOML or JSON file with policy classes; empty: a single class")
+        str,
+        Meta(
+            description=("TOML or JSON file that defines policy classes; empty: there is one class")
+        ),
     ] = ""
     max_wait_s: Annotated[
         float, Meta(gt=0, le=86_400, description="a request that waits longer is refused with 529")
     ] = 60.0
     max_waiting_requests: Annotated[
         int,
-        Meta(ge=1, le=65_536, description="requests waiting in all queues together; beyond, 529"),
+        Meta(
+            ge=1,
+            le=65_536,
+            description="limit of requests in all queues together; beyond that, 529",
+        ),
     ] = 2048
     max_waiting_tokens: Annotated[
-        int, Meta(ge=1, description="prompt tokens waiting, 4 bytes each; beyond, 529")
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "limit of prompt tokens in all queues together, 4 bytes each; beyond that, 529"
+            ),
+        ),
     ] = 1 << 26
 
     @property

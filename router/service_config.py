@@ -28,66 +28,101 @@ class ServiceConfig(ProcessConfig, frozen=True, kw_only=True):
         str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="name of the fleet on the bus")
     ] = "default"
     nats_url: Annotated[
-        str, Meta(description="NATS server with JetStream; empty: no bus, engines are registered")
+        str,
+        Meta(
+            description=(
+                "NATS server with JetStream; empty: no bus, engines are registered over HTTP"
+            )
+        ),
     ] = ""
     data_dir: Annotated[
         str, Meta(description="folder that keeps registered workers across restarts; empty: none")
     ] = ""
     max_registered_ranks: Annotated[
-        int, Meta(ge=1, le=65_536, description="ranks registered over HTTP; beyond, 503")
+        int,
+        Meta(
+            ge=1, le=65_536, description="ranks that can be registered over HTTP; beyond that, 503"
+        ),
     ] = 4096
     allow_public_engines: Annotated[
-        bool, Meta(description="also read engines' sockets at public addresses")
+        bool, Meta(description="also connect to event sockets of engines at public addresses")
     ] = False
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8092
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    ] = 8092
     worker_silence_s: Annotated[
-        float, Meta(ge=1.5, description="a reference worker silent for this long is taken out")
+        float,
+        Meta(
+            ge=1.5,
+            description=(
+                "a worker with the reference engine that is silent for this long is removed"
+            ),
+        ),
     ] = 2.5
     body_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="size of a request body; beyond, 413")
+        int, Meta(ge=1024, description="size of a request body; beyond that, 413")
     ] = 32 * 1024 * 1024
     body_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to receive a body; beyond, 408")
+        float, Meta(gt=0, description="time to receive a body; beyond that, 408")
     ] = 30.0
     max_connections: Annotated[
-        int, Meta(ge=1, description="HTTP connections; beyond, 503 and closed")
+        int, Meta(ge=1, description="HTTP connections; beyond that, 503 and closed")
     ] = 4096
     max_bus_requests: Annotated[
-        int, Meta(ge=1, description="requests from NATS answered concurrently; beyond, 503")
+        int, Meta(ge=1, description="requests from NATS answered concurrently; beyond that, 503")
     ] = 1024
     drain_s: Annotated[
-        float, Meta(ge=0, description="after SIGTERM: time between turning not ready and closing")
+        float, Meta(ge=0, description="after SIGTERM: time between reporting not ready and closing")
     ] = 1.0
     metrics_max_ranks: Annotated[
-        int, Meta(ge=0, description="ranks that get their own metrics; more are only counted")
+        int,
+        Meta(
+            ge=0, description="ranks that get metrics of their own; further ranks are only counted"
+        ),
     ] = 1024
     event_threads: Annotated[
-        int, Meta(ge=1, le=64, description="threads that update the index; above 1, it is sharded")
+        int,
+        Meta(
+            ge=1, le=64, description="threads that update the index; above 1, the index is sharded"
+        ),
     ] = 1
     index_max_blocks: Annotated[
         int,
         Meta(
             ge=1024,
             le=1 << 31,
-            description="blocks per model and group; a rank that does not fit is degraded",
+            description=(
+                "limit of indexed blocks per model and routing group; a rank that does "
+                "not fit is marked degraded"
+            ),
         ),
     ] = DEFAULT_MAX_BLOCKS
     event_stream_max_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="size of the event stream, if this router creates it")
+        int,
+        Meta(ge=1 << 20, description="size limit of the event stream, if this router creates it"),
     ] = 1 << 30
     snapshot_threshold: Annotated[
         int,
         Meta(
             ge=0,
-            description="events after which a snapshot is stored, for faster starts; 0: never",
+            description=(
+                "number of events after which a snapshot of the index is stored, for "
+                "faster starts; 0: never"
+            ),
         ),
     ] = 100_000
     reset_state: Annotated[
-        bool, Meta(description="at start, drop the snapshot and ask every rank for a checkpoint")
+        bool, Meta(description="at start, delete the snapshot and ask every rank for a checkpoint")
     ] = False
     num_replicas: Annotated[
         int,
-        Meta(ge=1, le=5, description="replicas of stream and buckets, if this router creates them"),
+        Meta(
+            ge=1,
+            le=5,
+            description=(
+                "JetStream replicas of the stream and buckets, if this router creates them"
+            ),
+        ),
     ] = 1
 
     @property

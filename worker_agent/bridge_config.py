@@ -27,63 +27,95 @@ class BridgeConfig(AgentConfig, frozen=True, kw_only=True):
     zmq: Annotated[
         str,
         Meta(
-            description="where the engine publishes its cache's events: rank 0's endpoint, to "
-            "whose port ranks are added, or one for each rank, separated by commas"
+            description=(
+                "ZMQ endpoint of the engine's cache events: that of rank 0, to whose "
+                "port the rank is added, or one for each rank, separated by commas"
+            )
         ),
     ] = DEFAULT_EVENTS
     replay: Annotated[
         str | None,
-        Meta(description="where it replays them, likewise; without, what is lost stays lost"),
+        Meta(
+            description=(
+                "ZMQ endpoint where the engine replays events, given likewise; without "
+                "it, lost events cannot be recovered"
+            )
+        ),
     ] = None
-    topic: Annotated[str, Meta(description="prefix of the topics to take")] = ""
+    topic: Annotated[str, Meta(description="prefix of the topics to subscribe to")] = ""
     load: Annotated[
         str | None,
         Meta(
-            description="SGLang's load socket, likewise; auto: where --load-publish-endpoint auto "
-            "puts it. By default the load is read from metrics_url"
+            description=(
+                "ZMQ endpoint of SGLang's load reports, given likewise; auto: where "
+                "SGLang's --load-publish-endpoint auto puts it. By default the load is "
+                "read from metrics_url"
+            )
         ),
     ] = None
     tiers: Annotated[
         str | None,
         Meta(
-            description="where a block manager in the engine tells what its host, disk and remote "
-            "tiers hold, likewise; what the engine tells of itself is merged with it"
+            description=(
+                "ZMQ endpoint of a block manager in the engine that reports its host, "
+                "disk and remote tiers, given likewise; merged with the engine's own "
+                "events"
+            )
         ),
     ] = None
     events_url: Annotated[
         HttpUrl | None,
         Meta(
-            description="where a TensorRT-LLM that does not stream is asked for its events, such "
-            "as http://127.0.0.1:8000/kv_cache_events; nobody else may ask there"
+            description=(
+                "URL to poll for events of a TensorRT-LLM engine that does not stream "
+                "them, such as http://127.0.0.1:8000/kv_cache_events; nothing else may "
+                "poll it"
+            )
         ),
     ] = None
     metrics_url: Annotated[
         HttpUrl | None,
-        Meta(description="the engine's Prometheus metrics, such as http://127.0.0.1:8000/metrics"),
+        Meta(
+            description=(
+                "URL of the engine's Prometheus metrics, such as http://127.0.0.1:8000/metrics"
+            )
+        ),
     ] = None
     metrics_interval_s: Annotated[
-        float, Meta(gt=0, le=2.5, description="between two readings of the metrics")
+        float, Meta(gt=0, le=2.5, description="interval at which the metrics are read")
     ] = 0.5
     model_name: Annotated[
-        Name | None, Meta(description="model served; by default as the engine calls it")
+        Name | None,
+        Meta(description="name of the model that is served; by default as the engine calls it"),
     ] = None
     block_size: Annotated[BlockSize | None, Meta(description="tokens in a block")] = None
     total_kv_blocks: Annotated[
         Size | None, Meta(description="blocks in the cache of each rank")
     ] = None
     max_num_batched_tokens: Annotated[
-        Size | None, Meta(description="tokens in a step of the engine; 2048 where nobody says")
+        Size | None,
+        Meta(description="tokens in a step of the engine; 2048 if the engine does not say"),
     ] = None
     eagle: Annotated[
-        bool, Meta(description="whether it speculates with EAGLE, over pairs of tokens")
+        bool, Meta(description="the engine speculates with EAGLE, and hashes pairs of tokens")
     ] = False
     report_mode: Annotated[
         Literal["new", "full"],
-        Meta(description="full: clients may have it report again what it holds"),
+        Meta(
+            description=(
+                "full: the engine may report blocks again that it already holds, when "
+                "a client asks it to"
+            )
+        ),
     ] = "new"
     state_dir: Annotated[
         str | None,
-        Meta(description="folder for what is known of the engine, so that a restart goes on"),
+        Meta(
+            description=(
+                "folder for the state of the engine's event stream, so that a "
+                "restarted agent can continue"
+            )
+        ),
     ] = None
 
     @property

@@ -19,13 +19,18 @@ class AgentConfig(ProcessConfig, frozen=True, kw_only=True):
 
     engine: Annotated[
         Literal["reference", "vllm", "sglang", "trtllm"],
-        Meta(description="reference, which the agent runs itself, or one to stand beside"),
+        Meta(
+            description=(
+                "reference: an engine that the agent runs itself; vllm, sglang, "
+                "trtllm: an engine that already runs"
+            )
+        ),
     ] = "reference"
     name: Annotated[
         str, Meta(min_length=1, max_length=256, description="stable name, such as the pod's")
     ] = socket.gethostname()
     worker_id: Annotated[
-        int | None, Meta(description="stable id; by default made from the name")
+        int | None, Meta(description="stable id of the worker; by default derived from the name")
     ] = None
     namespace: Annotated[
         str, Meta(pattern=f"^{NAMESPACE_PATTERN}$", description="fleet to join on the bus")
@@ -34,48 +39,92 @@ class AgentConfig(ProcessConfig, frozen=True, kw_only=True):
         "nats://127.0.0.1:4222"
     )
     routing_group: Annotated[
-        str, Meta(min_length=1, max_length=256, description="group of workers it belongs to")
+        str, Meta(min_length=1, max_length=256, description="routing group of the worker")
     ] = "default"
     role: Annotated[
-        Literal["aggregated", "prefill", "decode"], Meta(description="part of the work it does")
+        Literal["aggregated", "prefill", "decode"],
+        Meta(
+            description=(
+                "prefill: only computes prompts; decode: only continues computed ones; "
+                "aggregated: both"
+            )
+        ),
     ] = "aggregated"
     taints: Annotated[
         str | list[str],
-        Meta(description="comma-separated or a list; requests may require or prefer them"),
+        Meta(description="labels, comma-separated or a list, that requests may require or prefer"),
     ] = ""
     topology_domains: Annotated[
         str | dict[str, str],
-        Meta(description="where it is, as zone=a,rack=7 or a table; taints, too"),
+        Meta(
+            description=(
+                "where the worker is, as zone=a,rack=7 or a table; these are taints as well"
+            )
+        ),
     ] = ""
     kv_transfer_domain: Annotated[
-        str, Meta(description="of those, within which what it has computed must be decoded")
+        str,
+        Meta(
+            description=("name of a topology domain within which a prompt computed here is decoded")
+        ),
     ] = ""
     kv_transfer_enforcement: Annotated[
-        Enforcement, Meta(description="must be (required), or should be (preferred)")
+        Enforcement, Meta(description="required: it must be decoded there; preferred: it should be")
     ] = "required"
     lora_names: Annotated[
-        str | list[str], Meta(description="adapters that it can serve, likewise; empty: any")
+        str | list[str],
+        Meta(
+            description=(
+                "LoRA adapters that the worker can serve, comma-separated or a list; empty: any"
+            )
+        ),
     ] = ""
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 0
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    ] = 0
     endpoint: Annotated[
-        Endpoint | None, Meta(description="engine's URL for callers; by default, the agent's own")
+        Endpoint | None,
+        Meta(description="URL of the engine for callers; by default the agent's own"),
     ] = None
-    data_parallel_start_rank: Annotated[int, Meta(ge=0, le=65_535, description="first rank")] = 0
+    data_parallel_start_rank: Annotated[
+        int, Meta(ge=0, le=65_535, description="number of the first data-parallel rank")
+    ] = 0
     data_parallel_size: Annotated[
-        int, Meta(ge=1, le=64, description="ranks, each with a cache of its own")
+        int,
+        Meta(
+            ge=1, le=64, description="number of data-parallel ranks, each with a cache of its own"
+        ),
     ] = 1
     load_interval_s: Annotated[
-        float, Meta(gt=0, le=0.5, description="between load reports, which are heartbeats")
+        float,
+        Meta(
+            gt=0, le=0.5, description="interval of load reports, which are the worker's heartbeats"
+        ),
     ] = 0.4
     event_flush_s: Annotated[
         float,
-        Meta(ge=0, le=0.5, description="events of this time travel together; 0: by fleet size"),
+        Meta(
+            ge=0,
+            le=0.5,
+            description=(
+                "events are collected for this time and sent together; 0: the agent "
+                "chooses, by fleet size"
+            ),
+        ),
     ] = 0.0
     event_stream_max_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="event stream, where this agent creates it")
+        int,
+        Meta(ge=1 << 20, description="size limit of the event stream, if this agent creates it"),
     ] = 1 << 30
     num_replicas: Annotated[
-        int, Meta(ge=1, le=5, description="replicas of stream and bucket, where created here")
+        int,
+        Meta(
+            ge=1,
+            le=5,
+            description=(
+                "JetStream replicas of the stream and the bucket, if this agent creates them"
+            ),
+        ),
     ] = 1
 
     @property

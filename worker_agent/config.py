@@ -30,39 +30,56 @@ _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
 class ReferenceConfig(SharingSettings, frozen=True, kw_only=True):
     """An agent that is its own engine: the reference engine."""
 
-    model_name: Annotated[str, Meta(min_length=1, max_length=256, description="model served")] = (
-        "default"
-    )
+    model_name: Annotated[
+        str, Meta(min_length=1, max_length=256, description="name of the model that is served")
+    ] = "default"
     block_size: Annotated[
         int, Meta(ge=1, le=1024, description="tokens in a block; a power of two")
     ] = 16
     num_blocks: Annotated[int, Meta(ge=1, description="blocks in the pool of each rank")] = 2048
     kv_layout: Annotated[
         Literal["contiguous", "block_first", "block_second"],
-        Meta(description="how blocks lie on the device: in one piece, or layer by layer"),
+        Meta(description="layout of blocks on the device: in one piece, or layer by layer"),
     ] = "contiguous"
     max_num_batched_tokens: Annotated[
-        int, Meta(ge=16, description="tokens in a step: every decode, then chunks of prefill")
+        int,
+        Meta(
+            ge=16,
+            description=(
+                "tokens in a step of the engine: first every decode, then chunks of prefill"
+            ),
+        ),
     ] = 256
-    max_running_requests: Annotated[int, Meta(ge=1, description="running at once, a rank")] = 16
+    max_running_requests: Annotated[
+        int, Meta(ge=1, description="requests running at once on each rank")
+    ] = 16
     max_waiting_requests: Annotated[
-        int, Meta(ge=1, description="waiting, a rank; beyond, the engine answers 429")
+        int,
+        Meta(
+            ge=1, description="requests waiting on each rank; beyond that, the engine answers 429"
+        ),
     ] = 1024
     max_model_len: Annotated[
-        int, Meta(ge=16, le=65_536, description="prompt and output tokens of a request")
+        int,
+        Meta(ge=16, le=65_536, description="most tokens of a request, prompt and output together"),
     ] = 4096
     num_layers: Annotated[int, Meta(ge=1, le=64, description="of the reference model")] = 4
     hidden_size: Annotated[int, Meta(ge=16, le=4096, description="of the reference model")] = 256
-    num_heads: Annotated[int, Meta(ge=1, le=64, description="query heads")] = 8
-    num_kv_heads: Annotated[int, Meta(ge=1, le=64, description="key and value heads")] = 2
-    seed: Annotated[int, Meta(ge=0, description="of the reference model's weights")] = 0
+    num_heads: Annotated[
+        int, Meta(ge=1, le=64, description="query heads of the reference model")
+    ] = 8
+    num_kv_heads: Annotated[
+        int, Meta(ge=1, le=64, description="key and value heads of the reference model")
+    ] = 2
+    seed: Annotated[int, Meta(ge=0, description="seed of the reference model's weights")] = 0
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], Meta(description="auto: CUDA where there is one")
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="torch device; auto: CUDA if there is a GPU"),
     ] = "auto"
-    num_threads: Annotated[int, Meta(ge=1, le=256, description="of torch on the CPU")] = 1
-    drain_s: Annotated[float, Meta(ge=0, description="after SIGTERM: time for requests to end")] = (
-        10.0
-    )
+    num_threads: Annotated[int, Meta(ge=1, le=256, description="threads of torch on the CPU")] = 1
+    drain_s: Annotated[
+        float, Meta(ge=0, description="after SIGTERM: time for running requests to end")
+    ] = 10.0
 
     @property
     def identity(self) -> Identity:

@@ -17,29 +17,59 @@ class SharingSettings(TierSettings, frozen=True, kw_only=True):
 
     share: Annotated[
         bool,
-        Meta(description="give other workers blocks, and have theirs; needs block_key_file"),
+        Meta(description="let workers read cached blocks from each other; needs block_key_file"),
     ] = False
     share_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="for blocks of the first rank; 0 takes free ones")
+        int,
+        Meta(
+            ge=0,
+            le=65_535,
+            description=(
+                "port at which other workers read blocks of the first rank; 0 takes free ports"
+            ),
+        ),
     ] = 0
     share_address: Annotated[
         str,
-        Meta(max_length=253, description="host name for other workers; empty: that listened on"),
+        Meta(
+            max_length=253,
+            description="host name under which other workers reach this one; empty: host",
+        ),
     ] = ""
     share_dir: Annotated[
         str,
-        Meta(description="directory of sockets for workers of this host, who read what lies in "
-             "host_cache_dir where it is; empty: none"),
+        Meta(description=(
+"directory of sockets for workers on the same host, which read blocks "
+"in host_cache_dir in place; empty: none"
+)),
     ] = ""  # fmt: skip
     share_ca_file: Annotated[
         str,
-        Meta(description="PEM authorities of other workers' certificates; empty: the system's"),
+        Meta(
+            description=(
+                "PEM file of certificate authorities for other workers; empty: the system's"
+            )
+        ),
     ] = ""
     share_max_connections: Annotated[
-        int, Meta(ge=1, le=4096, description="of other workers, a rank; beyond, refused")
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description=(
+                "connections of other workers to each rank; beyond that, they are refused"
+            ),
+        ),
     ] = 64
     share_timeout_s: Annotated[
-        float, Meta(gt=0, le=600, description="for what is given at a time; beyond, hung up")
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description=(
+                "time to send one answer to another worker; after that its connection is closed"
+            ),
+        ),
     ] = 30.0
 
 

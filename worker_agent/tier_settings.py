@@ -18,75 +18,139 @@ class TierSettings(AgentConfig, frozen=True, kw_only=True):
     A tier's size is its number of blocks, or, where that is 0, what fits in so many 10^9 bytes.
     """
 
-    host_cache_blocks: Annotated[int, Meta(ge=0, description="in host memory (G2), a rank")] = 0
+    host_cache_blocks: Annotated[
+        int, Meta(ge=0, description="blocks in host memory (G2), for each rank")
+    ] = 0
     host_cache_gb: Annotated[
-        float, Meta(ge=0, description="the same in 10^9 bytes, where host_cache_blocks is 0")
+        float, Meta(ge=0, description="the same in 10^9 bytes, used if host_cache_blocks is 0")
     ] = 0.0
     host_cache_dir: Annotated[
         str,
-        Meta(description="directory of memory (/dev/shm): blocks outlive the agent; empty: no"),
+        Meta(
+            description=(
+                "directory in memory (/dev/shm) where host blocks outlive the agent; "
+                "empty: they do not"
+            )
+        ),
     ] = ""
-    disk_cache_blocks: Annotated[int, Meta(ge=0, description="on disk (G3), a rank")] = 0
+    disk_cache_blocks: Annotated[
+        int, Meta(ge=0, description="blocks on disk (G3), for each rank")
+    ] = 0
     disk_cache_gb: Annotated[
-        float, Meta(ge=0, description="the same in 10^9 bytes, where disk_cache_blocks is 0")
+        float, Meta(ge=0, description="the same in 10^9 bytes, used if disk_cache_blocks is 0")
     ] = 0.0
     disk_cache_dir: Annotated[
         str,
         Meta(
-            description="directory where they outlive the agent; empty: temporary, and they do not"
+            description=(
+                "directory where disk blocks outlive the agent; empty: a temporary "
+                "one, and they do not"
+            )
         ),
     ] = ""
     disk_zero_fill: Annotated[
-        bool, Meta(description="where a file system cannot reserve room, write zeros")
+        bool, Meta(description="write zeros if the file system cannot reserve space")
     ] = False
     disk_direct: Annotated[
-        bool, Meta(description="go past the page cache, where the file system can")
+        bool, Meta(description="bypass the page cache if the file system can")
     ] = True
     remote_cache_url: Annotated[
-        str, Meta(description="Redis that workers share (G4): redis://…; empty: none")
+        str,
+        Meta(
+            description=(
+                "Redis server that workers share as remote tier (G4), redis://…; empty: none"
+            )
+        ),
     ] = ""
     remote_cache_blocks: Annotated[
-        int, Meta(ge=1, description="there, of all workers; what was stored first goes first")
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "blocks in the remote tier, of all workers together; the oldest are dropped first"
+            ),
+        ),
     ] = 1_000_000
-    remote_cache_ttl_s: Annotated[float, Meta(gt=0, description="they are kept there for")] = 3600.0
+    remote_cache_ttl_s: Annotated[
+        float, Meta(gt=0, description="how long blocks are kept in the remote tier")
+    ] = 3600.0
     host_offload_policy: Annotated[
         OffloadRule,
         Meta(
-            description="what is worth a place there: all, or what was to be stored before, by "
-            "frequency (counts, halved with time) or popularity (a sketch, halved with use)"
+            description=(
+                "which blocks are stored in host memory: all, or only repeated ones, "
+                "by frequency (counts, halved with time) or popularity (a sketch, "
+                "halved with use)"
+            )
         ),
     ] = "all"
-    disk_offload_policy: Annotated[OffloadRule, Meta(description="the same, of disk")] = "all"
+    disk_offload_policy: Annotated[
+        OffloadRule, Meta(description="which blocks are stored on disk; values as for host memory")
+    ] = "all"
     remote_offload_policy: Annotated[
-        OffloadRule, Meta(description="the same, of the store that workers share")
+        OffloadRule,
+        Meta(description="which blocks are stored in the remote tier; values as for host memory"),
     ] = "all"
     offload_batch_blocks: Annotated[
-        int, Meta(ge=1, le=4096, description="go in one call of a tier, which nothing interrupts")
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description=(
+                "blocks read or written by one call to a tier, which is never interrupted"
+            ),
+        ),
     ] = 16
     offload_waiting_blocks: Annotated[
-        int, Meta(ge=1, description="wait for a tier; beyond, the least urgent are not stored")
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "blocks that may wait to be stored in a tier; beyond that, the least "
+                "urgent are not stored"
+            ),
+        ),
     ] = 65_536
     offload_bytes_per_s: Annotated[
-        float, Meta(gt=0, description="stored in a tier; a tenth of it while requests are decoded")
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "bandwidth of storing in a tier; a tenth of it while requests are decoded"
+            ),
+        ),
     ] = 2e9
     offload_drain_s: Annotated[
         float,
         Meta(
-            ge=0, description="at the end, blocks that wait for a tier that outlives it are stored"
+            ge=0,
+            description=(
+                "at shutdown: time to store blocks that wait for a tier that outlives the agent"
+            ),
         ),
     ] = 10.0
     offload_min_priority: Annotated[
-        int, Meta(ge=0, description="leading blocks of a prompt with less never leave the device")
+        int,
+        Meta(
+            ge=0,
+            description="blocks are stored only up to the first with a lower priority than this",
+        ),
     ] = 0
     adopt_timeout_s: Annotated[
         float,
-        Meta(ge=0, description="at start, what a former life left is proven; the rest stays there"),
+        Meta(
+            ge=0,
+            description=(
+                "at start: time to check the blocks that a former agent left in the "
+                "tiers; unchecked ones stay there"
+            ),
+        ),
     ] = 600.0
     onboard_timeout_s: Annotated[
-        float, Meta(gt=0, description="what has not come from a tier by then is computed")
+        float, Meta(gt=0, description="blocks that a tier has not delivered by then are computed")
     ] = 5.0
     onboard_always: Annotated[
-        bool, Meta(description="load what a tier has even where computing it is sooner")
+        bool, Meta(description="load blocks from tiers even if computing them would be faster")
     ] = False
 
 

@@ -29,47 +29,68 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
         ),
     ] = "default"
     router_token_file: Annotated[
-        str, Meta(description="file with a token for the router, of scopes route and admin")
+        str, Meta(description="file with a token for the router, with the scopes route and admin")
     ] = ""
     router_tls_ca_file: Annotated[
-        str, Meta(description="PEM authorities of the router's https; empty: the system's")
+        str,
+        Meta(
+            description=("PEM file of certificate authorities for the router; empty: the system's")
+        ),
     ] = ""
     router_tls_cert_file: Annotated[str, Meta(description="PEM certificate for the router")] = ""
-    router_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
-    routing_group: Annotated[str, Meta(min_length=1, description="group of workers to use")] = (
+    router_tls_key_file: Annotated[
+        str, Meta(description="PEM file of the certificate's private key")
+    ] = ""
+    routing_group: Annotated[str, Meta(min_length=1, description="routing group to use")] = (
         "default"
     )
     mode: Annotated[
         Literal["push", "direct"],
-        Meta(description="push: where the router says; direct: where each request says"),
+        Meta(
+            description=(
+                "push: to the worker that the router chooses; direct: to the one that "
+                "the request names"
+            )
+        ),
     ] = "push"
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port; 0 takes a free one")] = 8000
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    ] = 8000
     engine_token_file: Annotated[
         str, Meta(description="file with a token for the engines, instead of the client's own")
     ] = ""
     body_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="size of a request body; beyond, 413")
+        int, Meta(ge=1024, description="size of a request body; beyond that, 413")
     ] = 32 * 1024 * 1024
     body_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to receive a body; beyond, 408")
+        float, Meta(gt=0, description="time to receive a body; beyond that, 408")
     ] = 30.0
     max_connections: Annotated[
-        int, Meta(ge=1, description="client connections; beyond, 503 and closed")
+        int, Meta(ge=1, description="connections of clients; beyond that, 503 and closed")
     ] = 8192
     engine_connections: Annotated[
-        int, Meta(ge=1, description="connections to each engine; beyond, the next is tried")
+        int,
+        Meta(ge=1, description="connections to each engine; beyond that, another worker is tried"),
     ] = 2048
     connect_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to reach an engine; beyond, the next is tried")
+        float,
+        Meta(gt=0, description="time to connect to an engine; after that another worker is tried"),
     ] = 3.0
     first_byte_timeout_s: Annotated[
-        float, Meta(gt=0, description="time for an engine to begin its answer; beyond, the next")
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "time for an engine to begin its answer; after that another worker is tried"
+            ),
+        ),
     ] = 600.0
     idle_timeout_s: Annotated[
-        float, Meta(gt=0, description="an answer that is silent for this long counts as broken off")
+        float,
+        Meta(gt=0, description="an answer without new data for this long counts as broken off"),
     ] = 120.0
     answer_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="size of an answer that is not a stream; beyond, 502")
+        int, Meta(ge=1024, description="size of an answer that is not a stream; beyond that, 502")
     ] = 64 * 1024 * 1024
     max_attempts: Annotated[int, Meta(ge=1, le=64, description="workers tried for one request")] = 3
     max_migrations: Annotated[
@@ -77,23 +98,26 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=64,
-            description="how often a stream may continue on another worker; 0: never",
+            description="how often a stream may be continued on another worker; 0: never",
         ),
     ] = 2
     breaker_failures: Annotated[
         int, Meta(ge=1, description="failures in a row after which a worker is avoided for a while")
     ] = 5
     breaker_open_s: Annotated[
-        float, Meta(gt=0, description="how long at first; doubled by each failed probe")
+        float,
+        Meta(gt=0, description="how long it is avoided at first; doubled by each failed probe"),
     ] = 5.0
     known_tokens: Annotated[
-        int, Meta(ge=0, description="tokens remembered of tokenized prompts, in all")
+        int, Meta(ge=0, description="size of the cache of tokenized prompts, in tokens")
     ] = 8_000_000
     tokenizer: Annotated[
         str,
         Meta(
-            description="folder with tokenizer.json, or such a file, for prompts in words; of "
-            "several models MODEL=PATH,MODEL=PATH; empty: engines are asked"
+            description=(
+                "tokenizer.json or its folder, to tokenize text prompts; for several "
+                "models MODEL=PATH,MODEL=PATH; empty: engines are asked"
+            )
         ),
     ] = ""
     probe_interval_s: Annotated[

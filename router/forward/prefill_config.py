@@ -28,20 +28,24 @@ class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
 
     disaggregation: Annotated[
         Literal["auto", "off"],
-        Meta(description="auto: workers of role prefill compute prompts, once there are any"),
+        Meta(description="auto: workers of role prefill compute prompts as soon as there are any"),
     ] = "auto"
     prefill_fallback: Annotated[
         FallsBack,
         Meta(
-            description="who answers computes the prompt, too: always, if that fails elsewhere; or "
-            "only where no worker of role prefill is there"
+            description=(
+                "whether the decode worker computes the prompt as well: always, if "
+                "prefill fails; or only if there is no worker of role prefill"
+            )
         ),
     ] = "always"
     prefill_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="time for a prefill worker to compute a prompt; beyond, the next is tried",
+            description=(
+                "time for a prefill worker to compute a prompt; after that the next one is tried"
+            ),
         ),
     ] = 120.0
     conditional_disagg: Annotated[
@@ -49,18 +53,25 @@ class PrefillConfig(ProcessConfig, frozen=True, kw_only=True):
         Meta(description="when to compute a prompt where it is answered: if little is left, …"),
     ] = "off"
     conditional_eff_isl_threshold: Annotated[
-        int, Meta(ge=0, description="little is left: fewer uncached tokens than this, and")
+        int, Meta(ge=0, description="little is left: fewer uncached tokens than this, and also")
     ] = 2048
     conditional_eff_isl_ratio_threshold: Annotated[
         float, Meta(ge=0, description="a smaller fraction of the prompt than this")
     ] = 0.7
     conditional_prefill_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="prefill workers are busy: more prompt tokens than this part of a step"),
+        Meta(
+            description=(
+                "prefill workers are busy: more prompt tokens to compute than this "
+                "multiple of a step"
+            )
+        ),
     ] = None
     conditional_decode_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="never where more than this fraction of the blocks is in use"),
+        Meta(
+            description=("not on a decode worker with more than this fraction of its blocks in use")
+        ),
     ] = None
 
     @property

@@ -24,7 +24,8 @@ class UpConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=65535, description="port of the OpenAI endpoint; 0 takes a free one")
     ] = 8000
     data_dir: Annotated[
-        str | None, Meta(description="folder for the bus's store and all logs; otherwise temporary")
+        str | None,
+        Meta(description="folder for the bus's data and all logs; empty: a temporary one"),
     ] = None
     num_blocks: Annotated[int, Meta(ge=256, description="KV blocks of each rank")] = 2048
     host_cache_blocks: Annotated[
@@ -37,18 +38,22 @@ class UpConfig(Struct, frozen=True, kw_only=True):
             description="KV blocks of each rank on disk, where they outlive the worker; 0: none",
         ),
     ] = 0
-    share: Annotated[bool, Meta(description="let workers give each other blocks, and show it")] = (
-        False
-    )
+    share: Annotated[
+        bool, Meta(description="let workers read cached blocks from each other, and demonstrate it")
+    ] = False
     disaggregated: Annotated[
         Annotated[str, Meta(pattern="^[1-9][0-9]?:[1-9][0-9]?$")] | None,
-        Meta(description="P:D, instead of --workers: P workers compute prompts and D answer"),
+        Meta(
+            description=(
+                "P:D, instead of --workers: P workers compute prompts and D workers decode"
+            )
+        ),
     ] = None
     demo: Annotated[
         bool, Meta(description="run conversations and show what the router does, before serving")
     ] = True
     stay: Annotated[bool, Meta(description="keep serving until Ctrl-C is pressed")] = True
-    log_level: Annotated[LogLevel, Meta(description="of this process")] = "warning"
+    log_level: Annotated[LogLevel, Meta(description="log level of this process")] = "warning"
 
     @property
     def pools(self) -> tuple[int, int]:

@@ -25,53 +25,76 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="address to listen on; others than loopback need token_file, "
-            "tls_client_ca_file or insecure_public_bind",
+            description=(
+                "address to listen on; any but loopback needs token_file, "
+                "tls_client_ca_file or insecure_public_bind"
+            ),
         ),
     ] = "127.0.0.1"
     insecure_public_bind: Annotated[
         bool,
         Meta(
-            description="listen beyond loopback although anybody may ask and change anything; "
-            "for networks that keep others out"
+            description=(
+                "listen on a public address without authentication; only for networks "
+                "that are closed to strangers"
+            )
         ),
     ] = False
     token_file: Annotated[
-        str, Meta(description="file of bearer tokens, read again when it changes; empty: none")
+        str,
+        Meta(
+            description=(
+                "file of bearer tokens, read again when it changes; empty: no tokens are needed"
+            )
+        ),
     ] = ""
     default_requests_per_s: Annotated[
         float,
         Meta(
             ge=0,
-            description="requests per second of tokens without a limit of their own; 0: unlimited",
+            description=(
+                "requests per second for each token that has no limit of its own; 0: unlimited"
+            ),
         ),
     ] = 0.0
     tls_cert_file: Annotated[
         str, Meta(description="PEM certificate (chain) of HTTPS; empty: HTTP without TLS")
     ] = ""
-    tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+    tls_key_file: Annotated[str, Meta(description="PEM file of the certificate's private key")] = ""
     tls_client_ca_file: Annotated[
-        str, Meta(description="PEM authorities; callers must present a certificate signed by one")
+        str,
+        Meta(
+            description=(
+                "PEM file of certificate authorities; callers must present a "
+                "certificate signed by one of them"
+            )
+        ),
     ] = ""
     header_limit_bytes: Annotated[
-        int, Meta(ge=1024, le=1 << 20, description="size of request line and headers; beyond, 431")
+        int,
+        Meta(ge=1024, le=1 << 20, description="size of request line and headers; beyond that, 431"),
     ] = 32 * 1024
     max_headers: Annotated[
-        int, Meta(ge=8, le=10_000, description="number of headers of a request; beyond, 431")
+        int, Meta(ge=8, le=10_000, description="number of headers of a request; beyond that, 431")
     ] = 100
     header_timeout_s: Annotated[
-        float, Meta(gt=0, description="time to receive the headers; beyond, 408 and closed")
+        float, Meta(gt=0, description="time to receive the headers; beyond that, 408 and closed")
     ] = 10.0
     keep_alive_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="an idle connection is closed after this time; callers that keep theirs for"
-            " as long may lose a request",
+            description=(
+                "an idle connection is closed after this time; set it above the idle "
+                "timeout of callers, or they may lose a request"
+            ),
         ),
     ] = 75.0
     max_requests: Annotated[
-        int, Meta(ge=1, description="requests in flight, waiting ones included; beyond, 503")
+        int,
+        Meta(
+            ge=1, description="requests in flight, including those in the queue; beyond that, 503"
+        ),
     ] = 4096
     nats_url: Annotated[str, Meta(description="NATS server with JetStream")] = ""
     nats_creds_file: Annotated[
@@ -82,17 +105,23 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
     nats_password_file: Annotated[str, Meta(description="file with that user's password")] = ""
     nats_token_file: Annotated[str, Meta(description="file with a NATS token")] = ""
     nats_tls_ca_file: Annotated[
-        str, Meta(description="PEM authorities of tls://; empty: those of the system")
+        str, Meta(description="PEM file of certificate authorities for tls://; empty: the system's")
     ] = ""
     nats_tls_cert_file: Annotated[str, Meta(description="PEM certificate for NATS")] = ""
-    nats_tls_key_file: Annotated[str, Meta(description="its private key, PEM")] = ""
+    nats_tls_key_file: Annotated[
+        str, Meta(description="PEM file of the certificate's private key")
+    ] = ""
     block_key_file: Annotated[
         str,
-        Meta(description="file with the fleet's secret, by which blocks are named on the bus"),
+        Meta(
+            description=(
+                "file with the fleet's secret key, with which block hashes on the bus are made"
+            )
+        ),
     ] = ""
     block_key: Annotated[
         str,
-        Meta(description="the same secret itself, for environments without files", extra=SECRET),
+        Meta(description="the secret key itself, for environments without files", extra=SECRET),
     ] = ""
 
     @property

@@ -24,9 +24,9 @@ from worker_agent.operations.table import tier_table
 DEFAULT_URL = "http://127.0.0.1:8000"
 _ACCESS = {
     "token_file": "file with a bearer token of scope admin",
-    "ca_file": "PEM authorities of its https; those of the system unless said",
-    "cert_file": "PEM certificate, for an agent that wants one",
-    "key_file": "its private key, PEM",
+    "ca_file": "PEM file of certificate authorities for the agent; by default the system's",
+    "cert_file": "PEM certificate, for an agent that requires one",
+    "key_file": "PEM file of the certificate's private key",
 }
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -76,19 +76,28 @@ def _shown(asked: Namespace, now: StatusReply, before: StatusReply | None, passe
 
 def _parse(arguments: Sequence[str]) -> Namespace:
     parser = argparse.ArgumentParser(
-        prog="kv-worker-agent tiers", description="Show how the tiers of a running agent are."
+        prog="kv-worker-agent tiers",
+        description="Show how full and how busy the block tiers of a running agent are.",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", default=DEFAULT_URL, help="of the agent (default: %(default)s)")
-    where.add_argument("--nats", metavar="URL", help="NATS server of its fleet, instead")
-    parser.add_argument(
-        "--namespace", default="default", help="of the fleet (default: %(default)s)"
+    where.add_argument("--url", default=DEFAULT_URL, help="URL of the agent (default: %(default)s)")
+    where.add_argument(
+        "--nats", metavar="URL", help="NATS server of the fleet, to ask over the bus instead"
     )
-    parser.add_argument("--worker-id", type=int, help="which worker, over NATS; or by --name")
-    parser.add_argument("--name", metavar="NAME", help="its name, as --name of its agent")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between")
-    parser.add_argument("--once", action="store_true", help="ask once")
-    parser.add_argument("--json", action="store_true", help="the agent's answers, a line each")
+    parser.add_argument(
+        "--namespace", default="default", help="namespace of the fleet (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--worker-id", type=int, help="id of the worker, with --nats; or give its --name"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the worker, with --nats")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between updates"
+    )
+    parser.add_argument("--once", action="store_true", help="print once, and exit")
+    parser.add_argument(
+        "--json", action="store_true", help="print the agent's answers as JSON lines"
+    )
     for name, what in _ACCESS.items():
         variable = f"{CLIENT_PREFIX}{name.upper()}"
         default, text = os.environ.get(variable, ""), f"{what} (or {variable})"

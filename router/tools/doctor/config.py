@@ -16,25 +16,28 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(description="event endpoint of one rank (required): tcp://host:port or ipc:///path"),
     ] = ""
-    replay: Annotated[str, Meta(description="its replay endpoint; empty: none")] = ""
+    replay: Annotated[str, Meta(description="replay endpoint of that rank; empty: none")] = ""
     topic: Annotated[str, Meta(description="topic prefix that the router would subscribe to")] = ""
-    url: Annotated[str, Meta(description="its OpenAI server, http://host:port")] = ""
-    model: Annotated[str, Meta(description="the model it serves; empty: ask it")] = ""
+    url: Annotated[str, Meta(description="the engine's OpenAI server, http://host:port")] = ""
+    model: Annotated[str, Meta(description="model that the engine serves; empty: ask it")] = ""
     block_size: Annotated[
         int,
-        Meta(ge=0, le=65_536, description="tokens per block, as configured; 0: as its events say"),
+        Meta(ge=0, le=65_536, description="tokens per block, as configured; 0: as the events say"),
     ] = 0
     engine: Annotated[
         Literal["", "vllm", "sglang", "trtllm"],
-        Meta(description="vllm, sglang or trtllm; empty: find out"),
+        Meta(description="vllm, sglang or trtllm; empty: detect it"),
     ] = ""
     seconds: Annotated[
         float, Meta(gt=0, le=3600, description="how long to listen to live events")
     ] = 10.0
     probe: Annotated[
-        bool, Meta(description="send a few small requests to --url, and check what comes of them")
+        bool,
+        Meta(
+            description=("send a few small requests to --url, and check the events that they cause")
+        ),
     ] = False
-    json: Annotated[bool, Meta(description="findings as JSON")] = False
+    json: Annotated[bool, Meta(description="print the findings as JSON")] = False
 
 
 def load_doctor_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DoctorConfig:

@@ -16,10 +16,10 @@ from router.protocol.values import U32_MAX, U64_MAX
 DEFAULT_URL = "http://localhost:8092"
 
 _ACCESS = {
-    "token_file": "with a bearer token of scope admin",
-    "ca_file": "PEM authorities of its https; those of the system unless said",
-    "cert_file": "PEM certificate, for a router that wants one",
-    "key_file": "its private key, PEM",
+    "token_file": "file with a bearer token of scope admin",
+    "ca_file": "PEM file of certificate authorities for the router; by default the system's",
+    "cert_file": "PEM certificate, for a router that requires one",
+    "key_file": "PEM file of the certificate's private key",
 }
 
 _SEPARATOR = re.compile(r"[\s,]+")
@@ -31,27 +31,29 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="kv-router inspect", description="Ask a running router what it knows."
     )
-    parser.add_argument("--url", default=DEFAULT_URL, help="of the router (default: %(default)s)")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help="URL of the router (default: %(default)s)"
+    )
     for name, what in _ACCESS.items():
         variable = f"{CLIENT_PREFIX}{name.upper()}"
         default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
         parser.add_argument(
             f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
         )
-    parser.add_argument("--json", action="store_true", help="the router's answer, unformatted")
+    parser.add_argument("--json", action="store_true", help="print the router's answer as it is")
     questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
-    questions.add_parser("workers", help="who there is, and what each holds")
-    worker = questions.add_parser("worker", help="what a worker holds, and how busy it is")
+    questions.add_parser("workers", help="all workers, and how much each holds")
+    worker = questions.add_parser("worker", help="how much a worker holds, and how busy it is")
     worker.add_argument("worker_id", type=natural, metavar="ID")
-    rank = questions.add_parser("rank", help="the same of one data-parallel rank")
+    rank = questions.add_parser("rank", help="the same for one data-parallel rank")
     rank.add_argument("worker_id", type=natural, metavar="ID")
     rank.add_argument("dp_rank", type=natural, metavar="DP")
     for each in (worker, rank):
         each.add_argument("--blocks", action="store_true", help="list the blocks it holds")
-    _add_prompt(questions.add_parser("prompt", help="which ranks hold how much of a prompt"))
-    block = questions.add_parser("block", help="who holds a block")
+    _add_prompt(questions.add_parser("prompt", help="how much of a prompt each rank holds"))
+    block = questions.add_parser("block", help="which ranks hold a block")
     block.add_argument(
-        "sequence_hash", type=u64, metavar="HASH", help="decimal, signed or not, 0x…"
+        "sequence_hash", type=u64, metavar="HASH", help="decimal (signed or unsigned), or 0x…"
     )
     return parser.parse_args(arguments)
 
@@ -59,10 +61,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _add_prompt(prompt: argparse.ArgumentParser) -> None:
     tokens = "file with the prompt's token ids, - for standard input"
     prompt.add_argument("--tokens", required=True, metavar="FILE", help=tokens)
-    prompt.add_argument("--model", default="default", dest="model_name", metavar="NAME")
-    prompt.add_argument("--group", default="default", dest="routing_group", metavar="NAME")
-    prompt.add_argument("--lora", default=None, dest="lora_name", metavar="NAME")
-    prompt.add_argument("--salt", default=None, dest="cache_salt", metavar="SALT")
+    prompt.add_argument(
+        "--model",
+        default="default",
+        dest="model_name",
+        metavar="NAME",
+        help="model (default: %(default)s)",
+    )
+    prompt.add_argument(
+        "--group",
+        default="default",
+        dest="routing_group",
+        metavar="NAME",
+        help="routing group (default: %(default)s)",
+    )
+    prompt.add_argument(
+        "--lora",
+        default=None,
+        dest="lora_name",
+        metavar="NAME",
+        help="LoRA adapter that the prompt is for",
+    )
+    prompt.add_argument(
+        "--salt", default=None, dest="cache_salt", metavar="SALT", help="cache salt of the request"
+    )
 
 
 def natural(text: str) -> int:

@@ -27,11 +27,15 @@ class RecordConfig(RouterConfig, frozen=True, kw_only=True):
     """What a router that records can be told: all that others can, and how much to record."""
 
     output: Annotated[
-        str, Meta(description="file to write; it must not exist, and will have prompts in it")
+        str, Meta(description="file to write; it must not exist yet, and will contain prompts")
     ] = ""
-    max_records: Annotated[int, Meta(ge=0, description="stop after so many; 0: no limit")] = 0
-    max_bytes: Annotated[int, Meta(ge=4096, description="stop before the file is larger")] = 1 << 30
-    seconds: Annotated[float, Meta(ge=0, description="stop after so long; 0: no limit")] = 0.0
+    max_records: Annotated[
+        int, Meta(ge=0, description="stop after this many records; 0: no limit")
+    ] = 0
+    max_bytes: Annotated[
+        int, Meta(ge=4096, description="stop before the file gets larger than this")
+    ] = 1 << 30
+    seconds: Annotated[float, Meta(ge=0, description="stop after this time; 0: no limit")] = 0.0
 
 
 def load_record_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RecordConfig:

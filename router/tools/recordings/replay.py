@@ -113,22 +113,22 @@ def _paced(lines: Iterator[tuple[int, Line]], speed: float) -> Iterator[tuple[in
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kv-router replay",
-        description="Tell a recording to another core: does it decide the same?",
+        description="Replay a recording, and compare every decision with the recorded one.",
     )
-    parser.add_argument("file", metavar="FILE", help="what `kv-router record` wrote")
+    parser.add_argument("file", metavar="FILE", help="recording, as written by `kv-router record`")
     parser.add_argument(
         "--speed",
         type=_speed,
         default=0.0,
         metavar="X",
-        help="1: as fast as it happened, 10: ten times; 0, the default: as fast as possible",
+        help="1: in real time; 10: ten times as fast; 0 (default): as fast as possible",
     )
     parser.add_argument(
         "--limit",
         type=_limit,
         default=0,
         metavar="N",
-        help="replay the first N lines behind the header; 0, the default: all",
+        help="replay only the first N lines after the header; 0 (default): all",
     )
     _add_settings(parser.add_argument_group("settings", "instead of the recorded ones"))
     return parser

@@ -18,49 +18,72 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
 
     trace: Annotated[
         str,
-        Meta(description="file (Mooncake's JSONL, or of `kv-router record`), or a workload"),
+        Meta(
+            description=(
+                "file (Mooncake's JSONL, or written by `kv-router record`), or the "
+                "name of a workload"
+            )
+        ),
     ] = ""
     policies: Annotated[
-        str, Meta(description="list; options are those of `kv-router serve` that decide")
+        str,
+        Meta(description="policies to compare; their settings are options of `kv-router serve`"),
     ] = "predictive dynamo-1.0 round-robin"
     speeds: Annotated[
-        str, Meta(description="list: how many times as fast as in the trace requests come")
+        str, Meta(description="list of factors by which requests come faster than in the trace")
     ] = "1"
-    seeds: Annotated[str, Meta(description="list: each run is repeated with each")] = "0"
+    seeds: Annotated[str, Meta(description="list of seeds; every run is repeated with each")] = "0"
     workers: Annotated[
-        int, Meta(ge=0, le=4096, description="workers; 0: as many as recorded, or 16")
+        int, Meta(ge=0, le=4096, description="number of workers; 0: as many as recorded, or 16")
     ] = 0
     models: Annotated[
         str,
         Meta(
-            description="list, in turn for each worker: 70b, 8b, a JSON file of constants, "
-            "or a recording, whose load reports tell them; empty: as recorded, or 70b"
+            description=(
+                "speed of the workers, a list assigned in turn: 70b, 8b, a JSON file "
+                "of constants, or a recording with load reports to fit; empty: as "
+                "recorded, or 70b"
+            )
         ),
     ] = ""
     incidents: Annotated[
         str,
-        Meta(description="list: slow:at_s=60,worker=3,slowness=2 or fail:at_s=9,worker=1,down_s=5"),
+        Meta(
+            description=(
+                "list of faults: slow:at_s=60,worker=3,slowness=2 or fail:at_s=9,worker=1,down_s=5"
+            )
+        ),
     ] = ""
     block_size: Annotated[
-        int, Meta(ge=1, le=65_536, description="tokens; of Mooncake's traces, and workloads")
+        int,
+        Meta(
+            ge=1, le=65_536, description="tokens per block, for Mooncake's traces and for workloads"
+        ),
     ] = 512
-    limit: Annotated[int, Meta(ge=0, description="the first so many requests; 0: all")] = 0
+    limit: Annotated[int, Meta(ge=0, description="run only the first N requests; 0: all")] = 0
     spread_arrivals: Annotated[
         bool,
-        Meta(description="requests of one moment come evenly until the next: of rounded traces"),
+        Meta(
+            description=(
+                "for traces with rounded times: spread requests with the same time "
+                "evenly until the next time"
+            )
+        ),
     ] = False
     event_lag_s: Annotated[
-        float, Meta(ge=0, description="from an engine's cache to a router's index")
+        float, Meta(ge=0, description="delay from an engine's cache to a router's index")
     ] = 0.05
-    report_lag_s: Annotated[float, Meta(ge=0, description="the same of load reports")] = 0.05
+    report_lag_s: Annotated[float, Meta(ge=0, description="delay of load reports")] = 0.05
     report_interval_s: Annotated[float, Meta(gt=0, description="between load reports")] = 1.0
-    routers: Annotated[int, Meta(ge=1, le=64, description="asked in turn")] = 1
-    sync_lag_s: Annotated[float, Meta(ge=0, description="from a router to its peers")] = 0.02
+    routers: Annotated[int, Meta(ge=1, le=64, description="number of routers, asked in turn")] = 1
+    sync_lag_s: Annotated[
+        float, Meta(ge=0, description="delay from a router to the other routers")
+    ] = 0.02
     tracks_output: Annotated[
-        bool, Meta(description="callers tell routers of each further block of output")
+        bool, Meta(description="callers report every block of output to their router")
     ] = False
-    html: Annotated[str, Meta(description="file to write a report with plots to; empty: none")] = ""
-    json: Annotated[bool, Meta(description="print the summaries as JSON, a line a run")] = False
+    html: Annotated[str, Meta(description="file for a report with plots; empty: none")] = ""
+    json: Annotated[bool, Meta(description="print the summaries as JSON, one line per run")] = False
 
 
 def load_simulate_config(arguments: Sequence[str]) -> SimulateConfig:
