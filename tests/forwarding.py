@@ -19,6 +19,7 @@ class RunningForward(RunningService):
         port = free_port()
         # Probes of who is well would be requests that no test has sent.
         quiet = {"drain_s": 0.0, "idle_timeout_s": 60.0, "probe_interval_s": 0.0}
+        quiet["connect_timeout_s"] = 60.0
         settings = {**quiet, **fields}
         config = ForwardConfig(router_url=router_url, http_port=port, **settings)
         self.url = f"http://127.0.0.1:{port}"

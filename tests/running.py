@@ -149,11 +149,13 @@ class RunningRouter(RunningService):
         )
         worker = FakeWorker(bus, worker_id, **fields)
         await worker.announce()
+        # What comes before the announcement is dropped, and asked for again: this one has no ears.
+        await eventually(lambda: self.view(worker_id), poll_s=0.005)
         await worker.deliver()
         reporting = asyncio.create_task(worker.report_forever())
         self._stack.push_async_callback(asyncio.wait, [reporting])
         self._stack.callback(reporting.cancel)
-        await eventually(lambda: self.trusts(worker_id))
+        await eventually(lambda: self.trusts(worker_id), poll_s=0.005)
         await eventually(lambda: self.schedules(worker_id))
         await eventually(lambda: self.service._host.status.answers_on_bus)
         return worker

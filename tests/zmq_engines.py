@@ -40,7 +40,9 @@ def cleared():
 
 
 class Engine:
-    """One rank's publisher. Ports are offset by the rank; `with_topic`: as since vLLM #45177."""
+    """One rank's publisher. Ports are offset by the rank; `with_topic`: as since vLLM #45177.
+    `is_heard`: what is published from now on arrives, also where nothing is replayed.
+    """
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Engine:
         self.has_replay = has_replay
         self.published = []
         self.replays = 0
+        self.is_heard = False
         self._thread = None
 
     @property
@@ -72,7 +75,7 @@ class Engine:
         return f"tcp://127.0.0.1:{self.replay_port}" if self.has_replay else None
 
     def start(self):
-        self.published = []
+        self.published, self.is_heard = [], False
         self._queue = queue.Queue()
         self._is_running = True
         self._running = threading.Event()
@@ -135,7 +138,7 @@ class Engine:
 
     def _run(self, is_bound):
         context = zmq.Context()
-        publisher = context.socket(zmq.PUB)
+        publisher = context.socket(zmq.XPUB)  # PUB, but that it says who listens
         publisher.set(zmq.SNDHWM, 100_000)
         publisher.bind(f"tcp://127.0.0.1:{self.port + self.dp_rank}")
         replayer = context.socket(zmq.ROUTER)
@@ -152,6 +155,8 @@ class Engine:
         buffer, sequence = deque(maxlen=self.buffer_steps), 0
         while self._is_running:
             self._running.wait()
+            if publisher.poll(0):
+                self.is_heard = publisher.recv().startswith(b"\x01")
             if replayer.poll(0):
                 self._replay(replayer, buffer)
             try:

@@ -149,7 +149,7 @@ async def test_over_tls_and_between_the_ranks_of_one_worker(sharing, fleet, tmp_
 
 
 async def test_a_worker_that_stops_giving_is_not_waited_for(sharing):
-    fleet = await sharing(settings={"onboard_timeout_s": 1.0})
+    fleet = await sharing(settings={"onboard_timeout_s": 4.0})
     right = [await fleet.complete(1, 0, prompt(number)) for number in range(3)]
     sources = [await source_for(fleet, 2, prompt(number)) for number in range(3)]
     first = await pulled(fleet, 2, 0, prompt(0), sources[0])  # connected from now on

@@ -38,6 +38,7 @@ async def test_an_engine_without_replay_is_not_called_exact(eventually):
                 return condition(await router.view(1)) == "blind"
 
             await eventually(is_blind)
+            await eventually(lambda: engine.ranks[0].is_heard)
             engine.cache(PROMPT)
             await eventually(lambda: equals(router.overlaps(PROMPT), {(1, 0): 10}))
             await asyncio.sleep(1.2)

@@ -151,7 +151,7 @@ async def test_metrics_say_who_waits(router):
 async def ask(router, nats_server):
     async with connection(nats_server.url, "caller", lambda _: None) as bus:
 
-        async def ask(timeout_s=5, **body):
+        async def ask(timeout_s=60, **body):
             answer = await bus.client.request(
                 "kv.test.router", json.dumps(body).encode(), timeout=timeout_s
             )

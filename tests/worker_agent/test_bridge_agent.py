@@ -242,7 +242,7 @@ async def test_a_model_that_was_named_must_not_become_another(nats_server, engin
 async def test_a_dead_engine_is_said_to_be_one_and_then_withdrawn(
     nats_server, engine, metrics, bus, monkeypatch
 ):
-    monkeypatch.setattr(bridge_agent, "GONE_S", 2.5)
+    monkeypatch.setattr(bridge_agent, "GONE_S", 600.0)
     publish(engine, 1, 5)
     async with (
         RunningRouter(nats_server.url).running() as router,
@@ -255,7 +255,9 @@ async def test_a_dead_engine_is_said_to_be_one_and_then_withdrawn(
         await eventually(lambda: _trust_is(router, "lagging"))
         report = await heard(bus, lambda report: report.waiting_s > 1)
         assert report.rank == RANK
+        monkeypatch.setattr(bridge_agent, "GONE_S", 0.1)
         await eventually(lambda: equals(router.view(7), None))
+        monkeypatch.setattr(bridge_agent, "GONE_S", 600.0)
         assert len(await bridge.reasons()) == 2
         metrics.start()
         engine.start()

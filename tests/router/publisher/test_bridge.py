@@ -176,7 +176,7 @@ async def test_a_lost_batch_is_brought_back(eventually):
 async def test_without_replay_a_gap_clears_and_is_doubted(eventually):
     with Engine(topic="kv@w1", has_replay=False) as engine:
         async with Bridged(engine).running() as bridged:
-            await eventually(lambda: bridged.router.trust == "degraded")
+            await eventually(lambda: bridged.router.trust == "degraded" and engine.is_heard)
             publish(engine, events(1, 3))
             await eventually(lambda: bridged.is_exactly(blocks(1, 3)))
             engine.lose(*events(1, 4)[3])

@@ -122,7 +122,7 @@ async def test_conditions_of_an_engine_that_comes_and_goes(eventually):
 async def test_without_replay_it_is_blind(eventually):
     with Engine(has_replay=False) as engine:
         async with following(engine) as one:
-            await eventually(lambda: one.is_at("blind"))
+            await eventually(lambda: one.is_at("blind") and engine.is_heard)
             publish(engine, 0, 3)
             await eventually(lambda: one.held == blocks(0, 3))
 

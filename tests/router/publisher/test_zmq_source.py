@@ -168,7 +168,7 @@ async def test_a_lost_last_batch_is_found_by_a_probe(engine, eventually):
 async def test_a_gap_without_replay_is_lost(eventually):
     with Engine(has_replay=False) as engine:
         async with reading(engine) as one:
-            await eventually(lambda: len(one.lost) == 1)
+            await eventually(lambda: len(one.lost) == 1 and engine.is_heard)
             publish(engine, "a", 3)
             await until_read(eventually, one, names("a", 3))
             assert one.lost == []
@@ -181,7 +181,7 @@ async def test_a_gap_without_replay_is_lost(eventually):
 async def test_a_restart_without_replay_is_a_new_life_with_losses(eventually):
     with Engine(has_replay=False) as engine:
         async with reading(engine) as one:
-            await eventually(lambda: len(one.lost) == 1)
+            await eventually(lambda: len(one.lost) == 1 and engine.is_heard)
             publish(engine, "a", 20)
             await until_read(eventually, one, names("a", 20))
             engine.restart(*([name] for name in names("b", 30)))
@@ -254,12 +254,11 @@ async def test_resumes_after_a_restart_of_the_reader(engine, eventually):
         assert (two.lives, two.lost) == (0, [])
 
 
-async def test_a_reader_that_is_closed_leaves_nothing_open(engine):
+async def test_a_reader_that_is_closed_leaves_nothing_open(engine, eventually):
     engine.start()
     async with reading(engine) as one:
         publish(engine, "a", 100)
-        await asyncio.sleep(0.1)
-        assert one.status.connections == 1
+        await eventually(lambda: one.status.connections == 1)
     gc.collect()
 
 
