@@ -328,7 +328,9 @@ class RouterCore:
         """`select` of a request that asks for a rank only; None, and nothing has changed: `select`
         has to find out. Raises nothing.
         """
-        return self._placer.place_plain(request, tokens, now_s)
+        placer = self._placer
+        candidates = placer.schedulable(request.scope)
+        return placer.short_cut.place_plain(request, tokens, candidates, now_s)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Why a request was placed there. O(candidates)."""

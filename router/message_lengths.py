@@ -16,7 +16,7 @@ def body_behind(data: bytes, start: bytes, rest: bytes) -> bytes | None:
     at = len(start)
     stop = data.find(b"\r", at, at + _MOST_DIGITS + 1)
     body = stop + len(rest)
-    if stop < 0 or not data.startswith(rest, stop) or not says(data[at:stop], len(data) - body):
+    if stop < 0 or not data.startswith(rest, stop) or data[at:stop] != b"%d" % (len(data) - body):
         return None
     return data[body:]
 

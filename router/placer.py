@@ -19,7 +19,6 @@ from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.placement import Explained, Placement
 from router.placement_errors import NoEndpointsError, RemovedRanks, WorkersOverloadedError
-from router.plain import PlainPlacement, PlainRequest
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope
@@ -35,7 +34,6 @@ from router.scheduler.prefill_load import model_progress
 from router.scheduler.selector import Selector
 from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR, TermTable
 from router.scheduler.weighing import Weighing
-from router.sequence.hashing import TokenArray
 from router.sequence.prompt import HashedPrompt, Prompt
 from router.sequence.rank_table import (
     BLOCK_SIZE,
@@ -52,7 +50,7 @@ from router.short_cut import ShortCut
 
 
 class Placer:
-    """Reads what a core knows; owns `gate`, and the policies with what they remember."""
+    """Reads what a core knows; owns `gate`, `short_cut`, and policies with what they remember."""
 
     __slots__ = (
         "_candidates",
@@ -64,10 +62,10 @@ class Placer:
         "_ranks",
         "_rng",
         "_settings",
-        "_short_cut",
         "_tracker",
         "_weighing",
         "gate",
+        "short_cut",
     )
 
     def __init__(
@@ -103,7 +101,7 @@ class Placer:
         self.gate = gate = Gate(settings.gate, ranks)
         known = (index, predictions, ranks, tracker, crowd)
         parts = (gate, self._weighing, self._policies, rng)
-        self._short_cut = ShortCut(settings, *known, *parts)
+        self.short_cut = ShortCut(settings, *known, *parts)
 
     def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
         """Choose a rank; what policies and the gate remember is all that changes.
@@ -112,7 +110,7 @@ class Placer:
         """
         scope, override = request.scope, request.router_config_override
         schedulable = self.schedulable(scope)
-        placed = self._short_cut.place(request, scope, prompt, schedulable, now_s)
+        placed = self.short_cut.place(request, scope, prompt, schedulable, now_s)
         if placed is not None:
             return placed
         passed = self._eligible(request, schedulable)
@@ -139,13 +137,6 @@ class Placer:
         hashed = prompt.hashed(worker.identity)
         found = overlaps[worker.identity]
         return Placement(choice, worker, hashed, found, passed, settings, tracking)
-
-    def place_plain(
-        self, request: PlainRequest, tokens: TokenArray, now_s: float
-    ) -> PlainPlacement | None:
-        """The same by the short cut; None, and nothing has changed: only `place` knows."""
-        candidates = self.schedulable(request.scope)
-        return self._short_cut.place_plain(request, tokens, candidates, now_s)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Why a request was placed there, by all that was known then. O(candidates)."""
@@ -270,7 +261,7 @@ class Placer:
         table = self._weighing.weigh(
             request, prompt, candidates, overlaps, expected_output_tokens, now_s
         )
-        if self._tracker.is_growing:
+        if self._tracker.growing:
             grow(table.values, now_s, self._settings.tracking.counts_output)
         if not tracking.active_blocks:
             table.column(DECODE_BLOCKS)[:] = np.nan

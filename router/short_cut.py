@@ -63,14 +63,6 @@ class _Scene(Struct, frozen=True, eq=False):
     terms: FloatArray
     costs: FloatArray
 
-    def is_of(self, candidates: Candidates) -> bool:
-        """Whether nothing has changed; what holds blocks is only ever appended in place."""
-        return (
-            self.passed.candidates is candidates
-            and self.tree.rank_of is self.rank_of
-            and len(self.rank_of) == len(self.slot_of)
-        )
-
 
 class ShortCut:
     """Places prompts among all candidates of a scope. Reads what a core knows; owns scratch space
@@ -224,12 +216,15 @@ class ShortCut:
 
     def _scene(self, scope: Scope, candidates: Candidates) -> _Scene | None:
         """What is known of a scope; None: nothing may go this way now."""
-        if not self._is_open or self._tracker.is_growing or not self._crowd.is_alone:
+        if not self._is_open or self._tracker.growing or self._crowd.heard:
             return None
         if not self._gate.is_open(scope.model_name):
             return None
         scene = self._scenes.get(scope)
-        if scene is None or not scene.is_of(candidates):
+        if scene is None or scene.passed.candidates is not candidates:
+            return self._look(scope, candidates)
+        rank_of = scene.tree.rank_of
+        if rank_of is not scene.rank_of or len(rank_of) != len(scene.slot_of):
             return self._look(scope, candidates)
         return scene
 

@@ -36,11 +36,12 @@ class TokenBodyDecoder(Generic[T]):
         self._known = KnownFields(body_type)
         self._whole = JsonReader(body_type)
 
-    def split(self, body: bytes) -> tuple[bytes, npt.NDArray[np.uint32]] | None:
-        """The body without its tokens, and these, in more room than they need; None: they are not
-        plainly an array.
+    def split(
+        self, body: bytes, room: npt.NDArray[np.uint32]
+    ) -> tuple[bytes, npt.NDArray[np.uint32]] | None:
+        """The body without its tokens, and these, in `room` for one every two bytes, and one more;
+        None: they are not plainly an array.
         """
-        room = np.empty(len(body) // 2 + 1, np.uint32)
         count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
         if count < 0:
             return None
@@ -50,7 +51,7 @@ class TokenBodyDecoder(Generic[T]):
         """A checked request, its tokens an array; fields that nobody knows are added to `unknown`.
         Raises MalformedBodyError, InvalidFieldError.
         """
-        found = self.split(body)
+        found = self.split(body, np.empty(len(body) // 2 + 1, np.uint32))
         if found is None:
             return self._whole.read_now(body, unknown)
         rest, tokens = found

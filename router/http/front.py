@@ -136,7 +136,9 @@ class Front:
             return self._finished(route, ids, answer, unknown, _Place(self._in_flight))
         self._requests.count("http", route.path, answer.status)
         answer = self._warned(route, answer, unknown) if unknown else answer
-        return _with_plain_id(head, answer) if head.is_plain else with_ids(ids, answer)
+        if not head.is_plain:
+            return with_ids(ids, answer)
+        return answer if head.plain_id is None else answer.with_header(ID_HEADER, head.plain_id)
 
     def _answer_plain(self, route: HotRoute, head: Head, body: bytes) -> Answer | None:
         """Answer what need not be looked at; None: it has to be, and nothing has changed.
@@ -152,7 +154,7 @@ class Front:
         if answer is None:
             return None
         self._requests.count("http", route.path, answer.status)
-        return _with_plain_id(head, answer)
+        return answer if head.plain_id is None else answer.with_header(ID_HEADER, head.plain_id)
 
     async def _finished(
         self, route: HotRoute, ids: RequestIds, later: Later, unknown: list[str], place: "_Place"
@@ -202,8 +204,3 @@ class Front:
     def _refused(self, error: KvRouterError) -> Answer:
         self._metrics.refusals.labels("http", error.code).inc()
         return refusal(error)
-
-
-def _with_plain_id(head: Head, answer: Answer) -> Answer:
-    """An answer to a plain head, with the id that this says."""
-    return answer if head.plain_id is None else answer.with_header(ID_HEADER, head.plain_id)

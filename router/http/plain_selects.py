@@ -46,22 +46,25 @@ class _PlainWords:
 
 
 class PlainSelects:
-    """Reads such requests, of which `requests` reads all."""
+    """Reads such requests, of which `requests` reads all. For one thread."""
 
-    __slots__ = ("_json", "_queries", "_split")
+    __slots__ = ("_json", "_queries", "_room", "_split")
 
     def __init__(self, requests: TokenRequests[SelectRequest]) -> None:
         self._split = requests.tokens.split
+        self._room = np.empty(THREAD_BYTES // 2 + 1, np.uint32)
         self._json = _PlainWords(requests.tokens.rest)
         self._queries = _PlainWords(requests.said)
 
     def read(self, head: Head, body: bytes) -> tuple[PlainRequest, TokenArray] | None:
-        """What is asked, and of which tokens; None: not that plainly. O(bytes)."""
+        """What is asked, and of which tokens, until the next is read; None: not that plainly.
+        O(bytes).
+        """
         query = head.query_string
         if query and ASKED in query:
             return None
         if head.media_type == JSON and len(body) <= THREAD_BYTES:
-            found = self._split(body)
+            found = self._split(body, self._room)
             request = None if found is None else self._json.find(found[0])
             return None if request is None or found is None else (request, found[1])
         if head.media_type == BINARY and not len(body) % TOKEN_BYTES:

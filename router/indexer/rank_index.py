@@ -76,7 +76,7 @@ class RankIndex:
     def trust(self, now_s: float, *, is_applying: bool) -> Trust:
         """How far the rank's overlap can be believed; `is_applying`: it is between two messages."""
         log = self.log
-        as_of_s = self.as_of_s
+        as_of_s = self._freshness.as_of_s(log.cursor)
         # How long ago what the index shows was last known to be all there is; None: never.
         age_s = None if as_of_s == -inf else round(now_s - as_of_s, 3)
         if not self.is_readable:

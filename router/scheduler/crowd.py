@@ -49,28 +49,28 @@ class _Usual(Struct):
 class Crowd:
     """Learns from bookings, ours and others'; with no other router it learns, and says, nothing.
 
-    `_heard`: of each other router, how many bookings we heard of within twice SPREAD_S after one of
+    `heard`: of each other router, how many bookings we heard of within twice SPREAD_S after one of
     ours, summed over ours; those are the ones that were made without knowing of ours, or of which
     we did not know.
     """
 
-    __slots__ = ("_heard", "_ours", "_router_id", "_unspread", "_usual")
+    __slots__ = ("_ours", "_router_id", "_unspread", "_usual", "heard")
 
     def __init__(self, router_id: int) -> None:
         self._router_id = router_id
-        self._heard: dict[int, float] = {}
+        self.heard: dict[int, float] = {}
         self._ours = 0.0
         self._unspread: deque[Unspread] = deque()
         self._usual = _Usual()
 
     def note_ours(self, rank: Rank, footprint: Footprint, now_s: float) -> None:
         """We booked a request. O(routers that place beside us)."""
-        if not self._heard:
+        if not self.heard:
             return
         self._forget(now_s)
         self._ours = self._ours * MEMORY + 1
-        for router_id in self._heard:
-            self._heard[router_id] *= MEMORY
+        for router_id in self.heard:
+            self.heard[router_id] *= MEMORY
         self._usual.note(footprint.isl_tokens, footprint.cached_tokens)
         tokens, contexts = footprint.prefill_tokens, footprint.prefill_contexts
         self._unspread.append(Unspread(now_s, rank, tokens, contexts))
@@ -78,31 +78,26 @@ class Crowd:
     def note_theirs(self, router_id: int, booked: SharedReservation, now_s: float) -> None:
         """We hear that another router has just booked a request. Amortised O(1)."""
         self._forget(now_s)
-        self._heard[router_id] = self._heard.get(router_id, 0.0) + len(self._unspread)
+        self.heard[router_id] = self.heard.get(router_id, 0.0) + len(self._unspread)
         self._usual.note(booked.isl_tokens, booked.cached_tokens)
 
     def keep(self, router_ids: Container[int]) -> None:
         """Forget the routers that are not among these."""
-        for gone in [each for each in self._heard if each not in router_ids]:
-            del self._heard[gone]
+        for gone in [each for each in self.heard if each not in router_ids]:
+            del self.heard[gone]
 
     def expected(self, router_id: int) -> float:
         """How many requests another router places beside each of ours, on average."""
-        return self._heard.get(router_id, 0.0) / self._ours if self._ours else 0.0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other router places beside us."""
-        return not self._heard
+        return self.heard.get(router_id, 0.0) / self._ours if self._ours else 0.0
 
     def claims(self, now_s: float) -> Claims | None:
         """What others are expected to place unseen at this moment; None: there are no others.
 
         Without a turn where it is next to nothing. O(turns), of which there are at most MOST_TURNS.
         """
-        if not self._heard:
+        if not self.heard:
             return None
-        expected = {router_id: self.expected(router_id) for router_id in self._heard}
+        expected = {router_id: self.expected(router_id) for router_id in self.heard}
         if sum(expected.values()) < LEAST_EXPECTED:
             return NO_CLAIMS
         ours = tuple(each for each in self._unspread if now_s - each.booked_s <= SPREAD_S)

@@ -43,8 +43,8 @@ class Tracker:
     """Reservations by id, by rank, and by expiry; and the columns of the table that tell of them.
 
     Those of other routers weigh as ours do, but are theirs: `len` does not count them, and they do
-    not expire here. `ledger`, where there is one, notes every change of ours; `silence` notes how
-    ours end. Time never goes back.
+    not expire here. `growing`: requests that grow untold. `ledger`, where there is one, notes every
+    change of ours; `silence` notes how ours end. Time never goes back.
 
     Invariants: every reservation is in exactly one rank's sequences; ours are in the order in which
     they expire; no rank is kept without reservations; a rank's columns are what its sequences say.
@@ -55,10 +55,10 @@ class Tracker:
         "_by_rank",
         "_ends",
         "_foreign",
-        "_growing",
         "_table",
         "_trie",
         "_ttl_s",
+        "growing",
         "ledger",
         "silence",
     )
@@ -70,7 +70,7 @@ class Tracker:
         self._by_id: OrderedDict[str, Reservation] = OrderedDict()
         self._foreign: dict[ForeignId, Rank] = {}
         self._by_rank: dict[Rank, ActiveSequences] = {}
-        self._growing: dict[Rank, Growth] = {}
+        self.growing: dict[Rank, Growth] = {}
         self._ends = RecentEnds()
         self.ledger: Ledger | None = None
         self.silence = Silence()
@@ -91,11 +91,6 @@ class Tracker:
     def ranks(self) -> Iterable[Rank]:
         """Those with reservations."""
         return self._by_rank
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether any request grows untold."""
-        return bool(self._growing)
 
     @property
     def foreign_count(self) -> int:
@@ -264,12 +259,12 @@ class Tracker:
         for rank in self._table:
             row = self._table.row(rank)[PREFILL_TOKENS : DECODING_KV_TOKENS + 1]
             assert tuple(row) == self.active(rank).columns
-            growth = self._growing.get(rank, Growth())
+            growth = self.growing.get(rank, Growth())
             growth.check_invariants()
             row = self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1]
             assert row.tolist() == [len(growth), growth.since_s]
             assert all(self._by_rank[rank].is_decoding(each) for each in growth)
-        assert all(map(len, self._growing.values()))
+        assert all(map(len, self.growing.values()))
 
     def _rank(self, request_id: BookingId) -> Rank:
         if isinstance(request_id, str):
@@ -298,23 +293,23 @@ class Tracker:
         return rank
 
     def _note_told(self, request_id: BookingId, rank: Rank, now_s: float, in_batch: bool) -> None:
-        growth = self._growing.get(rank)
+        growth = self.growing.get(rank)
         is_growing = growth is not None and request_id in growth
         if not (in_batch or is_growing) or not self._by_rank[rank].is_decoding(request_id):
             return
         if growth is None:
-            growth = self._growing[rank] = Growth()
+            growth = self.growing[rank] = Growth()
         growth.note(request_id, now_s)
         self._write_growth(rank, growth)
 
     def _note_dropped(self, request_id: BookingId, rank: Rank) -> None:
-        growth = self._growing.get(rank)
+        growth = self.growing.get(rank)
         if growth is None or request_id not in growth:
             return
         growth.drop(request_id)
         self._write_growth(rank, growth)
         if not len(growth):
-            del self._growing[rank]
+            del self.growing[rank]
 
     def _write_growth(self, rank: Rank, growth: Growth) -> None:
         self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1] = len(growth), growth.since_s

@@ -38,7 +38,7 @@ def short(world, request, now_s=1.0):
     placer = world.core._placer
     prompt = prepare(request, (), naming=world.core.naming)
     candidates = placer.schedulable(request.scope)
-    return placer._short_cut.place(request, request.scope, prompt, candidates, now_s)
+    return placer.short_cut.place(request, request.scope, prompt, candidates, now_s)
 
 
 def general(world, request, now_s=1.0):

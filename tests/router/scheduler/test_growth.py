@@ -72,7 +72,7 @@ def test_requests_grow_each_from_when_it_was_spoken_of_and_slow_each_other():
     assert weighed(world, 10.56) == (40 + 20, 10 + 5)
     world.core.free("b", 10.6)
     assert weighed(world, 11.0) == (0, 0)
-    assert not world.core.tracker.is_growing
+    assert not world.core.tracker.growing
 
 
 def test_engines_that_compute_prompts_too_generate_less():
