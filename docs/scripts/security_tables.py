@@ -3,16 +3,19 @@
 from router.security.route_scopes import BUS, ROUTE_SCOPES
 
 SCOPES = (
-    (None, "nobody's: probes and documentation"),
-    ("metrics", "scope `metrics`: how much of everything"),
-    ("route", "scope `route`: decide, book, complete; within a tenant's groups, salts and ids"),
-    ("admin", "scope `admin`: all that shows or changes everybody's state"),
+    (None, "nothing: probes and documentation"),
+    ("metrics", "scope `metrics`: numbers only"),
+    (
+        "route",
+        "scope `route`: decide, book and complete requests, within the tenant's routing groups, salts and ids",
+    ),
+    ("admin", "scope `admin`: everything that shows or changes the state of all tenants"),
 )
 
 
 def routes() -> str:
     """HTTP routes and NATS methods, by the scope that they need."""
-    rows = ["| with a token file, who presents | may ask |\n|---|---|\n"]
+    rows = ["| with a token file, a caller that presents | may use |\n|---|---|\n"]
     for scope, words in SCOPES:
         keys = [key for key, needed in ROUTE_SCOPES.items() if needed == scope]
         told = ", ".join(f"`{key}`" for key in keys if not key.startswith(BUS))
