@@ -6,11 +6,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from router.commands import Commands, asked_with
+from router.commands import Commands
 from router.errors import KvRouterError, MissingRequestIdError
 from router.process.bodies import decode_now
 from router.protocol.batches import BatchReply, ItemResult, ReservationBatch, ReservationStep
 from router.protocol.requests import SelectRequest
+from router.request_headers import asked_with
 from router.security.caller import Caller
 from router.security.guard import Guard
 from router.security.guarded import charge

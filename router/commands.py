@@ -6,9 +6,7 @@ the outbox. Between reading and changing the core nothing awaits.
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import TypeVar
-from uuid import uuid4
 
 import numpy as np
 from msgspec import Struct, structs
@@ -46,6 +44,7 @@ from router.protocol.requests import (
 )
 from router.protocol.values import Rank, Scope
 from router.rank_views import overlap_scores, potential_loads
+from router.request_headers import bookable
 from router.selections import Selection, SelectionLimits, Selections
 from router.sequence.hashing import TokenArray
 from router.sequence.prompt import Prompt, prepare
@@ -55,15 +54,6 @@ from router.waiters import Gone, Waiters
 from router.watch import Watch, end_of
 
 T = TypeVar("T")
-
-REQUEST_ID_HEADER = "x-request-id"
-SELECT_HEADERS = {
-    "request_id": REQUEST_ID_HEADER,
-    "policy_class": "x-dynamo-meta-policy-class",
-    "tenant": "x-llm-d-inference-fairness-id",
-    "session_id": "x-dynamo-session-id",
-}
-"""Fields of a request that gateways put into headers, as Dynamo and llm-d name them."""
 
 
 class Wait(Struct, frozen=True, eq=False):
@@ -337,44 +327,3 @@ def told_usage(usage: Usage | None) -> PromptUsage | None:
         allowed = f"at most prompt_tokens, {usage.prompt_tokens}"
         raise InvalidFieldError("usage.cached_tokens", str(usage.cached), allowed)
     return PromptUsage(usage.prompt_tokens, usage.cached, usage.is_cached_told)
-
-
-def asked_with(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:
-    """A request, and what its headers say that it does not. Raises InvalidFieldError for an unfit
-    header.
-    """
-    said = {
-        field: _fit(header, headers[header])
-        for field, header in SELECT_HEADERS.items()
-        if header in headers and getattr(request, field) is None
-    }
-    request_id = said.pop("request_id", None)
-    return identified(structs.replace(request, **said) if said else request, request_id)
-
-
-def identified(request: SelectRequest, header_id: str | None) -> SelectRequest:
-    """A request under its id: that of the selection, or else its own, or else its header's."""
-    request_id = request.selection_id or request.request_id or header_id
-    if request_id == request.request_id:
-        return request
-    return structs.replace(request, request_id=request_id)
-
-
-def bookable(request: SelectRequest) -> SelectRequest:
-    """The request, under an id of ours if it has none."""
-    if request.request_id is not None:
-        return request
-    return structs.replace(request, request_id=request.selection_id or str(uuid4()))
-
-
-def request_id_of(request_id: str | None, header: str | None) -> str | None:
-    """A request's id: its own, or the header's. Raises InvalidFieldError for an unfit header."""
-    if request_id is not None or header is None:
-        return request_id
-    return _fit(REQUEST_ID_HEADER, header)
-
-
-def _fit(header: str, value: str) -> str:
-    if not 1 <= len(value) <= 256:
-        raise InvalidFieldError(header, f"{len(value)} characters", "1 to 256")
-    return value

@@ -2,13 +2,14 @@
 
 import time
 
-from router.commands import Commands, Wait, bookable
+from router.commands import Commands, Wait
 from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.protocol.replies import Decision, ReservationReply
 from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Rank, Scope
+from router.request_headers import bookable
 from router.selections import Selections
 from router.session_binder import SessionBinder
 from router.waiters import Gone

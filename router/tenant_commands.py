@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from router.commands import Commands, Wait, bookable
+from router.commands import Commands, Wait
 from router.errors import (
     DuplicateReservationError,
     ReservationNotFoundError,
@@ -16,6 +16,7 @@ from router.logged_decisions import LoggedDecision
 from router.plain import PlainRequest
 from router.protocol.replies import Decision, OverlapScoresReply, PotentialLoad, ReservationReply
 from router.protocol.requests import BookRequest, PromptRequest, SelectRequest, Usage
+from router.request_headers import bookable
 from router.security.caller import Caller
 from router.security.errors import ForbiddenError
 from router.sequence.hashing import TokenArray

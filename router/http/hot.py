@@ -13,14 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.batches import BatchCommands
-from router.commands import (
-    REQUEST_ID_HEADER,
-    SELECT_HEADERS,
-    Commands,
-    asked_with,
-    identified,
-    request_id_of,
-)
+from router.commands import Commands
 from router.http.answers import OK, Answer, answer
 from router.http.exchange import JSON, Exchange, Head
 from router.http.header_mode import decision_answer
@@ -36,6 +29,13 @@ from router.protocol.requests import (
     PrefillCompleteRequest,
     SelectRequest,
     Usage,
+)
+from router.request_headers import (
+    REQUEST_ID_HEADER,
+    SELECT_HEADERS,
+    asked_with,
+    identified,
+    request_id_of,
 )
 from router.security.guard import Guard
 from router.tenant_commands import commands_of

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from router import rank_views
 from router.batches import BatchCommands
-from router.commands import REQUEST_ID_HEADER, Commands, Wait, asked_with, request_id_of
+from router.commands import Commands, Wait
 from router.errors import MissingRequestIdError, ReservationNotFoundError
 from router.protocol.batches import BatchReply
 from router.protocol.commands import (
@@ -37,6 +37,7 @@ from router.protocol.replies import (
     PrefillMarkedReply,
 )
 from router.protocol.requests import PromptRequest
+from router.request_headers import REQUEST_ID_HEADER, asked_with, request_id_of
 from router.security.caller import Caller
 
 Headers: TypeAlias = Mapping[str, str]

@@ -11,10 +11,10 @@ import pytest
 
 from builders import World, rank
 from router import errors, placement_errors, queue_errors
-from router.commands import asked_with
 from router.config import RouterConfig
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, Identity, Tier
+from router.request_headers import asked_with
 from router.sequence.prompt import prepare
 
 ROOT = Path(__file__).parents[3]
