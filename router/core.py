@@ -229,8 +229,9 @@ class RouterCore:
         """Take in a load report: a sign of life, a check of the index, a lesson in speed."""
         if not self.fleet.expects(report):
             return [FetchWorker(report.worker_id)]
-        if self.fleet.hear(report, now_s):
-            self.index.compare(report, self._beacons.as_of_s(report), now_s)
+        as_of_s = self._beacons.as_of_s(report)
+        if self.fleet.hear(report, now_s, as_of_s):
+            self.index.compare(report, as_of_s, now_s)
             self.predictor.observe(report, now_s)
             self._standing.note(report.rank, now_s)
         return []

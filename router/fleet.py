@@ -30,7 +30,7 @@ class Worker:
     this process sees that keeps anybody from being sent there.
     """
 
-    __slots__ = ("announcement", "heard_s", "problem", "reports", "was_heard")
+    __slots__ = ("announcement", "heard_s", "problem", "reported_s", "reports", "was_heard")
 
     def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         self.announcement = announcement
@@ -38,6 +38,11 @@ class Worker:
         self.was_heard = False
         self.problem: str | None = None
         self.reports: dict[Rank, LoadReport] = {}
+        self.reported_s: dict[Rank, float] = {}
+
+    def was_made_since(self, rank: Rank, made_after_s: float | None) -> bool:
+        """Whether a report of that time is certainly not older than the last of this rank."""
+        return made_after_s is not None and made_after_s > self.reported_s[rank]
 
     @property
     def is_expected(self) -> bool:
@@ -105,17 +110,23 @@ class Fleet:
             return False
         return report.rank in worker.announcement.ranks
 
-    def hear(self, report: LoadReport, now_s: float) -> bool:
-        """Note an expected load report; False, and a count, for one that is older than the last."""
+    def hear(self, report: LoadReport, now_s: float, made_after_s: float | None = None) -> bool:
+        """Note an expected load report; False, and a count, for one that is older than the last.
+
+        `made_after_s`: when it was certainly not made yet. One from after the last is no older,
+        whatever its number: or one wrong number would silence a rank for its agent's life.
+        """
         worker = self._workers[report.worker_id]
         known = worker.reports.get(report.rank)
-        if known is not None and report.report_id <= known.report_id:
+        is_old = known is not None and report.report_id <= known.report_id
+        if is_old and not worker.was_made_since(report.rank, made_after_s):
             self.stale_reports += 1
             return False
         self.version += not worker.was_heard
         worker.heard_s = now_s
         worker.was_heard = True
         worker.reports[report.rank] = report
+        worker.reported_s[report.rank] = now_s
         return True
 
     def order(self, worker_id: int, lifecycle: Lifecycle | None) -> None:

@@ -6,7 +6,7 @@ from msgspec import structs
 from builders import announcement, rank, report
 from router.fleet import Fleet, LivenessLimits
 from router.heard import HeardFrom, HeardWorker
-from router.protocol.values import Scope
+from router.protocol.values import I64_MAX, Scope
 
 LIMITS = LivenessLimits(silence_s=2.5, heartbeat_s=1.0, freeze_s=30.0)
 SCOPE = Scope("default", "default")
@@ -40,6 +40,15 @@ def test_an_announced_engine_that_is_never_heard_goes(fleet):
     fleet.put(announcement(1), 0.0)
     assert gone(fleet, 2.4) == []
     assert gone(fleet, 2.6) == [1]
+
+
+def test_a_report_with_a_number_from_nowhere_silences_nobody_for_good(fleet):
+    fleet.put(announcement(1), 0.0)
+    fleet.hear(report(1, report_id=I64_MAX), 1.0)
+    for made_after_s in (None, 0.9, 1.0):
+        assert not fleet.hear(report(1), 2.0, made_after_s)
+    assert fleet.hear(report(1), 2.0, 1.1)
+    assert (gone(fleet, 4.4), fleet.stale_reports) == ([], 3)
 
 
 def test_silence_past_the_limit_is_the_end(fleet):
