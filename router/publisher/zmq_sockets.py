@@ -26,7 +26,9 @@ _HEARTBEAT_TIMEOUT_MS = 6_000
 
 _HANDSHAKE_MS = 2_000
 _RECONNECT_MS = 50
-_NEVER = -1
+_NEVER_MS = 1 << 29
+"""Days. With -1, ZMQ drops what came and is unread when a connection is lost; and ends the process
+(`Assertion failed: !_more`) if it hears of the loss between two frames of a message."""
 
 Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
@@ -89,7 +91,7 @@ class Subscription(Receiver):
         wakeups: Wakeups,
     ) -> None:
         super().__init__(context, zmq.SUB, wakeups)
-        self.socket.set(zmq.RECONNECT_IVL, _NEVER)
+        self.socket.set(zmq.RECONNECT_IVL, _NEVER_MS)
         self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         self.watch = ConnectionWatch(self.socket, wakeups)

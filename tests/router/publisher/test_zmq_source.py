@@ -14,7 +14,10 @@ from router.publisher.engine_address import EngineAddress
 from router.publisher.engine_log import EngineLog, EngineLogSettings
 from router.publisher.engine_steps import Apply, Lost, NewLife
 from router.publisher.pacing import Pacing
+from router.publisher.zmq_sockets import Subscription
 from router.publisher.zmq_source import SourceStatus, ZmqSource
+from router.publisher.zmq_wakeups import Wakeups
+from router.publisher.zmq_watch import Condition
 from zmq_engines import Engine, EngineProcess
 
 
@@ -273,3 +276,23 @@ def test_runs_on_uvloop(process, eventually):
     process.start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(read())
+
+
+async def test_what_came_is_read_to_its_end_after_the_connection_is_lost(eventually):
+    theirs = zmq.Context()
+    publisher = theirs.socket(zmq.XPUB)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    with zmq.Context() as context:
+        subscription = Subscription(context, f"tcp://127.0.0.1:{port}", "", Wakeups())
+        try:
+            await asyncio.to_thread(publisher.recv)
+            for number in range(300):
+                publisher.send_multipart([b"", b"%d" % number, b"batch"])
+            await asyncio.to_thread(theirs.destroy, linger=30_000)
+            await eventually(lambda: subscription.watch.look() is Condition.LOST)
+            read = []
+            while not subscription.is_drained:
+                read += [int(number) for _, number, _ in subscription.receive()]
+            assert read == list(range(300))
+        finally:
+            subscription.close()
