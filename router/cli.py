@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from signal import SIGINT
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
@@ -55,6 +56,8 @@ TOOLS = {
 }
 """The modules of commands that are functions of the same name."""
 
+INTERRUPTED_STATUS = 128 + SIGINT
+
 Command: TypeAlias = Callable[[Sequence[str]], int]
 
 
@@ -65,7 +68,9 @@ class _Service(Protocol[C]):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status. 2 for a wrong command line or setting."""
+    """Run a command; its exit status: 2 for a wrong command line or setting, 130 after Ctrl-C
+    before there was anything to stop.
+    """
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     command = _command(name)
     if command is None:
@@ -75,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"kv-router {name}: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
 
 
 def _without_command(name: str) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from signal import SIGINT
 from typing import TypeAlias
 
 from router.block_errors import StorageError
@@ -29,12 +30,15 @@ usage: kv-worker-agent COMMAND [options]
 
 TWIN_STATUS = 3
 WRONG_STATUS = 2
+INTERRUPTED_STATUS = 128 + SIGINT
 
 Run: TypeAlias = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 2 for a wrong command line or setting, 3 for a taken id."""
+    """Run a command; its exit status: 2 for a wrong command line or setting, 3 for a taken id, 130
+    after Ctrl-C before there was anything to stop.
+    """
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     if command == "health":
         _, *options = rest or started_with("kv-worker-agent") or ["run"]
@@ -55,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = _innermost(group)
         sys.stderr.write(f"kv-worker-agent: {error}\n")
         status = TWIN_STATUS if isinstance(error, TwinError) else WRONG_STATUS
+    except* KeyboardInterrupt:
+        status = INTERRUPTED_STATUS
     return status
 
 

@@ -12,6 +12,9 @@ RESTART_S = 0.5
 RESTART_MAX_S = 8.0
 STEADY_S = 10.0
 STOP_S = 15.0
+MAX_LINE = 300
+"""Characters of what a child said last that are reported."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +52,11 @@ class Child:
                 await self._start()
                 status = await self._wait()
                 delay_s = RESTART_S if clock() - started_s > STEADY_S else delay_s
-                report(f"{self.name} {_ending(status)}; again in {delay_s:g} s ({self.log_path})")
+                last = self.last_line()
+                why = f", saying {last[:MAX_LINE]!r}" if last else ""
+                report(
+                    f"{self.name} {_ending(status)}{why}; again in {delay_s:g} s ({self.log_path})"
+                )
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RESTART_MAX_S)
         finally:

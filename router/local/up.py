@@ -2,10 +2,7 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 
@@ -13,6 +10,7 @@ from router.local import report
 from router.local.config import UpConfig
 from router.local.demo import Demo, Outcome, Summary
 from router.local.fleet import Fleet, FleetPlan
+from router.local.folder import fleet_folder
 from router.local.prefill_demo import PrefillDemo
 from router.local.sharing_demo import SharingDemo
 from router.local.workload import conversations
@@ -26,7 +24,7 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
     """Start everything, show it, serve until `stop` is set. Children that die are started again.
     Raises FleetNotReadyError.
     """
-    with _directory(config.data_dir) as directory:
+    with fleet_folder(config.data_dir) as directory:
         prefill_workers, others = config.pools
         workers = prefill_workers + others
         fleet = Fleet(
@@ -154,17 +152,6 @@ def _sum_up(routed: Sequence[Outcome], round_robin: Sequence[Outcome]) -> None:
     explained = max(routed, key=lambda outcome: outcome.cached_tokens).decision
     if explained is not None:
         _say(f"\n{report.explanation(explained)}")
-
-
-@contextmanager
-def _directory(data_dir: str | None) -> Iterator[Path]:
-    if data_dir is not None:
-        path = Path(data_dir)
-        path.mkdir(parents=True, exist_ok=True)
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="kv-router-") as directory:
-        yield Path(directory)
 
 
 def _say(text: str) -> None:

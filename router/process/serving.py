@@ -38,15 +38,15 @@ def run_until_signal(
     run: Callable[[asyncio.Event], Awaitable[None]], reload: Callable[[], None] | None = None
 ) -> None:
     """Run a process that stops when its event is set, which SIGTERM and SIGINT do. SIGHUP calls
-    `reload`; it ends a process that has none.
+    `reload`; it stops a process that has none, unless it was started to outlive its terminal.
     """
 
     async def main() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        if reload is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        if reload is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload or stop.set)
         asyncio.get_running_loop().call_later(STARTED_S, gc.freeze)
         await run(stop)
 

@@ -1,3 +1,8 @@
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
 import worker_agent.cli
@@ -34,3 +39,13 @@ def test_help_of_a_command_names_it(capsys):
     said = capsys.readouterr().out
     assert said.startswith("usage: kv-router serve [options]")
     assert "KV_ROUTER_CONFIG" in said
+
+
+def test_ctrl_c_before_there_is_anything_to_stop_ends_a_command_without_a_traceback(tmp_path):
+    os.mkfifo(trace := tmp_path / "trace")
+    command = [sys.executable, "-m", "router", "simulate", str(trace)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with trace.open("w"):  # it reads, and waits for us
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        assert "Traceback" not in process.stderr.read()

@@ -51,7 +51,7 @@ async def test_a_child_that_ends_is_waited_out_longer_each_time(keep, eventually
     reports = []
     child, _ = keep([sys.executable, "-c", "print('why'); raise SystemExit(3)"], reports.append)
     await eventually(lambda: len(reports) >= 3)
-    assert "ended with status 3; again in 0.05 s" in reports[0]
+    assert "ended with status 3, saying 'why'; again in 0.05 s" in reports[0]
     assert "again in 0.2 s" in reports[2]
     assert "why" in child.log_path.read_text()
 

@@ -1,0 +1,34 @@
+"""Signals of a process that has no configuration to read again."""
+
+import subprocess
+import sys
+
+RUN = """
+import asyncio, os, signal
+from router.process.serving import run_until_signal
+
+async def run(stop):
+    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGHUP)
+    if not IS_STARTED_WITH_NOHUP:
+        await asyncio.wait_for(stop.wait(), 60)
+
+if IS_STARTED_WITH_NOHUP:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+run_until_signal(run)
+"""
+
+
+def said(*, is_started_with_nohup):
+    program = RUN.replace("IS_STARTED_WITH_NOHUP", str(is_started_with_nohup))
+    return subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def test_a_closed_terminal_stops_it():
+    assert said(is_started_with_nohup=False) == "False\n"
+
+
+def test_unless_it_was_started_to_outlive_that():
+    assert said(is_started_with_nohup=True) == "True\n"
