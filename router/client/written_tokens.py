@@ -31,7 +31,7 @@ class WrittenTokens(Sequence[int]):
         if self._tokens is None:
             try:
                 self._tokens = _read(self.written)
-            except msgspec.ValidationError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 reason, allowed = str(error), "token ids"
                 raise InvalidFieldError(self._field, reason, allowed, status=422) from error
         return self._tokens

@@ -205,7 +205,7 @@ def _prompts(raw: bytes) -> tuple[str | Sequence[int], int]:
     """The first prompt, and how many they are."""
     begins = _BEGINS.match(raw)
     if begins is None:
-        return _prompt(raw), 1
+        return prompt_of(raw), 1
     if begins[1] == b"[" and raw.count(b"[") > MOST_PROMPTS:
         raise _too_many_prompts()
     each = decode_now(_each, raw)
@@ -213,10 +213,11 @@ def _prompts(raw: bytes) -> tuple[str | Sequence[int], int]:
         raise _too_many_prompts()
     if not all(bytes(other).startswith(begins[1]) for other in each):
         raise InvalidFieldError("prompt", "prompts of several kinds", _ALLOWED_PROMPTS)
-    return _prompt(bytes(each[0])), len(each)
+    return prompt_of(bytes(each[0])), len(each)
 
 
-def _prompt(raw: bytes) -> str | Sequence[int]:
+def prompt_of(raw: bytes) -> str | Sequence[int]:
+    """A prompt as it is written, of several the first. Raises InvalidFieldError."""
     if raw in (b"", b"null"):
         raise InvalidFieldError("prompt", "missing", _ALLOWED_PROMPTS)
     if raw[:1] == b"[":

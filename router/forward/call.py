@@ -15,6 +15,7 @@ from router.errors import KvRouterError
 from router.forward.bodies import OpenAiPath
 from router.forward.errors import reason_of
 from router.forward.headers import Pairs
+from router.forward.words import Words
 from router.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
 from router.security.caller import Caller
 from router.security.guarded import refusal_headers
@@ -73,6 +74,7 @@ class Call:
         "ids",
         "is_turn",
         "keep_alive",
+        "known_words",
         "more_body",
         "own_headers",
         "path",
@@ -90,7 +92,12 @@ class Call:
         *,
         keep_alive: bool,
         has_chunks: bool = True,
+        ids: RequestIds | None = None,
+        known_words: list[Words] | None = None,
     ) -> None:
+        """`known_words`: those that came under this head, if it is one that comes again; `ids`:
+        what it says of them, if that is known already.
+        """
         self._wire = wire
         self.path = path
         self.headers = headers
@@ -98,7 +105,8 @@ class Call:
         self.has_chunks = has_chunks
         self.caller: Caller | None = None
         self.task: asyncio.Task[None] | None = None
-        self.ids = _ids_of(headers)
+        self.ids = _ids_of(headers) if ids is None else ids
+        self.known_words = known_words
         self.own_headers: Pairs = ()
         self._body: bytes | bytearray = b""
         self._head: bytes | None = None

@@ -3,17 +3,20 @@
 import asyncio
 import logging
 
+from router.body_errors import MalformedBodyError
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
 from router.forward.errors import ModelNotFoundError
 from router.forward.headers import check_body
+from router.forward.known_calls import KnownCalls
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.placing import Placing, PromptTokens
 from router.forward.push import Errand, Push
 from router.forward.roster import Roster
 from router.forward.tokenizing import Tokenizing
+from router.forward.words import Words, read
 from router.placement_errors import NoEndpointsError
 from router.process.bodies import THREAD_BYTES
 from router.process.request_ids import ANSWERED
@@ -43,6 +46,7 @@ class Completions:
         self._metrics = metrics
         self._guard = guard
         self._roster = roster
+        self.known_calls = KnownCalls()
         self._placing = Placing(config.routing_group, config.mode == "direct", config.max_wait_s)
 
     def reconfigure(self, config: ForwardConfig) -> None:
@@ -93,18 +97,19 @@ class Completions:
             self._end(call, ended)
 
     async def _answered(self, call: Call) -> Ended:
-        asked = await _read(call)
+        asked, words = await _read(call)
         tokens = await self._tokenizing.tokens(asked)
         assert call.caller is not None
-        request = self._placing.request(asked, call.headers, call.caller, tokens)
+        request = self._placing.request_in(words, asked, call.headers, call.caller, tokens)
         try:
             if asked.extensions.is_query:
                 return await self._told(asked, tokens, request, call)
             counted = len(tokens.token_ids) if tokens.are_counted else None
             prompt = tokens.token_ids if tokens.are_certain else None
-            errand = Errand(asked, call.headers, request, call.ids.request_id, counted, prompt)
+            request_id = call.ids.request_id
+            errand = Errand(asked, call.headers, request, request_id, counted, prompt, words)
             return await self._push.forward(errand, call)
-        except InvalidFieldError:
+        except (InvalidFieldError, MalformedBodyError):
             asked.check_prompt()  # in the client's own words
             raise
         except NoEndpointsError as error:
@@ -143,10 +148,10 @@ class Completions:
         self._metrics.requests.count(f"POST {call.path}", ended)
 
 
-async def _read(call: Call) -> Asked:
-    """What a call asks. Long bodies are read on another thread: between two steps of that, others
-    are answered.
+async def _read(call: Call) -> tuple[Asked, Words | None]:
+    """What a call asks, and in which words. Long bodies are read on another thread: between two
+    steps of that, others are answered.
     """
     if call.received_bytes > THREAD_BYTES:
-        return await asyncio.to_thread(read_asked, call.path, call.body())
-    return read_asked(call.path, call.body())
+        return await asyncio.to_thread(read_asked, call.path, call.body()), None
+    return read(call.path, call.body(), call.known_words)

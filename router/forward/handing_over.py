@@ -94,6 +94,8 @@ def own_params(asked: Asked) -> dict[str, Any]:
 
 def is_handed_over(asked: Asked) -> bool:
     """Whether a client looks after that itself."""
+    if PARAMS not in asked.fields:
+        return False
     params = own_params(asked)
     return bool(params) and any(params.get(name) for name in _SAID_BY_WHO_HANDS_OVER)
 

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from router.forward.bodies import Asked
 from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
 from router.forward.headers import DYNAMO_SESSION_ID, SESSION_ID, Pairs, header
+from router.forward.words import Words
 from router.protocol.requests import SelectRequest
 from router.security.caller import Caller
 
@@ -48,6 +49,24 @@ class Placing(Struct, frozen=True):
     routing_group: str
     is_direct: bool
     max_wait_s: float
+
+    def request_in(
+        self,
+        words: Words | None,
+        asked: Asked,
+        headers: Pairs,
+        caller: Caller,
+        tokens: PromptTokens,
+    ) -> SelectRequest:
+        """What to ask, of words that may have come before under this head. Raises as `request`."""
+        if words is None or not tokens.are_certain:
+            return self.request(asked, headers, caller, tokens)
+        known = words.request_of(caller, tokens.token_ids)
+        if known is not None:
+            return known
+        request = self.request(asked, headers, caller, tokens)
+        words.note_request(caller, request)
+        return request
 
     def request(
         self, asked: Asked, headers: Pairs, caller: Caller, tokens: PromptTokens

@@ -1,7 +1,8 @@
 """A connection whose completions are answered below ASGI.
 
-    bytes ─▶ parser ─▶ a completion? ─yes─▶ Call ─whole─▶ a task of Completions.answer
-                          └─no──▶ uvicorn: an ASGI task, as for every other request
+    bytes ─▶ head known? ──────────yes────────┐
+                 └─no─▶ parser ─▶ a completion? ─yes─▶ Call ─whole─▶ a task of Completions.answer
+                                       └─no──▶ uvicorn: an ASGI task, as for every other request
 
 A client that hangs up cancels its task, and with it the engine's work.
 """
@@ -19,7 +20,9 @@ from router.errors import KvRouterError
 from router.forward.bodies import PATHS
 from router.forward.call import Call, refusal
 from router.forward.completions import Completions
+from router.forward.known_calls import KnownCalls
 from router.process.connections import CONTINUE, LimitedProtocol
+from router.process.request_ids import RequestIds
 
 _SAYS_NOTHING = b":\n\n"
 """An event that clients of streams ignore."""
@@ -28,17 +31,41 @@ _SAYS_NOTHING = b":\n\n"
 class ForwardProtocol(LimitedProtocol):
     """One connection. Requests wait in uvicorn's pipeline for those before them.
 
-    `_body_until_s`: until then the body that is being received has to be whole.
+    `_body_until_s`: until then the body that is being received has to be whole. `_chunk`: the bytes
+    that are being parsed, if a request begins with them.
     """
 
     app: Any
     completions: Completions
+    known_calls: KnownCalls
     _body_until_s = inf
+    _chunk = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection; `completions` answers its calls."""
         super().connection_made(transport)
         self.completions = self.app.completions
+        self.known_calls = self.completions.known_calls
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes; a head that is known is not parsed."""
+        begins = self._is_between and self.is_at_ease()
+        found = self.known_calls.find(data) if begins else None
+        if found is None:
+            self._chunk = data if begins else b""
+            super().data_received(data)
+            self._chunk = b""
+            return
+        (path, headers, words), request_id, body = found
+        self.begin_known_request()
+        ids = RequestIds(request_id.decode("ascii") or None)
+        call = Call(self, path, headers, keep_alive=True, ids=ids, known_words=words)
+        self.cycle = call
+        call.receive(body)
+        call.more_body = False
+        self._take_turn(call)
+        if not call.response_complete:
+            self._start(call)
 
     @property
     def said_headers(self) -> Sequence[tuple[bytes, bytes]]:
@@ -84,6 +111,9 @@ class ForwardProtocol(LimitedProtocol):
             return
         call.more_body = False
         self._body_until_s = inf
+        is_usual = call.keep_alive and not self.expect_100_continue
+        message = self._chunk if is_usual else b""
+        call.known_words = self.known_calls.words_under(call.path, call.headers, message)
         if call.is_turn and not call.response_complete:
             self._start(call)
 

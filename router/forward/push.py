@@ -31,6 +31,7 @@ from router.forward.retry_budget import BudgetLimits, RetryBudget
 from router.forward.standing import Standing
 from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
 from router.forward.stream import EngineErrorEvent, StreamState, Wanted
+from router.forward.words import Words
 from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
 from router.placement_errors import NoEndpointsError
 from router.protocol.replies import Decision
@@ -52,10 +53,12 @@ class PushSettings(Struct, frozen=True):
 class Errand(Prompt, frozen=True, eq=False):
     """A request to forward: what it asks, and what the router is asked for it. `counted_tokens`:
     how long engines should find its prompt, where that is known; `prompt`: its tokens, likewise.
+    `words`: those of a single prompt, which may have come before.
     """
 
     counted_tokens: int | None = None
     prompt: Sequence[int] | None = None
+    words: Words | None = None
 
     @property
     def is_guess(self) -> bool:
@@ -126,10 +129,10 @@ class _Way:
         self._failed: set[int] = set()
         self._migrations = 0
         self._hand_over: HandOver | None = None
-        self._may_migrate = errand.prompt is not None and is_migratable(errand.asked)
-        asked = errand.asked
-        returns = bool(asked.read.return_token_ids)
-        self._stream = StreamState(Wanted(returns, asked.wants_usage, asked.choices))
+        asked, words = errand.asked, errand.words
+        may = is_migratable(asked) if words is None else words.is_migratable
+        self._may_migrate = may and errand.prompt is not None
+        self._stream = StreamState(Wanted.of(asked) if words is None else words.wanted)
 
     async def go(self) -> Ended:
         """Until it is answered. Raises KvRouterError."""
@@ -284,15 +287,17 @@ class _Way:
         return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
 
     def _body(self, decision: Decision) -> bytes:
-        asked = self._asked
+        asked, words = self._asked, self._errand.words
         if self._migrations and self._errand.prompt is not None:
             return continuation(asked, self._errand.prompt, self._stream.token_ids)
-        fields: dict[str, Any] = decode_fields(asked, self._hand_over, decision)
+        given, fields = decode_fields(asked, self._hand_over, decision), dict[str, Any]()
         if asked.is_stream:
             fields["stream_options"] = {"include_usage": True}
             if self._may_migrate and self._push.settings.max_migrations:
                 fields["return_token_ids"] = True
-        return asked.to_engine(**fields)
+        if words is None or given:
+            return asked.to_engine(**given, **fields)
+        return words.to_engine(asked, **fields)
 
     async def _pass_on(self, answer: Answer, booked: Reservation) -> Ended:
         decision, settings = booked.decision, self._push.settings

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.forward.bodies import UNREADABLE
+from router.forward.bodies import UNREADABLE, Asked
 from router.forward.events import data_of
 from router.forward.migration import Before, as_before
 from router.protocol.requests import Usage
@@ -24,6 +24,11 @@ class Wanted(Struct, frozen=True):
     token_ids: bool = False
     usage: bool = False
     choices: int = 1
+
+    @classmethod
+    def of(cls, asked: Asked) -> "Wanted":
+        """Of a request."""
+        return cls(bool(asked.read.return_token_ids), asked.wants_usage, asked.choices)
 
 
 class _Choice(Struct, frozen=True):

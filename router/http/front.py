@@ -15,7 +15,7 @@ from router.http.answers import Answer, refusal, warned
 from router.http.exchange import ID_HEADER, Exchange, Head, read_whole_body, send_answer
 from router.http.hot import HotRoute, HotRoutes, Later
 from router.http.ids import answering, ids_of, with_ids
-from router.http.known_heads import KnownHeads
+from router.http.known_requests import KnownRequests
 from router.http.turns import Turn
 from router.metrics import RouterMetrics
 from router.process.request_ids import ANSWERED, RequestIds
@@ -73,7 +73,7 @@ class Front:
         self._guard = guard
         self._in_flight = _InFlight()
         self._requests = metrics.requests
-        self.known_heads = KnownHeads()
+        self.known_heads = KnownRequests()
         self.turn = Turn()
 
     def reconfigure(self, config: ServiceConfig) -> None:

@@ -51,14 +51,13 @@ class HotProtocol(LimitedProtocol):
     _later: Later | None = None
     _held_headers: list[tuple[bytes, bytes]]
     _pieces: list[bytes]
-    _is_between = True
     _long_way: Any = None
     _said_headers: list[tuple[bytes, bytes]] | None = None
     _ok_head = b""
 
     def data_received(self, data: bytes) -> None:
         """Bytes; a hot request that is not whole at their end goes the long way."""
-        begins = self._is_between and self._is_at_ease()
+        begins = self._is_between and self.is_at_ease()
         known = self.app.known_heads.find(data) if begins else None
         if known is not None:
             answer = self._answer(*known)
@@ -72,18 +71,13 @@ class HotProtocol(LimitedProtocol):
         if self._held is not None:
             self._go_long_way(self.app, b"".join(self._pieces), is_whole=False)
 
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        super().on_message_begin()
-        self._is_between = False
-
     def begin_request(self) -> None:
         """A head is whole: a hot one is held until its body is."""
         path, _, query = self.url.partition(b"?")
         method = self.parser.get_method()
         route = None
         is_clear = path.isascii() and b"%" not in path and b"#" not in self.url
-        if is_clear and self._is_at_ease() and not self.expect_100_continue:
+        if is_clear and self.is_at_ease() and not self.expect_100_continue:
             route = self.app.hot_route(method.decode(), path.decode())
         if route is None:
             self.flush()
@@ -102,7 +96,6 @@ class HotProtocol(LimitedProtocol):
 
     def end_request(self) -> None:
         """A request is whole."""
-        self._is_between = True
         if self._held is None:
             super().end_request()
             return
@@ -123,12 +116,6 @@ class HotProtocol(LimitedProtocol):
         except Exception:  # a bug of ours; the connection, and others' requests on it, go on
             log.exception("a request failed")
             return refusal(KvRouterError("internal error"))
-
-    def _is_at_ease(self) -> bool:
-        """Whether nothing stands before the answer of a request."""
-        is_behind = self.cycle is not None and not self.cycle.response_complete
-        is_stuck = self.flow.write_paused or self._is_surplus
-        return not (is_behind or is_stuck or self.transport.is_closing())
 
     def _go_long_way(self, app: Any, body: bytes, *, is_whole: bool) -> None:
         """Hand what is held over to uvicorn, for `app` to answer it."""

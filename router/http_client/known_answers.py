@@ -1,71 +1,47 @@
-"""Heads of answers that came before: a server that says the same again is not parsed again.
-
-    HTTP/1.1 200 OK␍␊content-type: application/json␍␊content-length: 212␍␊␍␊[the body]
-    ├────────────────────────── known ─────────────────────────────┤   ├─┤
-
-The parser has taken these very bytes before, as the beginning of an answer and as all of it; only
-the number differs that says how long the body is. So it would take them again, and alike.
+"""Heads of answers that came before: a server that says the same again, but for the length of the
+body and the request's id, is not parsed again.
 """
 
 from msgspec import Struct
 
-from router.message_lengths import HEAD_END, LENGTHS, body_behind, says
+from router.known_heads import KnownHeads
 
-MOST_HEADS = 256
-MOST_BYTES = 1024
-"""Of a head that is remembered."""
+MOST_HEADS = 16
+"""Of one server."""
+
+_ID = b"x-request-id"
 
 
-class Head(Struct, frozen=True, eq=False):
+class Head(Struct, frozen=True):
     """Of an answer; headers are named in lower case."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
 
+    def with_id(self, request_id: bytes) -> "Head":
+        """The same head, which says an id, of another answer."""
+        pairs = [(_ID, request_id) if pair[0] == _ID else pair for pair in self.headers]
+        return Head(self.status, tuple(pairs))
+
 
 class KnownAnswers:
-    """Heads of whole answers after which their connection could be used again, by their bytes."""
+    """Heads of whole answers after which their connection could be used again."""
 
-    __slots__ = ("_known", "_last")
+    __slots__ = ("_heads",)
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], Head] = {}
-        self._last: tuple[bytes, bytes, Head] = (b"?", b"", Head(0, ()))
+        self._heads: KnownHeads[Head] = KnownHeads(MOST_HEADS)
 
     def find(self, data: bytes) -> tuple[Head, bytes] | None:
-        """Head and body, if these bytes are an answer whose head is known, and all of it.
-
-        The head that was found last is tried first.
-        """
-        start, rest, head = self._last
-        body = body_behind(data, start, rest)
-        if body is not None:
-            return head, body
-        parts = _parted(data)
-        known = None if parts is None else self._known.get(parts)
-        if parts is None or known is None:
+        """Head and body, if these bytes are an answer whose head is known, and all of it."""
+        found = self._heads.find(data)
+        if found is None:
             return None
-        self._last = (*parts, known)
-        return known, data[data.find(HEAD_END) + len(HEAD_END) :]
+        head, request_id, body = found
+        return head.with_id(request_id) if request_id else head, body
 
     def remember(self, data: bytes, head: Head) -> None:
         """These bytes were parsed as one answer, and nothing else, with this head."""
-        parts = _parted(data)
-        if parts is None:
-            return
-        if len(self._known) >= MOST_HEADS:
-            self._known.clear()
-        self._known[parts] = head
-
-
-def _parted(data: bytes) -> tuple[bytes, bytes] | None:
-    """The head before and behind the length that it tells; None unless the body is so long."""
-    end = data.find(HEAD_END, 0, MOST_BYTES)
-    for length in LENGTHS:
-        start = data.find(length, 0, end + 1) + len(length)
-        if end > 0 and start >= len(length):
-            stop = data.find(b"\r", start)
-            body = end + len(HEAD_END)
-            is_whole = says(data[start:stop], len(data) - body)
-            return (data[:start], data[stop:body]) if is_whole else None
-    return None
+        said = [value for name, value in head.headers if name == _ID]
+        if len(said) < 2:
+            self._heads.remember(data, head, said[0] if said else b"")

@@ -32,10 +32,8 @@ class _Server:
 
     __slots__ = ("_known", "_loop", "busy", "idle", "name", "origin")
 
-    def __init__(
-        self, origin: Origin, loop: asyncio.AbstractEventLoop, known: KnownAnswers
-    ) -> None:
-        self._known = known
+    def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self._known = KnownAnswers()
         self.origin = origin
         self.name = str(origin)
         self.idle: deque[tuple[float, Connection]] = deque()
@@ -59,7 +57,6 @@ class HttpPool:
         self._limits = limits
         self._tls = tls
         self._servers: dict[Origin, _Server] = {}
-        self._known = KnownAnswers()
 
     async def ask(
         self, origin: Origin, request: Request, head_timeout_s: float | None = None
@@ -72,7 +69,7 @@ class HttpPool:
         server = self._servers.get(origin)
         if server is None:
             loop = asyncio.get_running_loop()
-            server = self._servers[origin] = _Server(origin, loop, self._known)
+            server = self._servers[origin] = _Server(origin, loop)
         connection = self._idle(server) or await self._opened(server)
         try:
             return await connection.ask(encoded, timeout_s)

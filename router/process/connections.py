@@ -78,7 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     Until `_head_until_s` a head has to be whole, until `_idle_until_s` something has to come, until
     `_stuck_until_s` what was written has to be taken; at `_ask_at_s` who has no more to say is
     asked whether it is there. `_barren_bytes` came since the head or the last piece of a body, and
-    were neither.
+    were neither. `_is_between`: what comes next begins a request.
     """
 
     config: HttpConfig
@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _has_body_come = _is_upgrade = _is_deaf = _is_half_closed = False
     _head_bytes = 0
     _chunk_bytes = 0
-    _is_in_head = True
+    _is_in_head = _is_between = True
     _has_head_ended = False
     _is_surplus = False
     cycle: Any = None
@@ -146,7 +146,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
-        self._is_in_head = True
+        self._is_in_head, self._is_between = True, False
 
     def on_headers_complete(self) -> None:
         """A head is whole. Raises what is wrong with it: the parser stops there."""
@@ -184,6 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request is whole, unless only the parser thinks so."""
         if not self._is_upgrade:
+            self._is_between = True
             self.end_request()
 
     def on_last_message_complete(self) -> None:
@@ -194,6 +195,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def end_request(self) -> None:
         """A request is whole."""
         super().on_message_complete()
+
+    def is_at_ease(self) -> bool:
+        """Whether nothing stands before the answer of a request."""
+        is_behind = self.cycle is not None and not self.cycle.response_complete
+        is_stuck = self.flow.write_paused or self._is_surplus or self._is_deaf
+        return not (is_behind or is_stuck or self.transport.is_closing())
+
+    def begin_known_request(self) -> None:
+        """A request whose head is known is here, all of it: the parser has not seen it."""
+        self._head_until_s = self._idle_until_s = inf
+        self._is_in_head, self._head_bytes, self._barren_bytes = False, 0, 0
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Nothing more comes. True: somebody may still wait for an answer."""

@@ -151,7 +151,8 @@ async def test_whoever_knows_no_chunks_gets_a_stream_without(nats_server):
         assert body.startswith(b"data: ")
 
 
-async def test_a_client_that_has_no_more_to_say_is_answered(nats_server):
+@pytest.mark.parametrize("before", [0, 3])
+async def test_a_client_that_has_no_more_to_say_is_answered(nats_server, before):
     go_on = asyncio.Event()
 
     async def script(upstream, writer):
@@ -159,6 +160,11 @@ async def test_a_client_that_has_no_more_to_say_is_answered(nats_server):
         await ANSWERS(upstream, writer)
 
     async with scene(nats_server, script) as its:
+        go_on.set()
+        for _ in range(before):  # then its head is known
+            its.writer.write(request())
+            assert (await answer(its))[0] == 200
+        go_on.clear()
         its.writer.write(request())
         its.writer.write_eof()
         assert (await answer(its))[0] == 100  # are you there?
@@ -169,10 +175,17 @@ async def test_a_client_that_has_no_more_to_say_is_answered(nats_server):
         await its.until_free()
 
 
-async def test_one_that_is_gone_is_not(nats_server):
-    async with scene(nats_server, hangs) as its:
+@pytest.mark.parametrize("before", [0, 3])
+async def test_one_that_is_gone_is_not(nats_server, before):
+    async def script(upstream, writer):
+        await (ANSWERS if len(upstream.requests) <= before else hangs)(upstream, writer)
+
+    async with scene(nats_server, script) as its:
+        for _ in range(before):
+            its.writer.write(request())
+            assert (await answer(its))[0] == 200
         its.writer.write(request())
-        await eventually(lambda: its.engines[1].requests)
+        await eventually(lambda: len(its.engines[1].requests) > before)
         its.writer.close()
         await eventually(lambda: its.engines[1].gone == 1)
         await its.until_free()
@@ -183,3 +196,67 @@ async def test_a_client_that_vanishes_before_its_request_is_whole_is_forgotten(n
         its.writer.write(request(length=len(BODY) + 1))
         its.writer.close()
         await its.forward.until_ended("client_gone")
+
+
+def completion(number, *headers, length=None, **kinds):
+    body = json.dumps({**COMPLETION, "prompt": [*range(1, number + 1)]}).encode()
+    return request(body, *headers, length=length, **kinds)
+
+
+def written(prompt):
+    body = json.dumps({**COMPLETION, "prompt": "?"}).encode()
+    return request(body.replace(b'"?"', prompt))
+
+
+async def test_requests_under_a_head_that_came_before_are_answered_as_the_first(nats_server):
+    """By their own prompts and ids; in one piece, in two, and behind one another."""
+    async with scene(nats_server) as its:
+        for number in range(1, 6):
+            its.writer.write(completion(number, f"x-request-id: {number}"))
+            status, fields, body = await answer(its)
+            assert (status, fields["x-request-id"]) == (200, str(number))
+            assert json.loads(body) == ANSWER
+        its.writer.write(completion(6, "x-request-id: 6")[:-5])
+        await its.writer.drain()
+        its.writer.write(completion(6, "x-request-id: 6")[-5:] + completion(7, "x-request-id: 7"))
+        ids = [(await answer(its))[1]["x-request-id"] for _ in range(2)]
+        assert ids == ["6", "7"]
+        prompts = [[*range(1, number + 1)] for number in range(1, 8)]
+        assert [asked["prompt"] for asked in its.asked(1)] == prompts
+        heads = [head.lower() for head, _ in its.engines[1].requests]
+        assert all(f"x-request-id: {number + 1}\r\n" in head for number, head in enumerate(heads))
+        await its.until_free()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        completion(3, "content-encoding: gzip"),
+        completion(3, kind="text/plain"),
+        written(b'[1, "x, 3]'),
+        written(b"[1, -2, 3]"),
+        written(b"[1, , 3]"),
+        written(b"[]"),
+    ],
+)
+async def test_what_is_wrong_is_found_under_a_head_that_came_before(nats_server, second):
+    async with scene(nats_server) as its:
+        for number in (1, 2, 3):
+            its.writer.write(completion(number))
+            assert (await answer(its))[0] == 200
+        its.writer.write(second)
+        status, _, body = await answer(its)
+        assert status in (400, 415)
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        assert len(its.asked(1)) == 3
+        await its.until_free()
+
+
+async def test_a_long_body_is_refused_under_a_head_that_came_before(nats_server):
+    async with scene(nats_server, body_limit_bytes=1024) as its:
+        for number in (1, 2, 3):
+            its.writer.write(completion(number))
+            assert (await answer(its))[0] == 200
+        its.writer.write(completion(1_000))
+        assert (await answer(its))[0] == 413
+        assert len(its.asked(1)) == 3

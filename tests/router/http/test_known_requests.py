@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.http.exchange import Head
 from router.http.hot import HotRoute
-from router.http.known_heads import MOST_HEADS, KnownHeads
+from router.http.known_requests import MOST_HEADS, KnownRequests
 
 ROUTE = HotRoute("/select", lambda _: None)
 HEAD = Head.of("POST", "/select", b"", [(b"content-type", b"application/json")])
@@ -21,7 +21,7 @@ def request(body=b"{}", length=None, name="content-length", more=""):
 
 
 def knowing(*requests, head=HEAD):
-    heads = KnownHeads()
+    heads = KnownRequests()
     for each in requests:
         heads.remember(each, ROUTE, head)
     return heads
