@@ -15,7 +15,7 @@ is answered, too.
 
 from asyncio import Transport
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from math import inf
 from typing import Any
@@ -31,8 +31,10 @@ from router.process.http_limits import (
     HeaderTimeoutError,
     HttpLimits,
     MalformedRequestError,
+    MisdirectedRequestError,
     TooManyConnectionsError,
 )
+from router.security.config import is_local_name
 
 REST_S = 2.0
 """Who was answered before its body was read has so long to say the rest."""
@@ -158,6 +160,9 @@ class LimitedProtocol(HttpToolsProtocol):
         limits = self.config.limits
         if len(self.headers) > limits.max_headers or self._is_head_too_large(limits):
             self._refusal = HeadersTooLargeError(limits)
+            raise self._refusal
+        if limits.local_names_only and not _is_for_us(self.headers):
+            self._refusal = MisdirectedRequestError()
             raise self._refusal
         self._head_bytes, self._has_head_ended, self._barren_bytes = 0, True, 0
         self._is_upgrade = bool(self.parser.should_upgrade())
@@ -336,6 +341,10 @@ class LimitedProtocol(HttpToolsProtocol):
         is_amiss = cycle.more_body and not cycle.response_started and not self.pipeline
         cycle.disconnected = cycle.disconnected or is_amiss
         return bool(is_amiss)
+
+
+def _is_for_us(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return all(is_local_name(value) for name, value in headers if name == b"host")
 
 
 def _answer(error: KvRouterError, told: object) -> bytes:

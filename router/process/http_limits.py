@@ -3,12 +3,12 @@
 from msgspec import Struct
 
 from router.errors import KvRouterError
-from router.security.config import SecurityConfig
+from router.security.config import SecurityConfig, is_for_itself
 
 
 class HttpLimits(Struct, frozen=True):
     """What a server takes of its callers. Who does not take for `stuck_s` what it is sent is hung
-    up on.
+    up on. `local_names_only`: who asks for another's site is refused.
     """
 
     max_connections: int = 4096
@@ -17,6 +17,7 @@ class HttpLimits(Struct, frozen=True):
     header_timeout_s: float = 10.0
     keep_alive_s: float = 75.0
     stuck_s: float = 60.0
+    local_names_only: bool = False
 
     @classmethod
     def of(cls, config: SecurityConfig, max_connections: int) -> "HttpLimits":
@@ -27,6 +28,7 @@ class HttpLimits(Struct, frozen=True):
             config.max_headers,
             config.header_timeout_s,
             config.keep_alive_s,
+            local_names_only=is_for_itself(config),
         )
 
 
@@ -38,6 +40,17 @@ class MalformedRequestError(KvRouterError):
 
     def __init__(self) -> None:
         super().__init__("request: not HTTP/1.1, or ambiguous (allowed: RFC 9112)")
+
+
+class MisdirectedRequestError(KvRouterError):
+    """Somebody else's site is asked for, by a browser that was told that we are it."""
+
+    code = "misdirected_request"
+    http_status = 421
+
+    def __init__(self) -> None:
+        allowed = "localhost, an address; token_file or insecure_public_bind allow any"
+        super().__init__(f"host: another site's name (allowed: {allowed})")
 
 
 class HeadersTooLargeError(KvRouterError):

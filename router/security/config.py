@@ -5,6 +5,7 @@ may be given as a setting (`block_key`) is never shown.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -213,6 +214,30 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_for_itself(config: SecurityConfig) -> bool:
+    """Whether only this machine may ask, whoever it is there. A page that one of its browsers shows
+    is not meant: it comes by the name of its own server, which it had changed to our address.
+    """
+    has_callers = bool(config.token_file or config.tls_client_ca_file)
+    return is_loopback(config.host) and not has_callers and not config.insecure_public_bind
+
+
+@lru_cache(maxsize=64)
+def is_local_name(authority: bytes) -> bool:
+    """Whether a Host header cannot be the name of somebody's site: an address, a name without
+    dots, `localhost` and what is below it.
+    """
+    text = authority.decode("latin-1").lower()
+    host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    if "." not in host or host.endswith(".localhost"):
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_bind(config: SecurityConfig) -> None:

@@ -99,6 +99,24 @@ async def test_a_flood_of_headers_is_refused_whole_or_not(served, headers, is_wh
     assert served.refused == ["headers_too_large"]
 
 
+@pytest.mark.parametrize("name", ["evil.example", "EVIL.example:80", "x\r\nhost: 127.0.0.1.nip.io"])
+async def test_a_page_that_pretends_we_are_its_site_is_refused(name):
+    """As browsers are told by rebinding a name to 127.0.0.1."""
+    async with serving(HttpLimits(local_names_only=True)) as served:
+        asked = GET.replace(b"host: x", b"host: " + name.encode())
+        assert await served.refusal(asked) == (421, "misdirected_request")
+        for ours in (
+            b"127.0.0.1:8",
+            b"localhost",
+            b"a.localhost:80",
+            b"[::1]:8",
+            b"10.0.0.1",
+            b"box",
+        ):
+            asked = GET.replace(b"host: x", b"connection: close\r\nhost: " + ours)
+            assert (await served.ask(asked)).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_url_that_never_ends_is_refused(served):
     assert await served.refusal(b"GET /" + b"a" * 5000) == (431, "headers_too_large")
 

@@ -10,7 +10,7 @@ from router.forward.config import load_forward
 from router.index_config import load_indexer_config
 from router.loading import load_router, load_router_config
 from router.process.effective import as_toml, effective
-from router.security.config import is_loopback
+from router.security.config import is_for_itself, is_loopback
 from worker_agent.config import load_agent_config
 
 LOADERS = {
@@ -136,3 +136,9 @@ def test_a_secret_is_not_told_by_what_it_contradicts(file):
     with pytest.raises(ConfigError) as refusal:
         load_router(RouterConfig, [], environment)
     assert SECRET not in str(refusal.value.body())
+
+
+def test_whoever_listens_for_this_machine_alone_looks_at_names():
+    assert is_for_itself(RouterConfig())
+    for fields in ({"host": "0.0.0.0"}, {"token_file": "x"}, {"insecure_public_bind": True}):
+        assert not is_for_itself(RouterConfig(**fields))
