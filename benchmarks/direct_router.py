@@ -1,6 +1,5 @@
 """The router of a measurement: the real process, without a bus, on one core."""
 
-import os
 import re
 import subprocess
 import sys
@@ -12,15 +11,16 @@ import httpx
 from events_processes import READER_CORE, free_port, pin
 
 START_S = 30.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SCHEDULED = 2
 _SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
 def processor_s_of(pid: int) -> float:
-    """Processor time of a process so far, of all its threads."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    """Processor time of a process so far, of all its threads, to the nanosecond: /proc tells
+    hundredths of a second.
+    """
+    clock = (~pid << 3) | _SCHEDULED  # as clock_getcpuclockid(3) of Linux names it
+    return time.clock_gettime(clock)
 
 
 class DirectRouter:
