@@ -42,11 +42,14 @@ async def ask_forever(
     max_pause_s: float,
 ) -> None:
     """Ask until cancelled. `ask` says whether it was answered; the pause doubles while it is not,
-    up to a bound.
+    up to a bound. Whoever was not answered asks anew: a client that gave an answer up may count the
+    connection as busy for ever, and it has but one.
     """
     pause_s = interval_s
-    async with engine_client(timeout_s) as client:
-        while True:
-            is_answered = await ask(client)
-            pause_s = interval_s if is_answered else min(2 * pause_s, max_pause_s)
-            await asyncio.sleep(pause_s)
+    while True:
+        async with engine_client(timeout_s) as client:
+            while await ask(client):
+                pause_s = interval_s
+                await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, max_pause_s)
+        await asyncio.sleep(pause_s)
