@@ -45,10 +45,21 @@ class StreamLimits(Struct, frozen=True):
 
 
 class CarefulClient(Client):
-    """A client that says nothing to a server without TLS where its URL says tls://, and that no
-    message disconnects. The library would go on as with nats://, and send its login to whoever
-    answers; and it gives a connection up, for seconds, that brings a message it cannot read.
+    """A client that says nothing to a server without TLS where its URL says tls://, that no message
+    disconnects, and that leaves nothing open. The library would go on as with nats://, and send its
+    login to whoever answers; it gives a connection up, for seconds, that brings a message it cannot
+    read; and it forgets a connection on which nobody greeted it in time.
     """
+
+    def abandon(self) -> None:
+        """Close whatever is open."""
+        if self._transport:
+            self._transport.close()  # type: ignore[no-untyped-call]
+
+    async def _connect_to_server(self, *server: Any) -> None:
+        """Connect, and to nobody else."""
+        self.abandon()
+        await super()._connect_to_server(*server)
 
     def _connect_command(self) -> bytes:
         """What is sent first, the login included."""
@@ -74,7 +85,7 @@ class Bus:
 
     __slots__ = ("_lost", "client", "closed", "js", "problem")
 
-    def __init__(self, client: Client, closed: asyncio.Event) -> None:
+    def __init__(self, client: CarefulClient, closed: asyncio.Event) -> None:
         self.client = client
         self.closed = closed
         self.problem: Exception | None = None
@@ -300,24 +311,28 @@ async def _connect_once(
         bus.problem = bus.problem if isinstance(error, NoServersError) else error
         log.debug("NATS: %r", error)
 
-    # Attempts are limited for the first connection only, so that each failure can be told.
-    await bus.client.connect(
-        url,
-        name=name,
-        max_reconnect_attempts=1,
-        reconnect_time_wait=0,
-        connect_timeout=CONNECT_TIMEOUT_S,
-        ping_interval=5,
-        error_cb=failed,
-        disconnected_cb=disconnected,
-        reconnected_cb=reconnected,
-        closed_cb=closed,
-        **access.options(url),
-    )
+    try:
+        # Attempts are limited for the first connection only, so that each failure can be told.
+        await bus.client.connect(
+            url,
+            name=name,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            ping_interval=5,
+            error_cb=failed,
+            disconnected_cb=disconnected,
+            reconnected_cb=reconnected,
+            closed_cb=closed,
+            **access.options(url),
+        )
+    except BaseException:
+        bus.client.abandon()
+        raise
     bus.client.options.update(max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S)
 
 
-async def _close(client: Client) -> None:
+async def _close(client: CarefulClient) -> None:
     if client.is_connected:
         try:
             await client.flush(timeout=2)
@@ -326,3 +341,4 @@ async def _close(client: Client) -> None:
     # Closing a connection that is already lost fails on the dead socket.
     with suppress(OSError):
         await client.close()
+    client.abandon()
