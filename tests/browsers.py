@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from playwright.async_api import async_playwright
+from playwright.async_api import Error, async_playwright
 
 from servers import eventually
 
@@ -71,8 +71,15 @@ class Tab:
         return await self.page.evaluate(script)
 
     async def picture(self, name, **options):
-        """A screenshot, left for people."""
-        await self.page.screenshot(path=ARTEFACTS / f"{name}.png", animations="disabled", **options)
+        """A screenshot, left for people. Chromium takes none where its processes are late."""
+
+        async def is_taken():
+            with suppress(Error):
+                return await self.page.screenshot(
+                    path=ARTEFACTS / f"{name}.png", animations="disabled", **options
+                )
+
+        await eventually(is_taken)
 
 
 @asynccontextmanager

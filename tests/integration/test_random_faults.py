@@ -16,7 +16,7 @@ RUNS = int(os.environ.get("FUZZ_SERVER_RUNS", "1"))
 async def test_whatever_happens_the_index_is_right_again(plane, seed):
     scenario = Scenario(plane, seed)
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(300):
             await scenario.run()
             await plane.until_right()
     except Exception:

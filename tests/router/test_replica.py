@@ -145,8 +145,9 @@ async def test_what_a_dead_router_booked_is_forgotten(routers):
     assert await count(second, "known") == 1
 
 
-async def test_a_router_that_stops_leaves_its_requests_to_another(nats_server):
+async def test_a_router_that_stops_leaves_its_requests_to_another(nats_server, monkeypatch):
     """What it had booked weighs on, and can be completed and freed, after it is gone."""
+    monkeypatch.setattr("router.replica.GIVE_S", 60.0)
     leaving = RunningRouter(nats_server.url, name="leaving")
     staying = RunningRouter(nats_server.url, name="staying")
     async with staying.running():

@@ -217,7 +217,7 @@ async def test_an_id_that_an_agent_has_is_not_taken_over(router, bus, caplog):
 
 
 async def test_silent_workers_go_and_ranks_beyond_the_limit_are_refused(nats_server, bus):
-    limits = {"dynamo_silence_s": 0.6, "dynamo_max_ranks": 1}
+    limits = {"dynamo_silence_s": 2.5, "dynamo_max_ranks": 1}
     async with RunningRouter(nats_server.url, **SETTINGS, **limits).running() as router:
         await eventually(lambda: router.metric("kv_router_dynamo_connected"))
         for worker_id in (7, 8):
