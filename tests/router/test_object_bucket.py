@@ -193,8 +193,8 @@ async def test_too_much_is_not_written(bus, bucket):
 
 
 async def test_a_lost_bus_is_told(bucket, nats_server, monkeypatch):
-    monkeypatch.setattr(object_bucket, "REQUEST_TIMEOUT_S", 0.2)
     await bucket.write(random_bytes(10))
     nats_server.kill()
+    monkeypatch.setattr(object_bucket, "REQUEST_TIMEOUT_S", 0.2)
     with pytest.raises(BusUnavailableError):
         await bucket.write(random_bytes(10))

@@ -102,6 +102,7 @@ class Examination:
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(over))
             if await _before(stop, watch.connected.wait(), listening.CONNECT_S):
+                began_s = time.monotonic()  # however long it took to connect
                 self._live.is_connected = True
                 if server is not None and self._config.probe:
                     await _before(stop, self._probed(server), PROBE_S)

@@ -14,7 +14,7 @@ from doctoring import examine, says, verdicts
 from engine_messages import SglangStored, Vllm9Stored, Vllm10Stored
 from router.protocol.workers import WorkerRegistration
 from router.tools.doctor.attachment import attachment
-from servers import free_port
+from servers import eventually, free_port
 from zmq_engines import Engine, removed, stored
 
 
@@ -240,7 +240,8 @@ async def test_a_restart_while_watching_is_a_warning():
         engine.wait()
 
         async def restart():
-            await asyncio.sleep(1.0)
+            await eventually(lambda: engine.is_heard)
+            await asyncio.sleep(0.2)
             await asyncio.to_thread(engine.restart)
 
         restarting = asyncio.create_task(restart())
