@@ -8,6 +8,7 @@ from msgspec import structs
 from router.errors import InvalidFieldError
 from router.protocol.requests import SelectRequest
 
+MAX_ID_CHARACTERS = 256
 REQUEST_ID_HEADER = "x-request-id"
 SELECT_HEADERS = {
     "request_id": REQUEST_ID_HEADER,
@@ -54,6 +55,6 @@ def request_id_of(request_id: str | None, header: str | None) -> str | None:
 
 
 def _fit(header: str, value: str) -> str:
-    if not 1 <= len(value) <= 256:
-        raise InvalidFieldError(header, f"{len(value)} characters", "1 to 256")
+    if not 1 <= len(value) <= MAX_ID_CHARACTERS:
+        raise InvalidFieldError(header, f"{len(value)} characters", f"1 to {MAX_ID_CHARACTERS}")
     return value

@@ -150,7 +150,7 @@ class Front:
         config = self._config
         if self._in_flight.count >= config.max_requests or len(body) > config.body_limit_bytes:
             return None
-        answer = route.plain(head, body)
+        answer = route.plain(head, head.plain_id, body)
         if answer is None:
             return None
         self._requests.count("http", route.path, answer.status)

@@ -31,6 +31,7 @@ from router.protocol.requests import (
     Usage,
 )
 from router.request_headers import (
+    MAX_ID_CHARACTERS,
     REQUEST_ID_HEADER,
     SELECT_HEADERS,
     asked_with,
@@ -46,19 +47,21 @@ T = TypeVar("T")
 U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
 
 _SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
+_ID_HEADER = REQUEST_ID_HEADER.encode()
+_ASKING_HEADERS = _SELECT_HEADERS.keys() - {_ID_HEADER}
 
 
 class HotRoute(Struct, frozen=True):
     """A route, as it is counted, and who answers it; `request_id`: of the path asked for.
 
-    `plain`: who answers the plainest of requests, below whatever looks at callers and heads; None
-    goes to the handler. It has changed nothing then, and raises nothing.
+    `plain`: who answers the plainest of requests, under this id, below whatever looks at callers
+    and heads; None goes to the handler. It has changed nothing then, and raises nothing.
     """
 
     path: str
     handler: Handler
     request_id: str = ""
-    plain: Callable[[Head, bytes], Answer | None] | None = None
+    plain: Callable[[Head, str | None, bytes], Answer | None] | None = None
 
 
 class HotRoutes:
@@ -104,15 +107,28 @@ class HotRoutes:
     # Nothing that waits keeps a request, or its body: its tokens may be many in a long queue.
 
     def _select(self, exchange: Exchange) -> Answer | Later:
+        plainly = None if exchange.head.is_plain else self._select_behind(exchange)
+        if plainly is not None:
+            return plainly
         if _is_long(exchange):
             return _with_long_request(exchange, self._select_request, self._selected)
         return self._selected(exchange, self._select_request(exchange))
 
-    def _select_plain(self, head: Head, body: bytes) -> Answer | None:
+    def _select_behind(self, exchange: Exchange) -> Answer | None:
+        """A plain request behind a head that is none, as with a token or in a trace."""
+        head, request_id = exchange.head, exchange.header(_ID_HEADER)
+        asks_for_more = not head.headers.keys().isdisjoint(_ASKING_HEADERS)
+        if asks_for_more or exchange.caller.tenant is not None or request_id == "":
+            return None
+        if request_id is not None and len(request_id) > MAX_ID_CHARACTERS:
+            return None
+        return self._select_plain(head, request_id, exchange.body)
+
+    def _select_plain(self, head: Head, request_id: str | None, body: bytes) -> Answer | None:
         found = self._plain_selects.read(head, body)
         if found is None:
             return None
-        decision = self._commands.select_plain(found[0], head.plain_id, found[1])
+        decision = self._commands.select_plain(found[0], request_id, found[1])
         return None if decision is None else answer(decision)
 
     def _select_and_reserve(self, exchange: Exchange) -> Answer | Later:

@@ -221,15 +221,26 @@ async def plain_fleet(nats_server):
         yield router
 
 
-@pytest.mark.parametrize("fields", [{}, {"x_request_id": "mine"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"x_request_id": "mine"},
+        {"x_other": "1"},
+        {"x_request_id": "mine", "authorization": "Bearer of-nobody"},
+        {"x_dynamo_session_id": "s"},
+    ],
+)
 async def test_known_words_are_answered_as_new_ones(plain_fleet, fields):
-    """The third time head and words are known, so that nothing but the tokens is read."""
+    """The third time head and words are known, so that nothing but the tokens is read, whatever
+    else the head says.
+    """
     body = b'{"token_ids":[%s],"routing_group":"default"}'
     found = [
         plain((await answers(plain_fleet, request(body=body % tokens, **fields)))[0])
         for tokens in (b"1", b"1,2", b"1,2,3", b"1,2,3", b"1,2,3,4")
     ]
-    assert found[2] == found[3]
+    assert found[2][::2] == found[3][::2]  # not how long they are, which moves with time
     assert [answer["isl_tokens"] for _, _, answer in found] == [1, 2, 3, 3, 4]
     assert {answer.get("request_id") for _, _, answer in found} == {fields.get("x_request_id")}
     decided = 'kv_router_decisions_total{command="select"}'
@@ -239,7 +250,7 @@ async def test_known_words_are_answered_as_new_ones(plain_fleet, fields):
     assert await plain_fleet.metric("kv_router_prompt_tokens_total") == 13
 
 
-async def test_known_words_are_refused_as_new_ones(plain_fleet):
+async def test_known_words_are_refused_as_new_ones(plain_fleet, eventually):
     """What was plain before is not, once there is nobody, or what follows is no array of tokens."""
     bad, good = b'{"token_ids":[1,-2]}', b'{"token_ids":[1,2]}'
     for body in (good, good, good):
@@ -254,4 +265,8 @@ async def test_known_words_are_refused_as_new_ones(plain_fleet):
         assert (await answers(plain_fleet, warned))[0][2]["warnings"]
     order = {"lifecycle": "draining"}
     assert (await plain_fleet.client.patch("/workers/1", json=order)).status_code == 200
-    assert (await answers(plain_fleet, request(body=good)))[0][0] == 503
+
+    async def is_refused():  # orders go over the bus
+        return (await answers(plain_fleet, request(body=good)))[0][0] == 503
+
+    await eventually(is_refused)
