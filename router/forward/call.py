@@ -57,7 +57,8 @@ _NOBODY = _Nobody()
 
 class Call:
     """A request, and its answer. `has_started`: its head is out, and cannot be changed.
-    `own_headers`: what it says beside the engine's. `has_chunks`: the client knows bodies in
+    `own_headers`: what it says beside the engine's. `held_bytes`: what of its body counts until it
+    is answered. `has_chunks`: the client knows bodies in
     pieces; for others a stream ends with the connection.
 
     What uvicorn's connection wants to know of the request that it answers has uvicorn's names.
@@ -71,6 +72,7 @@ class Call:
         "disconnected",
         "has_chunks",
         "headers",
+        "held_bytes",
         "ids",
         "is_turn",
         "keep_alive",
@@ -111,6 +113,7 @@ class Call:
         self._body: bytes | bytearray = b""
         self._head: bytes | None = None
         self.more_body = True
+        self.held_bytes = 0
         self.is_turn = self.disconnected = False
         self.response_started = self.response_complete = False
 

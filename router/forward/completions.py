@@ -3,12 +3,12 @@
 import asyncio
 import logging
 
-from router.body_errors import MalformedBodyError
+from router.body_errors import BodyTooLargeError, MalformedBodyError
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.bodies import CHAT, Asked, read_asked
 from router.forward.call import Call
 from router.forward.config import ForwardConfig
-from router.forward.errors import ModelNotFoundError
+from router.forward.errors import ModelNotFoundError, TooMuchAtOnceError
 from router.forward.headers import check_body
 from router.forward.known_calls import KnownCalls
 from router.forward.metrics import Ended, ForwardMetrics
@@ -64,6 +64,18 @@ class Completions:
             raise TooManyRequestsError(self.config.max_requests)
         call.caller = admit(self._guard, "POST", call.path, call.headers)
         check_body(call.headers, self.config.body_limit_bytes)
+
+    def hold(self, call: Call) -> None:
+        """Some of its body is here, and stays until it is answered. Raises BodyTooLargeError,
+        TooMuchAtOnceError.
+        """
+        more_bytes = call.received_bytes - call.held_bytes
+        call.held_bytes += more_bytes
+        self._metrics.body_bytes += more_bytes
+        if call.held_bytes > self.config.body_limit_bytes:
+            raise BodyTooLargeError(self.config.body_limit_bytes)
+        if self._metrics.body_bytes > self.config.bodies_limit_bytes:
+            raise TooMuchAtOnceError(self.config.bodies_limit_bytes)
 
     def refuse(self, call: Call, error: KvRouterError) -> None:
         """Say why it is not answered."""
@@ -145,6 +157,8 @@ class Completions:
 
     def _end(self, call: Call, ended: Ended) -> None:
         self._metrics.in_flight -= 1
+        self._metrics.body_bytes -= call.held_bytes
+        call.body()  # its connection remembers the call, and is garbage that lies about for long
         self._metrics.requests.count(f"POST {call.path}", ended)
 
 

@@ -62,6 +62,13 @@ class ForwardConfig(PrefillConfig, frozen=True, kw_only=True):
     body_limit_bytes: Annotated[
         int, Meta(ge=1024, description="size of a request body; beyond that, 413")
     ] = 32 * 1024 * 1024
+    bodies_limit_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="size of all bodies of requests in flight together; beyond that, 503",
+        ),
+    ] = 2 * 1024 * 1024 * 1024
     body_timeout_s: Annotated[
         float, Meta(gt=0, description="time to receive a body; beyond that, 408")
     ] = 30.0

@@ -8,6 +8,7 @@ KvRouterError
 ├── PromptRefusedError       a worker refused a prompt, as others will
 ├── ModelNotFoundError       no worker has, or ever had, the model that is wanted
 ├── NoWorkerNamedError       the direct router goes where the request says, and it says nothing
+├── TooMuchAtOnceError       the bodies of all requests in flight are more than is kept
 ├── RouteNotFoundError       nothing is served there
 └── MethodNotAllowedError    something is, by other methods
 """
@@ -102,6 +103,18 @@ class NoWorkerNamedError(InvalidFieldError):
             "missing; this router sends requests where they say",
             "a worker's id, as x-worker-id, x-worker-instance-id or nvext.backend_instance_id",
         )
+
+
+class TooMuchAtOnceError(KvRouterError):
+    """The bodies of everybody's requests in flight are as much as may be kept of them."""
+
+    code = "too_much_at_once"
+    http_status = 503
+    retry_after_s = 1.0
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"bodies: too much in flight (allowed: {limit_bytes} bytes in all)")
+        self.limit_bytes = limit_bytes
 
 
 class RouteNotFoundError(KvRouterError):

@@ -59,9 +59,11 @@ class ForwardMetrics:
             _SECONDS,
         )
         self.prefill = PrefillMetrics(registry)
-        self.in_flight = 0
+        self.in_flight = self.body_bytes = 0
         gauge = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
         gauge.set_function(lambda: self.in_flight)
+        gauge = Gauge(prefix + "body_bytes", "Bodies of these requests", registry=registry)
+        gauge.set_function(lambda: self.body_bytes)
 
     def watch(self, pool: HttpPool, standing: Standing) -> None:
         """Show a pool's connections, too, and who is left alone."""

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from router.body_errors import BodyTimeoutError, BodyTooLargeError
+from router.body_errors import BodyTimeoutError
 from router.errors import KvRouterError
 from router.forward.bodies import PATHS
 from router.forward.call import Call, refusal
@@ -99,9 +99,14 @@ class ForwardProtocol(LimitedProtocol):
         self._has_body_come = True
         if not call.response_complete:
             call.receive(body)
-            limit_bytes = self.completions.config.body_limit_bytes
-            if call.received_bytes > limit_bytes and call.is_turn:
-                self.completions.refuse(call, BodyTooLargeError(limit_bytes))
+            if call.is_turn:
+                self._hold(call)
+
+    def _hold(self, call: Call) -> None:
+        try:
+            self.completions.hold(call)
+        except KvRouterError as error:
+            self.completions.refuse(call, error)
 
     def end_request(self) -> None:
         """A request is whole."""
@@ -153,8 +158,7 @@ class ForwardProtocol(LimitedProtocol):
         call.is_turn, config = True, self.completions.config
         try:
             self.completions.admit(call)
-            if call.received_bytes > config.body_limit_bytes:
-                raise BodyTooLargeError(config.body_limit_bytes)
+            self.completions.hold(call)
         except KvRouterError as error:
             self.completions.refuse(call, error)
         else:

@@ -35,6 +35,7 @@ from router.process.serving import HttpServer, listening, serve_until
 from router.process.settings import Loaded
 from router.security.edge import Edge
 from router.security.http_access import HttpAccess
+from router.security.metrics import EdgeCollector
 from router.security.nats_access import nats_access
 
 TIDY_S = 5.0
@@ -54,6 +55,7 @@ class ForwardService:
         self._app: ForwardApp | None = None
         self._news: PrefillNews | None = None
         self.metrics = ForwardMetrics()
+        EdgeCollector(self._edge, self.metrics.registry)
         of_tokenizers = TokenizerMetrics(self.metrics.registry)
         self._tokenizers = load_tokenizers(
             config.tokenizer, config.known_tokens, of_tokenizers.counted

@@ -12,6 +12,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import UNSET
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.routing import Route as Served
 
 from router.body_errors import UnsupportedMediaTypeError
 from router.core import RouterCore
@@ -109,12 +111,22 @@ class Web:
 
         return answer
 
-    async def _unrouted(self, _: Request, error: Exception) -> Response:
+    async def _unrouted(self, request: Request, error: Exception) -> Response:
         """What the framework refuses before a handler sees it."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = {404: "route_not_found", 405: "method_not_allowed"}.get(status, "refused")
         self._metrics.refusals.labels("http", code).inc()
-        return json_answer({"error": code.replace("_", " "), "code": code}, status)
+        answer = json_answer({"error": code.replace("_", " "), "code": code}, status)
+        if status == 405:
+            answer.headers["allow"] = ", ".join(_methods_at(request))
+        return answer
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What may be done where something else was tried."""
+    routes = [each for each in request.app.routes if isinstance(each, Served)]
+    found = (each for each in routes if each.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 async def _elsewhere(_: Request) -> Response:

@@ -1,13 +1,15 @@
 """What comes on a client's connection, byte by byte."""
 
 import asyncio
+import gc
 import json
 from contextlib import asynccontextmanager
 
 import pytest
 
 from forwarding import COMPLETION, Scene, lines
-from servers import eventually
+from router.forward.call import Call
+from servers import equals, eventually
 from upstreams import STREAM_END, STREAM_HEAD, chunk, event, hangs, response, says
 
 ANSWER = {"id": "cmpl-1", "choices": []}
@@ -114,6 +116,23 @@ async def test_bodies_have_limits(nats_server, asked, status, code):
         assert (said, json.loads(body)["error"]["code"]) == (status, code)
         assert its.engines[1].requests == []
         await its.forward.until_ended("refused")
+
+
+async def test_bodies_together_have_a_limit(nats_server):
+    """Whoever holds much of it unfinished is nobody's excuse for running out of memory."""
+    async with scene(nats_server, bodies_limit_bytes=2048) as its:
+        held = "kv_router_forward_body_bytes"
+        its.writer.write(request(b" " * 2040, length=4096))
+        await eventually(lambda: equals(its.forward.metric(held), 2040))
+        answer = await its.forward.complete()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "too_much_at_once"
+        its.writer.close()
+        await eventually(lambda: equals(its.forward.metric(held), 0))
+        calls = [each for each in gc.get_objects() if isinstance(each, Call)]
+        assert not any(each.received_bytes for each in calls), "kept until garbage is collected"
+        assert (await its.forward.complete()).status_code == 200
+        await eventually(lambda: equals(its.forward.metric(held), 0))
 
 
 @pytest.mark.parametrize(

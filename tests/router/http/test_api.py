@@ -380,6 +380,7 @@ async def test_a_worker_id_that_is_none_is_400(fleet, worker_id):
 async def test_a_wrong_method_is_405(router):
     answer = await router.client.get("/select")
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/jsonx"])
