@@ -39,7 +39,7 @@ class GuardedNats:
         self.process.wait()
 
 
-async def is_let_in(url, access, within_s=15.0):
+async def is_let_in(url, access, within_s=60.0):
     """Whether a connection comes to be on which something can be asked."""
     try:
         async with asyncio.timeout(within_s), connection(url, "t", lambda _: None, access) as bus:
