@@ -56,6 +56,11 @@ class CarefulClient(Client):
         if self._transport:
             self._transport.close()  # type: ignore[no-untyped-call]
 
+    def forget_unsent(self) -> None:
+        """Forget what nobody can be told any more."""
+        if not self.is_connected:
+            self._pending, self._pending_data_size = [], 0
+
     async def _connect_to_server(self, *server: Any) -> None:
         """Connect, and to nobody else."""
         self.abandon()
@@ -338,7 +343,9 @@ async def _close(client: CarefulClient) -> None:
             await client.flush(timeout=2)
         except (NatsError, TimeoutError):
             log.warning("could not flush the last messages to NATS")
-    # Closing a connection that is already lost fails on the dead socket.
-    with suppress(OSError):
+    client.forget_unsent()
+    # Closing a connection that is already lost fails on the dead socket, which uvloop calls a
+    # RuntimeError.
+    with suppress(OSError, RuntimeError):
         await client.close()
     client.abandon()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+import uvloop
 
 from router.bus_errors import BusUnavailableError
 from router.protocol.subjects import Subjects
@@ -67,6 +68,19 @@ async def test_tells_losses_and_returns(nats_server, eventually):
         await eventually(lambda: seen == [True, False])
         nats_server.start()
         await eventually(lambda: seen == [True, False, True])
+
+
+def test_a_lost_connection_is_left_whatever_was_still_to_be_said(nats_server, eventually):
+    """On uvloop, as processes run: it minds what is written to a connection that is closed."""
+
+    async def leave():
+        async with connection(nats_server.url, "test", lambda _: None) as bus:
+            nats_server.kill()
+            await eventually(lambda: isinstance(bus.problem, OSError))  # of connecting again
+            await bus.client.publish("anybody", b"are you there?")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(leave())
 
 
 @pytest.mark.parametrize("is_first", [True, False])
