@@ -1,12 +1,14 @@
 """Real servers on free ports, and patience."""
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,18 +17,37 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 
 
-PORTS_A_PROCESS = 4_000
+FIRST_PORT = 10_000
+RANGES, PORTS_A_RANGE = 11, 2_000
 RANKS_A_PORT = 8  # an engine's ranks listen on the ports that follow its own
 
 
 def _ports() -> Iterator[int]:
     """In turn: one given away and not yet bound is not given away again."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 10_000 + process % 5 * PORTS_A_PROCESS
-    turn = random.randrange(PORTS_A_PROCESS)
+    first, turn = FIRST_PORT + _own_range() * PORTS_A_RANGE, random.randrange(PORTS_A_RANGE)
     while True:
-        yield first + turn % PORTS_A_PROCESS
+        yield first + turn % PORTS_A_RANGE
         turn += RANKS_A_PORT
+
+
+def _own_range() -> int:
+    """One that no other process of tests on this machine has; any, if all are taken."""
+    for number in range(RANGES):
+        with suppress(OSError):
+            path = Path(tempfile.gettempdir()) / f"kv-router-test-ports-{number}"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT)
+            if _is_locked(lock):
+                return number
+            os.close(lock)
+    return random.randrange(RANGES)
+
+
+def _is_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _PORTS = _ports()
