@@ -27,7 +27,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "active_decode_blocks_threshold",
         "router_track_active_blocks",
         lambda c: c.active_decode_blocks_threshold is not None and not c.router_track_active_blocks,
-        "without tracking nobody knows the blocks in use",
+        "without tracking, the blocks in use are unknown",
     ),
     Rule(
         "active_prefill_tokens_threshold",
@@ -35,7 +35,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         lambda c: (
             c.active_prefill_tokens_threshold is not None and not c.router_track_prefill_tokens
         ),
-        "without tracking nobody knows the tokens to compute",
+        "without tracking, the tokens to compute are unknown",
     ),
     Rule(
         "active_prefill_tokens_threshold_frac",
@@ -43,7 +43,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         lambda c: (
             c.active_prefill_tokens_threshold_frac is not None and not c.router_track_prefill_tokens
         ),
-        "without tracking nobody knows the tokens to compute",
+        "without tracking, the tokens to compute are unknown",
     ),
     Rule(
         "router_prefill_load_model",
@@ -151,7 +151,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "router_queue_threshold",
         "router_track_prefill_tokens",
         lambda c: c.router_queue_threshold is not None and not c.router_track_prefill_tokens,
-        "without tracking nobody is ever busy",
+        "without tracking, no rank is ever busy",
     ),
     Rule(
         "router_queue_threshold",
@@ -163,7 +163,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "max_waiting_requests",
         "max_connections",
         lambda c: c.max_waiting_requests > c.max_connections // 2,
-        "whoever waits keeps a connection; half of them are for what frees ranks",
+        "each waiting request keeps a connection; half of them are for requests that free ranks",
     ),
     Rule(
         "discovery",
@@ -175,7 +175,7 @@ RULES: tuple[Rule[RouterConfig], ...] = (
         "discovery_selector",
         "discovery",
         lambda c: bool(c.discovery_selector) and c.discovery == "none",
-        "nobody is looked for",
+        "discovery is off",
     ),
 )
 """In no order; a new pair is a new line here."""

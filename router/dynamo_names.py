@@ -107,7 +107,7 @@ ALIASES = (
 
 REFUSED = MappingProxyType(
     {
-        f"{PREFIX}OVERLAP_REFRESH_AFTER_SECS": "whoever waited is always matched anew",
+        f"{PREFIX}OVERLAP_REFRESH_AFTER_SECS": "requests that waited are always matched again",
         f"{PREFIX}LOAD_AWARE": "the policy least-loaded looks at load alone",
         f"{PREFIX}WORKER_SELECTION_POLICY": "policies are named by policy and group_policies",
         f"{PREFIX}PREFILL_POLICY": "the policy is one for all roles of a routing group",

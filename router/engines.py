@@ -241,7 +241,7 @@ class Engines:
         if worker is None or is_gone == (worker.problem is not None):
             return
         if is_gone:
-            log.warning("worker %d: its engines are gone; nobody is sent there", worker_id)
+            log.warning("worker %d: its engines are gone; it gets no requests", worker_id)
             self._core.set_problem(worker_id, f"its engines could not be reached for {GONE_S:g} s")
         else:
             log.info("worker %d: its engines are back", worker_id)

@@ -26,7 +26,7 @@ class RouterMetrics:
         self.requests = RequestCounts(self.registry)
         self.refusals = make.counter("refusals", "Requests refused", "interface", "code")
         self.unknown_fields = make.counter(
-            "unknown_fields", "Fields of bodies that nobody knows", "interface", "route"
+            "unknown_fields", "Unknown fields in request bodies", "interface", "route"
         )
         self.decisions = DecisionMetrics(self.registry)
         self.usage = UsageMetrics(make)

@@ -68,7 +68,7 @@ class Recovery:
                 log.warning("peer %s gave no dump: %s", url, str(error) or type(error).__name__)
                 continue
             restored = await self._restore_all(dumped)
-            log.info("peer %s told of %d ranks; %d were blind", url, len(dumped), restored)
+            log.info("peer %s has %d ranks; %d of them were blind here", url, len(dumped), restored)
             return
 
     async def _fetch(self, url: str) -> list[DumpedRank]:

@@ -17,9 +17,9 @@ _WORKER = ("model_name", "routing_group", "worker_id")
 _FOUND = (*_WORKER, "cause")
 
 _TOTALS = {
-    "prompt_tokens": "Prompt tokens of requests whose usage was told",
+    "prompt_tokens": "Prompt tokens of requests with a usage report",
     "cached_tokens": "Prompt tokens that its engine had cached",
-    "predicted_tokens": "Prompt tokens predicted to be cached, where it says what was",
+    "predicted_tokens": "Prompt tokens predicted to be cached, where usage says what was",
     "mispredicted_tokens": "Tokens by which the two differ, request by request",
 }
 

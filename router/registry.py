@@ -102,7 +102,7 @@ class Registry:
         kind, _, entry_id = key.partition(".")
         try:
             if not entry_id.isdecimal():
-                raise WireError(f"key {key!r} names nobody")
+                raise WireError(f"key {key!r} names no worker")
             self._note(kind, int(entry_id), None if is_gone else message.payload)
         except WireError as error:
             log.warning("registry entry %s is unreadable and ignored: %s", key, error)

@@ -31,7 +31,7 @@ class ReplicaMetrics(Collector):
             f"{_PREFIX}_snapshots_sent", "Snapshots that others asked for", registry=registry
         )
         self.messages = Counter(
-            f"{_PREFIX}_messages", "What other routers said", ("kind",), registry=registry
+            f"{_PREFIX}_messages", "Messages of other routers", ("kind",), registry=registry
         )
         registry.register(self)
 
@@ -40,7 +40,7 @@ class ReplicaMetrics(Collector):
         foreign = self._core.foreign
         replicas, counts = foreign.replicas, foreign.replicas.counts
         booked = self._core.tracker.foreign_count
-        yield _gauge("known", "Other routers that are heard", len(replicas))
+        yield _gauge("known", "Other routers that are alive", len(replicas))
         yield _gauge("in_doubt", "Of those, we lack something of so many", len(replicas.in_doubt))
         yield _gauge("reservations", "Reservations of other routers, booked here", booked)
         frames = counts.frames

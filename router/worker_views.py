@@ -166,7 +166,7 @@ def lifecycle(core: RouterCore, worker: Worker) -> tuple[str, list[str]]:
     wanted = core.fleet.lifecycle(worker.announcement.worker_id)
     reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
     if worker.is_expected:
-        reasons.append("announced, but not heard yet")
+        reasons.append("announced, but not heard from yet")
     if worker.problem is not None:
         reasons.append(worker.problem)
     busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)

@@ -221,7 +221,9 @@ class BridgeAgent:
     def _missing(self) -> Iterator[str]:
         """What routers wait for, where nothing is wrong."""
         if not self._ranks:
-            yield from (f"{n}: neither set nor told by the engine" for n in self._facts.unknown())
+            yield from (
+                f"{n}: neither set nor reported by the engine" for n in self._facts.unknown()
+            )
         elif all(rank.is_connected for rank in self._ranks):
             yield f"not announced yet on NATS at {self._config.nats_url}"
 

@@ -41,7 +41,7 @@ _TIER_READINGS: tuple[Reading[BridgedRank], ...] = (
     Reading(
         CounterMetricFamily,
         "kv_agent_tiers_snapshots",
-        "How often the block manager in the engine told all it holds",
+        "How often the block manager in the engine reported everything it holds",
         lambda rank: 0 if rank.tiers is None else rank.tiers.snapshots,
     ),
     Reading(

@@ -30,7 +30,7 @@ _READINGS: tuple[_Reading, ...] = (
     _count("pulled_blocks", "Blocks had from other workers", lambda s: s.pulled.blocks),
     _count("pulled_bytes", "The same in bytes", lambda s: s.pulled.bytes),
     _count("pull_seconds", "Time spent having them", lambda s: s.pulled.seconds),
-    _count("pull_failures", "Times that a worker did not give what it was said to have",
+    _count("pull_failures", "Times that a worker did not give blocks that it was expected to have",
            lambda s: s.pulled.failed),
     _count("given_blocks", "Blocks given to other workers", lambda s: s.counters.sent_blocks),
     _count("mapped_blocks", "Of those, read where they lie", lambda s: s.counters.mapped_blocks),

@@ -26,12 +26,12 @@ REMEDIES: Mapping[CauseName, str] = MappingProxyType(
     {
         "block_size": "register or announce the worker with its engine's block size",
         "salt": "send the router the cache_salt and lora_name that the engine gets, and no other",
-        "hash_seed": "let whoever hashes blocks do it as the router does: XXH3-64, seed 1337, "
-        "chained; and give all engines that share blocks one PYTHONHASHSEED",
+        "hash_seed": "hash blocks as the router does (XXH3-64, seed 1337, chained), and give all "
+        "engines that share blocks the same PYTHONHASHSEED",
         "chat_template": "render prompts as the engine does: its /tokenize, its chat template, its "
         "beginning-of-sequence token",
         "tokenizer": "tokenize with the tokenizer of the model that the engine serves",
-        "offload": "have what the engine keeps in lower tiers told (events of its offloading "
+        "offload": "report what the engine keeps in lower tiers (events of its offloading "
         "connector, or --tiers of the agent), and only what it really loads",
         "events": "have the engine publish its KV events, and the router or agent listen there",
         "caching": "switch the engine's prefix caching on, and its report of cached tokens",

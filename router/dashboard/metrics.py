@@ -28,7 +28,7 @@ class DashboardCollector(Collector):
         seconds = "Processor's time of making frames; at most 2 % of a processor"
         yield _counter("seconds", seconds, streams.spent_s)
         yield _counter("shown_decisions", "Decisions that were shown", self._feed.number)
-        skipped = "Decisions not shown, of those while somebody watched"
+        skipped = "Decisions not shown while somebody watched"
         yield _counter("skipped_decisions", skipped, self._feed.skipped)
 
 

@@ -39,7 +39,7 @@ class NoHandOverError(WorkerFailedError):
     code = "no_hand_over"
 
     def __init__(self, worker_id: int) -> None:
-        reason = "computed a prompt, and said no kv_transfer_params for who answers"
+        reason = "computed a prompt, and returned no kv_transfer_params for the decode worker"
         super().__init__(worker_id, reason, is_its_fault=False)
 
 

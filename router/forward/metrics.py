@@ -38,14 +38,16 @@ class ForwardMetrics:
         )
         self.tokenizations = counter(
             "tokenizations",
-            "Prompts in words: made here, asked of an engine, known, not told",
+            "Text prompts, by source of their tokens: made here, an engine, the cache, unknown",
             "outcome",
         )
         self.migrations = counter(
             "migrations", "Streams whose worker failed in the middle, and what came then", "outcome"
         )
         self.probes = counter("probes", "Probes of workers' health", "standing", "outcome")
-        self.missed_reports = counter("missed_reports", "Progress that routers did not hear of")
+        self.missed_reports = counter(
+            "missed_reports", "Reports of progress that no router received"
+        )
         self.first_token = Times(
             registry,
             prefix + "time_to_first_token_seconds",

@@ -28,7 +28,7 @@ class Models:
         try:
             names = await self._names()
         except KvRouterError as error:
-            return f"the router does not say who is there: {reason_of(error)}"
+            return f"the router does not list its workers: {reason_of(error)}"
         return None if names else f"no worker of group {self._routing_group!r}"
 
     async def _names(self) -> list[str]:

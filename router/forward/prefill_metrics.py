@@ -31,7 +31,7 @@ class PrefillMetrics:
         prefix = "kv_router_forward_"
         text = "Prompts that another worker was to compute, by what became of it"
         self.outcomes = Counter(f"{prefix}prefills", text, ("outcome",), registry=registry)
-        text = "Tokens of prompts that who answered had of who computed them"
+        text = "Prompt tokens that decode workers received from prefill workers"
         self.tokens = Counter(f"{prefix}handed_over_tokens", text, registry=registry)
         text = "News of workers of role prefill, from and to others that forward"
         self.news = Counter(f"{prefix}prefill_news", text, ("outcome",), registry=registry)

@@ -86,7 +86,7 @@ class PrefillNews:
                 async for message in (await subscribe(bus, self._subject)).messages:
                     self.take(message.data)
             except BusError as error:
-                log.debug("nobody is heard on %s: %s", self._subject, error)
+                log.debug("cannot listen on %s: %s", self._subject, error)
             await asyncio.sleep(PAUSE_S)
 
     async def _tell(self, bus: Bus) -> None:

@@ -57,7 +57,7 @@ class Roster:
                 await self.refresh()
                 level = logging.WARNING
             except KvRouterError as error:
-                log.log(level, "the router does not say who is there: %s", error)
+                log.log(level, "the router does not list its workers: %s", error)
                 level = logging.DEBUG
             await asyncio.sleep(EVERY_S)
 

@@ -33,7 +33,7 @@ INDEX_ROUTES = (
         "POST",
         "/register",
         "register",
-        "Read the events of a rank that nobody announces",
+        "Follow a rank that is not announced",
         Ok,
         RegisterRequest,
         status=201,
@@ -70,6 +70,6 @@ INDEX_ROUTES = (
         PeerRequest,
         refusals=(*BODY, 404),
     ),
-    Route("GET", "/health", "health", "The process lives; nothing is said", str),
+    Route("GET", "/health", "health", "The process is alive; empty body", str),
     *OF_EVERY_PROCESS,
 )

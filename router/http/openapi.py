@@ -21,7 +21,7 @@ too large, or too slow). `x-request-id` and `traceparent` come back as they came
 """
 
 _REASONS = {
-    400: "the body is not JSON, or what it says can not be true",
+    400: "the body is not JSON, or contradicts itself",
     404: "no such worker, reservation or index",
     408: "the body did not arrive in time",
     409: "the id is taken, or what is there contradicts it",
@@ -30,7 +30,7 @@ _REASONS = {
     422: "a field is missing, or has the wrong type or range",
     429: "as much of this tenant waits as its share of a full queue; see Retry-After",
     501: "this version lacks it",
-    503: "nobody can take it now",
+    503: "no worker can take the request now",
     529: "all are busy and no more may wait, or it waited too long; see Retry-After",
 }
 

@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
         if known is not None:
             self._answered(*known)
         elif not self._is_busy or self._is_complete:
-            self._fail("malformed", "bytes that nobody asked for")
+            self._fail("malformed", "unexpected bytes")
         else:
             self._parse(data)
         if self._has_come or self._failure is not None:
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail("malformed", str(error))
         except httptools.HttpParserUpgrade:
-            self._fail("malformed", "an upgrade that nobody asked for")
+            self._fail("malformed", "an unexpected upgrade")
         if self._answer is None and self._head_bytes > HEAD_LIMIT_BYTES:
             self._fail("too large", f"a head of more than {HEAD_LIMIT_BYTES} bytes")
         if self._unread_bytes > MOST_UNREAD_BYTES and not self._is_paused and self._transport:

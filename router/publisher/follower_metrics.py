@@ -93,7 +93,7 @@ def _normalized(
     """What never happened is left out: most never does, and there are many ranks."""
     outcomes = CounterMetricFamily(
         "kv_engine_normalized",
-        "Blocks, or events where the outcome says so, by what became of them",
+        "Blocks (or events, where the outcome says so), by outcome",
         labels=(*_LABELS, "outcome"),
     )
     kept = {name: _gauge(name, text) for name, text in _KEPT.items()}

@@ -8,7 +8,7 @@ counts any more; numbers that go back begin a new life.
 from router.publisher.engine_steps import ApplyDecoded, Lost, NewLife, Step
 from router.publisher.trtllm_events import TrtllmBatch
 
-_TOLD = "told before we asked, or to somebody else, or in an answer that did not arrive"
+_TOLD = "returned before we asked, or to another client, or in an answer that did not arrive"
 
 
 class PullLog:

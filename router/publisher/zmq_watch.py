@@ -18,7 +18,7 @@ _FAILURES = (
         _FAILED | zmq.EVENT_CONNECTED,
         "what listens there is no such socket: is it the HTTP port, or that of events or replays?",
     ),
-    (zmq.EVENT_CLOSED, "nobody listens there: is the engine up, with its KV events switched on?"),
+    (zmq.EVENT_CLOSED, "nothing listens there: is the engine up, with its KV events switched on?"),
     (zmq.EVENT_CONNECT_DELAYED, "the host does not answer: can it be reached from here?"),
 )
 """Of these events the first that was seen says it."""

@@ -20,7 +20,7 @@ class EdgeCollector(Collector):
         """Everything of this moment."""
         yield GaugeMetricFamily(
             "kv_router_tokens",
-            "Bearer tokens that count; 0: nobody is asked for one",
+            "Valid bearer tokens; 0: no token is required",
             value=self._edge.guard.token_count,
         )
         failures = CounterMetricFamily(

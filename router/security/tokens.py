@@ -122,7 +122,7 @@ def _token(line: TokenLine) -> Token:
     if (line.token is None) == (line.token_sha256 is None):
         raise ConfigError(KEY, f"{line.name}: needs a token", "token, or token_sha256: one of both")
     if line.tenant is None and (line.routing_groups or line.cache_salts):
-        raise ConfigError(KEY, f"{line.name}: groups or salts of nobody", "with a tenant")
+        raise ConfigError(KEY, f"{line.name}: groups or salts without a tenant", "with a tenant")
     if line.tenant is not None and "admin" in line.scopes:
         reason = f"{line.name}: admin sees every tenant, tenant is {line.tenant!r}"
         raise ConfigError(KEY, reason, "one of the two")

@@ -188,7 +188,7 @@ def test_workers_show_where_they_stand(world):
     world.core.order_worker(1, "cordoned")
     assert lifecycles(world) == {1: "cordoned", 2: "schedulable", 3: "incomplete"}
     worker = worker_views.workers(world.core, now_s=1.0)[2]
-    assert worker.not_schedulable_reasons == ["announced, but not heard yet"]
+    assert worker.not_schedulable_reasons == ["announced, but not heard from yet"]
 
 
 def test_a_draining_worker_is_drained_when_its_last_request_ended(world):

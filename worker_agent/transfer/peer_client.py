@@ -178,7 +178,9 @@ class PeerClient:
         line.send(Proof(proof_of(CLIENT, self._token, challenge.nonce), nonce))
         welcome = _unless_refused(line.receive(Welcome | Refused))
         if not is_proof(SERVER, self._token, nonce, welcome.proof):
-            raise PeerError(self._address, "somebody is there who does not know the token")
+            raise PeerError(
+                self._address, "another server listens there, which does not know the token"
+            )
 
 
 def _unless_refused(answer: Any) -> Any:

@@ -160,8 +160,8 @@ def _tell(worker: Worker, found: Found) -> None:
             )  # fmt: skip
     if found.block_sizes is not None:
         log.warning(
-            "worker %d: its blocks have %d tokens for routers, and %d in its engine: nothing of it "
-            "is found again",
+            "worker %d: routers expect blocks of %d tokens, its engine has blocks of %d: nothing "
+            "that it caches will be found",
             worker.worker_id, *found.block_sizes,
         )  # fmt: skip
     outcomes = {verdict.outcome for verdict in found.verdicts.values()}

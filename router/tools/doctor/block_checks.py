@@ -93,7 +93,7 @@ def _mediums(seen: EngineSeen) -> Iterator[Finding]:
     told = sorted(seen.contents.mediums.items())
     shown = ", ".join(f"{medium} ({_tier(medium)}): {blocks} blocks" for medium, blocks in told)
     if any(_tier(medium) == _NOWHERE for medium, _ in told):
-        why = "blocks in a medium that nobody knows are not credited"
+        why = "blocks in an unknown medium are not credited"
         yield warning("mediums", shown, why, "look for a newer kv-router")
     else:
         yield ok("mediums", shown)
@@ -116,7 +116,7 @@ def _keys(seen: EngineSeen) -> Iterator[Finding]:
         yield ok("keys", f"{told}: callers must send the same with their tokens to match")
     if contents.opaque_blocks:
         text = f"{contents.opaque_blocks} blocks have extra keys of an unknown kind"
-        why = "such blocks match nobody's prompt, so those prompts look cold"
+        why = "such blocks match no prompt, so those prompts look cold"
         yield warning("extra keys", text, why, "look for a newer kv-router")
     if contents.eagle_events:
         text = "tokens come as pairs (EAGLE): register with is_eagle true"

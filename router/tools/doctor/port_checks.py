@@ -9,7 +9,7 @@ from router.tools.doctor.findings import Finding, ok, warning, wrong
 from router.tools.doctor.ports import PortSeen
 
 _WANTED = {"events": ("PUB", "XPUB"), "replay": ("ROUTER",)}
-_EXPOSED = "every event carries the prompt's tokens, and ZMQ asks nobody who they are"
+_EXPOSED = "every event carries the prompt's tokens, and ZMQ has no authentication"
 _PRIVATE = (
     "bind the engine's sockets to a private address, or close the ports to others; a router "
     "takes public ones only with --allow-public-engines"
@@ -45,7 +45,7 @@ def _absent(check: str, port: PortSeen, seen: EngineSeen) -> Finding:
     config = seen.config
     text = {
         "unresolved": f"the host of {port.endpoint} has no address: {port.detail}",
-        "refused": f"nobody listens at {port.endpoint}",
+        "refused": f"nothing listens at {port.endpoint}",
         "unreachable": f"{port.endpoint} cannot be reached: {port.detail}",
         "silent": f"{port.endpoint} takes connections and says nothing",
         "http": f"{port.endpoint} is an HTTP server",

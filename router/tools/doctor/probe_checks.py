@@ -31,7 +31,7 @@ def _announced(seen: EngineSeen, plain: RequestSeen, again: RequestSeen) -> Find
         return ok("probe", text)
     if again.blocks and again.announced_blocks == again.blocks:
         text = f"a prompt of {again.blocks} blocks was announced, but only with the next request"
-        why = "what an idle engine keeps to itself nobody can count on"
+        why = "what an idle engine does not publish cannot be used"
         return warning("probe", text, why, f"upgrade {name_of(seen.engine)}")
     why = "the router would take this engine's cache to be empty"
     if plain.other_blocks and not plain.announced_blocks:

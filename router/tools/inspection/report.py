@@ -53,7 +53,7 @@ def block_report(block: BlockHolders) -> str:
     """Who holds a block."""
     head = f"block {block.sequence_hash} (0x{block.sequence_hash:016x})"
     if not block.holders:
-        return f"{head}: nobody holds it"
+        return f"{head}: no rank holds it"
     rows = [_holder_row(holder) for holder in block.holders]
     heads = ("worker", "dp", "model", "group", "fastest tier", "trust")
     return f"{head}\n\n{table(heads, rows)}"

@@ -45,7 +45,7 @@ def load_record_config(arguments: Sequence[str], environment: Mapping[str, str])
     if not config.output:
         raise ConfigError("output", "missing", "a file to write, as --output FILE")
     if config.event_threads != 1:
-        problem = f"{config.event_threads}: what threads do when cannot be told again"
+        problem = f"{config.event_threads}: the timing of threads cannot be replayed"
         raise ConfigError("event_threads", problem, "1")
     return loaded.shown()
 

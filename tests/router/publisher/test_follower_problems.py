@@ -107,7 +107,7 @@ async def test_each_mistake_has_its_words_and_harms_nobody_else(eventually, capl
         rank_1 = f"tcp://127.0.0.1:{second.port + 1}"
         rank_1_replay = f"tcp://127.0.0.1:{second.replay_port + 1}"
         mistakes = {
-            "nobody listens there": (nobody(), replay),
+            "nothing listens there": (nobody(), replay),
             "is it the HTTP port": (stack.enter_context(http_server()), replay),
             f"events at {replay}: what listens there is no such socket": (replay, events),
             "cannot be resolved": ("tcp://no-such-host.invalid:5557", replay),
@@ -145,7 +145,7 @@ async def test_an_engine_that_comes_late_has_no_problem_any_more(eventually):
     engine = Engine()
     async with followed() as one:
         one.add("late", engine.endpoint, engine.replay_endpoint)
-        await eventually(lambda: one.says("late", "nobody listens there"))
+        await eventually(lambda: one.says("late", "nothing listens there"))
         with engine:
             await eventually(lambda: one.status("late").condition == "following")
             assert one.status("late").problem is None
@@ -185,4 +185,4 @@ async def test_what_lasts_is_complained_of_once(eventually, caplog):
         async with followed() as one:
             one.add("absent", nobody())
             await eventually(lambda: one.followers["absent"].source.failed_connections >= 4)
-    assert caplog.text.count("nobody listens there") == 1
+    assert caplog.text.count("nothing listens there") == 1

@@ -174,7 +174,7 @@ async def test_a_block_is_found_however_it_is_written(inspect):
     for written in (str(name), hex(name)):
         status, text, _ = await inspect("block", written)
         assert (status, cells(text, ["2", "0"])[4]) == (0, "host")
-    assert "nobody holds it" in (await inspect("block", "--", "-5"))[1]
+    assert "no rank holds it" in (await inspect("block", "--", "-5"))[1]
     _, text, _ = await inspect("--json", "block", str(hashes(PROMPT)[0]))
     assert [h["fastest_tier"] for h in json.loads(text)["holders"]] == ["device"]
 

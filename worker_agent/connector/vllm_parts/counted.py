@@ -28,20 +28,18 @@ class Metric(Struct, frozen=True):
 
 METRICS = (
     Metric("matched_tokens", "Prompt tokens that were to be loaded"),
-    Metric("leader_refused", "Calls about requests nobody follows, or out of order"),
+    Metric("leader_refused", "Calls about unknown requests, or out of order"),
     Metric("failed_blocks", "Blocks that were to be loaded, and were not"),
     Metric("unsaved_blocks", "Blocks that were to be stored, and were not"),
-    Metric("stray_completions", "Answers about transfers that nobody waits for"),
+    Metric("stray_completions", "Answers about unknown transfers"),
     Metric("lost_transfers", "Transfers that were not answered before the deadline"),
     Metric("late_looks", "Questions about the shared store that were not answered in time"),
     Metric("released_blocks", "Blocks of the engine that came out of quarantine"),
     Metric(
         "quarantined_blocks", "Blocks of the engine that a lost transfer may touch", is_gauge=True
     ),
-    Metric(
-        "worker_refused", "Operations of requests nobody had told of, or of blocks that are none"
-    ),
-    Metric("unknown_finished", "Requests that ended and nobody had told of"),
+    Metric("worker_refused", "Operations of unknown requests, or of invalid blocks"),
+    Metric("unknown_finished", "Unknown requests that ended"),
     Metric("voided", "Transfers given up because their blocks went to others"),
     Metric("cancelled_stores", "Stores given up because a load of their step failed"),
     Metric("failed_loads", "Blocks that a worker could not load"),

@@ -105,7 +105,7 @@ async def test_a_closed_port_is_told_with_the_flags_that_open_it():
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     seen, found = await examine(endpoint, engine="vllm")
     flags = ("--kv-events-config", '"enable_kv_cache_events":true', endpoint.rpartition(":")[2])
-    says(found, "events endpoint", "wrong", "nobody listens", *flags)
+    says(found, "events endpoint", "wrong", "nothing listens", *flags)
     assert set(found) == {"events endpoint"}
     assert not seen.is_publisher
 
