@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.process.bodies import JsonReader
-from router.process.fields import KnownFields
+from router.process.fields import KnownFields, check_names
 from router.protocol.requests import PromptRequest
 from router.sequence._token_kernel import find_tokens
 
@@ -61,6 +61,7 @@ class TokenBodyDecoder(Generic[T]):
             return self._whole.read_now(body, unknown)  # refused as the whole of it is
 
     def _read_rest(self, rest: bytes, unknown: list[str]) -> T:
+        check_names(rest)
         request = self._decode(rest)
         unknown += self._known.unknown(rest)
         return request

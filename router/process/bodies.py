@@ -15,7 +15,7 @@ from router.body_errors import (
     MalformedBodyError,
 )
 from router.errors import InvalidFieldError
-from router.process.fields import KnownFields
+from router.process.fields import KnownFields, check_names
 
 T = TypeVar("T")
 
@@ -63,6 +63,7 @@ class JsonReader(Generic[T]):
 
     def read_now(self, body: bytes, unknown: list[str]) -> T:
         """The same, on this thread."""
+        check_names(body)
         value = decode_now(self._decode, body)
         unknown += decode_now(self._known.unknown, body)
         return value

@@ -12,6 +12,16 @@ MAX_NAMES = 16
 """Unknown fields that are named; a body may have a million."""
 
 
+MOST_NAMES = 1 << 19
+"""Fields and objects of one body together; a million would take seconds to look at."""
+
+
+def check_names(body: bytes) -> None:
+    """Raises InvalidFieldError where there are more names than anybody writes. A ms per MB."""
+    if len(body) > MOST_NAMES and body.count(b":") + body.count(b"{") > MOST_NAMES:
+        raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} in all")
+
+
 class KnownFields:
     """The fields of a type. May be used by several threads at once."""
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_now
+from router.process.fields import MOST_NAMES
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.sequence._token_kernel import NOT_PLAIN, find_tokens
 from router.token_bodies import TokenBodyDecoder
@@ -158,3 +159,17 @@ def test_a_refusal_is_told_apart():
     with pytest.raises(KvRouterError):
         decode_now(msgspec.json.Decoder(SelectRequest).decode, b'{"token_ids":[-1]}')
     assert not agree(TokenBodyDecoder(ReserveRequest), b'{"token_ids":[1]}', SelectRequest)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b",".join([b'"":1'] * MOST_NAMES),
+        b'"z":{%s}' % b",".join([b'"":1'] * MOST_NAMES),
+        b'"z":[%s]' % b",".join([b"{}"] * MOST_NAMES),
+    ],
+)
+@pytest.mark.parametrize("tokens", [b"[1]", b'["a"]'])
+def test_more_names_than_anybody_writes_are_not_looked_at(tokens, rest):
+    with pytest.raises(InvalidFieldError, match="too many fields"):
+        TokenBodyDecoder(SelectRequest).decode(b'{"token_ids":%s,%s}' % (tokens, rest), [])
