@@ -7,6 +7,8 @@ from router.publisher.journal import DEFAULT_LIMITS
 from servers import eventually
 
 WORKERS, RANKS, BLOCKS = 4, 50, 5_000
+PATIENCE_S = 240.0
+"""Seconds of one core's work, where there is one."""
 
 
 async def test_a_million_blocks_of_two_hundred_ranks(plane):
@@ -17,10 +19,10 @@ async def test_a_million_blocks_of_two_hundred_ranks(plane):
             hashes = rng.integers(1, 1 << 63, BLOCKS, dtype=np.uint64)
             here.events.stored(Tier.DEVICE, hashes.tolist(), None)
             here.life.note_change()
-    await eventually(lambda: _is_published(plane))
+    await eventually(lambda: _is_published(plane), PATIENCE_S)
     router = await plane.router()
     await eventually(router.is_up)
-    await eventually(lambda: _is_exact(router))
+    await eventually(lambda: _is_exact(router), PATIENCE_S)
     await plane.until_right()
 
 
