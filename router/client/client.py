@@ -208,8 +208,9 @@ class RouterClient:
 
     def _asking(self, question: Question[T]) -> Asking[T]:
         headers = {**self._own_headers, **self._settings.headers()}
-        if question.header_id is not None:
-            headers["x-request-id"] = question.header_id
+        header_id = question.header_id
+        if header_id is not None:
+            headers["x-request-id"] = header_id
         wait_s = 0.0
         if question.call.books:
             wait_s = question.fields.get("max_wait_s", self._settings.max_wait_s)

@@ -59,11 +59,11 @@ class HttpTransport:
         """
         if "/" in (question.request_id or ""):
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
-        request = _request(question, headers)
+        request, total_s = _request(question, headers), patience.total_s
         try:
-            answer = await self._pool.ask(self._origin, request, patience.total_s)
+            answer = await self._pool.ask(self._origin, request, total_s)
             try:
-                body = await answer.read(ANSWER_LIMIT_BYTES, patience.total_s)
+                body = await answer.read(ANSWER_LIMIT_BYTES, total_s)
             finally:
                 answer.close()
         except NeverSentError as error:

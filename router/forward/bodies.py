@@ -110,6 +110,11 @@ class Asked(Struct, frozen=True):
         return self.read.nvext or _NO_EXTENSIONS
 
     @property
+    def is_query(self) -> bool:
+        """Whether only the choice is asked for."""
+        return self.read.nvext is not None and self.read.nvext.is_query
+
+    @property
     def model(self) -> str:
         """Which model it wants."""
         return self.read.model

@@ -21,6 +21,7 @@ from router.placement_errors import NoEndpointsError
 from router.process.bodies import THREAD_BYTES
 from router.process.request_ids import ANSWERED
 from router.protocol.requests import SelectRequest
+from router.security.caller import ANYBODY
 from router.security.errors import TooManyRequestsError
 from router.security.guard import Guard
 from router.security.guarded import admit
@@ -58,10 +59,15 @@ class Completions:
         return {"tokenizers": self._tokenizing.told()} if self._tokenizing.has_own else {}
 
     def admit(self, call: Call) -> None:
-        """A head is here. Raises what it is to be refused with."""
+        """A head is here. Raises what it is to be refused with. What speaks against one that was
+        admitted before is the number of requests, or what a guard says who asks each of them.
+        """
         self._metrics.in_flight += 1
         if self._metrics.in_flight > self.config.max_requests:
             raise TooManyRequestsError(self.config.max_requests)
+        if call.known_words is not None and self._guard.is_idle:
+            call.caller = ANYBODY
+            return
         call.caller = admit(self._guard, "POST", call.path, call.headers)
         check_body(call.headers, self.config.body_limit_bytes)
 
@@ -114,7 +120,7 @@ class Completions:
         assert call.caller is not None
         request = self._placing.request_in(words, asked, call.headers, call.caller, tokens)
         try:
-            if asked.extensions.is_query:
+            if asked.is_query:
                 return await self._told(asked, tokens, request, call)
             counted = len(tokens.token_ids) if tokens.are_counted else None
             prompt = tokens.token_ids if tokens.are_certain else None
@@ -166,6 +172,7 @@ async def _read(call: Call) -> tuple[Asked, Words | None]:
     """What a call asks, and in which words. Long bodies are read on another thread: between two
     steps of that, others are answered.
     """
-    if call.received_bytes > THREAD_BYTES:
-        return await asyncio.to_thread(read_asked, call.path, call.body()), None
-    return read(call.path, call.body(), call.known_words)
+    body = call.body()
+    if len(body) > THREAD_BYTES:
+        return await asyncio.to_thread(read_asked, call.path, body), None
+    return read(call.path, body, call.known_words)

@@ -45,6 +45,11 @@ class PrefillPools:
         pool.look_again_s = now_s + LOOK_AGAIN_S
         return True
 
+    def is_resting(self, model_name: str, now_s: float) -> bool:
+        """Whether none was ever there, and nobody is to look yet."""
+        pool = self._pools.get(model_name)
+        return pool is not None and pool.state == "pending" and now_s < pool.look_again_s
+
     def found(self, model_name: str) -> None:
         """There is a worker for its prompts."""
         self._noted(model_name).state = "active"

@@ -57,6 +57,13 @@ class PrefillRouter:
         self._standing = standing
         self.pools = pools
 
+    def is_out_of_question(self, request: SelectRequest, now_s: float) -> bool:
+        """Whether a prompt is plainly nobody else's work: `hand_over` would come to None."""
+        if not self._settings.is_on:
+            return True
+        is_named = request.prefill_worker_id is not None
+        return not is_named and self.pools.is_resting(request.model_name, now_s)
+
     async def hand_over(self, prompt: Prompt) -> HandOver | None:
         """Have a prompt computed, where that is another's work; None: nothing is to be done
         otherwise than ever. Raises what the router or the last worker refused with, unless that

@@ -116,10 +116,10 @@ class ForwardProtocol(LimitedProtocol):
             return
         call.more_body = False
         self._body_until_s = inf
-        is_usual = call.keep_alive and not self.expect_100_continue
-        message = self._chunk if is_usual else b""
-        call.known_words = self.known_calls.words_under(call.path, call.headers, message)
         if call.is_turn and not call.response_complete:
+            is_usual = call.keep_alive and not self.expect_100_continue
+            message = self._chunk if is_usual else b""
+            call.known_words = self.known_calls.words_under(call.path, call.headers, message)
             self._start(call)
 
     def on_response_complete(self) -> None:

@@ -156,6 +156,8 @@ class _Way:
                     self._move()
 
     async def _have_prefilled(self) -> None:
+        if self._push.prefill.is_out_of_question(self._request, self._begun_s):
+            return
         self._hand_over = hand_over = await self._push.prefill.hand_over(self._errand)
         if hand_over is None:
             return

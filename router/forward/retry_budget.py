@@ -25,7 +25,10 @@ class RetryBudget:
 
     def request(self, now_s: float) -> None:
         """A request came."""
-        self._earn(self._limits.share, now_s)
+        if self.left >= self._limits.most:
+            self._seen_s = now_s if now_s > self._seen_s else self._seen_s
+        else:
+            self._earn(self._limits.share, now_s)
 
     def take(self, now_s: float) -> bool:
         """Whether one may be tried again; that is then taken."""

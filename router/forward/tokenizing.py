@@ -81,8 +81,9 @@ class Tokenizing:
 
     async def tokens(self, asked: Asked) -> PromptTokens:
         """A prompt's tokens; guessed where nobody says them. Raises PromptRefusedError."""
-        if asked.known_tokens is not None:
-            return PromptTokens(asked.known_tokens)
+        known_tokens = asked.known_tokens
+        if known_tokens is not None:
+            return PromptTokens(known_tokens)
         tokens: Sequence[int] | None
         try:
             tokens = await self._local.tokens(asked)

@@ -8,7 +8,6 @@ bytes: that is tried out with another one before it is relied upon. Prompts are 
 router reads, or a text without escapes.
 """
 
-from contextlib import suppress
 from typing import Any
 
 from msgspec import Raw, structs
@@ -105,8 +104,10 @@ def read(path: OpenAiPath, body: bytes, known: list[Words] | None) -> tuple[Aske
     for words in known or ():
         prompt = words.prompt_in(body)
         if prompt is not None:
-            with suppress(*UNREADABLE):  # what is wrong is said of the whole
+            try:
                 return words.asked_with(prompt), words
+            except UNREADABLE:  # what is wrong is said of the whole
+                break
     asked = read_asked(path, body)
     words_of_it = None if known is None else _learned(asked, body)
     if known is not None and words_of_it is not None:

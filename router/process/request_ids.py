@@ -84,6 +84,8 @@ class RequestIds:
     @property
     def span(self) -> TraceParent | None:
         """Our span in the caller's trace, if it said one."""
+        if self._traceparent is None and self._parent is None:
+            return None
         if self._span is None and self.parent is not None:
             self._span = self.parent.child()
         return self._span
