@@ -292,7 +292,10 @@ class _Way:
         asked, words = self._asked, self._errand.words
         if self._migrations and self._errand.prompt is not None:
             return continuation(asked, self._errand.prompt, self._stream.token_ids)
-        given, fields = decode_fields(asked, self._hand_over, decision), dict[str, Any]()
+        given: dict[str, Any] = {}
+        if self._hand_over is not None or decision.source is not None:
+            given = decode_fields(asked, self._hand_over, decision)
+        fields: dict[str, Any] = {}
         if asked.is_stream:
             fields["stream_options"] = {"include_usage": True}
             if self._may_migrate and self._push.settings.max_migrations:

@@ -279,3 +279,16 @@ async def test_a_long_body_is_refused_under_a_head_that_came_before(nats_server)
         its.writer.write(completion(1_000))
         assert (await answer(its))[0] == 413
         assert len(its.asked(1)) == 3
+
+
+async def test_nothing_is_left_of_a_connection_that_was_kept(nats_server):
+    def answering():
+        return [each for each in asyncio.all_tasks() if "_answer_all" in repr(each.get_coro())]
+
+    async with scene(nats_server) as its:
+        for number in (1, 2, 3):
+            its.writer.write(completion(number))
+            assert (await answer(its))[0] == 200
+            assert len(answering()) == 1
+        its.writer.close()
+        await eventually(lambda: not answering())
