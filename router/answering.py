@@ -20,13 +20,10 @@ from nats.errors import Error as NatsError
 
 from router.errors import KvRouterError
 from router.metrics import RouterMetrics
-from router.publisher.bus import Bus, subscribe, translated
+from router.publisher.bus import Bus, is_inbox, subscribe, translated
 from router.security.errors import TooManyRequestsError
 
 WAITING_INBOX = "x-waiting-inbox"
-
-_NO_INBOXES = ("kv.", "$")
-"""Subjects of ours and of the server's: whoever may ask us may not have us write there."""
 
 
 class BusAnswer(Struct, frozen=True):
@@ -107,7 +104,7 @@ class Answering:
         await self._respond(bus, reply, answer)
 
     async def _respond(self, bus: Bus, reply: str, answer: BusAnswer) -> None:
-        if reply and not reply.startswith(_NO_INBOXES):
+        if is_inbox(reply):
             try:
                 await bus.client.publish(reply, answer.body, headers=answer.headers)
             except NatsError:

@@ -15,7 +15,7 @@ from router.protocol.loads import decode_beacon
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.publisher.beacons import HeardBeacons
-from router.publisher.bus import Bus, count_keys, subscribe, translated
+from router.publisher.bus import Bus, count_keys, is_inbox, subscribe, translated
 from router.publisher.events import KvEventPublisher, flush_window_s
 
 PING_TIMEOUT_S = 2.0
@@ -52,7 +52,7 @@ async def listen_for_pings(bus: Bus, subjects: Subjects, worker_id: int) -> Subs
 async def answer_pings(subscription: Subscription, incarnation: int) -> None:
     """Say that we live, until cancelled."""
     async for message in subscription.messages:
-        if message.reply:
+        if is_inbox(message.reply):
             async with translated(message.subject):
                 await message.respond(str(incarnation).encode())
 

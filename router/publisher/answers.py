@@ -25,7 +25,7 @@ from router.protocol.ranges import (
 )
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
-from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, subscribe, translated
+from router.publisher.bus import REQUEST_TIMEOUT_S, Bus, is_inbox, subscribe, translated
 from router.publisher.errors import TooManyQueriesError
 from router.publisher.local_index import LocalIndex
 
@@ -108,7 +108,7 @@ class RankAnswers:
 async def _answerable(queries: Subscription) -> AsyncIterator[Msg]:
     """Whoever names no place for the answer wants none."""
     async for message in queries.messages:
-        if message.reply:
+        if is_inbox(message.reply):
             yield message
 
 

@@ -164,6 +164,16 @@ async def subscribe(bus: Bus, subject: str, queue: str = "") -> Subscription:
         return await bus.client.subscribe(subject, queue=queue)
 
 
+_NO_INBOXES = ("kv.", "$")
+
+
+def is_inbox(subject: str) -> bool:
+    """Whether an answer may go there: not to a subject of ours, nor of the server's, where whoever
+    may ask us would have us write.
+    """
+    return bool(subject) and not subject.startswith(_NO_INBOXES)
+
+
 async def ensure_event_stream(
     js: JetStreamContext, subjects: Subjects, limits: StreamLimits
 ) -> None:

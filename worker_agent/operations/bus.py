@@ -17,7 +17,7 @@ from router.bus_errors import BusError
 from router.errors import InvalidFieldError, KvRouterError
 from router.process.bodies import decode_body
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, subscribe, translated
+from router.publisher.bus import Bus, is_inbox, subscribe, translated
 from router.security.guard import Guard
 from router.security.guarded import identify
 from router.security.route_scopes import BUS
@@ -41,7 +41,7 @@ class TierAnswers:
         """Answer until cancelled."""
         subscription = await subscribe(bus, subjects.tiers(self._worker_id))
         async for message in subscription.messages:
-            if message.reply:
+            if is_inbox(message.reply):
                 body, headers = await self._answer(message, bus.client.max_payload)
                 with suppress(BusError):
                     async with translated(message.subject):

@@ -10,6 +10,7 @@ from nats.errors import NoRespondersError
 
 from builders import report
 from router.errors import WireError
+from router.protocol.catalogue import worker_key
 from router.protocol.events import Checkpoint
 from router.protocol.loads import decode_load_report
 from router.protocol.ranges import (
@@ -137,6 +138,24 @@ async def test_who_wants_no_answer_gets_none(rank, bus):
     await bus.client.publish(SUBJECTS.load_wanted(RANK), b"")
     await ask(bus, RangeRequest())
     assert (rank.answers.answered, rank.answers.refused) == (1, 0)
+
+
+async def test_nobody_has_an_agent_write_where_only_it_does(rank, bus):
+    """Its answer in the event log would be a gap there, in the bucket the end of its worker."""
+    told = []
+
+    async def note(message):
+        told.append(message.subject)
+
+    for subject in ("kv.test.>", "$KV.>"):
+        await bus.client.subscribe(subject, cb=note)
+    for reply in (SUBJECTS.events(RANK), SUBJECTS.load(RANK), SUBJECTS.key(worker_key(7))):
+        for subject in (SUBJECT, SUBJECTS.load_wanted(RANK)):
+            await bus.client.publish(subject, b"", reply=reply)
+    await ask(bus, RangeRequest())
+    await bus.client.request(SUBJECTS.load_wanted(RANK), b"", timeout=60)
+    assert set(told) == {SUBJECT, SUBJECTS.load_wanted(RANK)}
+    assert (rank.answers.answered, rank.answers.refused) == (2, 0)
 
 
 async def test_reports_the_load_when_asked(rank, bus):

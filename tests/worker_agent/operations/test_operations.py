@@ -7,6 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents import RunningAgent
+from router.protocol.catalogue import order_key
+from running import SUBJECTS
 from servers import eventually
 from worker_agent.operations.command import tiers as tiers_command
 from worker_agent.operations.messages import LevelReport, StatusReply, TierTraffic
@@ -143,6 +145,21 @@ async def test_a_question_is_checked(agent):
         "Nats-Service-Error-Code"
     ] == "400"
     assert (await asked(agent, "tiers_status", dp_rank=4))["field"] == "dp_rank"
+
+
+async def test_nobody_has_an_agent_write_where_only_it_does(agent):
+    """Its answers in the bucket would be orders, or the end of an announcement."""
+    told = []
+
+    async def note(message):
+        told.append(message.data)
+
+    client, reply = agent.bus.client, SUBJECTS.key(order_key(7))
+    await client.subscribe(reply, cb=note)
+    for subject in (SUBJECT, SUBJECTS.ping(7)):
+        await client.publish(subject, b"{}", reply=reply)
+        await client.request(subject, b"{}", timeout=60)
+    assert told == []
 
 
 async def test_only_operators_may(nats_server, bus, tmp_path):
