@@ -1,7 +1,7 @@
 """The rows of one rank's engine map, and how they are found.
 
-    engine hash × multiplier = │ home slot │ tag │ …        slots: tag and row + 1 in 32 bits
-                                    │                              0: a gap
+    engine hash × multiplier = │ spread, 32 bits │ …        slot (8 bytes)   spread │ row + 1
+                                  │ its top: home                              0: a gap
                                     ▼
     row (40 bytes)   key │ sequence hash │ parent, children │ copies per tier │ context, flags
 
@@ -10,7 +10,8 @@ handed around as the index of its first word.
 
 Slots grow as those of `_held_table` do: twice as many stand beside the former ones, from which some
 move with every block that is stored, up to a gap, in the order of homes. A position says by
-`FORMER` which of them it is in.
+`FORMER` which of them it is in. A slot has all of the spread, so that slots are moved and pulled
+back without a look at their rows, each of which would have to be fetched from memory.
 
 Invariants: a search from the home slot on may stop at the first gap; at most 3/4 of the slots are
 used; a key is among the former slots until its home there has moved.
@@ -80,7 +81,7 @@ MOVES = np.uint64(8)
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
-_4 = np.uint64(4)
+_8 = np.uint64(8)
 _32 = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _WIDTH = np.uint64(ROW_WORDS)
@@ -93,8 +94,8 @@ class EngineRows(NamedTuple):
 
     state: Words
     rows: Words
-    slots: Halves
-    former: Halves
+    slots: Words
+    former: Words
     seeds: Words
     uses: Halves
 
@@ -106,8 +107,8 @@ def rows_at(address: np.uint64) -> EngineRows:
     return EngineRows(
         state,
         words_at(state[ROWS], state[ROW_CAPACITY] * _WIDTH),
-        halves_at(state[SLOTS], _1 << state[SLOT_BITS]),
-        halves_at(state[FORMER_SLOTS], _1 << state[FORMER_BITS]),
+        words_at(state[SLOTS], _1 << state[SLOT_BITS]),
+        words_at(state[FORMER_SLOTS], _1 << state[FORMER_BITS]),
         words_at(state[SEEDS], state[CONTEXTS]),
         halves_at(state[USES], state[CONTEXTS]),
     )
@@ -115,7 +116,7 @@ def rows_at(address: np.uint64) -> EngineRows:
 
 @device
 def _spread(key: np.uint64) -> np.uint64:
-    """32 bits of a key: its home slot, then its tag."""
+    """32 bits of a key, the first of which are its home."""
     spread: np.uint64 = (key * _MULTIPLIER) >> _32
     return spread
 
@@ -151,17 +152,16 @@ def _next(position: np.uint64, last: np.uint64) -> np.uint64:
 
 @device
 def _slot(m: EngineRows, position: np.uint64) -> np.uint64:
-    if position & FORMER:
-        return np.uint64(m.former[position ^ FORMER])
-    return np.uint64(m.slots[position])
+    slot: np.uint64 = m.former[position ^ FORMER] if position & FORMER else m.slots[position]
+    return slot
 
 
 @device
 def _set_slot(m: EngineRows, position: np.uint64, slot: np.uint64) -> None:
     if position & FORMER:
-        m.former[position ^ FORMER] = np.uint32(slot)
+        m.former[position ^ FORMER] = slot
     else:
-        m.slots[position] = np.uint32(slot)
+        m.slots[position] = slot
 
 
 @device
@@ -176,38 +176,29 @@ def slot_of(m: EngineRows, key: np.uint64) -> np.uint64:
 
 @device
 def _search(
-    m: EngineRows, slots: Halves, position: np.uint64, last: np.uint64, key: np.uint64
+    m: EngineRows, slots: Words, position: np.uint64, last: np.uint64, key: np.uint64
 ) -> np.uint64:
-    tag = _tag(_spread(key), last)
+    spread = _spread(key)
     while True:
-        slot = np.uint64(slots[position])
+        slot = slots[position]
         if slot == _0:
             return position
-        if slot & ~last == tag and m.rows[((slot & last) - _1) * _WIDTH + KEY] == key:
+        if slot >> _32 == spread and m.rows[_row_of(slot) + KEY] == key:
             return position
         position = (position + _1) & last
 
 
 @device
-def _tag(spread: np.uint64, last: np.uint64) -> np.uint64:
-    """What a slot keeps of a key, above the row."""
-    tag: np.uint64 = (spread * (last + _1)) & _LOW
-    return tag
-
-
-@device
 def row_in(m: EngineRows, position: np.uint64) -> np.uint64:
     """Where the row in a slot begins; NOWHERE in a gap."""
-    if position & FORMER:
-        return _row_of(np.uint64(m.former[position ^ FORMER]), _last(m, FORMER))
-    return _row_of(np.uint64(m.slots[position]), _last(m, _0))
+    return _row_of(_slot(m, position))
 
 
 @device
-def _row_of(slot: np.uint64, last: np.uint64) -> np.uint64:
+def _row_of(slot: np.uint64) -> np.uint64:
     if slot == _0:
         return NOWHERE
-    row: np.uint64 = ((slot & last) - _1) * _WIDTH
+    row: np.uint64 = ((slot & _LOW) - _1) * _WIDTH
     return row
 
 
@@ -224,7 +215,7 @@ def fetch(m: EngineRows, hashes: Words, group: np.uint64, i: int) -> None:
     for n in range(first + _AHEAD, min(i + _AHEAD + 1, len(hashes))):
         home = _home(m, _spread(hashes[n] ^ group))
         start = m.state[FORMER_SLOTS] if home & FORMER else m.state[SLOTS]
-        prefetch(start + (home & ~FORMER) * _4)
+        prefetch(start + (home & ~FORMER) * _8)
     n = i + _AHEAD // 2
     if n < len(hashes):
         _fetch_row(m, _home(m, _spread(hashes[n] ^ group)))
@@ -234,14 +225,13 @@ def fetch(m: EngineRows, hashes: Words, group: np.uint64, i: int) -> None:
 def _fetch_row(m: EngineRows, position: np.uint64) -> None:
     row = row_in(m, position)
     if row != NOWHERE:
-        prefetch(m.state[ROWS] + row * np.uint64(8))
+        prefetch(m.state[ROWS] + row * _8)
 
 
 @device
 def lay(m: EngineRows, position: np.uint64, row: np.uint64) -> None:
     """Put a row that lies nowhere yet into a gap."""
-    tag = _tag(_spread(m.rows[row + KEY]), _last(m, position))
-    _set_slot(m, position, tag | (row // _WIDTH + _1))
+    _set_slot(m, position, _spread(m.rows[row + KEY]) << _32 | (row // _WIDTH + _1))
 
 
 @device
@@ -270,12 +260,12 @@ def close_slot(m: EngineRows, position: np.uint64) -> None:
     gap = position
     while True:
         position = _next(position, last)
-        row = row_in(m, position)
-        if row == NOWHERE:
+        slot = _slot(m, position)
+        if slot == _0:
             break
-        home = _home(m, _spread(m.rows[row + KEY]))
+        home = _home(m, slot >> _32)
         if (position - home) & last >= (position - gap) & last:
-            _set_slot(m, gap, _slot(m, position))
+            _set_slot(m, gap, slot)
             gap = position
     _set_slot(m, gap, _0)
 
@@ -289,12 +279,11 @@ def move(m: EngineRows, slots: np.uint64) -> None:
     until = min(moved + slots, last + _1)
     while True:
         position = FORMER | ((start + moved) & last)
-        _fetch_row(m, FORMER | ((start + moved + np.uint64(_AHEAD)) & last))
-        row = row_in(m, position)
+        slot = _slot(m, position)
         moved += _1
-        if row != NOWHERE:
+        if slot:
             _set_slot(m, position, _0)
-            lay(m, _gap_from(m, _spread(m.rows[row + KEY]) >> (_32 - m.state[SLOT_BITS])), row)
+            m.slots[_gap_from(m, (slot >> _32) >> (_32 - m.state[SLOT_BITS]))] = slot
         elif moved >= until:
             break
     m.state[MOVED] = ALL if moved > last else moved

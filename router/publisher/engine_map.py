@@ -1,7 +1,7 @@
 """From an engine's own names to sequence hashes, with a count of copies per tier: one rank's.
 
     state ──▶ rows   40 bytes a block, touched as they fill; grown twofold without being copied
-          └─▶ slots   4 bytes each, at most 3/4 in use; grown twofold, a few with every block
+          └─▶ slots   8 bytes each, at most 3/4 in use; grown twofold, a few with every block
 
 What the words mean is in `_map_rows`, what happens to them in `_map_kernel`.
 """
@@ -196,7 +196,7 @@ class EngineMap:
     def _begin(self, capacity: int) -> None:
         """Empty, with room for so many rows."""
         self._rows = GrowingWords(capacity * _map_rows.ROW_WORDS, np.uint64)
-        self._former: FormerTable[np.uint32] | None = None
+        self._former: FormerTable[np.uint64] | None = None
         self._state[_map_rows.MOVED] = _map_rows.ALL
         self._state[_map_rows.FORMER_SLOTS] = self._state[_map_rows.FORMER_BITS] = 0
         self._lay_out(capacity)
@@ -212,7 +212,7 @@ class EngineMap:
     def _lay_out(self, capacity: int) -> None:
         """Go on with rows for so many, and empty slots of which 3/4 at most will be in use."""
         bits = (-(-4 * capacity // 3) - 1).bit_length()
-        self._slots = zeros(1 << bits, np.uint32)
+        self._slots = zeros(1 << bits, np.uint64)
         self._state[_map_rows.ROWS] = self._rows.words.ctypes.data
         self._state[_map_rows.ROW_CAPACITY] = capacity
         self._state[_map_rows.SLOTS] = self._slots.ctypes.data

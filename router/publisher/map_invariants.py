@@ -28,8 +28,8 @@ class _Row:
 def check_rows(
     state: HashArray,
     words: npt.NDArray[np.uint64],
-    slots: npt.NDArray[np.uint32],
-    former: FormerTable[np.uint32] | None,
+    slots: npt.NDArray[np.uint64],
+    former: FormerTable[np.uint64] | None,
     uses: npt.NDArray[np.uint32],
 ) -> None:
     """Assert that counts, links, graveyard and slots are what the rows say. O(rows)."""
@@ -93,8 +93,8 @@ def _check_graveyard(state: HashArray, rows: dict[int, _Row]) -> None:
 
 def _check_slots(
     state: HashArray,
-    slots: npt.NDArray[np.uint32],
-    former: FormerTable[np.uint32] | None,
+    slots: npt.NDArray[np.uint64],
+    former: FormerTable[np.uint64] | None,
     keys: dict[int, int],
 ) -> None:
     """Every row lies in one slot: behind no gap, and among those its home has not moved from."""
@@ -104,12 +104,12 @@ def _check_slots(
         assert former is not None
         tables[True] = (former.slots.ravel().tolist(), int(state[r.FORMER_BITS]))
     found = {}
-    for is_former, (numbers, bits) in tables.items():
-        last = (1 << bits) - 1
+    for is_former, (numbers, _) in tables.items():
         for place, slot in enumerate(numbers):
             if slot:
-                assert slot & last not in found
-                found[slot & last] = is_former, place
+                assert slot & _LOW not in found
+                assert slot >> 32 == r.home_of(keys[slot & _LOW], 32)
+                found[slot & _LOW] = is_former, place
     assert sorted(found) == sorted(keys)
     for number, key in keys.items():
         is_former, place = found[number]

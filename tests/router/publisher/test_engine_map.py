@@ -63,7 +63,7 @@ def test_grows_and_finds_everything_again():
         edge.normalizer.apply(batch(stored(part, tokens)), 0.0)
     edge.feed()
     assert len(edge.held()) == 5_000
-    assert edge.normalizer._names.map.memory_bytes <= 5_000 * 48
+    assert edge.normalizer._names.map.memory_bytes <= 5_000 * 54
     edge.feed(removed(hashes[:4_990]), placeholder(hashes[:100]))
     assert (len(edge.held()), len(edge.held(Tier.HOST))) == (10, 100)
 
