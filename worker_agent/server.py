@@ -159,10 +159,11 @@ class EngineServer:
         """The rank asked for, or the one with the fewest requests."""
         if header is None:
             return min(self._runners.values(), key=lambda runner: runner.request_count)
-        runner = self._runners.get(int(header)) if header.isdecimal() else None
+        is_number = header.isdecimal() and len(header) <= 20
+        runner = self._runners.get(int(header)) if is_number else None
         if runner is None:
             allowed = ", ".join(str(rank) for rank in self._runners)
-            raise InvalidFieldError(RANK_HEADER, repr(header), allowed)
+            raise InvalidFieldError(RANK_HEADER, repr(header[:64]), allowed)
         return runner
 
 

@@ -195,7 +195,7 @@ def _rank_asked_for(query: Mapping[str, str]) -> Rank | None:
     if not named:
         return None
     for name in ("worker_id", "dp_rank"):
-        if not named.get(name, "").isdecimal():
-            problem = repr(named[name]) if name in named else "missing beside the other"
+        if not named.get(name, "").isdecimal() or len(named[name]) > 20:
+            problem = repr(named[name][:64]) if name in named else "missing beside the other"
             raise InvalidFieldError(name, problem, "worker_id and dp_rank, or neither")
     return Rank(int(named["worker_id"]), int(named["dp_rank"]))

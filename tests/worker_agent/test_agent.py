@@ -59,7 +59,7 @@ async def test_ranks_have_caches_of_their_own(agent):
         assert cached((await agent.complete("y" * 100, headers=headers))[1]) == expected
 
 
-@pytest.mark.parametrize("rank", ["2", "-1", "x", ""])
+@pytest.mark.parametrize("rank", ["2", "-1", "x", "", "9" * 5000])
 async def test_an_unknown_rank_is_refused(agent, rank):
     status, answer = await agent.complete("x", headers={"x-data-parallel-rank": rank})
     assert (status, answer["error"]["param"]) == (400, "x-data-parallel-rank")

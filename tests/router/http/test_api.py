@@ -203,7 +203,12 @@ async def test_a_rank_can_be_dumped_alone(fleet):
     assert (event["worker_id"], len(event["event"]["data"]["stored"]["blocks"])) == (2, 5)
     empty = await fleet.client.get("/dump", params={"worker_id": 1, "dp_rank": 0})
     assert empty.json() == {}
-    for wrong in ({"worker_id": 2}, {"worker_id": "x", "dp_rank": 0}, {"dp_rank": -1}):
+    for wrong in (
+        {"worker_id": 2},
+        {"worker_id": "x", "dp_rank": 0},
+        {"dp_rank": -1},
+        {"worker_id": "9" * 5000, "dp_rank": 0},
+    ):
         answer = await fleet.client.get("/dump", params=wrong)
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_field")
 
