@@ -97,6 +97,18 @@ def test_every_command_says_how_it_is_used(environment, tmp_path):
         run(environment / "kv-router", name, "--help", cwd=tmp_path, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize("command", [("kv-router", "up"), ("kv-worker-agent", "run")])
+def test_what_needs_an_extra_names_it(command, environment, tmp_path):
+    program, *words = command
+    env = settings(tmp_path) | {"PATH": str(environment)}  # which has no nats-server
+    refused = subprocess.run(
+        [environment / program, *words],
+        env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "kv-router[agent]" in refused.stderr
+
+
 def test_a_router_serves(environment, tmp_path):
     serves(environment / "kv-router", "serve", tmp_path)
 
