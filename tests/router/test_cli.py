@@ -43,7 +43,9 @@ def test_help_of_a_command_names_it(capsys):
 
 def test_ctrl_c_before_there_is_anything_to_stop_ends_a_command_without_a_traceback(tmp_path):
     os.mkfifo(trace := tmp_path / "trace")
-    command = [sys.executable, "-m", "router", "simulate", str(trace)]
+    # Whoever runs these tests in the background has Ctrl-C ignored by all of them.
+    at_terminal = ["env", "--default-signal=INT"]
+    command = [*at_terminal, sys.executable, "-m", "router", "simulate", str(trace)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         with trace.open("w"):  # it reads, and waits for us
             process.send_signal(signal.SIGINT)

@@ -108,7 +108,7 @@ async def test_a_rank_that_is_another_one_here_is_not_restored(
     caplog.set_level("INFO")
     async with RunningIndex(empty_bus.url, peers=peer.url).running() as late:
         await late.register(1, **fields)
-        await eventually(lambda: "told of 1 ranks; 0 were blind" in caplog.text)
+        await eventually(lambda: "has 1 ranks; 0 of them were blind here" in caplog.text)
         assert await late.status(1) == "pending"
 
 

@@ -13,8 +13,7 @@ async def run(stop):
     if not IS_STARTED_WITH_NOHUP:
         await asyncio.wait_for(stop.wait(), 60)
 
-if IS_STARTED_WITH_NOHUP:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if IS_STARTED_WITH_NOHUP else signal.SIG_DFL)
 run_until_signal(run)
 """
 
