@@ -7,7 +7,6 @@
 A file that can not be used is kept aside, so that somebody can look at it.
 """
 
-import fcntl
 import logging
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
-from router.errors import ConfigError
+from router.process.own_folder import own_folder
 from router.protocol.catalogue import Lifecycle
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerRegistration
@@ -54,18 +53,7 @@ class DataDir:
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Nobody else's inside. Raises ConfigError."""
-        try:
-            self._engines.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / "lock").open("a")
-        except OSError as error:
-            problem = f"{self._folder}: {error.strerror}"
-            raise ConfigError("data_dir", problem, "a folder that can be written") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                problem = f"{self._folder} is in use"
-                raise ConfigError("data_dir", problem, "a folder of its own for each") from error
+        with own_folder(self._folder, self._engines.name):
             yield
 
     def state_path(self, rank: Rank) -> Path:

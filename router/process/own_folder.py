@@ -1,0 +1,29 @@
+"""A folder that only one process may use."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from router.errors import ConfigError
+
+
+@contextmanager
+def own_folder(folder: Path, *parts: str) -> Iterator[None]:
+    """Nobody else's inside; made where there is none, with folders of these names in it. Raises
+    ConfigError for `data_dir`.
+    """
+    try:
+        for each in (folder, *(folder / part for part in parts)):
+            each.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a")
+    except OSError as error:
+        problem = f"{folder}: {error.strerror}"
+        raise ConfigError("data_dir", problem, "a folder that can be written to") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem = f"{folder} is in use"
+            raise ConfigError("data_dir", problem, "a folder of its own for each") from error
+        yield
