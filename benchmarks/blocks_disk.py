@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from worker_agent.block_sets import DISK_THREADS
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.manager.tier_blocks import DISK_THREADS
 from worker_agent.storage.disk import DiskStorage
-from worker_agent.transfer.hops import batches_of
 from worker_agent.transfer.io_threads import IoThreads
-from worker_agent.transfer.outcome import leading
+from worker_agent.transfer.pipeline import batches_of
+from worker_agent.transfer.plan import leading
 from worker_agent.transfer.slots import DiskSlots, aligned_rows
 from worker_agent.transfer.stored_tier import StoredTier
 

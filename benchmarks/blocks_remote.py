@@ -1,4 +1,4 @@
-"""Blocks in a Redis of our own, by a plain pipeline and as a tier does."""
+"""Blocks in a Redis of our own, by a plain pipeline, and by tiers with and without a secret."""
 
 import subprocess
 import tempfile
@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError
 from worker_agent.blocks.names import BlockName
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage
 from worker_agent.transfer.io_threads import IoThreads
-from worker_agent.transfer.outcome import leading
+from worker_agent.transfer.plan import leading
 from worker_agent.transfer.remote_tier import RemoteTier
 
 BLOCK_BYTES = 256 * 1024
@@ -35,14 +35,20 @@ class RemoteWorld:
 
     def __enter__(self) -> Self:
         self._client = self._stack.enter_context(_server(self._stack))
-        settings = RemoteSettings("b", "f", "o", BLOCK_BYTES, 2 * len(self._data), ttl_s=600)
-        storage = RemoteStorage(self._client, settings)
-        self._tier = RemoteTier(storage, settings, io=IoThreads("redis", timeout_s=600))
+        self._sealed = self._tier_of("sealed", b"the secret of a fleet")
+        self._unsealed = self._tier_of("unsealed", b"")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tier.close()
+        self._sealed.close()
+        self._unsealed.close()
         self._stack.close()
+
+    def _tier_of(self, fingerprint: str, secret: bytes) -> RemoteTier:
+        most = 4 * len(self._data)
+        settings = RemoteSettings("b", fingerprint, "o", BLOCK_BYTES, most, ttl_s=600)
+        storage, io = RemoteStorage(self._client, settings), IoThreads("redis", timeout_s=600)
+        return RemoteTier(storage, settings, secret=secret, io=io)
 
     def emptied(self, side: Callable[[int], int]) -> Callable[[int], int]:
         """The same, but values of earlier rounds are in nobody's way."""
@@ -58,6 +64,7 @@ class RemoteWorld:
         self._client.flushall()
         self.put_plainly()
         self.put()
+        self.put_unsealed()
 
     def put_plainly(self) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -66,8 +73,14 @@ class RemoteWorld:
             pipeline.execute()
 
     def put(self) -> None:
+        self._put(self._sealed)
+
+    def put_unsealed(self) -> None:
+        self._put(self._unsealed)
+
+    def _put(self, tier: RemoteTier) -> None:
         names = [BlockName(identity, 0) for identity in self._identities]
-        assert leading(self._tier.store(names, self._rows)) == len(names)
+        assert leading(tier.store(names, self._rows)) == len(names)
 
     def get_plainly(self) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -76,7 +89,13 @@ class RemoteWorld:
             assert all(pipeline.execute())
 
     def get(self) -> None:
-        assert leading(self._tier.load(self._identities, self._rows)) == len(self._identities)
+        self._get(self._sealed)
+
+    def get_unsealed(self) -> None:
+        self._get(self._unsealed)
+
+    def _get(self, tier: RemoteTier) -> None:
+        assert leading(tier.load(self._identities, self._rows)) == len(self._identities)
 
 
 def _server(stack: ExitStack) -> Redis:

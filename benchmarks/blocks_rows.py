@@ -23,7 +23,7 @@ from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
-from worker_agent.manager_config import EVICTIONS, eviction_of
+from worker_agent.manager.config import EVICTIONS, eviction_of
 from worker_agent.storage.memory import host_memory
 from worker_agent.transfer.layout_copies import LayoutCopies
 from worker_agent.transfer.physical import PhysicalLayout, physical
@@ -127,12 +127,22 @@ def disk_rows(size: Size) -> list[Row]:
 
 def remote_rows(size: Size) -> list[Row]:
     with RemoteWorld(size.remote_blocks) as world:
-        put = _in_turn(world.emptied(_timed(world.put)), world.emptied(_timed(world.put_plainly)))
+        put, put_plainly, put_unsealed = (
+            world.emptied(_timed(side))
+            for side in (world.put, world.put_plainly, world.put_unsealed)
+        )
+        stored, stored_sealed = _in_turn(put, put_plainly), _in_turn(put, put_unsealed)
         world.fill()
-        get = _in_turn(_timed(world.get), _timed(world.get_plainly))
+        get, get_unsealed = _timed(world.get), _timed(world.get_unsealed)
+        loaded, loaded_sealed = (
+            _in_turn(get, _timed(world.get_plainly)),
+            _in_turn(get, get_unsealed),
+        )
     return [
-        _paired("put", 0.7, *put, world.size_bytes),
-        _paired("get", 0.7, *get, world.size_bytes),
+        _paired("put", 0.7, *stored, world.size_bytes),
+        _paired("get", 0.7, *loaded, world.size_bytes),
+        _paired("put with seals, beside checksums", 0.9, *stored_sealed, world.size_bytes),
+        _paired("get with seals, beside checksums", 0.9, *loaded_sealed, world.size_bytes),
     ]
 
 

@@ -29,7 +29,7 @@ NO = "NO"
 
 def page(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
     """The whole file."""
-    style = files("router.tools.simulation").joinpath("html_report.css").read_text() + STYLE
+    style = files("router.tools.simulate").joinpath("html_report.css").read_text() + STYLE
     told = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     return "\n".join(
         [

@@ -122,7 +122,7 @@ def run(url: str) -> dict[str, str]:
     try:
         _before(script)
         _workers(script, [engine.endpoint for engine in engines])
-        _hear(script, engines[0])
+        _receive(script, engines[0])
         _select(script)
         _reserve(script)
         _refusals(script)
@@ -170,7 +170,7 @@ def _workers(script: Script, endpoints: list[str]) -> None:
     step("patch nonsense", "PATCH", "/workers/abc", patch, 400)
 
 
-def _hear(script: Script, engine: Engine) -> None:
+def _receive(script: Script, engine: Engine) -> None:
     """Publish until the service has heard; a subscriber that comes late misses what was said."""
 
     def held(said: Any) -> bool:

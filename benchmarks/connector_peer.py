@@ -13,22 +13,21 @@ from typing import Self
 
 import torch
 
-from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
-from worker_agent.leases import Leases
-from worker_agent.shared_pool import SharedPool
+from worker_agent.manager.shared_pool import SharedPool
+from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_server import PeerServer, SharedSet
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import MemoryStorage, host_memory, shared_memory
-from worker_agent.transfer.outcome import leading
-from worker_agent.transfer.peer_client import PeerClient
-from worker_agent.transfer.peer_giving import SharedSet
-from worker_agent.transfer.peer_server import PeerServer
+from worker_agent.transfer.block_window import BlockWindow
 from worker_agent.transfer.physical import PhysicalLayout, physical
+from worker_agent.transfer.plan import leading
 from worker_agent.transfer.slots import MemorySlots
 from worker_agent.transfer.stored_tier import StoredTier
-from worker_agent.transfer.window import Window
 
 TOKEN = b"of a benchmark"
 BLOCK_BYTES = 2 << 20
@@ -42,7 +41,7 @@ class PeerWorld:
         self.size_bytes = blocks * BLOCK_BYTES
         self._blocks = blocks
         self._layout = _layout(blocks, host_memory(self.size_bytes))
-        self._window = Window(self._layout)
+        self._window = BlockWindow(self._layout)
         self._names = [_name(number).identity for number in range(blocks)]
 
     def __enter__(self) -> Self:
@@ -106,7 +105,7 @@ def main() -> None:
         tier = StoredTier(pool, MemorySlots(memory, count))
         for name in names:
             tier.store([name], torch.randint(0, 256, (1, BLOCK_BYTES), dtype=torch.uint8))
-        window = Window(layout)
+        window = BlockWindow(layout)
         listener = socket.create_server(("127.0.0.1", 0))
         Thread(target=_serve_plainly, args=(listener, window, count), daemon=True).start()
         sets = {0: SharedSet(pool, window, path, tier.proof)}
@@ -116,7 +115,7 @@ def main() -> None:
         server.close(60)
 
 
-def _serve_plainly(listener: socket.socket, window: Window, count: int) -> None:
+def _serve_plainly(listener: socket.socket, window: BlockWindow, count: int) -> None:
     connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while connection.recv(1):

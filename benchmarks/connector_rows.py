@@ -12,15 +12,19 @@ from rows import Row, machine
 from timing import Bounded, alternate
 
 from router.protocol.values import Tier
-from router.sequence.block_families import request_families
-from router.sequence.tokens import TokenBlockSequence
+from router.sequence.hashing.tokens import TokenBlockSequence, request_families
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import Naming
 from worker_agent.blocks.pool import BlockPool
-from worker_agent.connector.holding import LowerTier
-from worker_agent.connector.leader import ConnectorLeader
-from worker_agent.connector.protocol import CachedRequest, EngineRequest, NewRequest, ScheduledStep
-from worker_agent.connector.slot_manager import SlotManager
+from worker_agent.connector.slots.held_prefix import LowerTier
+from worker_agent.connector.slots.leader import ConnectorLeader
+from worker_agent.connector.slots.protocol import (
+    CachedRequest,
+    EngineRequest,
+    NewRequest,
+    ScheduledStep,
+)
+from worker_agent.connector.slots.slot_manager import SlotManager
 
 BLOCK_SIZE = 16
 NAMING = Naming(b"benchmark secret", "benchmark")

@@ -11,14 +11,16 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from router.core.commands import Select
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from builders import World, rank
-from router.dashboard.board import Board
+from router.dashboard.board.board import Board
+from router.observability.event_timeline import EventTimeline
+from router.observability.health import ServiceStatus
 from router.protocol.requests import SelectRequest
-from router.sequence.prompt import prepare
-from router.status import ServiceStatus
-from router.timeline import Timeline
+from router.sequence.active.prompt import prepare
+from support.values.builders import World, rank
 
 FRAMES = 12
 DECISIONS = 4
@@ -29,14 +31,14 @@ def measure(workers: int) -> None:
     for worker_id in range(1, workers + 1):
         world.worker(worker_id)
     status = ServiceStatus("", needs_workers=True)
-    board = Board("r", world.core, status, lambda: (0, 0, 0), Timeline(time.time))
+    board = Board("r", world.core, status, lambda: (0, 0, 0), EventTimeline(time.time))
     rows = []
     for second in range(FRAMES):
         for worker_id in range(1, workers + 1):
             world.cache(rank(worker_id), [rng.randrange(1 << 30) for _ in range(16)])
         for _ in range(DECISIONS):
             request = SelectRequest(token_ids=[*range(4096)])
-            placement = world.core.select(request, prepare(request, ()), float(second))
+            placement = world.core.handle(Select(request, prepare(request, ())), float(second))[0]
             board.feed.take("select", request, placement, second + 0.25 * _, 0.0)
         rows.append(frame(board, float(second)))
     whole, rest = rows[0], rows[2:]

@@ -16,17 +16,26 @@ from msgspec import Struct
 from peer import dynamo
 from timing import CallTimes
 
-from router.core import RouterCore
-from router.core_settings import CoreSettings
-from router.fleet import LivenessLimits
-from router.indexer.radix_tree import RadixTree
+from router.core.commands import (
+    Apply,
+    Free,
+    PrefillComplete,
+    Reserve,
+    Select,
+    SetConnected,
+    UpsertWorker,
+)
+from router.core.core import RouterCore
+from router.core.fleet import LivenessLimits
+from router.core.settings import CoreSettings
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.requests import ConfigOverride, ReserveRequest, SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank, Tier
-from router.publisher.journal import EventJournal
+from router.publisher.journal.journal import EventJournal
 from router.scheduler.settings import PolicySettings
-from router.sequence.hashing import chain, local_block_hashes
-from router.sequence.prompt import prepare
+from router.sequence.active.prompt import prepare
+from router.sequence.hashing.block_hashes import chain, local_block_hashes
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 Call: TypeAlias = Callable[[list[int]], Awaitable[None]]
@@ -86,10 +95,10 @@ class OurFleet:
             max_reservations=1 << 20,
         )
         self._core = RouterCore(settings, RadixTree, Random(SEED))
-        self._core.set_connected(True, 0.0)
+        self._core.handle(SetConnected(True), 0.0)
         self._ids = count()
         for worker_id in range(world.shape.workers):
-            self._core.upsert_worker(_announcement(worker_id, world.shape.ranks), 0.0)
+            self._core.handle(UpsertWorker(_announcement(worker_id, world.shape.ranks)), 0.0)
         for rank, blocks in world.held_blocks.items():
             self._hold(rank, world.prompt[: blocks * BLOCK_SIZE])
             for tokens in world.booked:
@@ -100,7 +109,7 @@ class OurFleet:
         hashes = chain(local_block_hashes(tokens, BLOCK_SIZE))
         journal.stored(Tier.DEVICE, hashes.tolist(), None)
         for message in journal.take():
-            self._core.apply(message, 0.0)
+            self._core.handle(Apply(message), 0.0)
 
     def _book(self, rank: Rank, tokens: Tokens) -> None:
         request = ReserveRequest(
@@ -110,13 +119,13 @@ class OurFleet:
             dp_rank=rank.dp_rank,
             request_id=f"booked-{next(self._ids)}",
         )
-        self._core.reserve(request, prepare(request, [IDENTITY]), 0.0)
+        self._core.handle(Reserve(request, prepare(request, [IDENTITY])), 0.0)
 
     def select(self, tokens: Tokens, policy: str) -> Rank:
         request = SelectRequest(
             **SCOPE, token_ids=tokens, router_config_override=ConfigOverride(policy=policy)
         )
-        return self._core.select(request, prepare(request, [IDENTITY]), 0.0).rank
+        return self._core.handle(Select(request, prepare(request, [IDENTITY])), 0.0)[0].rank
 
     def cycle(self, tokens: Tokens, policy: str) -> None:
         """Choose, book there, mark the prefill complete, free."""
@@ -125,7 +134,7 @@ class OurFleet:
             **SCOPE, token_ids=tokens, router_config_override=ConfigOverride(policy=policy)
         )
         prompt = prepare(request, [IDENTITY])
-        rank = core.select(request, prompt, 0.0).rank
+        rank = core.handle(Select(request, prompt), 0.0)[0].rank
         booking = ReserveRequest(
             **SCOPE,
             token_ids=tokens,
@@ -133,9 +142,9 @@ class OurFleet:
             dp_rank=rank.dp_rank,
             request_id=request_id,
         )
-        core.reserve(booking, prompt, 0.0)
-        core.prefill_complete(request_id, 0.0)
-        core.free(request_id, 0.0)
+        core.handle(Reserve(booking, prompt), 0.0)
+        core.handle(PrefillComplete(request_id), 0.0)
+        core.handle(Free(request_id), 0.0)
 
 
 class PeerFleet:

@@ -10,7 +10,7 @@ from report import report as report_sections
 from rows import Row, machine
 from timing import Bounded, CallTimes, Scale, alternate, call_times, median_us
 
-from router.scheduler.policies import builtin_policies
+from router.scheduler.policy.registry import builtin_policies
 
 SELECT_GOALS_US = {512: 25.0, 8_192: 40.0}
 CYCLE_GOALS_US = {512: 60.0, 8_192: 80.0}

@@ -11,7 +11,7 @@ import uvloop
 import zmq
 from events_engine import HIGH_WATER_MARK, Traffic, payloads
 
-from router.publisher.engine_frames import END_OF_REPLAY
+from router.publisher.batch_order.frames import END_OF_REPLAY
 
 FILES_PER_ENGINE = 8
 START_S = 60.0

@@ -23,7 +23,7 @@ from events_zmq import FULL, GOAL_PAIRS, GOAL_STORED, PATIENCE_S, ROOMY, plain_s
 from rows import Row
 from timing import Bounded
 
-from router.sequence.hashing import chain, local_block_hashes, token_array
+from router.sequence.hashing.block_hashes import chain, local_block_hashes, token_array
 
 POLL_S = 0.02
 REPORTED_S = 5.0

@@ -11,14 +11,13 @@ from events_writer import REQUEST_BLOCKS, RankWriter
 from router.protocol.catalogue import encode_entry, worker_key
 from router.protocol.loads import LoadReport
 from router.protocol.subjects import Subjects
-from router.publisher.announcer import Announcer
-from router.publisher.beacons import HeardBeacons
-from router.publisher.bus import Bus, StreamLimits, connection
-from router.publisher.events import MIN_FLUSH_S
-from router.publisher.journal import DEFAULT_LIMITS
-from router.publisher.loads import LoadPublisher
-from router.publisher.transport import NatsTransport
-from worker_agent.control import answer_checkpoint_requests, listen_for_beacons
+from router.publisher.event_publisher import MIN_FLUSH_S
+from router.publisher.journal.journal import DEFAULT_LIMITS
+from router.publisher.load_publisher import LoadPublisher, ReceivedBeacons
+from router.runtime.bus.connection import Bus, StreamLimits, connection
+from router.runtime.bus.kv_lease import KvLease
+from router.runtime.bus.transport import NatsTransport
+from worker_agent.process.control import answer_checkpoint_requests, listen_for_beacons
 
 WORKER_ID = 1
 POOL_BLOCKS = 4_096
@@ -40,7 +39,7 @@ class Agent:
         self.subjects = subjects
         self._worker_id = worker_id
         self._writer = RankWriter(subjects, worker_id, pool_blocks, DEFAULT_LIMITS, MIN_FLUSH_S)
-        self._beacons = HeardBeacons()
+        self._beacons = ReceivedBeacons()
         self._report_count = 0
 
     @property
@@ -61,7 +60,7 @@ class Agent:
 
     async def run(self) -> None:
         """Live on the bus until cancelled."""
-        announcer = Announcer(self.bus.js, self.subjects, worker_key(self._worker_id), INCARNATION)
+        announcer = KvLease(self.bus.js, self.subjects, worker_key(self._worker_id), INCARNATION)
         await announcer.look()
         await announcer.claim(encode_entry(announcement(self._worker_id)))
         rank, publisher = self._writer.rank, self._writer.publisher

@@ -9,7 +9,7 @@ import numpy as np
 import zmq
 from msgspec import Struct, msgpack
 
-from router.publisher.engine_frames import END_OF_REPLAY
+from router.publisher.batch_order.frames import END_OF_REPLAY
 
 BLOCK_SIZE, EVENT_BLOCKS, BATCH_EVENTS = 16, 16, 8
 BATCH_BLOCKS = EVENT_BLOCKS * BATCH_EVENTS

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from events_writer import REQUEST_BLOCKS, RankWriter, verified
 
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, StreamLimits, ensure_event_stream
-from router.publisher.events import flush_window_s
-from router.publisher.journal import DEFAULT_LIMITS
-from router.publisher.transport import NatsTransport
+from router.publisher.event_publisher import flush_window_s
+from router.publisher.journal.journal import DEFAULT_LIMITS
+from router.runtime.bus.connection import Bus, StreamLimits, ensure_event_stream
+from router.runtime.bus.transport import NatsTransport
 
 POOL_BLOCKS = 2_048
 

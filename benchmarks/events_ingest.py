@@ -26,8 +26,8 @@ from rows import Row
 from timing import Bounded, alternate
 
 from router.protocol.subjects import Subjects
-from router.publisher.bus import StreamLimits, connection, ensure_event_stream
-from router.publisher.transport import NatsTransport
+from router.runtime.bus.connection import StreamLimits, connection, ensure_event_stream
+from router.runtime.bus.transport import NatsTransport
 
 RANKS = 64
 MESSAGE_BLOCKS = (32, 128, 256, 512)

@@ -19,8 +19,8 @@ from rows import Row
 from timing import Bounded, alternate
 
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, StreamLimits, connection, ensure_event_stream
-from router.publisher.transport import NatsTransport
+from router.runtime.bus.connection import Bus, StreamLimits, connection, ensure_event_stream
+from router.runtime.bus.transport import NatsTransport
 
 NAMESPACE = "join"
 WORKERS = 1_000

@@ -8,23 +8,24 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from router.config import RouterConfig
-from router.core import RouterCore
-from router.core_settings import CoreSettings
+from router.config.router import RouterConfig
+from router.core.commands import UpsertWorker
+from router.core.core import RouterCore
+from router.core.settings import CoreSettings
 from router.indexer.base import Indexer
-from router.indexer.event_log import Verdict
-from router.indexer.selection import make_indexer
-from router.metrics import RouterMetrics
-from router.nats_stream import NatsStream
-from router.outbox import Outbox
+from router.indexer.event_log import LogVerdict
+from router.indexer.factory import make_indexer
+from router.ingest.effect_runner import EffectRunner
+from router.ingest.event_stream import NatsStream
+from router.ingest.subscriber import Subscriber
+from router.observability.health import ServiceStatus
+from router.observability.metrics import RouterMetrics
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.events import EventBatch, LogMessage
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity
-from router.publisher.bus import Bus, StreamLimits, ensure_event_stream
-from router.publisher.turns import Turns
-from router.status import ServiceStatus
-from router.subscriber import Subscriber
+from router.publisher.follower.loop_slices import SliceScheduler
+from router.runtime.bus.connection import Bus, StreamLimits, ensure_event_stream
 
 IDENTITY = Identity(SCHEME, 16)
 INCARNATION = 1
@@ -49,12 +50,12 @@ class TimedCore(RouterCore):
         self.applied: list[Applied] = []
         self._applying: tuple[int, int] | None = None
 
-    def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
+    def apply(self, message: LogMessage, now_s: float) -> LogVerdict | None:
         """Apply a message, or its first slice."""
         verdict = super().apply(message, now_s)
         is_batch = isinstance(message, EventBatch)
         event_id = message.last_event_id if is_batch else message.event_id
-        if verdict in (Verdict.APPLY, Verdict.NEW_LIFE):
+        if verdict in (LogVerdict.APPLY, LogVerdict.NEW_LIFE):
             self._applying = message.worker_id, event_id
         return verdict
 
@@ -77,12 +78,17 @@ class CoreReader:
         self.subjects = Subjects(namespace)
         self.core = core or RouterCore(*core_parts())
         for worker_id in range(workers):
-            self.core.upsert_worker(announcement(worker_id), time.monotonic())
+            self.core.handle(UpsertWorker(announcement(worker_id)), time.monotonic())
         metrics = RouterMetrics()
         self._workers = workers
         self._status = ServiceStatus("", needs_workers=False)
         self._subscriber = Subscriber(
-            self.core, Outbox(self.subjects, metrics), self._status, metrics, self.subjects, Turns()
+            self.core,
+            EffectRunner(self.subjects, metrics),
+            self._status,
+            metrics,
+            self.subjects,
+            SliceScheduler(),
         )
 
     @asynccontextmanager
@@ -113,7 +119,7 @@ class CoreReader:
 def core_parts() -> tuple[CoreSettings, Callable[[], Indexer], Random]:
     """What a router makes its core of."""
     config = RouterConfig()
-    return config.core, lambda: make_indexer(config.index), Random(1)
+    return config.core, lambda: make_indexer(config.index_settings), Random(1)
 
 
 def announcement(worker_id: int) -> WorkerAnnouncement:

@@ -18,7 +18,7 @@ from events_scale import EventScale
 from rows import Row
 from timing import Bounded
 
-from router.publisher.bus import StreamLimits, ensure_event_stream
+from router.runtime.bus.connection import StreamLimits, ensure_event_stream
 
 NAMESPACE = "recovery"
 GOAL_FLOW_S = GOAL_NOTICED_S = 2.0

@@ -25,8 +25,8 @@ from rows import Row
 from timing import Bounded
 
 from router.protocol.subjects import Subjects
-from router.publisher.bus import connection
-from router.publisher.events import flush_window_s
+from router.publisher.event_publisher import flush_window_s
+from router.runtime.bus.connection import connection
 
 BLOCKS_PER_S = 100_000
 GOAL_S = 0.05

@@ -8,9 +8,9 @@ from events_reader import IDENTITY, INCARNATION
 
 from router.protocol.subjects import Subjects
 from router.protocol.values import HashArray, Rank, Tier
-from router.publisher.events import KvEventPublisher
-from router.publisher.journal import EventJournal, JournalLimits
-from router.publisher.transport import Transport
+from router.publisher.event_publisher import KvEventPublisher
+from router.publisher.journal.journal import EventJournal, JournalLimits
+from router.runtime.bus.transport import Transport
 
 ENDLESS = JournalLimits(tail_blocks=1 << 40)
 """The log is never shortened, so that all of it is there to be read."""

@@ -25,18 +25,19 @@ from msgspec import msgpack
 from rows import Row
 from timing import Bounded, alternate
 
-from router.core import RouterCore
+from router.core.commands import Apply, ApplySlice, UpsertWorker
+from router.core.core import RouterCore
 from router.protocol.events import decode_log_message, encode_log_message
 from router.protocol.values import Rank
-from router.publisher.engine_address import EngineAddress
-from router.publisher.engine_feed import EngineFeed
-from router.publisher.engine_log import EngineLog, EngineLogSettings
-from router.publisher.events import MIN_FLUSH_S
-from router.publisher.journal import EventJournal
-from router.publisher.normalizer import Normalizer
-from router.publisher.pacing import Pacing
-from router.publisher.zmq_sockets import Context
-from router.publisher.zmq_source import SourceStatus, ZmqSource
+from router.publisher.batch_order.address import EngineAddress
+from router.publisher.batch_order.batch_order import BatchOrder, BatchOrderSettings
+from router.publisher.event_publisher import MIN_FLUSH_S
+from router.publisher.feed.engine_feed import EngineFeed
+from router.publisher.feed.pacing import Pacing
+from router.publisher.journal.journal import EventJournal
+from router.publisher.normalizer.normalizer import Normalizer
+from router.publisher.zmq.sockets import Context
+from router.publisher.zmq.source import SourceStatus, ZmqSource
 
 RANK = Rank(0, 0)
 ROOMY, FULL = 1 << 40, 16_384
@@ -105,7 +106,7 @@ async def _read_s(traffic: Traffic) -> float:
         source = ZmqSource(
             context,
             EngineAddress(traffic.events_endpoint, traffic.replay_endpoint),
-            EngineLog(time.monotonic(), EngineLogSettings()),
+            BatchOrder(time.monotonic(), BatchOrderSettings()),
             SourceStatus(),
             Pacing(),
         )
@@ -145,7 +146,7 @@ class _Edge:
         self._normalizer = Normalizer(self._journal, IDENTITY)
         self.feed = EngineFeed(self._journal, self._normalizer, RANK.dp_rank)
         self._core = RouterCore(*core_parts())
-        self._core.upsert_worker(announcement(RANK.worker_id), 0.0)
+        self._core.handle(UpsertWorker(announcement(RANK.worker_id)), 0.0)
         self._flushed_s = 0.0
 
     @property
@@ -159,8 +160,8 @@ class _Edge:
     def flush(self, now_s: float) -> None:
         self._flushed_s = now_s
         for message in self._journal.take():
-            self._core.apply(decode_log_message(encode_log_message(message)), now_s)
-            while self._core.apply_slice():
+            self._core.handle(Apply(decode_log_message(encode_log_message(message))), now_s)
+            while self._core.handle(ApplySlice(), 0.0)[0]:
                 pass
 
     def require_held(self, blocks: int) -> None:

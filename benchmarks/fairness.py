@@ -12,9 +12,10 @@ from random import Random
 
 import numpy as np
 
-from router.config import RouterConfig
-from router.core import RouterCore
-from router.indexer.radix_tree import RadixTree
+from router.config.router import RouterConfig
+from router.core.core import RouterCore
+from router.indexer.radix_tree.radix_tree import RadixTree
+from router.runtime.process.settings import configured
 from router.simulator.engine_model import llama_8b
 from router.simulator.scenario import Scenario
 from router.simulator.simulation import simulate
@@ -51,7 +52,8 @@ def requests(rng: Random, tenant: str, per_s: float, seconds: float) -> list[Tra
 
 def core(threshold: float, rng: Random) -> RouterCore:
     """Of a router whose requests wait, up to 20 s."""
-    config = RouterConfig(
+    config = configured(
+        RouterConfig,
         policy="dynamo-1.0",
         router_queue_threshold=threshold,
         max_wait_s=20.0,

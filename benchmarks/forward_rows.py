@@ -20,7 +20,7 @@ from msgspec import Struct
 from rows import Row
 from timing import Bounded
 
-from router.http_client import HttpPool, Origin, PoolLimits, Request
+from router.runtime.http_client import HttpPool, Origin, PoolLimits, Request
 
 SERVER_CORE, OTHER_CORE = 0, 1
 START_S = 300.0  # kernels may have to be compiled first

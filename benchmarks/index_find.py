@@ -10,7 +10,7 @@ from peer import peer_block_hashes
 from rows import Row
 from timing import Bounded, CallTimes, Scale, alternate, call_rows, call_times, median_us, pooled
 
-from router.sequence.hashing import chain, local_block_hashes, token_array
+from router.sequence.hashing.block_hashes import chain, local_block_hashes, token_array
 
 T = TypeVar("T")
 

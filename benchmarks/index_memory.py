@@ -16,7 +16,7 @@ from peer import PeerTree, stored_event
 from rows import Row
 from timing import Bounded, Scale
 
-from router.indexer.radix_tree import RadixTree
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.values import HashArray, Rank, Tier
 
 BLOCKS, WORKERS, PATH_BLOCKS, EVENT_BLOCKS = 5_000_000, 128, 512, 128

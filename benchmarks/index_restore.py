@@ -9,14 +9,14 @@ from peer import PeerTree, stored_event
 from rows import Row
 from timing import Bounded, Scale, alternate
 
-from router.indexer.base import HeldBlocks
+from router.indexer.base import ExportedBlocks
 from router.indexer.dumps import IndexDump, RankState
-from router.indexer.radix_tree import RadixTree
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.snapshot import decode_snapshot, encode_snapshot
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.events import pack_state
 from router.protocol.values import HashArray, HeldState, Rank, StreamPosition, Tier
-from router.sequence.digest import digest
+from router.sequence.hashing._digest import digest
 
 WORKERS = 128
 MAX_BLOCKS = 1 << 24
@@ -48,7 +48,7 @@ def _filled(blocks: int) -> TrustedIndex:
     for worker_id in range(WORKERS):
         rank = Rank(worker_id, 0)
         hashes = random_hashes(random, -(-blocks // WORKERS))
-        held = HeldBlocks(rank, Tier.DEVICE, hashes)
+        held = ExportedBlocks(rank, Tier.DEVICE, hashes)
         index.resume(_state(rank, hashes), [held], 0.0)
     _settle(index)
     return index

@@ -28,7 +28,7 @@ from router.protocol.values import (
     Tier,
     pack_hashes,
 )
-from router.sequence.digest import digest
+from router.sequence.hashing._digest import digest
 
 SCOPE, IDENTITY, INCARNATION = Scope(), Identity(SCHEME, 16), 1
 PATH_BLOCKS = 512

@@ -7,9 +7,9 @@ import numpy as np
 from msgspec import Struct
 from peer import PeerTree, removed_event, stored_event
 
-from router.indexer.radix_tree import RadixTree
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.values import HashArray, PerTier, Rank, Tier
-from router.sequence.hashing import chain
+from router.sequence.hashing.block_hashes import chain
 
 MAX_BLOCKS = 1 << 25
 FILL_LENGTHS = (64, 512, 8192)

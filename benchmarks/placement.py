@@ -17,9 +17,8 @@ from statistics import median
 import httpx
 from rows import Row, as_json, as_table, machine
 
-from router.local.demo import Demo, Summary
-from router.local.fleet import Fleet, FleetPlan
-from router.local.workload import Turn, conversations
+from router.tools.up.demo.demo import ConversationTurn, Demo, Summary, conversations
+from router.tools.up.fleet import FleetPlan, LocalFleet
 
 WORKERS = 3
 ROUNDS = 5
@@ -46,12 +45,12 @@ def main() -> int:
     return 0 if all(row.holds for row in rows) else 1
 
 
-async def measure(workload: list[list[Turn]]) -> list[Row]:
+async def measure(workload: list[list[ConversationTurn]]) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         plan = FleetPlan(
             directory=Path(directory), workers=WORKERS, dp_size=1, num_blocks=2048, router_port=0
         )
-        fleet = Fleet(plan)
+        fleet = LocalFleet(plan)
         async with fleet.running(lambda text: print(text, file=sys.stderr)):
             await fleet.until_ready()
             async with httpx.AsyncClient(timeout=60) as client:
@@ -64,7 +63,9 @@ async def measure(workload: list[list[Turn]]) -> list[Row]:
     ]
 
 
-async def alternate(demo: Demo, workload: list[list[Turn]]) -> tuple[list[Summary], list[Summary]]:
+async def alternate(
+    demo: Demo, workload: list[list[ConversationTurn]]
+) -> tuple[list[Summary], list[Summary]]:
     """Routed and round-robin summaries, one of each a round, in turn."""
     await demo.look_around()
     await demo.warm_up(workload[0][0].prompt)

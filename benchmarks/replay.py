@@ -23,8 +23,7 @@ from router.simulator.scenario import Scenario
 from router.simulator.simulation import simulate
 from router.simulator.summary import Summary, summarize
 from router.simulator.traces import Trace
-from router.tools.simulation.policies import default_settings, named_policy
-from router.tools.simulation.specs import Spec
+from router.tools.simulate.specs import Spec, default_settings, named_policy
 
 BLOCKS = 3_000
 """Of an engine's cache: 1.5 million tokens."""

@@ -15,16 +15,26 @@ from random import Random
 from msgspec import Struct
 from replay_run import Decision, PeerRun
 
-from router.core import RouterCore
+from router.core.commands import (
+    Apply,
+    ApplyLoad,
+    ApplySlice,
+    Free,
+    PrefillComplete,
+    Reserve,
+    Select,
+    SetConnected,
+    UpsertWorker,
+)
+from router.core.core import RouterCore
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import LoadReport
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank, Tier
-from router.publisher.journal import EventJournal
-from router.sequence.prompt import prepare
+from router.publisher.journal.journal import EventJournal
+from router.sequence.active.prompt import prepare
 from router.simulator.traces import Trace, TraceRequest
-from router.tools.simulation.policies import default_settings, named_policy
-from router.tools.simulation.specs import Spec
+from router.tools.simulate.specs import Spec, default_settings, named_policy
 
 POLICY = Spec("dynamo-1.6", "dynamo-1.6", {})
 REPORT_S = 1.0
@@ -43,20 +53,22 @@ class Retold:
 
     def __init__(self, trace: Trace, workers: int, blocks: int) -> None:
         self._core: RouterCore = named_policy(POLICY, default_settings()).make_core(Random(1))
-        self._core.set_connected(True, 0.0)
+        self._core.handle(SetConnected(True), 0.0)
         identity = Identity(SCHEME, trace.block_size)
         self._journals = [EventJournal(Rank(i, 0), 1, identity) for i in range(workers)]
         self._report_id = 0
         for worker_id in range(workers):
-            self._core.upsert_worker(
-                WorkerAnnouncement(
-                    worker_id=worker_id,
-                    name=str(worker_id),
-                    endpoint=f"http://worker-{worker_id}",
-                    identity=identity,
-                    total_kv_blocks=blocks,
-                    max_num_batched_tokens=8192,
-                    incarnation=1,
+            self._core.handle(
+                UpsertWorker(
+                    WorkerAnnouncement(
+                        worker_id=worker_id,
+                        name=str(worker_id),
+                        endpoint=f"http://worker-{worker_id}",
+                        identity=identity,
+                        total_kv_blocks=blocks,
+                        max_num_batched_tokens=8192,
+                        incarnation=1,
+                    )
                 ),
                 0.0,
             )
@@ -76,7 +88,7 @@ class Retold:
                 event_id=journal.last_event_id,
                 state=journal.taken_state,
             )
-            self._core.apply_load(report, now_s)
+            self._core.handle(ApplyLoad(report), now_s)
 
     def decide(
         self, request: TraceRequest, decision: Decision, now_s: float, agreement: Agreement
@@ -88,7 +100,7 @@ class Retold:
         }
         wanted = SelectRequest(**prompt_fields)
         prompt = prepare(wanted, self._core.identities(wanted.scope))
-        choice = self._core.select(wanted, prompt, now_s).choice
+        choice = self._core.handle(Select(wanted, prompt), now_s)[0].choice
         costs = dict(zip(choice.table.ranks, choice.costs.tolist(), strict=True))
         ours = costs[Rank(decision.worker_id, 0)]
         agreement.decisions += 1
@@ -97,23 +109,23 @@ class Retold:
         booked = ReserveRequest(
             worker_id=decision.worker_id, request_id=decision.request_id, **prompt_fields
         )
-        self._core.reserve(booked, prompt, now_s)
+        self._core.handle(Reserve(booked, prompt), now_s)
 
     def computed(self, request: TraceRequest, decision: Decision, now_s: float) -> None:
         """Its first token: its blocks are in the cache."""
-        self._core.prefill_complete(decision.request_id, now_s)
+        self._core.handle(PrefillComplete(decision.request_id), now_s)
         journal = self._journals[decision.worker_id]
         journal.stored(Tier.DEVICE, request.sequence_hashes, None)
         self._tell(decision.worker_id, now_s)
 
     def ended(self, decision: Decision, now_s: float) -> None:
         """Its last token."""
-        self._core.free(decision.request_id, now_s)
+        self._core.handle(Free(decision.request_id), now_s)
 
     def _tell(self, worker_id: int, now_s: float) -> None:
         for message in self._journals[worker_id].take():
-            self._core.apply(message, now_s)
-            while self._core.apply_slice():
+            self._core.handle(Apply(message), now_s)
+            while self._core.handle(ApplySlice(), 0.0)[0]:
                 pass
 
 

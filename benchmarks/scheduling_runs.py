@@ -9,13 +9,13 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core import RouterCore
-from router.core_settings import CoreSettings
-from router.fleet import LivenessLimits
-from router.indexer.radix_tree import RadixTree
+from router.core.core import RouterCore
+from router.core.fleet import LivenessLimits
+from router.core.settings import CoreSettings
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.loads import LoadReport
-from router.scheduler.cache_aware import CacheAware
-from router.scheduler.predictor import Predictor
+from router.scheduler.policy.cache_aware import CacheAware
+from router.scheduler.predictor.predictor import Predictor
 from router.scheduler.settings import PolicySettings
 from router.sequence.rank_table import BASE_S, KV_S
 from router.simulator.engine_model import EngineModel, llama_70b

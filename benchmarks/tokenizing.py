@@ -27,15 +27,14 @@ from rows import Row, machine
 from timing import alternate
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from router.forward.bodies import CHAT, Asked, read_asked
+from router.forward.request_body import CHAT, CompletionRequest, read_completion_request
 from router.forward.tokenizer.chats import read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.known_pieces import KnownPieces
-from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.local import LocalTokenizer, TokenCache
 from router.forward.tokenizer.template import ChatTemplate
 
-BOOKS = Path(__file__).parents[1] / "router/local/conversations.json"
+BOOKS = Path(__file__).parents[1] / "router/tools/up/demo/conversations.json"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -75,16 +74,16 @@ class World:
         files = read_files(str(folder))
         self._whole = Tokenizer.from_str(files.tokenizer)
         self._template = ChatTemplate(TEMPLATE)
-        self._ours = LocalTokenizer(files, KnownPieces(8_000_000))
+        self._ours = LocalTokenizer(files, TokenCache(8_000_000))
 
-    def ours(self, asked: Asked) -> int:
+    def ours(self, asked: CompletionRequest) -> int:
         return len(self._ours.tokens(asked)[1])
 
-    def whole(self, asked: Asked) -> int:
+    def whole(self, asked: CompletionRequest) -> int:
         text = rendered(read_chat(asked.fields), self._template, {})
         return len(self._whole.encode(text, add_special_tokens=False).ids)
 
-    def chat(self, turns: int, seed: int, characters: int = 1_500) -> list[Asked]:
+    def chat(self, turns: int, seed: int, characters: int = 1_500) -> list[CompletionRequest]:
         """A conversation as it is asked, turn by turn."""
         messages, asked = [], []
         for turn in range(2 * turns - 1):
@@ -92,7 +91,9 @@ class World:
             role = "assistant" if turn % 2 else "user"
             messages.append({"role": role, "content": self._text[at : at + characters]})
             if role == "user":
-                asked.append(read_asked(CHAT, json.dumps({"messages": messages}).encode()))
+                asked.append(
+                    read_completion_request(CHAT, json.dumps({"messages": messages}).encode())
+                )
         return asked
 
 
@@ -107,7 +108,7 @@ def _train(folder: Path, text: str) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def _spent_ms(asked: list[Asked], count: Callable[[Asked], int]) -> float:
+def _spent_ms(asked: list[CompletionRequest], count: Callable[[CompletionRequest], int]) -> float:
     begun_s = time.process_time()
     for each in asked:
         count(each)

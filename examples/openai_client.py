@@ -40,7 +40,7 @@ class RoutedCompletions:
         self._engines: dict[str, AsyncOpenAI] = {}
 
     async def stream(self, prompt: str, max_tokens: int) -> AsyncIterator[Completion]:
-        """The chunks of an answer. Its reservation is freed whatever becomes of it."""
+        """Yield the chunks of a response. Its reservation is freed in any case."""
         request = SelectRequest(token_ids=self._tokenise(prompt), expected_output_tokens=max_tokens)
         async with self._router.reserve(request) as reservation:
             place = reservation.decision
@@ -69,7 +69,7 @@ class RoutedCompletions:
 
 
 def _usage(chunk: Completion) -> Usage:
-    """What the engine says of its prompt; a stream says it last."""
+    """Return the usage that the engine reports; a stream reports it last."""
     assert chunk.usage is not None
     details = chunk.usage.prompt_tokens_details
     cached_tokens = (details.cached_tokens or 0) if details else 0

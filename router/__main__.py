@@ -1,4 +1,4 @@
-"""`python -m router` is `kv-router`."""
+"""The entry point of `python -m router`, the same as `kv-router`."""
 
 import sys
 

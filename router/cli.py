@@ -1,4 +1,4 @@
-"""`kv-router`: one command a process, which imports what that command needs and no more."""
+"""The `kv-router` command line; each command imports only the modules that it needs."""
 
 import os
 import sys
@@ -11,14 +11,18 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
-from router.process.logs import log_to_stderr
-from router.process.serving import run_until_signal
-from router.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX, Loaded
+from router.runtime.http_server.server import run_until_signal
+from router.runtime.process.logs import log_to_stderr
+from router.runtime.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX, Loaded
 
 if TYPE_CHECKING:
-    from router.process.process_config import ProcessConfig
+    from router.config.indexer import IndexerConfig
+    from router.config.router import RouterConfig
+    from router.forward.config import ForwardConfig
 
-C = TypeVar("C", bound="ProcessConfig")
+    _Config = RouterConfig | IndexerConfig | ForwardConfig
+
+C = TypeVar("C", bound="_Config")
 
 USAGE = """\
 usage: kv-router COMMAND [options]        kv-router COMMAND --help
@@ -29,13 +33,13 @@ to try it
   up        start a bus, a router and three workers on this machine, and show what they do
 to run it
   serve     the router: for a fleet on NATS, for engines registered over HTTP, or both
-  forward   an OpenAI endpoint: asks a router where each request goes, and passes the answer on
-  indexer   only the index of who holds which blocks
+  forward   an OpenAI endpoint: a router selects the worker of each request; streams the response
+  indexer   only the index of the blocks that each rank holds
   health    exits with 0 if this container's process is alive; for its HEALTHCHECK
 to look inside
-  inspect   ask a running router what a worker holds, or who holds a prompt or a block
+  inspect   query a running router: the blocks of a worker, the holders of a prompt or a block
   doctor    check an engine's event sockets, and explain what is wrong and how to fix it
-  record    a router that also writes everything it is told and asked to a file
+  record    a router that also writes all its inputs to a file
   replay    run a recording again: the same decisions, or what other settings would change
   simulate  run a trace or a recording in virtual time, under several policies
 """
@@ -43,15 +47,15 @@ to look inside
 HEALTH_USAGE = """\
 usage: kv-router health [COMMAND [options]]
 
-Ask the process that was started as `kv-router COMMAND options` on this machine whether it lives;
-without a command the first process of this container. Exit status: 0 if it does, else 1.
+Check whether the process that was started as `kv-router COMMAND options` on this machine is alive;
+without a command, the first process of this container. Exit status: 0 if it is alive, else 1.
 """
 
 TOOLS = {
-    "inspect": "router.tools.inspection.command",
+    "inspect": "router.tools.inspect.command",
     "record": "router.tools.recordings.record",
     "replay": "router.tools.recordings.replay",
-    "simulate": "router.tools.simulation.command",
+    "simulate": "router.tools.simulate.command",
     "doctor": "router.tools.doctor.command",
 }
 """The modules of commands that are functions of the same name."""
@@ -68,8 +72,10 @@ class _Service(Protocol[C]):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 2 for a wrong command line or setting, 130 after Ctrl-C
-    before there was anything to stop.
+    """Run a command and return its exit status.
+
+    The status is 2 for a wrong command line or setting, and 130 after Ctrl-C before the process has
+    started.
     """
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     command = _command(name)
@@ -106,19 +112,18 @@ def _command(name: str) -> Command | None:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    from router.config import RouterConfig
-    from router.loading import load_router
-    from router.service import RouterService
+    from router.config.load import load_router
+    from router.service.router import RouterService
 
     return _run(
-        lambda: load_router(RouterConfig, arguments, os.environ),
+        lambda: load_router(arguments, os.environ),
         lambda config, sources: RouterService(config, sources=sources),
     )
 
 
 def _indexer(arguments: Sequence[str]) -> int:
-    from router.index_config import load_indexer
-    from router.index_service import IndexService
+    from router.config.indexer import load_indexer
+    from router.service.indexer import IndexService
 
     return _run(lambda: load_indexer(arguments, os.environ), lambda config, _: IndexService(config))
 
@@ -135,20 +140,23 @@ def _forward(arguments: Sequence[str]) -> int:
 def _run(
     load: Callable[[], Loaded[C]], service_of: Callable[[C, Mapping[str, str]], _Service[C]]
 ) -> int:
-    """Run a process until it is told to end; on SIGHUP its configuration is read again."""
-    from router.process.reload import Reloader
+    """Run a process until it is stopped; SIGHUP reads its configuration again."""
+    from router.runtime.process.reload import ConfigReloader
 
     loaded = load()
     config = loaded.shown()
-    log_to_stderr(config.log_level, config.log_format)
+    log_to_stderr(config.logs.log_level, config.logs.log_format)
     service = service_of(config, loaded.sources)
-    run_until_signal(service.run, Reloader(loaded, load, service.reconfigure, service.reread))
+    run_until_signal(service.run, ConfigReloader(loaded, load, service.reconfigure, service.reread))
     return 0
 
 
 def _health(arguments: Sequence[str]) -> int:
-    """Of `arguments`, which are a command and its options; without any, of those of process 1."""
-    from router.process.health import health, started_with
+    """Check the process started with `arguments`, a command and its options.
+
+    Without any it checks process 1 of the container.
+    """
+    from router.runtime.http_server.health import health, started_with
 
     if arguments in (["-h"], ["--help"]):
         sys.stdout.write(HEALTH_USAGE)
@@ -162,9 +170,9 @@ def _health(arguments: Sequence[str]) -> int:
 
 
 def _up(arguments: Sequence[str]) -> int:
-    from router.local.config import load_up_config
-    from router.local.errors import FleetNotReadyError
-    from router.local.up import up
+    from router.tools.up.config import load_up_config
+    from router.tools.up.fleet import FleetNotReadyError
+    from router.tools.up.up import up
 
     config = load_up_config(arguments, os.environ)
     log_to_stderr(config.log_level)

@@ -1,60 +1,31 @@
 """`python -m router.warm`: compile every kernel now, so that no later process has to.
 
-For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see `router.compiled`.
+For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see
+`router.runtime.kernels.numba_runtime`.
 """
 
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 
-import router._short_cut_kernel
-import router.indexer._grouping
-import router.indexer._kernel
-import router.indexer._named_kernel
-import router.publisher._engine_kernel
-import router.publisher._held_kernel
-import router.publisher._map_kernel
-import router.publisher._map_store
-import router.publisher._map_whole
-import router.scheduler._busy_kernel
-import router.scheduler._claims_kernel
-import router.scheduler._cost_kernel
-import router.scheduler._gather
-import router.scheduler._growth_kernel
-import router.scheduler._pick_kernel
-import router.scheduler._predictive_kernel
-import router.scheduler._rates_kernel
-import router.sequence._hash_kernel
-import router.sequence._siphash
-import router.sequence._token_kernel
-from router.compiled import cache_folder
+from router.runtime.kernels.numba_runtime import cache_folder
 
-KERNEL_MODULES = (
-    router._short_cut_kernel,
-    router.indexer._grouping,
-    router.indexer._kernel,
-    router.indexer._named_kernel,
-    router.publisher._engine_kernel,
-    router.publisher._held_kernel,
-    router.publisher._map_kernel,
-    router.publisher._map_store,
-    router.publisher._map_whole,
-    router.scheduler._busy_kernel,
-    router.scheduler._claims_kernel,
-    router.scheduler._cost_kernel,
-    router.scheduler._gather,
-    router.scheduler._growth_kernel,
-    router.scheduler._pick_kernel,
-    router.scheduler._predictive_kernel,
-    router.scheduler._rates_kernel,
-    router.sequence._hash_kernel,
-    router.sequence._siphash,
-    router.sequence._token_kernel,
-)
+
+def kernel_modules() -> Iterator[str]:
+    """Yield the names of all kernel modules: those whose file name begins with one underscore."""
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("_[!_]*.py")):
+        yield ".".join(("router", *path.relative_to(root).with_suffix("").parts))
 
 
 def main() -> int:
-    """Importing has compiled them; say where they are kept."""
-    where = cache_folder() or "memory only: no folder can be written"
-    sys.stdout.write(f"kernels of {len(KERNEL_MODULES)} modules are compiled, in {where}\n")
+    """Import every kernel module, which compiles it, and print the cache folder."""
+    names = list(kernel_modules())
+    for name in names:
+        import_module(name)
+    where = cache_folder() or "memory only: no folder is writable"
+    sys.stdout.write(f"kernels of {len(names)} modules are compiled, in {where}\n")
     return 0
 
 

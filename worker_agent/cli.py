@@ -7,25 +7,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from signal import SIGINT
 from typing import TypeAlias
 
-from router.block_errors import StorageError
-from router.bus_errors import TwinError
 from router.errors import ConfigError
-from router.process.health import health, started_with
-from router.process.logs import log_to_stderr
-from router.process.serving import run_until_signal
-from router.process.settings import AGENT_PREFIX
-from worker_agent.bridge_config import BridgeConfig
-from worker_agent.config import ReferenceConfig, load_agent_config
+from router.runtime.bus.errors import TwinError
+from router.runtime.http_server.health import health, started_with
+from router.runtime.http_server.server import run_until_signal
+from router.runtime.process.logs import log_to_stderr
+from router.runtime.process.settings import AGENT_PREFIX
+from worker_agent.config.bridge import BridgeConfig
+from worker_agent.config.reference import ReferenceConfig, load_agent_config
 from worker_agent.operations.command import tiers
+from worker_agent.storage.errors import StorageError
 
 USAGE = """\
 usage: kv-worker-agent COMMAND [options]
 
-  run     join a fleet on a NATS server, with the reference engine or beside an engine
-          that already runs (vllm, sglang, trtllm) and whose events and load are passed
-          on; the options depend on it: kv-worker-agent run --engine vllm --help
+  run     join a fleet on a NATS server, with the reference engine, or publish the
+          events and load of an engine that already runs (vllm, sglang, trtllm);
+          the options depend on the engine: kv-worker-agent run --engine vllm --help
   tiers   watch the block tiers of a running agent: kv-worker-agent tiers --help
-  health  exits with 0 if this container's agent is alive; for its HEALTHCHECK
+  health  exit with 0 if this container's agent is alive; for its HEALTHCHECK
 """
 
 TWIN_STATUS = 3
@@ -36,8 +36,10 @@ Run: TypeAlias = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 2 for a wrong command line or setting, 3 for a taken id, 130
-    after Ctrl-C before there was anything to stop.
+    """Run a command and return its exit status.
+
+    It is 2 for a wrong command line or setting, 3 for a taken id, 130 after Ctrl-C before the
+    start.
     """
     command, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
     if command == "health":
@@ -66,23 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> None:
     config = load_agent_config(arguments, os.environ)
-    log_to_stderr(config.log_level, config.log_format)
+    log_to_stderr(config.logs.log_level, config.logs.log_format)
     run_until_signal(_agent(config))
 
 
 def _agent(config: ReferenceConfig | BridgeConfig) -> Run:
-    """The agent that is configured. Only the reference engine needs torch, so that only its agent
-    loads it.
+    """Return the configured agent.
+
+    Only the agent of the reference engine imports torch.
     """
     if isinstance(config, BridgeConfig):
-        from worker_agent.bridge_agent import BridgeAgent
+        from worker_agent.bridge.agent import BridgeAgent
 
         return BridgeAgent(config).run
     try:
-        from worker_agent.agent import WorkerAgent
+        from worker_agent.reference.agent import WorkerAgent
     except ModuleNotFoundError as error:
         problem = f"reference, but {error.name} is not installed"
-        allowed = "kv-router[agent], or an engine to stand beside: vllm, sglang, trtllm"
+        allowed = "kv-router[agent], or an engine that already runs: vllm, sglang, trtllm"
         raise ConfigError("engine", problem, allowed) from error
     return WorkerAgent(config).run
 

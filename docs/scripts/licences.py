@@ -23,13 +23,13 @@ under its own licence, whose text comes with it; `docs/scripts/licences.py` make
 """
 TABLE = "| package | licence |\n|---|---|\n"
 TEXTS = """
-The demonstration's conversations (`router/local/conversations.json`) quote books in the public
+The demonstration's conversations (`router/tools/up/demo/conversations.json`) quote books in the public
 domain, which the file names.
 """
 
 
 def third_party() -> str:
-    """The file."""
+    """Return the text of the file."""
     own = required("kv-router")
     del own["kv-router"]
     asked = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]

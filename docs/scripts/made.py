@@ -30,7 +30,7 @@ SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
 
 
 def as_made(path: str) -> str:
-    """What the file should be."""
+    """Return the content that the file should have."""
     if path in WHOLE:
         return WHOLE[path]()
     text = (ROOT / path).read_text()

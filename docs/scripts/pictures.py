@@ -5,7 +5,7 @@ from pathlib import Path
 
 from svg import Picture
 
-from router.sequence.hashing import chain_hash, local_block_hashes, token_array
+from router.sequence.hashing.block_hashes import chain_hash, local_block_hashes, token_array
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SYSTEM = [101, 102, 103, 104, 105, 106, 107, 108]
@@ -42,7 +42,7 @@ def blocks() -> str:
 
 
 def trust() -> str:
-    """What routers say of a rank, and what changes it."""
+    """Draw the trust states of a rank, and their transitions."""
     picture = Picture(720, 300, "Trust states of a rank and what leads from one to the other")
     picture.box(30, 110, 130, 60, ["blind", "nothing is known"], "bad")
     picture.box(280, 30, 160, 60, ["exact", "proven within 1 s"], "held")
@@ -98,7 +98,7 @@ STEPS = (
 
 
 def request() -> str:
-    """A booked request's life."""
+    """Draw the life of a reservation."""
     picture = Picture(720, 170, "A request is booked, computes its prompt, grows, and is freed")
     for number, (name, words) in enumerate(STEPS):
         x = 15 + 178 * number
@@ -115,23 +115,13 @@ def request() -> str:
     return picture.svg()
 
 
-SHOWN = {"service", "index_service", "core_host", "commands", "core", "placer", "errors"}
-"""Modules that stand beside the packages."""
-
-
 def layers() -> str:
-    """The import contract of the router, as pyproject.toml has it, of its packages."""
+    """Draw the rooms of the router, in the order of imports, as pyproject.toml states it."""
     contracts = tomllib.loads(PROJECT.read_text())["tool"]["importlinter"]["contracts"]
-    (lines,) = [each["layers"] for each in contracts if each["name"].startswith("router layers")]
-    (pure,) = [each["source_modules"] for each in contracts if "pure core" in each["name"]]
-    seen: set[str] = set()
-    rows = []
-    for names in map(_shown, lines):
-        rows += (
-            [new] if (new := [name for name in dict.fromkeys(names) if name not in seen]) else []
-        )
-        seen.update(names)
-    picture = Picture(560, 34 * len(rows) + 60, "The router's packages, in the order of imports")
+    (lines,) = [each["layers"] for each in contracts if each["name"].startswith("router: ")]
+    (pure,) = [each["source_modules"] for each in contracts if each["name"].startswith("pure ")]
+    rows = [line.split(" | ") for line in lines]
+    picture = Picture(560, 34 * len(rows) + 60, "The router's rooms, in the order of imports")
     picture.text(
         280,
         20,
@@ -142,13 +132,6 @@ def layers() -> str:
         is_pure = all(f"router.{name}" in pure for name in row)
         picture.box(60, 32 + 34 * number, 440, 26, [" · ".join(row)], "held" if is_pure else "box")
     return picture.svg()
-
-
-def _shown(line: str) -> list[str]:
-    """Packages, and the modules that matter, of one layer."""
-    names = [each.removeprefix("router.").split(".")[0] for each in line.split(" | ")]
-    router = PROJECT.parent / "router"
-    return [each for each in names if (router / each).is_dir() or each in SHOWN]
 
 
 PICTURES = {"blocks": blocks, "trust": trust, "tiers": tiers, "request": request, "layers": layers}

@@ -1,6 +1,6 @@
 """Which token opens what: tables for SECURITY.md."""
 
-from router.security.route_scopes import BUS, ROUTE_SCOPES
+from router.runtime.security.route_scopes import BUS, ROUTE_SCOPES
 
 SCOPES = (
     (None, "nothing: probes and documentation"),
@@ -9,6 +9,7 @@ SCOPES = (
         "route",
         "scope `route`: decide, book and complete requests, within the tenant's routing groups, salts and ids",
     ),
+    ("loads", "scope `loads`: what a forwarder needs besides `route`; `admin` includes it"),
     ("admin", "scope `admin`: everything that shows or changes the state of all tenants"),
 )
 

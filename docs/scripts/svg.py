@@ -67,7 +67,7 @@ class Picture:
             self.text((x1 + x2) / 2, (y1 + y2) / 2 - 6, label, kind)
 
     def svg(self) -> str:
-        """The file."""
+        """Return the text of the file."""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {self._size} role="img">'
         title = f"<title>{escape(self._title)}</title><style>{STYLE}</style><defs>{HEAD}</defs>"
         return "\n".join([head, title, *self._drawn, "</svg>", ""])

@@ -12,8 +12,8 @@ from msgspec import inspect as types
 
 HEAD = """# Wire protocol
 
-Made from the types in `router/protocol` by `make docs`: what is sent, and what is accepted. Fields that nobody
-knows are passed over. Bytes of each are held by `tests/router/protocol/test_golden.py`; HTTP is also at
+Made from the types in `router/protocol` by `make docs`: what is sent, and what is accepted. Unknown fields
+are ignored. Bytes of each are held by `tests/router/protocol/test_golden.py`; HTTP is also at
 `GET /openapi.json` of a running router. Subjects, and who may publish there: [SECURITY.md](../SECURITY.md#nats-subjects).
 
 `*`: required. Arrays have their fields in the order of the table; fields may be appended, never reordered.
@@ -31,8 +31,7 @@ PLACES = {
     "commands": "subject `kv.{namespace}.router`; JSON or msgpack",
     "replies": "what routers answer, over HTTP and NATS; JSON",
     "workers": "`/workers` of a router; JSON",
-    "lookups": "HTTP of the index alone, subject `kv.{namespace}.indexer.query`; JSON",
-    "registrations": "HTTP of the index alone; JSON",
+    "index_service": "HTTP of the index alone, subject `kv.{namespace}.indexer.query`; JSON",
     "dumps": "`GET /dump`; JSON",
     "values": "what the others are made of",
 }
@@ -40,7 +39,7 @@ PLACES = {
 
 
 def wire() -> str:
-    """The page."""
+    """Return the text of the page."""
     return HEAD + "\n".join(_section(name, place) for name, place in PLACES.items())
 
 
@@ -102,7 +101,7 @@ NAMES = {
 
 
 def _spelled(kind: types.Type) -> str:
-    """A type in words, with its bounds."""
+    """Describe a type, with its bounds."""
     if type(kind) in SPELLED:
         return SPELLED[type(kind)](kind)
     return f"{NAMES[type(kind)]}{_bounds(kind)}"

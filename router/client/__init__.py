@@ -1,10 +1,10 @@
-"""The router, for callers: `RouterClient`, what it takes and what it gives."""
+"""The public interface of the router's client: `InspectClient`, its arguments and its results."""
 
+from router.client.bodies import EncodedTokens
 from router.client.client import RouterClient
 from router.client.errors import RefusedError, UnansweredError
 from router.client.reservation import Reservation
 from router.client.settings import ClientSettings, Retries
-from router.client.written_tokens import WrittenTokens
 from router.protocol.batches import ItemResult, ReservationStep
 from router.protocol.replies import Decision
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
@@ -12,6 +12,7 @@ from router.protocol.requests import PromptRequest, ReserveRequest, SelectReques
 __all__ = [
     "ClientSettings",
     "Decision",
+    "EncodedTokens",
     "ItemResult",
     "PromptRequest",
     "RefusedError",
@@ -23,5 +24,4 @@ __all__ = [
     "SelectRequest",
     "UnansweredError",
     "Usage",
-    "WrittenTokens",
 ]

@@ -1,4 +1,4 @@
-"""What a client can ask: how each is called over HTTP and over NATS, and what is answered."""
+"""The endpoints of the router: their names over HTTP and NATS, and their replies."""
 
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -20,10 +20,12 @@ from router.protocol.requests import Usage
 T = TypeVar("T")
 
 
-class Call(Struct, Generic[T], frozen=True, eq=False):
-    """`name`: on NATS, with `bus_reply` where that differs from HTTP's reply; `path` may have a
-    `{request_id}`. `is_repeatable`: doing it twice is as good as once. `books`: the same, if what
-    the first time may have booked is freed before. `takes_binary`: HTTP reads tokens as bytes.
+class Endpoint(Struct, Generic[T], frozen=True, eq=False):
+    """An endpoint of the router.
+
+    `name`: its name on NATS, with `bus_reply` if the reply differs from HTTP's; `path` may contain
+    a `{request_id}`. `is_repeatable`: executing it twice is harmless. `books`: the same, if the
+    first attempt's booking is freed before. `takes_binary`: HTTP accepts tokens as bytes.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Call(Struct, Generic[T], frozen=True, eq=False):
 
 
 class Done(Struct, frozen=True):
-    """Nothing more is to be said."""
+    """A reply without content."""
 
     status: str
 
@@ -45,54 +47,56 @@ class Done(Struct, frozen=True):
 _ID = "{request_id}"
 _RESERVATION = f"/reservations/{_ID}"
 
-SELECT = Call[Decision]("select", "POST", "/select", Decision, takes_binary=True)
-SELECT_AND_RESERVE = Call[Decision](
+SELECT = Endpoint[Decision]("select", "POST", "/select", Decision, takes_binary=True)
+SELECT_AND_RESERVE = Endpoint[Decision](
     "select_and_reserve", "POST", "/select_and_reserve", Decision, books=True, takes_binary=True
 )
-RESERVE = Call[ReservationReply](
+RESERVE = Endpoint[ReservationReply](
     "reserve", "POST", "/reservations", ReservationReply, books=True, takes_binary=True
 )
-PREFILL_COMPLETE = Call[Done]("prefill_complete", "POST", f"{_RESERVATION}/prefill_complete", Done)
-OUTPUT_BLOCK = Call[Done](
+PREFILL_COMPLETE = Endpoint[Done](
+    "prefill_complete", "POST", f"{_RESERVATION}/prefill_complete", Done
+)
+OUTPUT_BLOCK = Endpoint[Done](
     "output_block", "POST", f"{_RESERVATION}/output_block", Done, is_repeatable=False
 )
-FREE = Call[Done]("free", "DELETE", _RESERVATION, Done)
-LOADS = Call[list[ScopeLoads]]("loads", "GET", "/loads", list[ScopeLoads])
-POTENTIAL_LOADS = Call[list[PotentialLoad] | PotentialLoadsReply](
+FREE = Endpoint[Done]("free", "DELETE", _RESERVATION, Done)
+LOADS = Endpoint[list[ScopeLoads]]("loads", "GET", "/loads", list[ScopeLoads])
+POTENTIAL_LOADS = Endpoint[list[PotentialLoad] | PotentialLoadsReply](
     "potential_loads",
     "POST",
     "/potential_loads",
     list[PotentialLoad],
     PotentialLoadsReply,
 )
-OVERLAP_SCORES = Call[OverlapScoresReply](
+OVERLAP_SCORES = Endpoint[OverlapScoresReply](
     "overlap_scores", "POST", "/overlap_scores", OverlapScoresReply
 )
 
 
-SELECT_BATCH = Call[BatchReply]("select:batch", "POST", "/select:batch", BatchReply)
-REPORT = Call[BatchReply](
+SELECT_BATCH = Endpoint[BatchReply]("select:batch", "POST", "/select:batch", BatchReply)
+REPORT = Endpoint[BatchReply](
     "reservations:batch", "POST", "/reservations:batch", BatchReply, is_repeatable=False
 )
 
 
 class Question(Struct, Generic[T], frozen=True, eq=False):
-    """A call, and its fields; `request_id`: of the reservation that it is about, if it is."""
+    """A call with its fields. `request_id`: the id of its reservation, if it has one."""
 
-    call: Call[T]
+    call: Endpoint[T]
     fields: dict[str, Any] = {}
     request_id: str | None = None
 
     @property
     def header_id(self) -> str | None:
-        """The id, if a header can say it."""
+        """The id, if a header can carry it."""
         request_id = self.request_id
         is_fit = request_id is not None and request_id.isascii() and request_id.isprintable()
         return request_id if is_fit else None
 
     @property
     def path(self) -> str:
-        """Over HTTP. Raises nothing: ids are quoted."""
+        """The path over HTTP. Ids are quoted."""
         path = self.call.path
         if _ID not in path:
             return path
@@ -100,23 +104,23 @@ class Question(Struct, Generic[T], frozen=True, eq=False):
 
 
 def usage_fields(usage: Usage | None) -> dict[str, Any]:
-    """Of a question that may say what an engine said."""
-    return {} if usage is None else {"usage": said(usage)}
+    """Return the fields of a call with an optional usage report."""
+    return {} if usage is None else {"usage": received_fields(usage)}
 
 
-def said(request: Struct) -> dict[str, Any]:
-    """The fields of a request that say something."""
+def received_fields(request: Struct) -> dict[str, Any]:
+    """Return the fields of a request that differ from their defaults."""
     fields = {}
-    for name, encode_name, default in _sayable(type(request)):
+    for name, encode_name, default in _wire_fields(type(request)):
         value = getattr(request, name)
-        # Arrays, which compare otherwise, have None for their default.
+        # Fields with array values, which cannot be compared by `!=`, have None as their default.
         if value is not None and (default is None or value != default):
             fields[encode_name] = value
     return fields
 
 
 @cache
-def _sayable(request_type: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
-    """Names of fields, here and on the wire, and what they are unless said."""
+def _wire_fields(request_type: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Return the fields of a type: their names, their names on the wire, and their defaults."""
     fields = structs.fields(request_type)
     return tuple((each.name, each.encode_name, each.default) for each in fields)

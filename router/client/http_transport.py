@@ -1,4 +1,4 @@
-"""Questions over HTTP, on connections that are kept."""
+"""The HTTP transport of the client, with persistent connections."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -11,18 +11,17 @@ import msgspec
 
 from router.client.bodies import encoded
 from router.client.calls import Question
-from router.client.errors import UnansweredError
-from router.client.refusals import rebuilt
+from router.client.errors import UnansweredError, rebuilt
 from router.client.settings import Patience
 from router.errors import InvalidFieldError, KvRouterError
-from router.http_client import (
-    Answer,
+from router.runtime.http_client import (
     HttpPool,
     NeverSentError,
     Origin,
     PoolLimits,
     Request,
     UpstreamError,
+    UpstreamResponse,
 )
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 class HttpTransport:
-    """To the router, or the balancer before several, at a URL."""
+    """Connections to the router, or the load balancer of several routers, at a URL."""
 
     def __init__(self, origin: Origin, pool: HttpPool) -> None:
         self._origin = origin
@@ -43,8 +42,10 @@ class HttpTransport:
     async def connected(
         cls, url: str, tls: ssl.SSLContext | None
     ) -> AsyncIterator["HttpTransport"]:
-        """Connections are made when they are needed. `tls`: None checks as the system does. Raises
-        InvalidFieldError for what is no URL.
+        """Yield a transport, which connects when needed.
+
+        `tls`: None verifies certificates as the system does. Raises InvalidFieldError for an
+        invalid URL.
         """
         pool = HttpPool(PoolLimits(max_connections=MAX_CONNECTIONS), tls)
         try:
@@ -52,16 +53,18 @@ class HttpTransport:
         finally:
             pool.close()
 
-    async def ask(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
-        """The answer to one attempt; a router that dies closes its connections, so that all of the
-        patience is had with it at once. Raises what the router refuses with, and UnansweredError;
-        InvalidFieldError for an id that no path can have.
+    async def send(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+        """Send one attempt and return the response.
+
+        A router that dies closes its connections, so the timeout is the total one from the start.
+        Raises the router's errors, UnansweredError, or InvalidFieldError for an id that no path can
+        contain.
         """
         if "/" in (question.request_id or ""):
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
         request, total_s = _request(question, headers), patience.total_s
         try:
-            answer = await self._pool.ask(self._origin, request, total_s)
+            answer = await self._pool.send(self._origin, request, total_s)
             try:
                 body = await answer.read(ANSWER_LIMIT_BYTES, total_s)
             finally:
@@ -84,7 +87,7 @@ class HttpTransport:
 
 
 def _request(question: Question[T], headers: dict[str, str]) -> Request:
-    """Without a body where nothing is to be said, unless HTTP wants one."""
+    """Return an HTTP request, which has a body only with fields or with POST."""
     call = question.call
     is_repeatable = call.is_repeatable and not call.books
     lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -103,13 +106,13 @@ def _query(parameters: tuple[tuple[str, str], ...]) -> str:
     return urlencode(parameters)
 
 
-def _refusal(answer: Answer, content: bytes) -> KvRouterError:
-    """What stands between may refuse in words of its own."""
+def _refusal(answer: UpstreamResponse, content: bytes) -> KvRouterError:
+    """Return the error of a response. Intermediaries may respond in other formats."""
     try:
         body = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        said = content[:200].decode(errors="replace")
-        body = {"error": f"status {answer.status}: {said}"}
+        text = content[:200].decode(errors="replace")
+        body = {"error": f"status {answer.status}: {text}"}
     retry_after = answer.header(b"retry-after")
     return rebuilt(
         body, answer.status, None if retry_after is None else retry_after.decode("latin-1")

@@ -1,8 +1,8 @@
-"""Questions over NATS, to any router of a namespace, in msgpack.
+"""The NATS transport of the client, to any router of a namespace, in msgpack.
 
-A router that dies takes what it was asked with it, and nobody says so: who hears nothing for a
-while asks again. A request that waits for room is no such case, for its router says that it does,
-in an inbox beside that of the answer.
+A router that dies loses its requests without notice, so a client without a response for `timeout_s`
+sends its request again. A request that waits for capacity is different: its router reports that it
+waits, on a second inbox beside that of the response.
 """
 
 import asyncio
@@ -16,16 +16,15 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, NoRespondersError
 
-from router.body_errors import BodyTooLargeError
-from router.bus_errors import BusUnavailableError
 from router.client.bodies import as_list
 from router.client.calls import Question
-from router.client.errors import UnansweredError
-from router.client.refusals import rebuilt
+from router.client.errors import UnansweredError, rebuilt
 from router.client.settings import Patience
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, connection
-from router.security.nats_access import NatsAccess
+from router.runtime.bus.connection import Bus, connection
+from router.runtime.bus.errors import BusUnavailableError
+from router.runtime.process.errors import BodyTooLargeError
+from router.runtime.security.nats_access import NatsAccess
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ MEDIA_TYPE = "application/msgpack"
 
 
 class NatsTransport:
-    """To the routers of a namespace, which take turns."""
+    """A connection to the routers of a namespace, which take turns."""
 
     def __init__(self, bus: Bus, namespace: str) -> None:
         self._bus = bus
@@ -49,19 +48,21 @@ class NatsTransport:
     async def connected(
         cls, url: str, namespace: str, access: NatsAccess
     ) -> AsyncIterator["NatsTransport"]:
-        """Waits until there is a connection; a lost one is made again by itself."""
+        """Yield a transport once it is connected. A lost connection is restored automatically."""
         async with connection(url, "kv-router client", _note, access) as bus:
             transport = cls(bus, namespace)
             await bus.client.subscribe(f"{transport._waiting_inbox}.*", cb=transport._it_waits)
             yield transport
 
-    async def ask(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
-        """The answer to one attempt. Raises what the router refuses with, and UnansweredError."""
+    async def send(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+        """Send one attempt; return the response. Raises the router's errors and UnansweredError."""
         answer = await self._requested(_body(question), headers, patience)
-        said = answer.headers or {}
-        if "Nats-Service-Error-Code" in said:
-            status = int(said["Nats-Service-Error-Code"])
-            raise rebuilt(msgspec.msgpack.decode(answer.data), status, said.get("Retry-After"))
+        reply_headers = answer.headers or {}
+        if "Nats-Service-Error-Code" in reply_headers:
+            status = int(reply_headers["Nats-Service-Error-Code"])
+            raise rebuilt(
+                msgspec.msgpack.decode(answer.data), status, reply_headers.get("Retry-After")
+            )
         try:
             reply: T = msgspec.msgpack.decode(
                 answer.data, type=question.call.bus_reply or question.call.reply
@@ -71,7 +72,10 @@ class NatsTransport:
         return reply
 
     async def _requested(self, body: bytes, headers: dict[str, str], patience: Patience) -> Msg:
-        """What is sent while the connection is lost would be delivered later, unasked."""
+        """Send a request and return the raw response.
+
+        Raises an error without a connection: NATS would deliver the message later, unexpectedly.
+        """
         client = self._bus.client
         if not client.is_connected:
             raise self._unanswered("no connection", is_maybe_done=False)
@@ -94,7 +98,7 @@ class NatsTransport:
 
     @asynccontextmanager
     async def _patiently(self, inbox: str, patience: Patience) -> AsyncIterator[None]:
-        """Raises TimeoutError."""
+        """Limit the block to `timeout_s`, extended once the request waits. Raises TimeoutError."""
         async with asyncio.timeout(patience.timeout_s) as timeout:
             self._asking[inbox] = timeout, patience.wait_s
             try:
@@ -103,7 +107,7 @@ class NatsTransport:
                 del self._asking[inbox]
 
     async def _it_waits(self, message: Msg) -> None:
-        """A router says that what it was asked waits there."""
+        """Extend the timeout of a request that waits, as its router reports."""
         asking = self._asking.get(message.subject)
         if asking is not None and not asking[0].expired():
             timeout, wait_s = asking

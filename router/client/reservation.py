@@ -13,15 +13,16 @@ from router.client.calls import (
     OUTPUT_BLOCK,
     PREFILL_COMPLETE,
     RESERVE,
-    Call,
+    Endpoint,
     Question,
-    said,
+    received_fields,
     usage_fields,
 )
-from router.client.reports import Reports, Step
-from router.errors import DuplicateReservationError, KvRouterError, ReservationNotFoundError
+from router.client.progress_reports import ProgressReports, Step
+from router.errors import KvRouterError
 from router.protocol.replies import Decision
 from router.protocol.requests import ReserveRequest, SelectRequest, Usage
+from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,13 @@ _BOOKED_FIELDS = frozenset(field.encode_name for field in structs.fields(Reserve
 
 
 UNHEARD_S = (0.1, 0.5, 2.0, 5.0)
-"""Pauses after which a router that knew nothing of a reservation is told again that it ended."""
+"""Delays after which an end is reported again to a router that did not know the reservation."""
 
 
 class Reservation:
-    """Where a request was booked (`decision`), and how its router hears of its progress.
+    """A booked request, its `decision`, and its progress reports.
 
-    A router that does not know it any more, because it was started again, say, is told of it anew.
+    If the router does not know it any more, for example after a restart, it is booked again.
     """
 
     __slots__ = (
@@ -51,7 +52,7 @@ class Reservation:
         "_most_reports",
         "_reports",
         "_request",
-        "_unheard",
+        "_unreported",
         "decision",
         "missed_reports",
         "request_id",
@@ -61,7 +62,7 @@ class Reservation:
     def __init__(
         self,
         ask: Ask,
-        reports: Reports,
+        reports: ProgressReports,
         request_id: str,
         request: SelectRequest,
         decision: Decision,
@@ -77,38 +78,40 @@ class Reservation:
         self._filled_tokens = decision.isl_tokens % decision.block_size
         self._booking_again: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
-        self._unheard = 0
+        self._unreported = 0
         self.missed_reports = 0
-        """Reports of `follow` that the router did not take, or that came too thick."""
+        """Reports of `follow` that the router refused, or that the full queue dropped."""
         self.usage: Usage | None = None
-        """What the engine said of the prompt, once it has; told when the reservation is freed."""
+        """The engine's usage report for the prompt; sent when the reservation is freed."""
 
     async def prefill_complete(self, usage: Usage | None = None) -> None:
-        """The prompt is computed. `usage`: what the engine said of it."""
+        """Report that the prompt is computed. `usage`: the engine's usage report."""
         self._is_first_noted = True
-        await self._tell(PREFILL_COMPLETE, usage_fields(usage))
+        await self._send_report(PREFILL_COMPLETE, usage_fields(usage))
         self._is_prefilled = True
 
     async def output_block(self, decay_fraction: float | None = None) -> None:
-        """The request grew by a block; see `OutputBlockRequest`."""
+        """Report that the output grew by a block; see `OutputBlockRequest`."""
         fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
-        await self._tell(OUTPUT_BLOCK, fields)
+        await self._send_report(OUTPUT_BLOCK, fields)
 
     async def follow(
         self, chunks: AsyncIterable[Chunk], tokens_of: Callable[[Chunk], int] = lambda _: 1
     ) -> AsyncIterator[Chunk]:
-        """The chunks of an answer, as they come; the router is told of the first token and of every
-        block. No chunk waits for that, and nothing that goes wrong with it ends the answer.
+        """Yield the chunks of a response, and report the first token and every block.
 
-        `tokens_of`: how many tokens a chunk has; one, unless said.
+        No chunk waits for the reports, and their errors do not end the response.
+
+        `tokens_of`: the number of tokens in a chunk; one by default.
         """
         async for chunk in chunks:
             self.note_tokens(tokens_of(chunk))
             yield chunk
 
     def note_tokens(self, tokens: int) -> None:
-        """So many tokens more have come: what `follow` tells the router of them, for those who pass
-        a stream on themselves.
+        """Report `tokens` further tokens as `follow` does.
+
+        For callers that pass a stream on themselves.
         """
         if not tokens:
             return
@@ -120,19 +123,21 @@ class Reservation:
             self._report(OUTPUT_BLOCK)
 
     def leave(self) -> asyncio.Future[None]:
-        """It ended: have it freed, with `usage`. Done once the router has heard of it, or nobody
-        listens; then it will expire.
+        """Free the reservation, with `usage`.
+
+        The returned future is done once the router has received it, or once it is given up; then
+        the reservation expires.
         """
         if self._left is None:
             self._left = asyncio.get_running_loop().create_future()
             if self._booking_again is None:
                 self._free()
-            else:  # first, or it would be booked behind its end
+            else:  # Book first, or the booking would arrive after its end.
                 self._booking_again.add_done_callback(self._free)
         return self._left
 
     def _free(self, *_: object) -> None:
-        self._reports.tell(self._freeing())
+        self._reports.report(self._freeing())
 
     def _freeing(self) -> Step:
         fields = self._step(FREE, usage_fields(self.usage))
@@ -142,54 +147,54 @@ class Reservation:
         if isinstance(error, ReservationNotFoundError):
             self._free_later()
         elif error is not None:
-            log.warning("%s is not freed, and will expire: %s", self.request_id, error)
+            log.warning("%s not freed; it will expire: %s", self.request_id, error)
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     def _free_later(self) -> None:
-        """Of several routers one may be asked that has not heard of the booking yet."""
-        if self._unheard < len(UNHEARD_S):
-            self._reports.tell_later(self._freeing(), UNHEARD_S[self._unheard])
-            self._unheard += 1
+        """Free the reservation again later: the router may not have received the booking yet."""
+        if self._unreported < len(UNHEARD_S):
+            self._reports.report_later(self._freeing(), UNHEARD_S[self._unreported])
+            self._unreported += 1
 
-    def _report(self, call: Call[Any]) -> None:
+    def _report(self, call: Endpoint[Any]) -> None:
         if len(self._reports) >= self._most_reports:
             self.missed_reports += 1
             return
 
-        def heard(error: KvRouterError | None) -> None:
-            self._heard(call, error)
+        def on_result(error: KvRouterError | None) -> None:
+            self._note_result(call, error)
 
         fields = self._step(call, {})
-        self._reports.tell(Step(fields, heard, is_repeatable=call.is_repeatable))
+        self._reports.report(Step(fields, on_result, is_repeatable=call.is_repeatable))
 
-    def _heard(self, call: Call[Any], error: KvRouterError | None) -> None:
+    def _note_result(self, call: Endpoint[Any], error: KvRouterError | None) -> None:
         if error is None:
             self._is_prefilled |= call is PREFILL_COMPLETE
         elif isinstance(error, ReservationNotFoundError) and not self._is_ending:
-            self._booking_again = asyncio.create_task(self._tell_again(call))
+            self._booking_again = asyncio.create_task(self._report_again(call))
         else:
             self.missed_reports += 1
-            log.debug("%s of %s is not reported: %s", call.name, self.request_id, error)
+            log.debug("%s of %s not reported: %s", call.name, self.request_id, error)
 
     @property
     def _is_ending(self) -> bool:
-        """Nobody needs to know any more, or somebody tells it already."""
-        is_told = self._booking_again is not None and not self._booking_again.done()
-        return self._left is not None or is_told
+        """True if progress needs no report: the reservation was left, or is being booked again."""
+        is_reported = self._booking_again is not None and not self._booking_again.done()
+        return self._left is not None or is_reported
 
-    async def _tell_again(self, call: Call[Any]) -> None:
+    async def _report_again(self, call: Endpoint[Any]) -> None:
         try:
-            await self._tell(call, {})
+            await self._send_report(call, {})
         except KvRouterError as error:
-            self._heard(call, error)
+            self._note_result(call, error)
         else:
             self._is_prefilled |= call is PREFILL_COMPLETE
 
-    def _step(self, call: Call[Any], fields: dict[str, Any]) -> dict[str, Any]:
+    def _step(self, call: Endpoint[Any], fields: dict[str, Any]) -> dict[str, Any]:
         return {"step": call.name, "request_id": self.request_id, **fields}
 
-    async def _tell(self, call: Call[Any], fields: dict[str, Any]) -> None:
+    async def _send_report(self, call: Endpoint[Any], fields: dict[str, Any]) -> None:
         question = Question(call, fields, self.request_id)
         try:
             await self._ask(question)
@@ -198,8 +203,8 @@ class Reservation:
             await self._ask(question)
 
     async def _book_again(self) -> None:
-        """Where it is, and as far as it is."""
-        prompt = {k: v for k, v in said(self._request).items() if k in _BOOKED_FIELDS}
+        """Book the reservation again on its rank, and report its progress so far."""
+        prompt = {k: v for k, v in received_fields(self._request).items() if k in _BOOKED_FIELDS}
         place = {"worker_id": self.decision.worker_id, "dp_rank": self.decision.dp_rank}
         with suppress(DuplicateReservationError):
             await self._ask(Question(RESERVE, {**prompt, **place}, self.request_id))

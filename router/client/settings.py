@@ -1,4 +1,4 @@
-"""How patient a client is."""
+"""Timeouts and retries of a client."""
 
 from collections.abc import Callable
 from random import Random
@@ -7,10 +7,10 @@ from msgspec import Struct
 
 
 class Retries(Struct, frozen=True):
-    """What goes wrong is tried again, so often, after pauses that double, each of random length.
+    """The number of attempts and the delays between them, which double and have random length.
 
-    A router that says when to ask again is not asked earlier; if that is later than the longest
-    pause, it is not asked again.
+    A time to retry that the router gives is observed; if it exceeds the longest delay, there is no
+    further attempt.
     """
 
     attempts: int = 4
@@ -18,7 +18,7 @@ class Retries(Struct, frozen=True):
     longest_pause_s: float = 2.0
 
     def pause_s(self, attempt: int, retry_after_s: float | None, random: Random) -> float | None:
-        """How long to wait after this attempt, from 1; None: there is no next."""
+        """Return the delay after this attempt, from 1. Returns None if it is the last one."""
         wanted_s = retry_after_s or 0.0
         if attempt >= self.attempts or wanted_s > self.longest_pause_s:
             return None
@@ -27,26 +27,32 @@ class Retries(Struct, frozen=True):
 
 
 class Patience(Struct, frozen=True):
-    """With one attempt: `timeout_s` until it is answered, or known to wait; `wait_s` more then."""
+    """Limits of one attempt: `timeout_s` until a response or a report that it waits.
+
+    `wait_s`: the additional time of a request that waits.
+    """
 
     timeout_s: float
     wait_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        """The longest that it may take."""
+        """The longest duration of an attempt."""
         return self.timeout_s + self.wait_s
 
 
 def no_headers() -> dict[str, str]:
-    """Where nothing is to be said beside the request."""
+    """Return no headers."""
     return {}
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
-    """`timeout_s`: for each attempt; a booking may wait `max_wait_s` longer, which is what requests
-    wait that do not say it. `headers`: of every request, such as the `traceparent` of this moment.
-    `follow_reports`: of all reservations, that may wait to be sent; beyond, the newest is dropped.
+    """The settings of a client.
+
+    `timeout_s`: for each attempt. `max_wait_s`: the additional time of bookings that wait, unless
+    the request has its own. `headers`: returns headers of each request, such as the current
+    `traceparent`. `follow_reports`: limit of queued reports of all reservations; beyond it, the
+    newest is dropped.
     """
 
     timeout_s: float = 5.0

@@ -1,45 +1,63 @@
-"""The dashboard of one router: its board, who watches it, and its pages."""
+"""The dashboard of one router: its board, its streams and its pages."""
 
 import time
 from random import Random
 
-from router.commands import Commands
-from router.config import RouterConfig
-from router.core import RouterCore
-from router.dashboard.board import Board
+from router.api.commands import Commands
+from router.core.core import RouterCore
+from router.core.placement import Placement
+from router.dashboard.board.board import Board
 from router.dashboard.handlers import Pages
-from router.dashboard.metrics import DashboardCollector
 from router.dashboard.streams import Streams
-from router.dashboard.tokenizing import Tokenizing
-from router.metrics import RouterMetrics
-from router.placement import Placement
+from router.dashboard.tokenizing import PromptTokenizer
+from router.observability.decision_observer import DecisionObserver
+from router.observability.event_timeline import EventTimeline
+from router.observability.health import ServiceStatus
+from router.observability.metrics import RouterMetrics
 from router.protocol.requests import SelectRequest
-from router.status import ServiceStatus
-from router.timeline import Timeline
-from router.watch import Watch
+from router.runtime.http_server.config import BodyConfig
+from router.runtime.process.metrics import Rows, counter, expose, gauge
+
+_STREAMS: Rows = {
+    "streams": gauge("Connected dashboards", len),
+    "streams_max": gauge("Limit of connected dashboards", "most"),
+    "frames": counter("Frames sent to dashboards"),
+    "frame_bytes": counter("Bytes of frames sent to dashboards"),
+    "missed_frames": counter(
+        "Frames that slow dashboards missed; the complete state follows", "missed"
+    ),
+    "seconds": counter("CPU time spent on frames; at most 2 % of a core", "spent_s"),
+}
+_DECISIONS: Rows = {
+    "shown_decisions": counter("Decisions shown", "number"),
+    "skipped_decisions": counter("Decisions not shown while a dashboard was connected", "skipped"),
+}
 
 
 class Dashboard:
-    """`streams` is to be run, and closed; `pages` to be served."""
+    """The dashboard; `streams` is to be run and closed, `pages` to be served."""
 
     def __init__(
         self,
-        config: RouterConfig,
+        name: str,
+        bodies: BodyConfig,
+        max_streams: int,
         core: RouterCore,
         status: ServiceStatus,
         metrics: RouterMetrics,
-        timeline: Timeline,
+        timeline: EventTimeline,
         commands: Commands,
-        watch: Watch,
+        watch: DecisionObserver,
     ) -> None:
-        self._board = Board(config.name, core, status, lambda: metrics.decisions.totals, timeline)
+        self._board = Board(name, core, status, lambda: metrics.decisions.totals, timeline)
         self._watch = watch
-        self.streams = Streams(self._board, config.max_dashboard_streams, self._attend)
-        self.pages = Pages(config, commands, self.streams, Tokenizing(core, Random()), metrics)
-        metrics.registry.register(DashboardCollector(self.streams, self._board.feed))
+        self.streams = Streams(self._board, max_streams, self._attend)
+        self.pages = Pages(bodies, commands, self.streams, PromptTokenizer(core, Random()), metrics)
+        expose(metrics.registry, "kv_router_dashboard_", _STREAMS, self.streams)
+        expose(metrics.registry, "kv_router_dashboard_", _DECISIONS, self._board.feed)
 
     def _attend(self, *, is_watched: bool) -> None:
-        """Decisions are taken while somebody watches."""
+        """Sample decisions only while there is a viewer."""
         self._watch.onlooker = self._take if is_watched else None
 
     def _take(self, command: str, request: SelectRequest, placement: Placement) -> None:

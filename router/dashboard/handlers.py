@@ -1,23 +1,77 @@
-"""HTTP: the page, what it shows, and its question where a prompt would go."""
+"""HTTP handlers of the page, of its stream, and of its placement previews.
+
+The page's own routes, which are no public interface.
+
+They change with the page, and are not listed in `/docs`.
+"""
+
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
-from router.commands import Commands
-from router.config import RouterConfig
-from router.dashboard.event_stream import EventStream
+from router.api.caller_commands import Preview
+from router.api.commands import Commands
+from router.api.http.routes import BODY, Route
+from router.api.http.web import Web, json_answer
+from router.core.views.decisions import LoggedDecision
 from router.dashboard.page_files import PageFile, page_files
-from router.dashboard.routes import PAGE_ROUTES, Look, LookRequest
-from router.dashboard.streams import Streams
-from router.dashboard.tokenizing import Tokenizing
+from router.dashboard.streams import EventStream, Streams
+from router.dashboard.tokenizing import PromptTokenizer
 from router.errors import InvalidFieldError
-from router.http.web import Web, caller_of, json_answer
-from router.metrics import RouterMetrics
-from router.tenant_commands import commands_of
+from router.observability.metrics import RouterMetrics
+from router.protocol.requests import SelectRequest
+from router.runtime.http_server.config import BodyConfig
+from router.runtime.security.guarded import caller_of
+
+MAX_TEXT_CHARACTERS = 256 * 1024
+
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
+
+
+class LookRequest(SelectRequest, frozen=True, kw_only=True):
+    """A request to preview a prompt's placement.
+
+    `text`: in place of tokens; an engine tokenizes it. `is_chat`: True if the text is the first
+    message of a chat.
+    """
+
+    text: Text | None = None
+    is_chat: bool = False
+
+
+class Look(Struct, frozen=True):
+    """A preview of a prompt's placement.
+
+    `tokenized_by`: the worker with the engine that tokenized the text. `first_tokens`: the first
+    few tokens.
+    """
+
+    decision: LoggedDecision
+    tokenized_by: str | None
+    first_tokens: list[int]
+
+
+PAGE_ROUTES = (
+    Route("GET", "/", "page", "The dashboard", Any),
+    Route("GET", "/dashboard/files/{name}", "file", "A dashboard file", Any, refusals=(404,)),
+    Route("GET", "/dashboard/stream", "stream", "Frames of the dashboard", Any, refusals=(503,)),
+    Route(
+        "POST",
+        "/dashboard/look",
+        "look",
+        "Preview of a prompt's placement, without a reservation",
+        Look,
+        LookRequest,
+        refusals=(*BODY, 503),
+    ),
+)
+
 
 LOOKED_AT = 16
-"""Candidates in an answer: the chosen one, and the cheapest of the others."""
+"""The number of candidates in a preview: the chosen one, and the cheapest of the others."""
 
 SHOWN_TOKENS = 16
 
@@ -27,53 +81,57 @@ class Pages:
 
     def __init__(
         self,
-        config: RouterConfig,
+        bodies: BodyConfig,
         commands: Commands,
         streams: Streams,
-        tokenizing: Tokenizing,
+        tokenizing: PromptTokenizer,
         metrics: RouterMetrics,
     ) -> None:
-        self._web = Web("dashboard", PAGE_ROUTES, config, metrics)
+        self._web = Web("dashboard", PAGE_ROUTES, bodies, metrics)
         self._commands = commands
         self._streams = streams
         self._tokenizing = tokenizing
         self._files = page_files()
 
-    def reconfigure(self, config: RouterConfig) -> None:
-        """Go on with other limits."""
-        self._web.reconfigure(config)
+    def reconfigure(self, bodies: BodyConfig) -> None:
+        """Apply changed limits."""
+        self._web.reconfigure(bodies)
 
     def add_to(self, app: FastAPI) -> None:
-        """Serve the page there, too."""
+        """Add the page's routes to an application."""
         self._web.add_routes(app, self, is_documented=False)
 
     async def page(self, request: Request) -> Response:
-        """The page itself."""
+        """Return the page itself."""
         return _file_answer(request, self._files["index.html"])
 
     async def file(self, request: Request) -> Response:
-        """A file of it."""
+        """Return a file of the page."""
         found = self._files.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)
         return _file_answer(request, found)
 
     async def stream(self, _: Request) -> Response:
-        """What it shows, while it is looked at."""
+        """Return the stream of frames."""
         return EventStream(self._streams, self._streams.join())
 
     async def look(self, request: Request) -> Response:
-        """Where a prompt would go."""
+        """Return the placement of a prompt, without a reservation."""
         body = await self._web.body(request, LookRequest)
-        commands = commands_of(self._commands, caller_of(request))
-        tokenized_by = None
+        caller, tokenized_by = caller_of(request.scope), None
+        caller.bound(body)  # before an engine tokenizes anything
         if body.text is not None:
             if body.token_ids is not None:
                 raise InvalidFieldError("text", "beside token_ids", "one of the two")
-            said = await self._tokenizing.tokens(body.scope, body.text, is_chat=body.is_chat)
-            body, tokenized_by = replace(body, token_ids=said.token_ids, text=None), said.by
+            tokenized = await self._tokenizing.tokens(body.scope, body.text, is_chat=body.is_chat)
+            body, tokenized_by = (
+                replace(body, token_ids=tokenized.token_ids, text=None),
+                tokenized.by,
+            )
         first_tokens = (body.token_ids or [])[:SHOWN_TOKENS]
-        decision = await commands.look(body, LOOKED_AT)
+        preview = Preview(body, LOOKED_AT)
+        decision = await self._commands.reply_to(preview, caller)
         return json_answer(Look(decision, tokenized_by, first_tokens))
 
 

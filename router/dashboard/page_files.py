@@ -1,4 +1,4 @@
-"""The page: its files, as they lie in the package, and what browsers are told with them."""
+"""The files of the page, read from the package, with their HTTP headers."""
 
 from hashlib import sha256
 from importlib.resources import files
@@ -23,7 +23,7 @@ SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Nothing comes from elsewhere, nothing goes there, and nobody frames the page."""
+"""Headers that forbid external resources, and embedding of the page in a frame."""
 
 
 class PageFile(Struct, frozen=True):
@@ -34,13 +34,13 @@ class PageFile(Struct, frozen=True):
     headers: dict[str, str]
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Whether a browser has this content already."""
-        said = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
-        return self.etag in said or "*" in said
+        """Return whether a browser has this content already."""
+        etags = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
+        return self.etag in etags or "*" in etags
 
 
 def page_files() -> dict[str, PageFile]:
-    """Every file of the page, by name. Read once, when a router starts: 100 KB."""
+    """Return all files of the page (100 KB), by name. Read once, when a router starts."""
     folder = files("router.dashboard") / "page"
     return {
         each.name: _page_file(each.name, each.read_bytes())

@@ -1,69 +1,77 @@
-"""Who watches, and the task that looks for them: one frame a second, the same bytes for all.
+"""A response of server-sent events that lasts while the client is connected.
 
-    run ─ look, in slices ─▶ frame ─▶ each stream's place for one frame ─▶ its connection
+The viewers' streams, and the task that feeds them: one frame a second, equal for all.
+
+    run ─ look, in slices ─▶ frame ─▶ each stream's slot for one frame ─▶ its connection
                                         │
-                                        └ not empty yet: it gets everything anew once it is
+                                        └ still occupied: it gets the complete state once free
 
-While nobody watches the task sleeps. It never takes more than `SHARE` of a processor: what takes
-long is looked at less often.
+Without viewers the task sleeps. It never takes more than `SHARE` of a core: if a frame takes long,
+the interval grows.
 """
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Protocol
 
-from router.dashboard.board import Board
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.dashboard.board.board import Board
 from router.dashboard.errors import TooManyStreamsError
+from router.dashboard.page_files import SECURITY_HEADERS
 
 INTERVAL_S = 1.0
 SHARE = 0.02
 
 
 class Attend(Protocol):
-    """See `Streams`."""
+    """A callback, as described in `Streams`."""
 
     def __call__(self, *, is_watched: bool) -> None:
-        """Somebody watches, or nobody does."""
+        """Handle the arrival of the first viewer, or the departure of the last."""
 
 
 class Stream:
-    """One who watches. `wants_all`: it is new, or missed something."""
+    """The connection of a viewer; `wants_all` is True if it is new or missed a frame."""
 
-    __slots__ = ("_frame", "_news", "wants_all")
+    __slots__ = ("_changed", "_frame", "wants_all")
 
     def __init__(self) -> None:
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._frame: bytes | None = None
         self.wants_all = True
 
     @property
     def has_frame(self) -> bool:
-        """Whether the last frame is still on its way."""
+        """True while the last frame is still to be sent."""
         return self._frame is not None
 
     def put(self, frame: bytes) -> None:
-        """The next frame; empty: the last."""
+        """Store the next frame; an empty one ends the stream."""
         self._frame = frame
-        self._news.set()
+        self._changed.set()
 
     async def take(self) -> bytes:
-        """The next frame, once there is one; empty: there are no more."""
-        await self._news.wait()
-        self._news.clear()
+        """Return the next frame, once there is one; an empty one is the last."""
+        await self._changed.wait()
+        self._changed.clear()
         frame, self._frame = self._frame, None
         return frame or b""
 
 
 class Streams:
-    """The streams of a board, up to `most`. Counts what they cost. `attend` is told when somebody
-    comes to watch, and when nobody does any more.
+    """The streams of a board, up to `most`, with totals of their cost.
+
+    `attend` is called when the first viewer arrives, and when the last one has left.
     """
 
     def __init__(self, board: Board, most: int, attend: Attend) -> None:
         self._board = board
         self._attend = attend
         self._streams: set[Stream] = set()
-        self._somebody = asyncio.Event()
+        self._subscribed = asyncio.Event()
         self._is_closed = False
         self.most = most
         self.frames = self.frame_bytes = self.missed = 0
@@ -73,49 +81,49 @@ class Streams:
         return len(self._streams)
 
     def join(self) -> Stream:
-        """Somebody comes to watch. Raises TooManyStreamsError."""
+        """Add a viewer. Raises TooManyStreamsError."""
         if self._is_closed or len(self._streams) >= self.most:
             raise TooManyStreamsError(self.most)
         stream = Stream()
         self._streams.add(stream)
-        self._somebody.set()
+        self._subscribed.set()
         return stream
 
     def leave(self, stream: Stream) -> None:
-        """It watches no more."""
+        """Remove a viewer."""
         self._streams.discard(stream)
 
     def close(self) -> None:
-        """End every stream; nobody comes any more."""
+        """End all streams, and accept no more."""
         self._is_closed = True
         for stream in self._streams:
             stream.put(b"")
 
     async def run(self) -> None:
-        """Look, while somebody watches, until cancelled."""
+        """Produce frames while there are viewers, until cancelled."""
         while True:
-            await self._somebody.wait()
+            await self._subscribed.wait()
             self._attend(is_watched=True)
             while self._streams:
                 taken_s = await self._look()
                 await asyncio.sleep(max(INTERVAL_S, taken_s / SHARE))
-            self._somebody.clear()
+            self._subscribed.clear()
             self._attend(is_watched=False)
             self._board.rest()
 
     async def _look(self) -> float:
-        """One frame; the processor's time that it took."""
+        """Produce one frame; return the CPU time spent."""
         spent_s, before_s = 0.0, time.thread_time()
         for _ in self._board.look(time.monotonic()):
             spent_s += time.thread_time() - before_s
             await asyncio.sleep(0)
             before_s = time.thread_time()
-        self._tell(time.time())
+        self._publish(time.time())
         spent_s += time.thread_time() - before_s
         self.spent_s += spent_s
         return spent_s
 
-    def _tell(self, at: float) -> None:
+    def _publish(self, at: float) -> None:
         frame = event(self._board.frame(time.monotonic(), at))
         whole: bytes | None = None
         for stream in self._streams:
@@ -136,5 +144,46 @@ class Streams:
 
 
 def event(data: bytes) -> bytes:
-    """A server-sent event of a line of JSON."""
+    """Return a server-sent event with a line of JSON."""
     return b"data: " + data + b"\n\n"
+
+
+STUCK_S = 30.0
+"""The timeout for sending one frame; a slower client is disconnected."""
+
+
+class EventStream(Response):
+    """The frames of a stream, until it ends or the client is gone or stuck."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, streams: Streams, stream: Stream) -> None:
+        super().__init__(headers={**SECURITY_HEADERS, "cache-control": "no-store"})
+        del self.headers["content-length"]
+        self._streams = streams
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send frames until the end of the stream."""
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(head)
+            async with asyncio.TaskGroup() as group:
+                gone = group.create_task(self._gone(receive))
+                with suppress(TimeoutError):
+                    await self._send_all(send)
+                gone.cancel()
+        finally:
+            self._streams.leave(self._stream)
+
+    async def _send_all(self, send: Send) -> None:
+        while frame := await self._stream.take():
+            async with asyncio.timeout(STUCK_S):
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._streams.leave(self._stream)
+        self._stream.put(b"")

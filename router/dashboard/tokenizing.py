@@ -1,4 +1,4 @@
-"""The tokens of a text, as an engine of the model says them: caches are found by tokens."""
+"""Tokenization of texts by an engine of the model, as its cache depends on the tokens."""
 
 import asyncio
 from random import Random
@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.core import RouterCore
+from router.core.core import RouterCore
 from router.dashboard.errors import NoTokenizerError
 from router.errors import KvRouterError
-from router.http_client import HttpPool, Origin, PoolLimits, Request, UpstreamError
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Scope, TokenId
+from router.runtime.http_client import HttpPool, Origin, PoolLimits, Request, UpstreamError
 
 PATIENCE_S = 5.0
 ANSWER_LIMIT_BYTES = 16 << 20
@@ -23,7 +23,7 @@ _HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Tokenized(Struct, frozen=True):
-    """Tokens, and the name of the worker whose engine said them."""
+    """Tokens, and the name of the worker with the engine that produced them."""
 
     token_ids: list[int]
     by: str
@@ -36,9 +36,11 @@ class _Answer(Struct, frozen=True):
 _read = msgspec.json.Decoder(_Answer).decode
 
 
-class Tokenizing:
-    """Asks engines (`/tokenize`, as vLLM's server and the reference engine have it), a few at once;
-    more wait. Nothing but the tokens goes back to who asked.
+class PromptTokenizer:
+    """Client of the engines' `/tokenize`, which vLLM's server and the reference engine have.
+
+    At most `AT_ONCE` requests run concurrently; others wait. Only the tokens are returned to the
+    caller.
     """
 
     def __init__(self, core: RouterCore, rng: Random) -> None:
@@ -47,16 +49,19 @@ class Tokenizing:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def tokens(self, scope: Scope, text: str, *, is_chat: bool) -> Tokenized:
-        """The tokens of a text, or of a chat that begins with it. Raises NoTokenizerError."""
+        """Return the tokens of a text, or of a chat that begins with it.
+
+        Raises NoTokenizerError.
+        """
         prompt: dict[str, Any] = {"prompt": text}
         if is_chat:
             prompt = {"messages": [{"role": "user", "content": text}]}
         body = msgspec.json.encode({"model": scope.model_name, **prompt})
-        problem = "nobody serves it"
+        problem = "no worker serves it"
         async with self._turns:
             for worker in self._to_ask(scope):
                 try:
-                    return Tokenized(await _asked(worker.endpoint, body), worker.name)
+                    return Tokenized(await _fetched(worker.endpoint, body), worker.name)
                 except (KvRouterError, msgspec.MsgspecError) as error:
                     problem = f"{worker.name}: {_what(error)}"
         raise NoTokenizerError(scope.model_name, problem)
@@ -66,23 +71,23 @@ class Tokenizing:
         return self._rng.sample(workers, min(len(workers), TRIED_WORKERS))
 
 
-async def _asked(endpoint: str, body: bytes) -> list[int]:
+async def _fetched(endpoint: str, body: bytes) -> list[int]:
     origin = Origin.of(endpoint)
     request = Request("POST", "/tokenize", body, _HEADERS, is_repeatable=True)
     pool = HttpPool(PoolLimits(connect_timeout_s=PATIENCE_S))
     try:
-        async with pool.asked(origin, request, PATIENCE_S) as answer:
-            said = await answer.read(ANSWER_LIMIT_BYTES, PATIENCE_S)
+        async with pool.response(origin, request, PATIENCE_S) as answer:
+            content = await answer.read(ANSWER_LIMIT_BYTES, PATIENCE_S)
     finally:
         pool.close()
     if answer.status != 200:
         raise UpstreamError(str(origin), "refused", f"/tokenize: {answer.status}")
-    return _read(said).tokens
+    return _read(content).tokens
 
 
 def _what(error: Exception) -> str:
-    """Without the engine's address, which not everybody is to know."""
+    """Return the reason, without the engine's address, which is not for all callers."""
     if isinstance(error, UpstreamError):
         detail = str(error).rpartition("/tokenize: ")[2]
-        return f"/tokenize answers {detail}" if detail.isdecimal() else error.problem
-    return "its answer is no list of tokens" if isinstance(error, msgspec.MsgspecError) else "?"
+        return f"/tokenize responds {detail}" if detail.isdecimal() else error.problem
+    return "its response is no list of tokens" if isinstance(error, msgspec.MsgspecError) else "?"

@@ -1,5 +1,6 @@
-"""What else clients see: the models, and what every process of ours answers."""
+"""The forwarder's other routes: the model list, health, readiness and metrics."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -7,23 +8,47 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
+from router.client import RouterClient
 from router.errors import KvRouterError
-from router.forward.call import refusal
 from router.forward.completions import Completions
-from router.forward.errors import MethodNotAllowedError, RouteNotFoundError
+from router.forward.errors import (
+    MethodNotAllowedError,
+    RouteNotFoundError,
+    error_response,
+)
 from router.forward.headers import REQUEST_ID, Pairs
 from router.forward.metrics import ForwardMetrics
-from router.forward.models import Models
-from router.security.errors import TooManyRequestsError
-from router.security.guard import Guard
-from router.security.guarded import admit, refusal_headers
+from router.runtime.security.guarded import is_detailed, refusal_headers
+
+
+class Models:
+    """Queries the router for models at each request."""
+
+    def __init__(self, router: RouterClient, routing_group: str) -> None:
+        self._router = router
+        self._routing_group = routing_group
+        self._began = int(time.time())
+
+    async def listed(self) -> dict[str, object]:
+        """Return the models in OpenAI's format. Raises KvRouterError."""
+        models = [
+            {"id": name, "object": "model", "created": self._began, "owned_by": "kv-router"}
+            for name in await self._names()
+        ]
+        return {"object": "list", "data": models}
+
+    async def _names(self) -> list[str]:
+        loads = await self._router.loads()
+        group = self._routing_group
+        return sorted({each.model_name for each in loads if each.routing_group == group})
+
 
 _JSON = b"application/json"
 
 Answer: TypeAlias = tuple[int, bytes, bytes]
-"""Its status, what kind of body it has, and the body."""
+"""Status, content type and body."""
 
-Handler: TypeAlias = Callable[[], Awaitable[Answer]]
+Handler: TypeAlias = Callable[[Scope], Awaitable[Answer]]
 
 ROUTES = (
     "POST /v1/completions",
@@ -41,75 +66,74 @@ _METHODS = {
 
 
 class ForwardApp:
-    """The ASGI application; `completions` answers those, below ASGI."""
+    """The ASGI application of all routes but completions, which `completions` serves below ASGI."""
 
     def __init__(
         self,
         completions: Completions,
         models: Models,
         metrics: ForwardMetrics,
-        guard: Guard,
     ) -> None:
         self.completions = completions
         self._models = models
         self._metrics = metrics
-        self._guard = guard
+        self._admission = completions.admission
         self._handlers: dict[str, Handler] = {
             "GET /v1/models": self._list_models,
             "GET /health": self._health,
             "GET /ready": self._ready,
-            "GET /metrics": self._tell_metrics,
+            "GET /metrics": self._serve_metrics,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Answer one request."""
+        """Serve one request."""
         assert scope["type"] == "http"
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # which has no body
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # no response body
         route = f"{method} {scope['path']}"
-        self._metrics.in_flight += 1
+        self._admission.in_flight += 1
         headers: Pairs = ()
         try:
-            status, kind, body = await self._answer(route, method, scope)
+            status, kind, body = await self._answer(route, scope)
             ended = "answered"
         except KvRouterError as error:
             self._metrics.refusals.labels(error.code).inc()
             ended = "refused" if error.http_status < 500 else "failed"
-            status, kind, body = error.http_status, _JSON, msgspec.json.encode(refusal(error))
+            status, kind, body = (
+                error.http_status,
+                _JSON,
+                msgspec.json.encode(error_response(error)),
+            )
             headers = refusal_headers(error)
             if isinstance(error, MethodNotAllowedError):
                 headers += ((b"allow", ", ".join(error.methods).encode()),)
         finally:
-            self._metrics.in_flight -= 1
+            self._admission.in_flight -= 1
         self._metrics.requests.count(route if route in self._handlers else "", ended)
         await _send(send, status, [(b"content-type", kind), *headers, *_id_of(scope)], body)
 
-    async def _answer(self, route: str, method: str, scope: Scope) -> Answer:
-        path = scope["path"]
-        is_open = self._guard.is_open(method, path)
-        most = self.completions.config.max_requests
-        if self._metrics.in_flight > most and not is_open:
-            raise TooManyRequestsError(most)
-        admit(self._guard, method, path, scope["headers"])
-        handler = self._handlers.get(route)
+    async def _answer(self, route: str, scope: Scope) -> Answer:
+        self._admission.check(scope)
+        path, handler = scope["path"], self._handlers.get(route)
         if handler is None:
             if path in _METHODS:
                 raise MethodNotAllowedError(f"{scope['method']} {path}", _METHODS[path])
             raise RouteNotFoundError(route, ROUTES)
-        return await handler()
+        return await handler(scope)
 
-    async def _list_models(self) -> Answer:
+    async def _list_models(self, _: Scope) -> Answer:
         return _json(await self._models.listed())
 
-    async def _health(self) -> Answer:
+    async def _health(self, _: Scope) -> Answer:
         return _json({"status": "ok"})
 
-    async def _ready(self) -> Answer:
-        reason = await self._models.unready_reason()
+    async def _ready(self, scope: Scope) -> Answer:
+        reason = self.completions.unready_reason()
         body: dict[str, object] = {"ready": reason is None, "reason": reason}
-        body |= self.completions.tokenizers()
+        if is_detailed(scope):
+            body |= self.completions.tokenizers()
         return _json(body, 200 if reason is None else 503)
 
-    async def _tell_metrics(self) -> Answer:
+    async def _serve_metrics(self, _: Scope) -> Answer:
         return 200, CONTENT_TYPE_LATEST.encode(), self._metrics.exposition()
 
 

@@ -1,148 +1,168 @@
-"""Requests for completions: admitted, read, answered, counted."""
+"""Completion requests: admission, parsing, forwarding, counting."""
 
 import asyncio
-import logging
+import re
 
-from router.body_errors import BodyTooLargeError, MalformedBodyError
+import msgspec
+
 from router.errors import InvalidFieldError, KvRouterError
-from router.forward.bodies import CHAT, Asked, read_asked
-from router.forward.call import Call
 from router.forward.config import ForwardConfig
-from router.forward.errors import ModelNotFoundError, TooMuchAtOnceError
-from router.forward.headers import check_body
-from router.forward.known_calls import KnownCalls
+from router.forward.errors import ModelNotFoundError, error_response, error_status
+from router.forward.headers import DROPPED_FIELDS, REQUEST_ID
 from router.forward.metrics import Ended, ForwardMetrics
-from router.forward.placing import Placing, PromptTokens
-from router.forward.push import Errand, Push
-from router.forward.roster import Roster
-from router.forward.tokenizing import Tokenizing
-from router.forward.words import Words, read
-from router.placement_errors import NoEndpointsError
-from router.process.bodies import THREAD_BYTES
-from router.process.request_ids import ANSWERED
+from router.forward.permitted_fields import permitted
+from router.forward.placement import (
+    PromptTokens,
+    RequestPlacement,
+    partition_of,
+    with_tokens,
+)
+from router.forward.push import Forwarder, ForwardRequest
+from router.forward.request_body import (
+    CHAT,
+    PATHS,
+    CompletionRequest,
+    read_completion_request,
+)
+from router.forward.request_templates import RequestTemplate, read
+from router.forward.resilience.worker_list import WorkerList
+from router.forward.tokenizer.tokenization import Tokenization
 from router.protocol.requests import SelectRequest
-from router.security.caller import ANYBODY
-from router.security.errors import TooManyRequestsError
-from router.security.guard import Guard
-from router.security.guarded import admit
+from router.runtime.http_server.admission import Admission, AdmissionLimits
+from router.runtime.http_server.exchange import (
+    JSON,
+    Exchange,
+    FirstLines,
+    HotRoute,
+    RequestHeads,
+)
+from router.runtime.http_server.write_batch import WriteBatch
+from router.runtime.process.errors import MalformedBodyError
+from router.runtime.process.json_bodies import THREAD_BYTES
+from router.scheduler.errors import NoEndpointsError
 
-log = logging.getLogger(__name__)
+_SHOWABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
+_MOST_SHOWN = 8
+
+
+def limits_of(config: ForwardConfig) -> AdmissionLimits:
+    """Return the limits of requests in a configuration."""
+    return AdmissionLimits(
+        config.http.max_requests,
+        config.bodies.body_limit_bytes,
+        config.bodies.body_timeout_s,
+        config.bodies_limit_bytes,
+    )
 
 
 class Completions:
-    """Answers calls. Each is admitted once, and then answered, refused or gone."""
+    """Serves calls. Each is admitted once, and then answered, refused or abandoned."""
 
     def __init__(
         self,
         config: ForwardConfig,
-        push: Push,
-        tokenizing: Tokenizing,
+        push: Forwarder,
+        tokenizing: Tokenization,
         metrics: ForwardMetrics,
-        guard: Guard,
-        roster: Roster,
+        admission: Admission,
+        roster: WorkerList,
     ) -> None:
-        self.config = config
+        self.admission = admission
+        self.heads = RequestHeads()
+        self.lines = FirstLines()
+        self.writes = WriteBatch()
+        self._routes = {
+            ("POST", path): HotRoute(path, self.answer, media_types=(JSON,), ends_with_client=True)
+            for path in PATHS
+        }
         self._push = push
         self._tokenizing = tokenizing
         self._metrics = metrics
-        self._guard = guard
         self._roster = roster
-        self.known_calls = KnownCalls()
-        self._placing = Placing(config.routing_group, config.mode == "direct", config.max_wait_s)
+        self._placing = RequestPlacement(
+            config.router.routing_group, config.mode == "direct", config.router.max_wait_s
+        )
 
     def reconfigure(self, config: ForwardConfig) -> None:
-        """Go on with other limits, those of `reload.LIVE`."""
-        self.config = config
+        """Apply changed limits, those of `reload.LIVE`."""
+        self.admission.limits = limits_of(config)
+
+    def unready_reason(self) -> str | None:
+        """Return why no request can be served, or None."""
+        return self._roster.unready_reason()
 
     def tokenizers(self) -> dict[str, object]:
-        """What is to be told of tokenizers of our own, where there are any."""
-        return {"tokenizers": self._tokenizing.told()} if self._tokenizing.has_own else {}
+        """Return the state of the local tokenizers for `/ready`; empty without any."""
+        return {"tokenizers": self._tokenizing.described()} if self._tokenizing.has_own else {}
 
-    def admit(self, call: Call) -> None:
-        """A head is here. Raises what it is to be refused with. What speaks against one that was
-        admitted before is the number of requests, or what a guard says who asks each of them.
-        """
-        self._metrics.in_flight += 1
-        if self._metrics.in_flight > self.config.max_requests:
-            raise TooManyRequestsError(self.config.max_requests)
-        if call.known_words is not None and self._guard.is_idle:
-            call.caller = ANYBODY
-            return
-        call.caller = admit(self._guard, "POST", call.path, call.headers)
-        check_body(call.headers, self.config.body_limit_bytes)
+    def find(self, method: str, path: str) -> HotRoute | None:
+        """Return the route of a completion, or None."""
+        return self._routes.get((method, path))
 
-    def hold(self, call: Call) -> None:
-        """Some of its body is here, and stays until it is answered. Raises BodyTooLargeError,
-        TooMuchAtOnceError.
-        """
-        more_bytes = call.received_bytes - call.held_bytes
-        call.held_bytes += more_bytes
-        self._metrics.body_bytes += more_bytes
-        if call.held_bytes > self.config.body_limit_bytes:
-            raise BodyTooLargeError(self.config.body_limit_bytes)
-        if self._metrics.body_bytes > self.config.bodies_limit_bytes:
-            raise TooMuchAtOnceError(self.config.bodies_limit_bytes)
-
-    def refuse(self, call: Call, error: KvRouterError) -> None:
-        """Say why it is not answered."""
+    def refused(self, call: Exchange, error: KvRouterError) -> None:
+        """Count a refusal."""
         self._metrics.refusals.labels(error.code).inc()
-        self._end(call, "refused" if error.http_status < 500 else "failed")
-        call.refuse(error)
+        if not call.own_headers:  # refused before its answer began
+            call.own_headers = [_id_of(call)]
+        self._count(call, "refused" if error.http_status < 500 else "failed")
 
-    def gone(self, call: Call) -> None:
-        """Whoever asked has hung up."""
-        if call.task is not None:
-            call.task.cancel()
-        elif call.is_turn:
-            self._end(call, "client_gone")
+    def abandoned(self, call: Exchange) -> None:
+        """Count a call that was cancelled, mostly because its client has disconnected."""
+        self._count(call, "client_gone" if call.disconnected else "failed")
 
-    async def answer(self, call: Call) -> None:
-        """Answer a call that is whole."""
-        ANSWERED.set(call.ids)
-        ended: Ended = "failed"
-        try:
-            ended = await self._answered(call)
-        except KvRouterError as error:
-            ended = self._refused(call, error)
-        except asyncio.CancelledError:
-            if not call.disconnected:
-                raise
-            ended = "client_gone"
-        except Exception:  # a bug of ours; others' requests go on
-            log.exception("a request failed")
-            ended = self._refused(call, KvRouterError("internal error"))
-        finally:
-            self._end(call, ended)
+    def error_reply(self, error: KvRouterError) -> tuple[int, object]:
+        """Return the status and the body of an error response, for clients of OpenAI."""
+        return error_status(error), error_response(error)
 
-    async def _answered(self, call: Call) -> Ended:
+    def _count(self, call: Exchange, ended: Ended) -> None:
+        self._metrics.requests.count(f"POST {call.head.route.path}", ended)
+
+    async def answer(self, call: Exchange) -> None:
+        """Answer a call with a complete body. Raises the error that refuses it."""
+        call.own_headers = [_id_of(call)]
+        self._count(call, await self._answered(call))
+
+    async def _answered(self, call: Exchange) -> Ended:
         asked, words = await _read(call)
-        tokens = await self._tokenizing.tokens(asked)
-        assert call.caller is not None
-        request = self._placing.request_in(words, asked, call.headers, call.caller, tokens)
+        asked, dropped = permitted(asked, call.caller)
+        if dropped:
+            words = None  # its engine bodies have these fields
+            self._note_dropped(call, dropped)
+        headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
+        request = self._placing.request_in(words, asked, headers, call.caller)
+        tokens = await self._tokenizing.tokens(asked, partition_of(request))
+        request = with_tokens(request, tokens)
         try:
             if asked.is_query:
-                return await self._told(asked, tokens, request, call)
+                return await self._placement_only(asked, tokens, request, call)
             counted = len(tokens.token_ids) if tokens.are_counted else None
             prompt = tokens.token_ids if tokens.are_certain else None
             request_id = call.ids.request_id
-            errand = Errand(asked, call.headers, request, request_id, counted, prompt, words)
+            errand = ForwardRequest(asked, headers, request, request_id, counted, prompt, words)
             return await self._push.forward(errand, call)
         except (InvalidFieldError, MalformedBodyError):
-            asked.check_prompt()  # in the client's own words
+            asked.check_prompt()  # names the client's field in the error
             raise
         except NoEndpointsError as error:
             if await self._roster.is_unknown(asked.model):
                 raise ModelNotFoundError(asked.model, self._roster.models) from error
             raise
 
-    async def _told(
+    def _note_dropped(self, call: Exchange, names: list[str]) -> None:
+        """Tell the client which fields its engine does not receive."""
+        self._metrics.dropped_fields.inc(len(names))
+        shown = [name for name in names if _SHOWABLE(name)][:_MOST_SHOWN]
+        said = f"{len(names)} dropped; no tenant may send {', '.join(shown) or 'them'}"
+        call.own_headers = [*call.own_headers, (DROPPED_FIELDS, said.encode("ascii"))]
+
+    async def _placement_only(
         self,
-        asked: Asked,
+        asked: CompletionRequest,
         tokens: PromptTokens,
         request: SelectRequest,
-        call: Call,
+        call: Exchange,
     ) -> Ended:
-        """Where the request would go, and its tokens, so that they need not be found again."""
+        """Send the placement of a request, and its tokens, which the client may reuse."""
         decision = await self._push.router.select(request)
         prefill = await self._push.prefill.place(request)
         place = {"decode_worker_id": decision.worker_id, "decode_dp_rank": decision.dp_rank}
@@ -153,26 +173,23 @@ class Completions:
             said["token_ids"] = list(tokens.token_ids)
         kind = "chat.completion" if asked.path == CHAT else "text_completion"
         body = {"id": call.ids.request_id, "object": kind, "model": asked.model, "choices": []}
-        call.json({**body, "nvext": said})
+        call.json(msgspec.json.encode({**body, "nvext": said}))
         return "query"
 
-    def _refused(self, call: Call, error: KvRouterError) -> Ended:
-        self._metrics.refusals.labels(error.code).inc()
-        call.refuse(error)
-        return "refused" if error.http_status < 500 else "failed"
 
-    def _end(self, call: Call, ended: Ended) -> None:
-        self._metrics.in_flight -= 1
-        self._metrics.body_bytes -= call.held_bytes
-        call.body()  # its connection remembers the call, and is garbage that lies about for long
-        self._metrics.requests.count(f"POST {call.path}", ended)
+async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | None]:
+    """Parse a call's body. Returns also its cached template, or None.
 
-
-async def _read(call: Call) -> tuple[Asked, Words | None]:
-    """What a call asks, and in which words. Long bodies are read on another thread: between two
-    steps of that, others are answered.
+    A long body is parsed on another thread, so that other requests are served meanwhile.
     """
-    body = call.body()
+    body, head = call.body(), call.head
+    path = PATHS[head.path]
     if len(body) > THREAD_BYTES:
-        return await asyncio.to_thread(read_asked, call.path, body), None
-    return read(call.path, body, call.known_words)
+        return await asyncio.to_thread(read_completion_request, path, body), None
+    if head.derived is None and head.is_repeated:
+        head.derived = []
+    return read(path, body, head.derived)
+
+
+def _id_of(call: Exchange) -> tuple[bytes, bytes]:
+    return REQUEST_ID, call.ids.request_id.encode()

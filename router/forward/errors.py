@@ -1,23 +1,24 @@
-"""What goes wrong on the way to an engine and back.
+"""Errors between a client's request and an engine's response.
 
 KvRouterError
-├── WorkerFailedError        a worker did not answer, broke off, or refused what another may take
-│   └── NoHandOverError      … it computed a prompt, and does not say how another gets at that
-├── NoWorkerLeftError        …, and there is no other to try
+├── WorkerFailedError        a worker did not respond, broke off, or refused what another may take
+│   └── NoHandOverError      it computed a prompt, and returned no parameters for its transfer
+├── NoWorkerLeftError        a worker failed, and there is no other to try
 ├── PrefillFailedError       no worker has computed a prompt
 ├── PromptRefusedError       a worker refused a prompt, as others will
-├── ModelNotFoundError       no worker has, or ever had, the model that is wanted
-├── NoWorkerNamedError       the direct router goes where the request says, and it says nothing
-├── TooMuchAtOnceError       the bodies of all requests in flight are more than is kept
-├── RouteNotFoundError       nothing is served there
-└── MethodNotAllowedError    something is, by other methods
+├── ModelNotFoundError       no worker has, or ever had, the requested model
+├── NoWorkerNamedError       direct mode requires a worker in the request, which names none
+├── TooMuchAtOnceError       the bodies of all requests in flight exceed the limit
+├── SteeringRefusedError     a field steers the engine, and the caller may not
+├── RouteNotFoundError       the path is not served
+└── MethodNotAllowedError    the path is served with other methods
 """
 
 from collections.abc import Sequence
 
 from router.client import UnansweredError
 from router.errors import InvalidFieldError, KvRouterError
-from router.http_client import NeverSentError, UpstreamError
+from router.runtime.http_client import NeverSentError, UpstreamError
 
 
 class WorkerFailedError(KvRouterError):
@@ -34,7 +35,7 @@ class WorkerFailedError(KvRouterError):
 
 
 class NoHandOverError(WorkerFailedError):
-    """A worker of role prefill that hands nothing over: its engine is not set up for that."""
+    """A prefill worker returned no KV transfer parameters: its engine lacks the configuration."""
 
     code = "no_hand_over"
 
@@ -44,7 +45,7 @@ class NoHandOverError(WorkerFailedError):
 
 
 class PrefillFailedError(KvRouterError):
-    """Workers that were to compute a prompt have failed. `attempts`: how many did."""
+    """Every tried prefill worker failed. `attempts`: number of workers tried."""
 
     code = "prefill_failed"
     http_status = 502
@@ -56,7 +57,7 @@ class PrefillFailedError(KvRouterError):
 
 
 class PromptRefusedError(KvRouterError):
-    """A worker does not take a prompt, for what is wrong with it."""
+    """A worker refused a prompt as invalid."""
 
     code = "prompt_refused"
     http_status = 502
@@ -68,7 +69,7 @@ class PromptRefusedError(KvRouterError):
 
 
 class NoWorkerLeftError(KvRouterError):
-    """Every worker that may be tried has failed this request. `attempts`: how many did."""
+    """Every worker that may be tried has failed this request. `attempts`: number tried."""
 
     code = "no_worker_left"
     http_status = 502
@@ -80,7 +81,7 @@ class NoWorkerLeftError(KvRouterError):
 
 
 class ModelNotFoundError(KvRouterError):
-    """There are workers, and never was one of this model."""
+    """Workers exist, and none ever served this model."""
 
     code = "model_not_found"
     http_status = 404
@@ -93,32 +94,30 @@ class ModelNotFoundError(KvRouterError):
 
 
 class NoWorkerNamedError(InvalidFieldError):
-    """A direct router was not told where to go."""
+    """A request in direct mode names no worker."""
 
     code = "no_worker_named"
 
     def __init__(self) -> None:
         super().__init__(
             "x-worker-id",
-            "missing; this router sends requests where they say",
+            "missing: in direct mode a request names its worker",
             "a worker's id, as x-worker-id, x-worker-instance-id or nvext.backend_instance_id",
         )
 
 
-class TooMuchAtOnceError(KvRouterError):
-    """The bodies of everybody's requests in flight are as much as may be kept of them."""
+class SteeringRefusedError(InvalidFieldError):
+    """A field steers the engine, and the caller may not."""
 
-    code = "too_much_at_once"
-    http_status = 503
-    retry_after_s = 1.0
+    code = "steering_refused"
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"bodies: too much in flight (allowed: {limit_bytes} bytes in all)")
-        self.limit_bytes = limit_bytes
+    def __init__(self, field: str) -> None:
+        problem = "steers the engine, which this token may not"
+        super().__init__(field, problem, "without it, or with scope steer", status=422)
 
 
 class RouteNotFoundError(KvRouterError):
-    """There is nothing here."""
+    """The path is not served."""
 
     code = "not_found"
     http_status = 404
@@ -129,7 +128,7 @@ class RouteNotFoundError(KvRouterError):
 
 
 class MethodNotAllowedError(KvRouterError):
-    """There is something here, and nobody does that to it."""
+    """The path is served with other methods only."""
 
     code = "method_not_allowed"
     http_status = 405
@@ -140,11 +139,35 @@ class MethodNotAllowedError(KvRouterError):
 
 
 def reason_of(error: Exception) -> str:
-    """What clients may know of a failure: all but where engines and routers listen."""
+    """Return the reason of a failure for clients, without addresses of engines and routers."""
     if isinstance(error, UnansweredError):
-        return "the router does not answer"
+        return "the router does not respond"
     if isinstance(error, NeverSentError):
         return error.problem
     if isinstance(error, UpstreamError):
         return f"{error.problem}{f': {error.detail}' if error.detail else ''}"
     return str(error)
+
+
+ANOTHER_MAY_TAKE = frozenset((408, 425, 429, 500, 502, 503, 504))
+"""Refusals by one engine that do not hold for others."""
+
+NOT_ITS_FAULT = frozenset((408, 425, 429))
+
+
+def error_status(error: KvRouterError) -> int:
+    """Return the status for OpenAI clients, which expect 400 for every invalid request.
+
+    A request that is valid, and not permitted, keeps its 422.
+    """
+    is_invalid = error.http_status == 422 and not isinstance(error, SteeringRefusedError)
+    return 400 if is_invalid else error.http_status
+
+
+def error_response(error: KvRouterError) -> dict[str, object]:
+    """Return an error in OpenAI's format."""
+    kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+    param = error.body().get("field")
+    return {
+        "error": {"message": reason_of(error), "type": kind, "param": param, "code": error.code}
+    }

@@ -1,12 +1,11 @@
-"""Headers of a request that is sent on, and of its answer: what belongs to one connection stays.
+"""Headers of forwarded requests and of their responses, without hop-by-hop headers.
 
-What is to be sent on is decided here alone; lengths and hosts are said anew by who sends.
+Only this module decides which headers are forwarded; senders set lengths and hosts anew.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from router.body_errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.protocol.replies import Decision
 
 Pairs = Sequence[tuple[bytes, bytes]]
@@ -23,8 +22,7 @@ PREFILL_PREDICTED_TOKENS = b"x-prefill-predicted-cached-tokens"
 PREFILL_CACHED_TOKENS = b"x-prefill-cached-tokens"
 CACHED_TOKENS = b"x-predicted-cached-tokens"
 ATTEMPTS = b"x-forward-attempts"
-
-JSON = b"application/json"
+DROPPED_FIELDS = b"x-dropped-fields"
 
 _OF_ONE_CONNECTION = frozenset(
     (
@@ -45,7 +43,7 @@ _SAID_ANEW_TO_ENGINES = frozenset(
         b"content-length",
         b"content-encoding",
         b"expect",
-        b"accept-encoding",  # streams are read on their way
+        b"accept-encoding",  # event streams are parsed here, so they must not be compressed
         WORKER_ID,
         WORKER_INSTANCE_ID,
         PREFILL_INSTANCE_ID,
@@ -61,6 +59,7 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
         WORKER_ID,
         DP_RANK,
         CACHED_TOKENS,
+        DROPPED_FIELDS,
         REQUEST_ID,
         PREFILL_WORKER_ID,
         PREFILL_PREDICTED_TOKENS,
@@ -70,33 +69,20 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
 
 
 def header(pairs: Pairs, name: bytes) -> str | None:
-    """A header's value, the first of them; its name in lower case."""
+    """Return the first value of a header, or None; `name` in lower case."""
     for each, value in pairs:
         if each == name:
             return value.decode("latin-1")
     return None
 
 
-def check_body(pairs: Pairs, limit_bytes: int) -> None:
-    """What a head says of the body that follows. Raises BodyTooLargeError, and
-    UnsupportedMediaTypeError: what is no JSON, any page that a browser shows may send.
-    """
-    kind, length = b"", b""
-    for name, value in pairs:
-        if name == b"content-type":
-            kind = value
-        elif name == b"content-length":
-            length = value
-    if int(length or b"0") > limit_bytes:
-        raise BodyTooLargeError(limit_bytes)
-    if kind != JSON and kind.partition(b";")[0].strip().lower() != JSON:
-        raise UnsupportedMediaTypeError(kind.decode("latin-1") or None)
-
-
 def to_engine(
     pairs: Pairs, decision: Decision, request_id: str, authorization: bytes | None
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Headers for an engine. `authorization`: ours; None: the client's own goes on."""
+    """Return headers for an engine.
+
+    `authorization`: this process's credentials; None: the client's own header is forwarded.
+    """
     sent = [*_passed_on(tuple(pairs), _SAID_ANEW_TO_ENGINES)]
     if authorization is not None:
         sent = [pair for pair in sent if pair[0] != b"authorization"]
@@ -108,8 +94,9 @@ def to_engine(
 
 
 def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[bytes, bytes]]:
-    """Headers of an answer: the engine's, and by what was decided. The id of the request is said
-    by who answers.
+    """Return headers of a response: the engine's, and those of the decision.
+
+    The request id is added by the call.
     """
     cached_tokens = decision.predicted_cached_blocks * decision.block_size
     return [
@@ -123,11 +110,11 @@ def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[byt
 
 @lru_cache(maxsize=256)
 def _passed_on(
-    pairs: tuple[tuple[bytes, bytes], ...], said_anew: frozenset[bytes]
+    pairs: tuple[tuple[bytes, bytes], ...], replaced: frozenset[bytes]
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Without what is of one connection, also by its own word (RFC 9110, 7.6.1)."""
+    """Return the headers without those of one connection, also named ones (RFC 9110, 7.6.1)."""
     named = _named_by_connection(value for name, value in pairs if name == b"connection")
-    stays = _OF_ONE_CONNECTION | said_anew
+    stays = _OF_ONE_CONNECTION | replaced
     return tuple(pair for pair in pairs if pair[0] not in stays and pair[0] not in named)
 
 

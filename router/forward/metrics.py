@@ -1,90 +1,127 @@
-"""What a process that forwards counts, for Prometheus."""
+"""Prometheus metrics of a forwarder."""
 
-from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.forward.prefill_metrics import PrefillMetrics
-from router.forward.standing import Standing
-from router.forward.tallies import Tally, Times
-from router.http_client import HttpPool
+from router.runtime.process.metrics import Counts, Event, Rows, Times, gauge, make_metrics
 
+PREFIX = "kv_router_forward_"
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 Ended: TypeAlias = Literal[
     "answered", "passed_on", "refused", "failed", "broke_off", "client_gone", "query"
 ]
+PrefillOutcome: TypeAlias = Literal[
+    "handed_over",
+    "not_used",
+    "bypassed",
+    "unavailable",
+    "not_taken",
+    "failed",
+    "fell_back",
+    "refused",
+]
+"""The outcome of a prompt; "failed" counts workers tried."""
+
+ADMISSION_METRICS: Rows = {
+    "in_flight": gauge("Requests in flight"),
+    "body_bytes": gauge("Bytes of the bodies of requests"),
+}
+POOL_METRICS: Rows = {"engine_connections": gauge("Connections to engines", "open_connections")}
+BREAKER_METRICS: Rows = {
+    "ejected_workers": gauge(
+        "Workers ejected by the circuit breaker", lambda breaker: len(breaker.ejected())
+    )
+}
+PREFILL_METRICS: Rows = {
+    "prefill_pools": gauge(
+        "Models by the state of their prefill pool", lambda pools: pools.counts(), "state"
+    )
+}
+CACHE_METRICS: Rows = {
+    "tokenizer_held_tokens": gauge(
+        "Size of the cache of tokens, plus 32 for each piece of a text", "held_tokens"
+    )
+}
+CHECK_METRICS: Rows = {
+    "tokenizer_workers": gauge(
+        "Workers by agreement of their engine with the tokenizer; untold: unknown",
+        lambda checks: checks.counts(),
+        "model",
+        "kind",
+        "outcome",
+    ),
+    "tokenizer_mismatched_block_sizes": gauge(
+        "Workers with different block sizes in the engine and in the router",
+        lambda checks: len(list(checks.mismatched_block_sizes())),
+    ),
+}
 
 
 class ForwardMetrics:
-    """Counters and histograms that adapters feed."""
+    """Metrics that the components of a forwarder update."""
+
+    requests: Annotated[Counts, Event("Requests, by outcome", ("route", "ended"))]
+    refusals: Annotated[Counter, Event("Requests refused here", ("code",))]
+    dropped_fields: Annotated[Counter, Event("Fields of tenants' requests that engines do not get")]
+    attempts: Annotated[Counts, Event("Attempts to forward to a worker, by outcome", ("outcome",))]
+    tokenizations: Annotated[
+        Counter,
+        Event(
+            "Text prompts, by source of their tokens: local, an engine, the cache, unknown",
+            ("outcome",),
+        ),
+    ]
+    migrations: Annotated[
+        Counter, Event("Streams interrupted by their worker, by outcome", ("outcome",))
+    ]
+    probes: Annotated[Counter, Event("Health probes of workers", ("standing", "outcome"))]
+    missed_reports: Annotated[Counter, Event("Reports of progress that no router received")]
+    time_to_first_token_seconds: Annotated[
+        Times,
+        Event(
+            "Time from a request's arrival to the first piece of its response", bounds_s=_SECONDS
+        ),
+    ]
+    deciding_seconds: Annotated[
+        Times,
+        Event("Time until a router has placed a request, including its queue", bounds_s=_SECONDS),
+    ]
+
+    prefills: Annotated[
+        Counter,
+        Event("Prompts for a prefill worker, by outcome; failed: attempts", ("outcome",)),
+    ]
+    handed_over_tokens: Annotated[
+        Counter, Event("Prompt tokens that decode workers received from prefill workers")
+    ]
+    prefill_news: Annotated[
+        Counter, Event("Prefill events exchanged with other forwarders, by outcome", ("outcome",))
+    ]
+    prefill_seconds: Annotated[
+        Histogram, Event("Time of a prefill on a prefill worker", bounds_s=_SECONDS)
+    ]
+    hand_over_seconds: Annotated[
+        Histogram,
+        Event(
+            "Time from the end of that prefill to the first piece of the response",
+            bounds_s=_SECONDS,
+        ),
+    ]
+    tokenizer_tokens: Annotated[
+        Counter, Event("Prompt tokens: from the cache (known), or new (made)", ("outcome",))
+    ]
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        prefix = "kv_router_forward_"
+        self.registry = CollectorRegistry()
+        make_metrics(self, self.registry, PREFIX)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(prefix + name, text, labels, registry=registry)
-
-        self.requests = Tally(
-            registry, prefix + "requests", "Requests, by how they ended", "route", "ended"
-        )
-        self.refusals = counter("refusals", "Requests refused here", "code")
-        self.attempts = Tally(
-            registry, prefix + "attempts", "Workers tried, by what became of it", "outcome"
-        )
-        self.tokenizations = counter(
-            "tokenizations",
-            "Text prompts, by source of their tokens: made here, an engine, the cache, unknown",
-            "outcome",
-        )
-        self.migrations = counter(
-            "migrations", "Streams whose worker failed in the middle, and what came then", "outcome"
-        )
-        self.probes = counter("probes", "Probes of workers' health", "standing", "outcome")
-        self.missed_reports = counter(
-            "missed_reports", "Reports of progress that no router received"
-        )
-        self.first_token = Times(
-            registry,
-            prefix + "time_to_first_token_seconds",
-            "From a request's arrival to the first piece of its answer",
-            _SECONDS,
-        )
-        self.deciding = Times(
-            registry,
-            prefix + "deciding_seconds",
-            "Until a router has placed a request, its queue included",
-            _SECONDS,
-        )
-        self.prefill = PrefillMetrics(registry)
-        self.in_flight = self.body_bytes = 0
-        gauge = Gauge(prefix + "in_flight", "Requests being answered", registry=registry)
-        gauge.set_function(lambda: self.in_flight)
-        gauge = Gauge(prefix + "body_bytes", "Bodies of these requests", registry=registry)
-        gauge.set_function(lambda: self.body_bytes)
-
-    def watch(self, pool: HttpPool, standing: Standing) -> None:
-        """Show a pool's connections, too, and who is left alone."""
-        self.registry.register(_Engines(pool, standing))
+    def count_tokenized(self, known: int, made: int) -> None:
+        """Count the tokens of a prompt; called from any thread."""
+        self.tokenizer_tokens.labels("known").inc(known)
+        self.tokenizer_tokens.labels("made").inc(made)
 
     def exposition(self) -> bytes:
-        """Everything, in the text format."""
+        """Return all metrics in the text format."""
         return generate_latest(self.registry)
-
-
-class _Engines(Collector):
-    def __init__(self, pool: HttpPool, standing: Standing) -> None:
-        self._pool = pool
-        self._standing = standing
-
-    def collect(self) -> Iterator[Metric]:
-        """The state of this moment."""
-        name = "kv_router_forward_engine_connections"
-        yield GaugeMetricFamily(name, "Connections to engines", value=self._pool.open_connections)
-        left_alone = len(self._standing.ejected())
-        name = "kv_router_forward_ejected_workers"
-        yield GaugeMetricFamily(name, "Workers that are left alone", value=left_alone)

@@ -1,7 +1,7 @@
-"""The rest of a stream, asked of another worker: its prompt, and behind it what was generated.
+"""Migration of an interrupted stream to another worker: prompt and generated tokens so far.
 
-By tokens, so that nothing is read anew: of a chat, too, whose prompt's tokens are known. What would
-not go on as it began is not migrated.
+The continuation is requested by tokens, also for a chat if the tokens of its prompt are known. A
+stream that could not continue consistently is not migrated.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.forward.bodies import CHAT, Asked
+from router.forward.request_body import CHAT, CompletionRequest
 
 _NEEDS_ITS_BEGINNING = (
     "tools",
@@ -29,7 +29,7 @@ _NEEDS_ITS_BEGINNING = (
     "suffix",
     "continue_final_message",
 )
-"""Fields whose answers depend on where they began: parsers and grammars keep a state."""
+"""Fields that exclude migration: parsers and grammars keep state from the response's start."""
 
 _OF_CHATS = (
     "messages",
@@ -46,7 +46,7 @@ _NOTHING = (b"null", b"false", b"0", b"[]", b"1")
 
 
 class Before(Struct, frozen=True):
-    """What the client has seen of an answer that goes on: under which head, so many tokens."""
+    """The part of a response that the client has received: its head, and the number of tokens."""
 
     answer_id: str | None
     created: int | None
@@ -57,19 +57,19 @@ class Before(Struct, frozen=True):
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-def is_migratable(asked: Asked) -> bool:
-    """Whether the rest of its stream could be another worker's. One prompt, one answer."""
+def is_migratable(asked: CompletionRequest) -> bool:
+    """Return whether a stream may be migrated: one prompt, one response, no stateful fields."""
     if not asked.is_stream or asked.read.n not in (None, 1) or asked.has_several_prompts:
         return False
     fields = asked.fields
     return all(bytes(fields.get(name, b"null")) in _NOTHING for name in _NEEDS_ITS_BEGINNING)
 
 
-def continuation(asked: Asked, prompt: Sequence[int], generated: list[int]) -> bytes:
-    """The body that asks for the rest, on `/v1/completions`."""
+def continuation(asked: CompletionRequest, prompt: Sequence[int], generated: list[int]) -> bytes:
+    """Return the body that requests the rest, for `/v1/completions`."""
     most = asked.max_tokens
     if most is None and asked.path != CHAT:
-        most = 16  # as engines have it, who say nothing
+        most = 16  # the default of engines
     fields: dict[str, Any] = {
         "prompt": [*prompt, *generated],
         "max_tokens": None if most is None else max(1, most - len(generated)),
@@ -82,14 +82,15 @@ def continuation(asked: Asked, prompt: Sequence[int], generated: list[int]) -> b
     return asked.to_engine(without=_OF_CHATS, **fields)
 
 
-def left_tokens(asked: Asked, generated: int) -> int | None:
-    """How many the rest may have; None: nobody said."""
+def left_tokens(asked: CompletionRequest, generated: int) -> int | None:
+    """Return the number of tokens left for the rest, or None without a limit."""
     return None if asked.max_tokens is None else max(0, asked.max_tokens - generated)
 
 
 def as_before(data: bytes, before: Before) -> bytes:
-    """A chunk of the second engine's, in the shape and under the id of the first's. Raises
-    msgspec's errors for what is no chunk.
+    """Return a chunk of the second engine with the format and id of the first.
+
+    Raises msgspec's errors for an invalid chunk.
     """
     fields: dict[str, Any] = dict(_fields(data))
     answer_id, created, is_chat = before.answer_id, before.created, before.is_chat
@@ -106,21 +107,21 @@ def as_before(data: bytes, before: Before) -> bytes:
 
 
 def ending(before: Before, model: str) -> bytes:
-    """The last events of an answer that had all its tokens when its engine went."""
+    """Return the last events of a response if the engine failed after the last token."""
     kind = "chat.completion.chunk" if before.is_chat else "text_completion"
-    said: dict[str, Any] = {"delta": {}} if before.is_chat else {"text": ""}
-    choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
+    content: dict[str, Any] = {"delta": {}} if before.is_chat else {"text": ""}
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
     head = {"id": before.answer_id, "object": kind, "created": before.created, "model": model}
     return b"data: " + msgspec.json.encode({**head, "choices": [choice]}) + b"\n\n"
 
 
 def _whole_usage(usage: dict[str, Any], generated: int) -> dict[str, Any]:
-    """What was generated before is no part of the prompt."""
+    """Return the usage of the whole response: earlier output is not part of the prompt."""
     prompt_tokens = usage.get("prompt_tokens", generated) - generated
     completion_tokens = usage.get("completion_tokens", 0) + generated
     return {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
 
 
 def _as_delta(choice: dict[str, Raw]) -> dict[str, Any]:
-    said = {name: value for name, value in choice.items() if name != "text"}
-    return {**said, "delta": {"content": choice.get("text", "")}}
+    content = {name: value for name, value in choice.items() if name != "text"}
+    return {**content, "delta": {"content": choice.get("text", "")}}

@@ -1,10 +1,10 @@
-"""A request's way: placed by the router, sent to that engine, its answer passed on as it comes.
+"""Forwarding of a request: placed by the router, sent to that engine, its response streamed back.
 
-    place, book ─▶ ask the engine ─▶ head ─▶ first piece ─▶ … ─▶ end ─▶ freed
-        ▲               │ no answer, or a refusal that another may not give
-        └── without it ─┘
+    place, book ─▶ request to the engine ─▶ head ─▶ first piece ─▶ … ─▶ end ─▶ freed
+        ▲               │ no response, or a refusal that does not hold for other workers
+        └─ excluding it ┘
 
-Whatever happens, the booking is left, and freed: no answer waits for that.
+In every case the reservation is left and freed, without delaying the response.
 """
 
 import time
@@ -16,63 +16,61 @@ from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
 from router.errors import InvalidFieldError, WorkerNotFoundError
-from router.forward.asking_prompts import Prompt
-from router.forward.bodies import CHAT, COMPLETIONS, UNREADABLE, Asked
-from router.forward.booking import book
-from router.forward.call import Call
-from router.forward.errors import NoWorkerLeftError, WorkerFailedError, reason_of
-from router.forward.events import EventSplitter, EventTooLargeError
-from router.forward.handing_over import HandOver, decode_fields
+from router.forward.config import EngineConfig
+from router.forward.errors import (
+    ANOTHER_MAY_TAKE,
+    NOT_ITS_FAULT,
+    NoWorkerLeftError,
+    WorkerFailedError,
+    reason_of,
+)
 from router.forward.headers import to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
-from router.forward.prefill import PrefillRouter
-from router.forward.retry_budget import BudgetLimits, RetryBudget
-from router.forward.standing import Standing
-from router.forward.statuses import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
-from router.forward.stream import EngineErrorEvent, StreamState, Wanted
-from router.forward.words import Words
-from router.http_client import Answer, HttpPool, Origin, Request, UpstreamError
-from router.placement_errors import NoEndpointsError
+from router.forward.prefill.handoff import KvHandoff, decode_fields
+from router.forward.prefill.remote_prefill import PrefillRequest
+from router.forward.prefill.router import PrefillRouter
+from router.forward.request_body import CHAT, COMPLETIONS, UNREADABLE, CompletionRequest
+from router.forward.request_templates import RequestTemplate
+from router.forward.resilience.booking import reserve_with_failover
+from router.forward.resilience.circuit_breaker import CircuitBreaker
+from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
+from router.forward.sse import EventSplitter, EventTooLargeError
+from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision
+from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
+from router.runtime.http_server.exchange import Exchange
+from router.scheduler.errors import NoEndpointsError
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024
 _EVENTS = b"text/event-stream"
 
 
-class PushSettings(Struct, frozen=True):
-    """How patient, and how often. `authorization`: ours for engines; None: the client's."""
+class ForwardRequest(PrefillRequest, frozen=True, eq=False):
+    """A request to forward, and its router request.
 
-    max_attempts: int
-    max_migrations: int
-    idle_s: float
-    answer_limit_bytes: int
-    authorization: bytes | None = None
-
-
-class Errand(Prompt, frozen=True, eq=False):
-    """A request to forward: what it asks, and what the router is asked for it. `counted_tokens`:
-    how long engines should find its prompt, where that is known; `prompt`: its tokens, likewise.
-    `words`: those of a single prompt, which may have come before.
+    `counted_tokens`: the number of tokens that engines should count in its prompt, if known.
+    `prompt`: its tokens, if known. `words`: its cached request template, for a single prompt.
     """
 
     counted_tokens: int | None = None
     prompt: Sequence[int] | None = None
-    words: Words | None = None
+    words: RequestTemplate | None = None
 
     @property
     def is_guess(self) -> bool:
-        """Was the router told of another prompt than engines compute? So it is where nobody could
-        read it, and where there are several.
+        """True if the router received another prompt than engines compute.
+
+        That is so for a prompt that could not be tokenized, and for several prompts.
         """
         is_read = self.counted_tokens is not None or self.prompt is not None
         return not is_read or self.asked.has_several_prompts
 
 
-class RefusedError(WorkerFailedError):
-    """An engine refused, and what it said of it."""
+class EngineRefusedError(WorkerFailedError):
+    """An engine's refusal, with its response."""
 
-    def __init__(self, decision: Decision, answer: Answer, body: bytes) -> None:
+    def __init__(self, decision: Decision, answer: UpstreamResponse, body: bytes) -> None:
         status = answer.status
         is_its_fault = status not in NOT_ITS_FAULT
         super().__init__(decision.worker_id, f"status {status}", is_its_fault=is_its_fault)
@@ -88,37 +86,39 @@ class _UsageOnly(Struct, frozen=True):
 _usage = msgspec.json.Decoder(_UsageOnly).decode
 
 
-class Push:
-    """Forwards requests."""
+class Forwarder:
+    """Forwards requests. `authorization`: credentials for engines; None: the client's own."""
 
     def __init__(
         self,
         router: RouterClient,
         pool: HttpPool,
-        settings: PushSettings,
+        engines: EngineConfig,
+        authorization: bytes | None,
         metrics: ForwardMetrics,
-        counted: Callable[[Asked, int, Usage], None],
-        standing: Standing,
+        counted: Callable[[CompletionRequest, int, Usage], None],
+        breaker: CircuitBreaker,
         prefill: PrefillRouter,
     ) -> None:
-        self.standing = standing
+        self.breaker = breaker
         self.prefill = prefill
         self.budget = RetryBudget(BudgetLimits(), time.monotonic())
         self.router = router
         self.pool = pool
-        self.settings = settings
+        self.engines = engines
+        self.authorization = authorization
         self.metrics = metrics
         self.counted = counted
 
-    def forward(self, errand: Errand, client: Call) -> Coroutine[Any, Any, Ended]:
-        """Answer a request. Raises what it was refused with, if nothing was said yet."""
-        return _Way(self, errand, client).go()
+    def forward(self, errand: ForwardRequest, client: Exchange) -> Coroutine[Any, Any, Ended]:
+        """Answer a request. Raises the error that refused it if nothing was sent yet."""
+        return ForwardAttempts(self, errand, client).go()
 
 
-class _Way:
-    """One request on its way."""
+class ForwardAttempts:
+    """The attempts to forward one request."""
 
-    def __init__(self, push: Push, errand: Errand, client: Call) -> None:
+    def __init__(self, push: Forwarder, errand: ForwardRequest, client: Exchange) -> None:
         self._push = push
         self._errand = errand
         self._asked = errand.asked
@@ -128,14 +128,14 @@ class _Way:
         self._attempts = 0
         self._failed: set[int] = set()
         self._migrations = 0
-        self._hand_over: HandOver | None = None
+        self._hand_over: KvHandoff | None = None
         asked, words = errand.asked, errand.words
         may = is_migratable(asked) if words is None else words.is_migratable
         self._may_migrate = may and errand.prompt is not None
         self._stream = StreamState(Wanted.of(asked) if words is None else words.wanted)
 
     async def go(self) -> Ended:
-        """Until it is answered. Raises KvRouterError."""
+        """Forward the request, until it is answered. Raises KvRouterError."""
         self._push.budget.request(self._begun_s)
         await self._have_prefilled()
         last: WorkerFailedError | None = None
@@ -148,15 +148,15 @@ class _Way:
                 return self._give_up(last)
             except WorkerFailedError as error:
                 last = error
-                if self._client.has_started and self._has_everything():
+                if self._client.response_started and self._has_everything():
                     return self._end()
                 if not self._may_go_elsewhere(error):
                     return self._give_up(error)
-                if self._client.has_started:
+                if self._client.response_started:
                     self._move()
 
     async def _have_prefilled(self) -> None:
-        if self._push.prefill.is_out_of_question(self._request, self._begun_s):
+        if self._push.prefill.skips_remote_prefill(self._request, self._begun_s):
             return
         self._hand_over = hand_over = await self._push.prefill.hand_over(self._errand)
         if hand_over is None:
@@ -165,7 +165,7 @@ class _Way:
         self._client.own_headers = [*self._client.own_headers, *hand_over.headers]
 
     def _compute_there(self) -> None:
-        """What was handed over is given once: whoever is next computes the prompt."""
+        """Drop the KV transfer, usable only once: the next worker computes the prompt."""
         if self._hand_over is not None and self._hand_over.params is not None:
             self._hand_over = None
             whole = structs.replace(self._request, phase="aggregated", prefill_worker_id=None)
@@ -174,24 +174,24 @@ class _Way:
     async def _booked(self) -> Reservation:
         push, failed = self._push, self._failed
         try:
-            return await book(push.router, push.standing, self._request, failed)
-        except WorkerNotFoundError:  # who has computed the prompt is gone, with its place
+            return await reserve_with_failover(push.router, push.breaker, self._request, failed)
+        except WorkerNotFoundError:  # the prefill worker is gone, and its location with it
             if self._hand_over is None or self._request.prefill_worker_id is None:
                 raise
             self._request = structs.replace(self._request, prefill_worker_id=None)
-            return await book(push.router, push.standing, self._request, failed)
+            return await reserve_with_failover(push.router, push.breaker, self._request, failed)
 
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
         booked = await self._booked()
         try:
-            self._push.metrics.deciding.note(time.monotonic() - began_s)
+            self._push.metrics.deciding_seconds.note(time.monotonic() - began_s)
             self._attempts += 1
-            ended = await self._ask(booked)
+            ended = await self._send(booked)
             self._note_usage(booked.usage)
             self._land(booked)
             if self._errand.is_guess:
-                booked.usage = None  # from which the router could only learn wrong things
+                booked.usage = None  # The router would learn from wrong numbers.
         finally:
             booked.leave()
             if booked.missed_reports:
@@ -205,7 +205,11 @@ class _Way:
             self._push.counted(self._asked, counted_tokens, usage)
 
     def _land(self, booked: Reservation) -> None:
-        """What was handed over counts as cached, which no router has predicted."""
+        """Record a completed KV transfer.
+
+        Transferred tokens count as cached, which the router did not predict, so their usage is not
+        reported.
+        """
         if self._hand_over is not None:
             self._push.prefill.landed(self._hand_over, booked.usage)
             booked.usage = None if self._hand_over.params is not None else booked.usage
@@ -216,16 +220,16 @@ class _Way:
         self._compute_there()
         if self._request.pinned_worker is not None:
             return False
-        settings = self._push.settings
-        if self._client.has_started:
-            may = self._may_migrate and self._migrations < settings.max_migrations
+        engines = self._push.engines
+        if self._client.response_started:
+            may = self._may_migrate and self._migrations < engines.max_migrations
             may = may and self._stream.has_all_tokens
         else:
-            may = self._attempts < settings.max_attempts
+            may = self._attempts < engines.max_attempts
         return may and self._push.budget.take(time.monotonic())
 
     def _move(self) -> None:
-        """The rest is another worker's: behind the prompt comes what was generated."""
+        """Continue the rest on another worker: the generated tokens follow the prompt."""
         prompt = self._errand.prompt
         assert prompt is not None
         self._migrations += 1
@@ -235,7 +239,7 @@ class _Way:
         self._request = structs.replace(self._request, token_ids=[*prompt, *stream.token_ids])
 
     def _has_everything(self) -> bool:
-        """Whether only the end is missing, which needs no engine."""
+        """Return whether only the end of the stream is missing, which needs no engine."""
         stream = self._stream
         is_full = stream.has_all_tokens and left_tokens(self._asked, len(stream.token_ids)) == 0
         return stream.is_finished or (self._may_migrate and is_full)
@@ -250,40 +254,40 @@ class _Way:
         return "answered"
 
     def _give_up(self, error: WorkerFailedError) -> Ended:
-        """An engine's refusal is the client's answer. Raises NoWorkerLeftError."""
-        if isinstance(error, RefusedError) and not self._client.has_started:
+        """Forward an engine's refusal as the response. Raises NoWorkerLeftError otherwise."""
+        if isinstance(error, EngineRefusedError) and not self._client.response_started:
             headers = to_client(error.answer.headers, error.decision, self._attempts)
             self._client.whole(error.answer.status, headers, error.content)
             return "passed_on"
         left = NoWorkerLeftError(self._attempts, str(error))
-        if not self._client.has_started:
+        if not self._client.response_started:
             raise left from error
         self._push.metrics.migrations.labels("given_up").inc()
         self._client.refuse(left)
         return "broke_off"
 
-    async def _ask(self, booked: Reservation) -> Ended:
-        decision, standing = booked.decision, self._push.standing
+    async def _send(self, booked: Reservation) -> Ended:
+        decision, breaker = booked.decision, self._push.breaker
         worker_id, endpoint = decision.worker_id, decision.endpoint
         try:
-            answer = await self._push.pool.ask(Origin.of(endpoint), self._to_engine(decision))
+            answer = await self._push.pool.send(Origin.of(endpoint), self._to_engine(decision))
             try:
                 ended = await self._pass_on(answer, booked)
             finally:
                 answer.close()
         except WorkerFailedError as error:
             if error.is_its_fault:
-                standing.failed(worker_id, endpoint, time.monotonic())
+                breaker.failed(worker_id, endpoint, time.monotonic())
             raise
         except (UpstreamError, EventTooLargeError, EngineErrorEvent, InvalidFieldError) as error:
-            standing.failed(worker_id, endpoint, time.monotonic())
+            breaker.failed(worker_id, endpoint, time.monotonic())
             raise WorkerFailedError(worker_id, reason_of(error)) from error
-        standing.succeeded(worker_id, endpoint, time.monotonic())
+        breaker.succeeded(worker_id, endpoint, time.monotonic())
         return ended
 
     def _to_engine(self, decision: Decision) -> Request:
         errand, asked = self._errand, self._asked
-        authorization = self._push.settings.authorization
+        authorization = self._push.authorization
         headers = to_engine(errand.headers, decision, errand.request_id, authorization)
         path, body = asked.path, self._body(decision)
         return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
@@ -298,26 +302,26 @@ class _Way:
         fields: dict[str, Any] = {}
         if asked.is_stream:
             fields["stream_options"] = {"include_usage": True}
-            if self._may_migrate and self._push.settings.max_migrations:
+            if self._may_migrate and self._push.engines.max_migrations:
                 fields["return_token_ids"] = True
         if words is None or given:
             return asked.to_engine(**given, **fields)
         return words.to_engine(asked, **fields)
 
-    async def _pass_on(self, answer: Answer, booked: Reservation) -> Ended:
-        decision, settings = booked.decision, self._push.settings
+    async def _pass_on(self, answer: UpstreamResponse, booked: Reservation) -> Ended:
+        decision, engines = booked.decision, self._push.engines
         if 300 <= answer.status < 400:
-            # Whereto is nobody's business: it would be a way around the router.
+            # The target is not forwarded: clients would bypass the router.
             raise WorkerFailedError(decision.worker_id, f"a redirect ({answer.status})")
         if answer.status in ANOTHER_MAY_TAKE:
-            said = await answer.read(REFUSAL_LIMIT_BYTES, settings.idle_s)
-            raise RefusedError(decision, answer, said)
+            refusal_body = await answer.read(REFUSAL_LIMIT_BYTES, engines.idle_timeout_s)
+            raise EngineRefusedError(decision, answer, refusal_body)
         kind = answer.header(b"content-type") or b""
         if kind.startswith(_EVENTS) and answer.header(b"content-encoding") is None:
             return await self._pass_on_events(answer, booked)
-        if self._client.has_started:
-            raise WorkerFailedError(decision.worker_id, f"does not go on ({answer.status})")
-        body = await answer.read(settings.answer_limit_bytes, settings.idle_s)
+        if self._client.response_started:
+            raise WorkerFailedError(decision.worker_id, f"did not continue ({answer.status})")
+        body = await answer.read(engines.answer_limit_bytes, engines.idle_timeout_s)
         self._saw_first()
         if answer.status == 200:
             booked.usage = _usage_in(body)
@@ -325,9 +329,9 @@ class _Way:
         self._client.whole(answer.status, headers, body)
         return "answered" if answer.status < 400 else "passed_on"
 
-    async def _pass_on_events(self, answer: Answer, booked: Reservation) -> Ended:
+    async def _pass_on_events(self, answer: UpstreamResponse, booked: Reservation) -> Ended:
         splitter, stream, client = EventSplitter(), self._stream, self._client
-        idle_s = self._push.settings.idle_s
+        idle_s = self._push.engines.idle_timeout_s
         while data := await answer.next_chunk(idle_s):
             shown, tokens = [], 0
             try:
@@ -335,7 +339,7 @@ class _Way:
                     seen, more = stream.take(event)
                     shown.append(seen)
                     tokens += more
-            finally:  # what is counted is shown, also before an event that ends it
+            finally:  # counted tokens are sent, also before an event that ends the stream
                 booked.note_tokens(tokens)
                 if shown:
                     self._show(b"".join(shown), answer, booked.decision)
@@ -346,16 +350,16 @@ class _Way:
             raise WorkerFailedError(booked.decision.worker_id, "ended in the middle of a stream")
         return self._end()
 
-    def _show(self, data: bytes, answer: Answer, decision: Decision) -> None:
+    def _show(self, data: bytes, answer: UpstreamResponse, decision: Decision) -> None:
         client = self._client
-        if not client.has_started:
+        if not client.response_started:
             self._saw_first()
             client.start(200, to_client(answer.headers, decision, self._attempts))
         if data:
             client.write(data)
 
     def _saw_first(self) -> None:
-        self._push.metrics.first_token.note(time.monotonic() - self._begun_s)
+        self._push.metrics.time_to_first_token_seconds.note(time.monotonic() - self._begun_s)
         if self._hand_over is not None:
             self._push.prefill.answered(self._hand_over)
 

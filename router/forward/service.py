@@ -1,4 +1,4 @@
-"""A process that forwards: its connections, its one TaskGroup, its end."""
+"""The forwarder process: its connections, its one TaskGroup, its shutdown."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -6,37 +6,42 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from router.client import ClientSettings, Retries, RouterClient
-from router.forward.app import ForwardApp
-from router.forward.asking_prompts import PromptAsking
-from router.forward.asking_tokens import TokensOfEngines
-from router.forward.completions import Completions
+from router.forward.app import ForwardApp, Models
+from router.forward.completions import Completions, limits_of
 from router.forward.config import ForwardConfig
-from router.forward.metrics import ForwardMetrics
-from router.forward.models import Models
-from router.forward.pools import PrefillPools
-from router.forward.prefill import PrefillRouter
-from router.forward.prefill_config import PrefillSettings
-from router.forward.prefill_news import PrefillNews
-from router.forward.probing import Prober
-from router.forward.protocol import ForwardProtocol
-from router.forward.push import Push, PushSettings
-from router.forward.roster import Roster
-from router.forward.standing import Standing, StandingLimits
-from router.forward.tokenizer.checking import Checking
-from router.forward.tokenizer.checks import Checks
+from router.forward.metrics import (
+    ADMISSION_METRICS,
+    BREAKER_METRICS,
+    CACHE_METRICS,
+    CHECK_METRICS,
+    POOL_METRICS,
+    PREFILL_METRICS,
+    PREFIX,
+    ForwardMetrics,
+)
+from router.forward.prefill.peer_events import PrefillEvents
+from router.forward.prefill.pools import PrefillPools
+from router.forward.prefill.remote_prefill import RemotePrefill
+from router.forward.prefill.router import PrefillRouter
+from router.forward.push import Forwarder
+from router.forward.resilience.circuit_breaker import BreakerLimits, CircuitBreaker
+from router.forward.resilience.health_probe import HealthProber
+from router.forward.resilience.worker_list import WorkerList
+from router.forward.tokenizer.engine_tokens import EngineTokens
 from router.forward.tokenizer.local_tokens import LocalTokens
-from router.forward.tokenizer.metrics import TokenizerMetrics
+from router.forward.tokenizer.tokenization import Tokenization
 from router.forward.tokenizer.tokenizers import load_tokenizers
-from router.forward.tokenizing import Tokenizing
-from router.http_client import HttpPool
-from router.process.http_limits import HttpLimits
-from router.process.request_ids import ANSWERED, TRACEPARENT
-from router.process.serving import HttpServer, listening, serve_until
-from router.process.settings import Loaded
-from router.security.edge import Edge
-from router.security.http_access import HttpAccess
-from router.security.metrics import EdgeCollector
-from router.security.nats_access import nats_access
+from router.forward.tokenizer.verification import Checks, TokenizerVerification
+from router.runtime.http_client import HttpPool
+from router.runtime.http_server.admission import Admission
+from router.runtime.http_server.limits import HttpLimits
+from router.runtime.http_server.server import HttpServer, listening, serve_until
+from router.runtime.process.metrics import Rows, expose
+from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
+from router.runtime.process.settings import Loaded
+from router.runtime.security.edge import EDGE_METRICS, Edge
+from router.runtime.security.http_access import HttpAccess
+from router.runtime.security.nats_access import nats_access
 
 TIDY_S = 5.0
 _POLL_S = 0.05
@@ -44,46 +49,50 @@ _RETRIES = Retries(attempts=3)
 
 
 class ForwardService:
-    """One process. `run` returns after `stop` is set and everything is closed."""
+    """A forwarder process. `run` returns after `stop` is set and everything is closed."""
 
     def __init__(self, config: ForwardConfig) -> None:
         self._config = config
-        self._edge = Edge(config)
+        self._edge = Edge(config.security)
         self._authorization = _authorization(config)
-        limits = StandingLimits(failures=config.breaker_failures, open_s=config.breaker_open_s)
-        self._standing = Standing(limits)
+        engines = config.engines
+        limits = BreakerLimits(failures=engines.breaker_failures, open_s=engines.breaker_open_s)
+        self._breaker = CircuitBreaker(limits)
         self._app: ForwardApp | None = None
-        self._news: PrefillNews | None = None
+        self._prefill_events: PrefillEvents | None = None
+        self._admission = Admission(self._edge.guard, limits_of(config))
         self.metrics = ForwardMetrics()
-        EdgeCollector(self._edge, self.metrics.registry)
-        of_tokenizers = TokenizerMetrics(self.metrics.registry)
+        expose(self.metrics.registry, "kv_router_", EDGE_METRICS, self._edge)
+        self._expose(BREAKER_METRICS, self._breaker)
+        self._expose(ADMISSION_METRICS, self._admission)
         self._tokenizers = load_tokenizers(
-            config.tokenizer, config.known_tokens, of_tokenizers.counted
+            config.tokenizer, config.known_tokens, self.metrics.count_tokenized
         )
         self._checks = Checks()
-        of_tokenizers.watch(self._checks, self._tokenizers.known)
+        self._expose(CHECK_METRICS, self._checks)
+        self._expose(CACHE_METRICS, self._tokenizers.known)
 
     def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
-        """Go on with other settings, those of `reload.LIVE`."""
+        """Apply changed settings, those of `reload.LIVE`."""
         self._config = loaded.config
         if self._app is not None:
             self._app.completions.reconfigure(loaded.config)
 
     def reread(self) -> list[str]:
-        """Read files that settings name again; what came of it, in words."""
+        """Read the files that settings name again. Returns one line about each result."""
         return self._edge.reload()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; then let what has begun end, and close. Raises ConfigError."""
+        """Serve until `stop` is set; then finish open requests, and close. Raises ConfigError."""
         config = self._config
-        with listening(config.host, config.http_port) as listener:
+        with listening(config.security.host, config.http.http_port) as listener:
             async with self._router() as router:
-                pool = HttpPool(config.pool_limits)
-                self.metrics.watch(pool, self._standing)
-                roster = Roster(router, config.routing_group)
+                pool = HttpPool(config.engines.pool_limits)
+                self._expose(POOL_METRICS, pool)
+                roster = WorkerList(router, config.router.routing_group)
                 self._app = app = self._made_app(router, pool, roster)
-                limits, tls = HttpLimits.of(config, config.max_connections), self._edge.tls
-                server = HttpServer(app, limits, tls, self._refused, ForwardProtocol)
+                limits = HttpLimits.of(config.http, config.security, config.max_connections)
+                server = HttpServer(app, limits, self._edge.tls, self._refused, app.completions)
                 background = (
                     self._edge.run(),
                     _tidy(pool),
@@ -94,70 +103,67 @@ class ForwardService:
                 finally:
                     pool.close()
 
-    def _watching(self, roster: Roster, pool: HttpPool) -> Iterator[Coroutine[Any, Any, None]]:
-        """Of workers: who is there, who lives, and what their tokens are."""
-        interval_s = self._config.probe_interval_s
-        yield roster.run()
-        yield Prober(roster, self._standing, pool, self.metrics, interval_s).run()
-        if self._news is not None:
-            yield self._news.run()
-        if self._tokenizers:
-            engines = TokensOfEngines(pool, self._authorization)
-            yield Checking(self._tokenizers, roster, pool, engines, self._checks).run()
+    def _expose(self, rows: Rows, subject: object) -> None:
+        expose(self.metrics.registry, PREFIX, rows, subject)
 
-    def _made_app(self, router: RouterClient, pool: HttpPool, roster: Roster) -> ForwardApp:
+    def _watching(self, roster: WorkerList, pool: HttpPool) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield the background tasks that follow workers: their list, health and tokenization."""
+        interval_s = self._config.engines.probe_interval_s
+        yield roster.run()
+        yield HealthProber(roster, self._breaker, pool, self.metrics, interval_s).run()
+        if self._prefill_events is not None:
+            yield self._prefill_events.run()
+        if self._tokenizers:
+            engines = EngineTokens(pool, self._authorization)
+            yield TokenizerVerification(self._tokenizers, roster, pool, engines, self._checks).run()
+
+    def _made_app(self, router: RouterClient, pool: HttpPool, roster: WorkerList) -> ForwardApp:
         config = self._config
-        settings = PushSettings(
-            config.max_attempts,
-            config.max_migrations,
-            config.idle_timeout_s,
-            config.answer_limit_bytes,
-            self._authorization,
-        )
-        tokenizing = Tokenizing(
+        tokenizing = Tokenization(
             router,
-            TokensOfEngines(pool, self._authorization),
+            EngineTokens(pool, self._authorization),
             self.metrics,
-            config.routing_group,
+            config.router.routing_group,
             self._tokenizers.known,
             LocalTokens(self._tokenizers, self._checks),
         )
         prefill = self._made_prefill(router, pool)
-        push = Push(router, pool, settings, self.metrics, tokenizing.note, self._standing, prefill)
-        models = Models(router, config.routing_group)
-        guard, metrics = self._edge.guard, self.metrics
-        completions = Completions(config, push, tokenizing, metrics, guard, roster)
-        return ForwardApp(completions, models, metrics, guard)
+        push = Forwarder(
+            router,
+            pool,
+            config.engines,
+            self._authorization,
+            self.metrics,
+            tokenizing.note,
+            self._breaker,
+            prefill,
+        )
+        models = Models(router, config.router.routing_group)
+        completions = Completions(config, push, tokenizing, self.metrics, self._admission, roster)
+        return ForwardApp(completions, models, self.metrics)
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
-        config = self._config
-        settings = PrefillSettings(
-            config.disaggregation == "auto" and config.mode == "push",
-            config.prefill_fallback,
-            config.max_attempts,
-            config.prefill_timeout_s,
-            config.answer_limit_bytes,
-            config.conditional,
-            self._authorization,
+        config, pools, metrics = self._config, PrefillPools(), self.metrics
+        self._expose(PREFILL_METRICS, pools)
+        url = config.router.nats_url
+        if url and config.has_remote_prefill:
+            at = url, config.router.namespace, nats_access(config.nats, url)
+            self._prefill_events = PrefillEvents(*at, pools, self._breaker, metrics)
+        prefill_calls = RemotePrefill(
+            pool, config, self._authorization, self._breaker, self._prefill_events
         )
-        pools, metrics = PrefillPools(), self.metrics.prefill
-        metrics.watch(pools)
-        if config.nats_url and settings.is_on:
-            at = config.nats_url, config.namespace, nats_access(config)
-            self._news = PrefillNews(*at, pools, self._standing, metrics)
-        asking = PromptAsking(pool, settings, self._standing, self._news)
-        return PrefillRouter(router, asking, settings, metrics, self._standing, pools)
+        return PrefillRouter(router, prefill_calls, config, metrics, self._breaker, pools)
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:
-        config = self._config
+        config = self._config.router
         settings = ClientSettings(
             max_wait_s=config.max_wait_s, retries=_RETRIES, headers=_trace_headers
         )
-        options = config.router_access.options("router")
+        options = config.access.options("router")
         token = options.get("headers", {}).get("authorization", "").removeprefix("Bearer ") or None
         if config.nats_url:
-            access = nats_access(config)
+            access = nats_access(self._config.nats, config.nats_url)
             over_nats = RouterClient.over_nats(
                 config.nats_url, config.namespace, token=token, access=access, settings=settings
             )
@@ -171,9 +177,9 @@ class ForwardService:
             yield router
 
     async def _drain(self) -> None:
-        """Until every answer that has begun has ended, for a while."""
+        """Wait until all responses in progress have ended, at most `drain_s`."""
         ends_s = asyncio.get_running_loop().time() + self._config.drain_s
-        while self.metrics.in_flight and asyncio.get_running_loop().time() < ends_s:
+        while self._admission.in_flight and asyncio.get_running_loop().time() < ends_s:
             await asyncio.sleep(_POLL_S)
 
     def _refused(self, code: str) -> None:
@@ -187,15 +193,19 @@ async def _tidy(pool: HttpPool) -> None:
 
 
 def _trace_headers() -> dict[str, str]:
-    """Our span of the request that is answered, where its client said a trace."""
+    """Return this process's span of the current request as headers, if the client sent a trace."""
     ids = ANSWERED.get()
     return {} if ids is None or ids.span is None else {TRACEPARENT: str(ids.span)}
 
 
 def _authorization(config: ForwardConfig) -> bytes | None:
-    """What engines are told of who asks; the client's own word, unless that was for us."""
-    if config.engine_token_file:
-        access = HttpAccess(token_file=config.engine_token_file)
+    """Return the credentials for engines.
+
+    None: the client's own header is forwarded; it is not if it holds a token of this process.
+    """
+    path = config.engines.engine_token_file
+    if path:
+        access = HttpAccess(token_file=path)
         header: str = access.options("engine")["headers"]["authorization"]
         return header.encode()
-    return b"" if config.token_file else None
+    return b"" if config.security.token_file else None

@@ -1,13 +1,13 @@
-"""What ranks probably hold, guessed from where prompts were routed.
+"""An estimate of the blocks that ranks hold, derived from the prompts that were routed to them.
 
-For engines that publish no events, and beside the exact index for what they have not published yet.
-What is kept per block is one entry, and the rest per prompt:
+For engines that publish no events, and beside the exact index for blocks not yet published. Each
+block has one entry, and everything else is kept per prompt:
 
-    rank ──▶ { sequence hash ──▶ the last prompt that named it }                    `LastNamed`
-    serial of a prompt, in order ──▶ rank, expiry, hashes, of how many it was the last
+    rank ──▶ { sequence hash ──▶ the last prompt that named it }        `LastPromptIndex`
+    serial of a prompt, in order ──▶ rank, expiry, hashes, number of blocks it was the last to name
 
 A block lives as long as the last prompt that named it. Every prompt names its blocks from the first
-on, so no block outlives its parent, and whatever is left of a prompt is a prefix of it.
+on, so no block outlives its parent, and the rest of a prompt is always a prefix of it.
 """
 
 from collections import OrderedDict
@@ -16,20 +16,26 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from router.indexer.base import HeldSlice, HeldSummary, Indexer, Overlap, OverlapScores
-from router.indexer.last_named import LastNamed
-from router.indexer.radix_tree import RadixTree
+from router.indexer.base import (
+    HeldSlice,
+    HeldSummary,
+    Indexer,
+    Overlap,
+    OverlapScores,
+    SearchedTree,
+)
+from router.indexer.last_prompt import LastPromptIndex
 from router.protocol.values import HashArray, PerTier, Rank, Tier
-from router.sequence.digest import digest
+from router.sequence.hashing._digest import digest
 
 _NO_HOLES: PerTier = (0, 0, 0, 0)
 
 
 class ApproximateLimits(Struct, frozen=True):
-    """How long a guess is believed, and how many (rank, block) entries are kept at most.
+    """Lifetime of an estimated block, and limit of (rank, block) entries.
 
-    One entry too many, and those that expire first are pruned down to this fraction (0 to 1) of
-    the limit; not at once, but with every insertion some more than it adds.
+    `prune_target`: fraction (0 to 1) of the limit. Beyond the limit, the entries that expire first
+    are pruned down to it: not at once, but with each insertion somewhat more than it adds.
     """
 
     ttl_s: float = 120.0
@@ -38,11 +44,11 @@ class ApproximateLimits(Struct, frozen=True):
 
 
 PRUNE_BLOCKS = 512
-"""While pruning, an insertion frees so many blocks beyond twice those it adds."""
+"""Blocks that an insertion frees while pruning, beyond twice those it adds."""
 
 
 class _Prompt(Struct):
-    """`sequence_hashes` may contain as many blocks again that later prompts have named since."""
+    """One routed prompt. At most half of `sequence_hashes` were named again by later prompts."""
 
     rank: Rank
     expires_s: float
@@ -53,7 +59,7 @@ class _Prompt(Struct):
 class ApproximateIndex:
     """Blocks of routed prompts, held by the chosen ranks until they expire. Time never goes back.
 
-    Owns the index it is given, which should have room for `max_blocks` and the longest prompt.
+    Owns the given index, which should have room for `max_blocks` and the longest prompt.
     Invariants: the index holds exactly the entries, on the device; every entry's prompt is kept,
     and no prompt without entries; at least half of the hashes kept in prompts are entries; there
     are at most `max_blocks` entries.
@@ -74,7 +80,7 @@ class ApproximateIndex:
     def __init__(self, index: Indexer, limits: ApproximateLimits) -> None:
         self._index = index
         self._limits = limits
-        self._latest: dict[Rank, LastNamed] = {}
+        self._latest: dict[Rank, LastPromptIndex] = {}
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         self._is_pruning = False
         self._serial = 0
@@ -83,10 +89,11 @@ class ApproximateIndex:
         self.pruned_blocks = 0
 
     def insert(self, rank: Rank, sequence_hashes: HashArray, now_s: float) -> bool:
-        """Count a prompt's blocks, from its first on, as held by this rank for the time to live.
+        """Count a prompt's blocks as held by this rank for `ttl_s`. Amortised O(blocks).
 
-        Where there are too many then, those that expire first are pruned, the deepest of a prompt
-        first. False if the index has no room: nothing changed. Amortised O(blocks).
+        The blocks must begin with the prompt's first. Beyond the limit, the entries that expire
+        first are pruned, the deepest of a prompt first. Returns False, and changes nothing, if the
+        index has no room.
         """
         if not len(sequence_hashes):
             return True
@@ -99,7 +106,7 @@ class ApproximateIndex:
         return True
 
     def expire(self, now_s: float, max_blocks: int) -> int:
-        """Free what is due, or so much of it; how many (rank, block) entries that was."""
+        """Free due entries, at most `max_blocks`. Returns the number of (rank, block) entries."""
         freed = 0
         while freed < max_blocks:
             first = next(iter(self._prompts.values()), None)
@@ -110,7 +117,7 @@ class ApproximateIndex:
         return freed
 
     def remove_rank(self, rank: Rank) -> None:
-        """Forget a rank; unknown ones are passed over. O(its blocks); leaves work to `sweep`."""
+        """Remove a rank; unknown ones are ignored. O(its blocks); `sweep` frees them later."""
         latest = self._latest.pop(rank, None)
         if latest is None:
             return
@@ -120,28 +127,28 @@ class ApproximateIndex:
         self._index.clear(rank)
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
-        """The longest prefix of a prompt that was routed to each rank and has not expired."""
+        """Return the longest unexpired prefix of a prompt that was routed to each rank."""
         return self._index.find_matches(sequence_hashes)
 
     @property
-    def tree(self) -> RadixTree | None:
-        """What `find_matches` searches, where it is one tree."""
-        return self._index if isinstance(self._index, RadixTree) else None
+    def trees(self) -> tuple[SearchedTree, ...]:
+        """The trees that `find_matches` searches."""
+        return self._index.trees
 
     def dump_slices(self) -> Iterator[HeldSlice]:
-        """Every entry, in slices; see `Indexer`."""
+        """Yield every entry, in slices; see `Indexer`."""
         return self._index.dump_slices()
 
     def entry_count(self) -> int:
-        """How many (rank, block) entries there are. O(1)."""
+        """Return the number of (rank, block) entries. O(1)."""
         return self._entries
 
     def sweep(self, sub_tables: int) -> bool:
-        """Free a slice of what removed ranks left behind; False once nothing is left to do."""
+        """Free a slice of the blocks of removed ranks. Returns False once nothing is left."""
         return self._index.sweep(sub_tables)
 
     def check_invariants(self) -> None:
-        """Assert the invariants in the class's docstring. O(everything)."""
+        """Assert the invariants in the class's docstring. O(size of the index)."""
         for rank, latest in self._latest.items():
             held = latest.blocks()
             expected = HeldSummary((len(held), 0, 0, 0), (digest(held), 0, 0, 0))
@@ -157,7 +164,7 @@ class ApproximateIndex:
             assert len(prompt.sequence_hashes) <= 2 * len(live)
 
     def _store(self, rank: Rank, sequence_hashes: HashArray) -> bool:
-        """All or nothing."""
+        """Store all blocks, or none. Returns False if there is no room."""
         known = self._latest.get(rank)
         has_room = self._index.store(rank, Tier.DEVICE, sequence_hashes)
         if not has_room:
@@ -168,11 +175,11 @@ class ApproximateIndex:
         return has_room
 
     def _book(self, rank: Rank, sequence_hashes: HashArray, expires_s: float) -> None:
-        """Make a new prompt the last one that named these blocks. Amortised O(blocks)."""
+        """Set a new prompt as the last one that named these blocks. Amortised O(blocks)."""
         self._serial += 1
         latest = self._latest.get(rank)
         if latest is None:
-            latest = self._latest[rank] = LastNamed()
+            latest = self._latest[rank] = LastPromptIndex()
         named = latest.name(sequence_hashes, self._serial)
         for earlier, blocks in named.superseded:
             self._take_live(earlier, blocks)
@@ -187,7 +194,10 @@ class ApproximateIndex:
         self._is_pruning = self._entries > target
 
     def _cut_first(self, max_blocks: int) -> int:
-        """Free so many blocks at the end of the prompt that expires first; how many lived."""
+        """Free up to `max_blocks` hashes at the end of the prompt that expires first.
+
+        Returns the number of entries freed.
+        """
         serial, prompt = next(iter(self._prompts.items()))
         kept_blocks = max(0, len(prompt.sequence_hashes) - max_blocks)
         latest = self._latest[prompt.rank]
@@ -204,10 +214,10 @@ class ApproximateIndex:
         return len(live)
 
     def _take_live(self, serial: int, blocks: int) -> None:
-        """Note that so many of a prompt's blocks are no longer its own.
+        """Subtract blocks that are no longer a prompt's own.
 
-        Keeping more dead than live ones would let a long shared prefix fill the memory; each
-        compaction drops at least half of what it walks over.
+        If more dead than live blocks were kept, a long shared prefix would fill the memory. Each
+        compaction drops at least half of the hashes it walks over.
         """
         prompt = self._prompts[serial]
         prompt.live_blocks -= blocks
@@ -222,7 +232,7 @@ class ApproximateIndex:
 
 
 def merge_maximum(a: OverlapScores, b: OverlapScores) -> OverlapScores:
-    """Per rank the longer overlap in every tier, of what two indexes found. O(ranks)."""
+    """Return, per rank and tier, the longer overlap of two search results. O(ranks)."""
     merged = dict(a.items())
     for rank, overlap in b.items():
         other = merged.get(rank)

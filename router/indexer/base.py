@@ -1,13 +1,14 @@
-"""What an index of held blocks is asked and told, free of how it keeps them."""
+"""The interface of an index of held blocks, independent of its storage."""
 
 import enum
 from collections.abc import ItemsView, Iterator, Mapping
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from router.errors import KvRouterError
 from router.protocol.events import EventBatch
 from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
@@ -25,7 +26,7 @@ NO_OVERLAP = Overlap(0, 0, 0, 0)
 
 
 class OverlapScores(Protocol):
-    """Ranks that hold at least the first block of the prompt in some tier; a `dict` will do."""
+    """Ranks that hold at least the first block of the prompt in some tier. A `dict` conforms."""
 
     def __len__(self) -> int: ...
 
@@ -34,14 +35,14 @@ class OverlapScores(Protocol):
     def __getitem__(self, rank: Rank, /) -> Overlap: ...
 
     def get(self, rank: Rank, default: Overlap, /) -> Overlap:
-        """The rank's overlap, or the default."""
+        """Return the rank's overlap, or the default."""
 
     def items(self) -> ItemsView[Rank, Overlap]:
-        """Ranks and their overlaps."""
+        """Return the ranks and their overlaps."""
 
 
 class HeldSummary(Struct, frozen=True):
-    """Size and digest of what a rank holds, per tier; comparable with its agent's `HeldState`."""
+    """Number and digest of a rank's blocks, per tier; comparable with its agent's `HeldState`."""
 
     counts: PerTier
     digests: PerTier
@@ -50,8 +51,8 @@ class HeldSummary(Struct, frozen=True):
 NOTHING_HELD = HeldSummary((0,) * TIERS, (0,) * TIERS)  # type: ignore[arg-type]
 
 
-class HeldBlocks(Struct, frozen=True):
-    """Blocks of one rank in one tier, in no order."""
+class ExportedBlocks(Struct, frozen=True):
+    """Blocks of one rank in one tier, unordered."""
 
     rank: Rank
     tier: Tier
@@ -59,9 +60,9 @@ class HeldBlocks(Struct, frozen=True):
 
 
 class HeldSlice(Struct, frozen=True):
-    """A slice of what is held, not sorted out yet (`grouping.py`).
+    """A slice of the held blocks, not yet grouped by rank (`grouping.py`).
 
-    `rows`: {holder id and tier mask, block}, of shape (rows, 2). `rank_of`: whose ids these were
+    `rows`: {holder id and tier mask, block}, of shape (rows, 2). `rank_of`: the ranks of these ids
     when the dump began, the same object in every slice of a tree.
     """
 
@@ -70,12 +71,13 @@ class HeldSlice(Struct, frozen=True):
 
 
 DONE, DIFFERENT, REFUSED = -1, -2, -3
-"""Of a batch: applied, and the index shows what the rank says it holds, or something else; or the
-limit on blocks was reached, and some of what it names is missing."""
+"""Outcomes of a batch. DONE: applied, and the index equals the rank's report. DIFFERENT: applied,
+but the index differs from the report. REFUSED: the limit on blocks was reached, and some of the
+batch's blocks are missing."""
 
 
 class IndexMode(enum.StrEnum):
-    """Where the knowledge of caches comes from: engines' events, our own decisions, or nowhere."""
+    """Source of the index: engines' events, the router's own decisions, or none."""
 
     EVENTS = "events"
     APPROXIMATE = "approximate"
@@ -83,10 +85,10 @@ class IndexMode(enum.StrEnum):
 
 
 class IndexStats(Struct, frozen=True):
-    """How full an index is, and how its checks of its own answers ended.
+    """Size of an index, and results of its self-checks.
 
-    `max_blocks`: 0 where there is no limit. `unswept_holders`: cleared ranks whose blocks are not
-    freed yet. `differing_answers`: rows that a check by walking found to differ.
+    `max_blocks`: 0 without a limit. `unswept_holders`: cleared ranks with blocks that are not
+    freed yet. `differing_answers`: rows that differed when verified by walking.
     """
 
     blocks: int = 0
@@ -97,84 +99,115 @@ class IndexStats(Struct, frozen=True):
     differing_answers: int = 0
 
 
-class Indexer(Protocol):
-    """Which blocks does every rank hold? Exact: neither order nor repetition of changes matters.
+class HolderRanks(Protocol):
+    """The ranks of a tree's holders. `version` counts changes of `rank_of`."""
 
-    Hash arguments are arrays of shape (blocks,) and are not mutated. Ranks come into being with
-    their first block. Where the limit on blocks is reached, `store`, `stage` and `remove` answer
-    False, and what they name is done in part.
+    rank_of: list[Rank]
+    version: int
+
+
+class SearchedTree(Struct, frozen=True, eq=False):
+    """A radix tree for kernels: the address of its state, and the rank of each holder id."""
+
+    address: int
+    holders: HolderRanks
+
+
+class Indexer(Protocol):
+    """An exact index of the blocks of every rank; order and repetition of changes do not matter.
+
+    Hash arguments are arrays of shape (blocks,) and are not mutated. A rank is created with its
+    first block. If the limit on blocks is reached, `store`, `stage` and `remove` return False, and
+    the change is applied in part.
     """
 
     def expect(self, ranks: int) -> None:
-        """Make room, as blocks come, for what so many ranks will hold in all; 0: nobody knows.
+        """Prepare for growth to the blocks of `ranks` ranks in all; 0 ends the preparation.
 
-        Only a hint: it saves growing step by step, and is to be withdrawn when they are read.
+        Only a hint: it saves growing in small steps, and is to be reset to 0 once they are read.
         """
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
-        """Note that the rank holds these blocks in this tier. O(blocks named)."""
+        """Record that the rank holds these blocks in this tier. O(blocks named)."""
 
     def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
-        """Note that it no longer does; blocks it does not hold there are passed over."""
+        """Remove these blocks of the rank from this tier; blocks it does not hold are ignored."""
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Note that the rank holds nothing in this tier; None: in any. O(1), swept later."""
+        """Remove all blocks of the rank from this tier; None: from all tiers. O(1), swept later."""
 
     def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
-        """Apply a batch's events from a progress on, 0 at first, for about so many blocks.
+        """Apply about `room_blocks` blocks of a batch's events from `progress` (0 at first) on.
 
-        Returns DONE, DIFFERENT, REFUSED, or the progress to go on from; a difference may show late,
-        in `take_differing`. With the last event the holes are noted. Raises WireError for malformed
-        events; nothing was changed then. O(blocks applied).
+        Returns DONE, DIFFERENT, REFUSED, or the progress to continue from; a difference may appear
+        later, in `take_differing`. With the last event the holes are recorded. Raises WireError if
+        the events are malformed; then nothing was changed. O(blocks applied).
         """
 
     def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Collect blocks that will replace all that the rank holds; not visible yet."""
 
     def commit_staged(self, rank: Rank) -> None:
-        """What was staged is now what the rank holds, and nothing else. O(1)."""
+        """Replace all that the rank holds by the staged blocks. O(1)."""
 
     def drop_staged(self, rank: Rank) -> None:
-        """Forget what was staged. O(1)."""
+        """Drop the staged blocks. O(1)."""
 
     def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
-        """Note how many held blocks lack a held parent, per cumulative tier; None: unknown.
+        """Record how many held blocks lack a held parent, per cumulative tier; None: unknown.
 
-        Where there are none, membership along every prompt is monotone, and searches may jump.
-        Unknown until noted, and again after every change to the rank.
+        If there are none, membership along every prompt is monotone, and searches may jump. The
+        number is unknown until recorded, and again after every change to the rank.
         """
 
     def check(self, rank: Rank, expected: HeldSummary) -> None:
-        """Compare what the rank holds now with this; the outcome is in `take_differing`."""
+        """Compare what the rank holds now with this; the result appears in `take_differing`."""
 
     def take_differing(self) -> list[Rank]:
-        """Ranks that a check found to differ since the last call."""
+        """Return, and clear, the ranks that checks found to differ since the last call."""
+
+    @property
+    def trees(self) -> tuple[SearchedTree, ...]:
+        """The trees that `find_matches` searches, with all changes applied; each is one object."""
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
-        """The longest held prefix of a prompt, per rank and cumulative tier."""
+        """Return the longest held prefix of a prompt, per rank and cumulative tier."""
 
     def summary(self, rank: Rank) -> HeldSummary:
-        """Count and digest of what the rank holds. O(1)."""
+        """Return the number and digest of the rank's blocks. O(1)."""
 
-    def dump(self) -> Iterator[HeldBlocks]:
-        """Everything held, by rank and tier, without empty entries. O(blocks held)."""
+    def dump(self) -> Iterator[ExportedBlocks]:
+        """Yield all held blocks, by rank and tier, without empty entries. O(blocks held)."""
 
     def dump_slices(self) -> Iterator[HeldSlice]:
-        """Everything held in slices of some 10,000 rows, between which the index may change.
+        """Yield all held blocks in slices of about 10,000 rows; the index may change in between.
 
-        A block held all the while is in one slice; one that comes or goes meanwhile may be in none.
-        Whose blocks they are is as of the first slice: a rank that is cleared or replaced meanwhile
-        may show what is another's by then.
+        A block held throughout is in one slice; one that is added or removed meanwhile may be in
+        none. Ids belong to ranks as of the first slice: a rank that is cleared or replaced
+        meanwhile may show blocks that belong to another rank by then.
         """
 
-    def block_count(self) -> int:
-        """Distinct blocks kept, those of cleared ranks included until they are swept. O(1)."""
-
     def stats(self) -> IndexStats:
-        """How full the index is, and how its checks ended. O(1)."""
+        """Return the size of the index and the results of its checks. O(1)."""
 
     def sweep(self, sub_tables: int) -> bool:
-        """Free a slice of what cleared ranks left behind; False once nothing is left to do."""
+        """Free a slice of the blocks of cleared ranks. Returns False once nothing is left."""
 
     def close(self) -> None:
-        """Let go of what is not memory; nothing may be asked or told afterwards."""
+        """Release threads and other resources than memory; the index is unusable afterwards."""
+
+
+SnapshotProblem: TypeAlias = Literal[
+    "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
+]
+
+
+class SnapshotError(KvRouterError):
+    """A snapshot of an index that cannot be used; `problem` names the reason."""
+
+    code = "snapshot"
+
+    def __init__(self, problem: SnapshotProblem, detail: str) -> None:
+        super().__init__(f"unusable snapshot ({problem}): {detail}")
+        self.problem = problem
+        self.detail = detail

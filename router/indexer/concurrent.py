@@ -3,14 +3,15 @@
     caller ─▶ bounded queue ─▶ thread ─▶ Indexer     ranks of some workers
            ─▶ bounded queue ─▶ thread ─▶ Indexer     ranks of others
 
-Changes are posted. A question waits until all that was posted before it is applied; then the
-caller's own thread asks the idle shards, because handing it over takes longer than answering it.
-There is one caller, the thread of the event loop. It alone can end a shard's idleness, so whoever
-reads or changes an index is alone with it.
+Changes are posted. A query waits until all that was posted before it is applied; then the caller's
+own thread queries the idle shards, because a hand-over would take longer than the query. There is
+one caller, the thread of the event loop. It alone posts work to an idle shard, so that reads and
+changes of an index never run concurrently.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from operator import attrgetter
 
 from msgspec import Struct
@@ -18,13 +19,14 @@ from msgspec.structs import astuple
 
 from router.indexer.base import (
     DONE,
-    HeldBlocks,
+    ExportedBlocks,
     HeldSlice,
     HeldSummary,
     Indexer,
     IndexStats,
     Overlap,
     OverlapScores,
+    SearchedTree,
 )
 from router.indexer.shard import Shard, apply_all
 from router.protocol.events import EventBatch, unpack_events
@@ -33,8 +35,8 @@ from router.protocol.values import HashArray, PerTier, Rank, Tier
 QUEUE_LIMIT = 1024
 
 
-class _Worker(Struct, eq=False):
-    """Where the blocks of a worker's ranks are; `ranks`: those that may hold or have staged any."""
+class _ShardThread(Struct, eq=False):
+    """Shard of a worker, and those of its ranks that may hold blocks or have some staged."""
 
     shard: Shard
     ranks: set[Rank]
@@ -44,10 +46,10 @@ class ConcurrentIndex:
     """Ranks spread over several indexes; implements `Indexer` for one calling thread.
 
     All ranks of a worker are in one shard: the one with fewest workers when the first stores or
-    stages, until `clear` was called for all of them. Changes return at once, and True; a full queue
-    makes the caller wait for room (`full_waits` counts that). A refusal, like a check, ends in
-    `take_differing`, late: the rank may have been healed since. Arrays are kept until applied.
-    An exception in a thread makes every call from then on raise a RuntimeError from it.
+    stages, until `clear` was called for all of them. Changes return True at once; a full queue
+    blocks the caller until it has room (counted in `full_waits`). Refusals and failed checks
+    appear later, in `take_differing`: the rank may have been healed since. Arrays are kept until
+    applied. After an exception in a thread, every call raises a RuntimeError caused by it.
     """
 
     __slots__ = (
@@ -70,30 +72,30 @@ class ConcurrentIndex:
         self._queue_limit = queue_limit
         self._differing: deque[Rank] = deque()
         self._failures: list[BaseException] = []
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _ShardThread] = {}
         self._failure_is_known = self._is_closed = False
         indexes = [make_index() for _ in range(shards)]
         self._shards = [Shard(index, self._differing, self._failures) for index in indexes]
 
     def expect(self, ranks: int) -> None:
-        """Every shard makes room for its part of them."""
+        """Prepare every shard for its part of the ranks."""
         for index in self._indexes():
             index.expect(-(-ranks // len(self._shards)))
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
-        """Note that the rank holds these blocks in this tier."""
+        """Record that the rank holds these blocks in this tier."""
         shard = self._worker(rank).shard
         self._post(shard, shard.index.store, rank, tier, sequence_hashes)
         return True
 
     def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
-        """Note that it no longer does; blocks it does not hold there are passed over."""
+        """Remove these blocks of the rank from this tier; blocks it does not hold are ignored."""
         shard = self._shard(rank)
         self._post(shard, shard.index.remove, rank, tier, sequence_hashes)
         return True
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Note that the rank holds nothing in this tier; None: in any."""
+        """Remove all blocks of the rank from this tier; None: from all tiers."""
         shard = self._shard(rank)
         self._post(shard, shard.index.clear, rank, tier)
         if tier is None:
@@ -103,14 +105,14 @@ class ConcurrentIndex:
         self,
         rank: Rank,
         batch: EventBatch,
-        progress: int,  # noqa: ARG002 - nothing is left to go on from
+        progress: int,  # noqa: ARG002 - always 0: every batch is posted whole
         room_blocks: int,  # noqa: ARG002 - the caller does not wait
     ) -> int:
-        """Apply all events of a batch; DONE at once. Raises WireError for malformed ones.
+        """Post all events of a batch; returns DONE at once. Raises WireError if malformed.
 
-        Posted as a whole: one hand-over, and one pass without the GIL.
+        The batch is posted as a whole: one hand-over, and one pass without the GIL.
         """
-        unpack_events(batch.packed, batch.event_count)  # the thread could not tell the caller
+        unpack_events(batch.packed, batch.event_count)  # raises here: the thread could not
         shard = self._worker(rank).shard
         self._post(shard, apply_all, rank, shard.index, batch)
         return DONE
@@ -123,35 +125,43 @@ class ConcurrentIndex:
         return True
 
     def commit_staged(self, rank: Rank) -> None:
-        """What was staged is now what the rank holds, and nothing else."""
+        """Replace all that the rank holds by the staged blocks."""
         shard = self._shard(rank)
         self._post(shard, shard.index.commit_staged, rank)
         shard.staged.discard(rank)
 
     def drop_staged(self, rank: Rank) -> None:
-        """Forget what was staged."""
+        """Drop the staged blocks."""
         shard = self._shard(rank)
         self._post(shard, shard.index.drop_staged, rank)
         shard.staged.discard(rank)
 
     def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
-        """Note in which cumulative tiers searches may jump; see `Indexer`."""
+        """Record in which cumulative tiers searches may jump; see `Indexer`."""
         shard = self._shard(rank)
         self._post(shard, shard.index.note_holes, rank, holes)
 
     def check(self, rank: Rank, expected: HeldSummary) -> None:
-        """Compare what the rank holds now with this; the outcome will be in `take_differing`."""
+        """Compare what the rank holds now with this; the result will be in `take_differing`."""
         shard = self._shard(rank)
         self._post(shard, shard.index.check, rank, expected)
 
     def take_differing(self) -> list[Rank]:
-        """Ranks that a check found to differ, or that were refused room; waits for none."""
+        """Return, and clear, the ranks found to differ or refused for lack of room.
+
+        Does not wait for pending changes.
+        """
         self._raise_failure()
         taken = [self._differing.popleft() for _ in range(len(self._differing))]
         return list(dict.fromkeys(taken))
 
+    @property
+    def trees(self) -> tuple[SearchedTree, ...]:
+        """The trees of all shards, which stay as they are until the next change is posted."""
+        return tuple(chain.from_iterable(index.trees for index in self._indexes()))
+
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
-        """The longest held prefix of a prompt, per rank and cumulative tier."""
+        """Return the longest held prefix of a prompt, per rank and cumulative tier."""
         found = [index.find_matches(sequence_hashes) for index in self._indexes()]
         found = [scores for scores in found if len(scores)]
         if len(found) == 1:
@@ -162,43 +172,39 @@ class ConcurrentIndex:
         return merged
 
     def summary(self, rank: Rank) -> HeldSummary:
-        """Count and digest of what the rank holds."""
+        """Return the number and digest of the rank's blocks."""
         shard = self._shard(rank)
         self._settle(shard)
         return shard.index.summary(rank)
 
-    def dump(self) -> Iterator[HeldBlocks]:
-        """Everything held as of now, by shard, rank and tier."""
+    def dump(self) -> Iterator[ExportedBlocks]:
+        """Return all blocks held now, by shard, rank and tier."""
         return iter([held for index in self._indexes() for held in index.dump()])
 
     def dump_slices(self) -> Iterator[HeldSlice]:
-        """Everything held, shard by shard in slices; waits before each until the shard is idle."""
+        """Yield all held blocks in slices, by shard; waits before each until the shard is idle."""
         for shard in self._shards:
             self._settle(shard)
             for part in shard.index.dump_slices():
                 yield part
                 self._settle(shard)
 
-    def block_count(self) -> int:
-        """Blocks kept; one that is kept in several shards counts as often."""
-        return sum(index.block_count() for index in self._indexes())
-
     def stats(self) -> IndexStats:
-        """Sums over the shards."""
+        """Return the sums over the shards."""
         each = (astuple(index.stats()) for index in self._indexes())
         return IndexStats(*map(sum, zip(*each, strict=True)))
 
     def sweep(self, sub_tables: int) -> bool:
-        """Free a slice of every shard; False once nothing is left to do in any."""
+        """Free a slice of every shard. Returns False once nothing is left in any."""
         are_left = [index.sweep(sub_tables) for index in self._indexes()]
         return any(are_left)
 
     def flush(self) -> None:
-        """Wait until all that was posted is applied."""
+        """Wait until all posted changes are applied."""
         self._settle(*self._shards)
 
     def close(self) -> None:
-        """Stop the threads; drops what they have not applied. Raises what was not raised yet."""
+        """Stop the threads and drop pending changes. Raises a failure that was not raised yet."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -212,7 +218,7 @@ class ConcurrentIndex:
             self._raise_failure()
 
     def _indexes(self) -> list[Indexer]:
-        """Those of all shards, idle until the next change is posted."""
+        """Return the indexes of all shards, idle until the next change is posted."""
         self._settle(*self._shards)
         return [shard.index for shard in self._shards]
 
@@ -239,16 +245,16 @@ class ConcurrentIndex:
             raise RuntimeError("the index is closed")
 
     def _shard(self, rank: Rank) -> Shard:
-        """The one of its worker; of a worker that has none any will do: none holds its blocks."""
+        """Return the shard of the rank's worker; any shard if it has none: no shard holds it."""
         worker = self._workers.get(rank.worker_id)
         return self._shards[0] if worker is None else worker.shard
 
-    def _worker(self, rank: Rank) -> _Worker:
+    def _worker(self, rank: Rank) -> _ShardThread:
         worker = self._workers.get(rank.worker_id)
         if worker is None:
             shard = min(self._shards, key=attrgetter("workers"))
             shard.workers += 1
-            worker = self._workers[rank.worker_id] = _Worker(shard, set())
+            worker = self._workers[rank.worker_id] = _ShardThread(shard, set())
         worker.ranks.add(rank)
         return worker
 

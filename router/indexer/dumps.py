@@ -1,8 +1,8 @@
-"""What an index held: read in slices, so that nobody waits, and sorted out afterwards.
+"""Dumps of an index: read in slices, so that requests do not wait, and grouped afterwards.
 
-Blocks that come or go while the slices are read may be missing or too many; `event_ids` and states
-are as of the first slice. Events are absolute, so whoever applies those that followed then has it
-exactly; whoever does not, has what was held at some moments between two.
+Blocks added or removed while the slices are read may be missing or superfluous; `event_ids` and
+states are as of the first slice. Events are absolute: applying those that followed gives the exact
+contents; without them, a dump mixes contents of several moments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from router.indexer.base import HeldSlice
-from router.indexer.grouping import blocks_by_rank
+from router.indexer.radix_tree.grouping import blocks_by_rank
 from router.protocol.events import STATE_WORDS, unpack_state
 from router.protocol.values import HashArray, HeldState, Identity, Rank, Scope, Tier
 
@@ -21,7 +21,7 @@ _STATE_BYTES = 8 * STATE_WORDS
 
 
 class RankBlocks(Struct, frozen=True):
-    """Blocks of one rank in one tier, and the event as of which it held them."""
+    """Blocks of one rank in one tier, and the last event applied when the dump began."""
 
     rank: Rank
     tier: Tier
@@ -30,7 +30,7 @@ class RankBlocks(Struct, frozen=True):
 
 
 class RankState(Struct, frozen=True, array_like=True):
-    """Where a rank stands: the life, event and sums that its part of the index shows."""
+    """State of a rank: the incarnation, event and sums that its part of the index shows."""
 
     scope: Scope
     rank: Rank
@@ -41,7 +41,7 @@ class RankState(Struct, frozen=True, array_like=True):
 
     @property
     def held(self) -> HeldState:
-        """What the rank said it holds after that event."""
+        """The state that the rank reported with that event."""
         return unpack_state(self.packed_state)
 
 
@@ -53,7 +53,7 @@ class IndexDump(Struct, frozen=True):
 
 
 def dumped_blocks(dump: IndexDump) -> Iterator[tuple[Scope, RankBlocks]]:
-    """Everything held, by scope, rank and tier. May run on another thread. O(blocks held)."""
+    """Yield all held blocks, by scope, rank and tier; on any thread. O(blocks held)."""
     for scope, of_scope in groupby(dump.slices, key=itemgetter(0)):
         for held in blocks_by_rank(part for _, part in of_scope):
             event_id = dump.event_ids.get(held.rank, 0)

@@ -1,20 +1,17 @@
-"""A kept index that cannot be used; part of the tree in `router.errors`."""
-
-from typing import Literal, TypeAlias
+"""Errors of the index."""
 
 from router.errors import KvRouterError
 
-SnapshotProblem: TypeAlias = Literal[
-    "foreign", "version", "damaged", "malformed", "torn", "too large", "other stream", "slow"
-]
 
+class IndexDisabledError(KvRouterError):
+    """A request for the contents of an index that the configuration disables.
 
-class SnapshotError(KvRouterError):
-    """A snapshot of an index that can not be used; `problem` says why in a word or two."""
+    409 rather than 503: the router works, and a retry will not help.
+    """
 
-    code = "snapshot"
+    code = "index_disabled"
+    http_status = 409
 
-    def __init__(self, problem: SnapshotProblem, detail: str) -> None:
-        super().__init__(f"unusable snapshot ({problem}): {detail}")
-        self.problem = problem
-        self.detail = detail
+    def __init__(self) -> None:
+        super().__init__("no index is kept: overlap_score_weight is 0 (allowed: above 0, at start)")
+        self.setting = "overlap_score_weight"

@@ -1,13 +1,13 @@
-"""The order of one rank's messages: what to do with the next one.
+"""The order of one rank's messages, and the verdict on the next one.
 
-A rank is in one of three states. `blind`: nothing of its present life was read. `current`:
-everything up to `cursor` was. `broken`: something after `cursor` was missed, or what was applied
-does not add up; only a checkpoint heals it.
+A rank is in one of three states. `blind`: nothing of its present incarnation was read. `current`:
+everything up to `cursor` was read. `broken`: an event after `cursor` was missed, or the index
+differs from the rank's sums; only a checkpoint heals it.
 
     blind ──checkpoint──▶ current ──gap, wrong digest, stream lost──▶ broken ──checkpoint──▶ current
 
-The log is written by one writer per rank and read in order, so a message of another incarnation is
-always of a later one; it starts with a checkpoint, and anything else from it is a gap.
+The log has one writer per rank and is read in order, so a message of another incarnation is always
+of a later one. An incarnation starts with a checkpoint; any other first message is a gap.
 """
 
 import enum
@@ -15,8 +15,8 @@ import enum
 from router.protocol.events import Checkpoint, EventBatch, LogMessage, TierBlocks
 
 
-class Verdict(enum.StrEnum):
-    """What became of a message."""
+class LogVerdict(enum.StrEnum):
+    """Result of classifying a message."""
 
     APPLY = "apply"
     DUPLICATE = "duplicate"
@@ -26,15 +26,15 @@ class Verdict(enum.StrEnum):
     FOREIGN = "foreign"
 
 
-# A member is looked up anew with every mention of it, 35 ns each: hot paths have names for some.
-_APPLY, _GAP, _DUPLICATE = Verdict.APPLY, Verdict.GAP, Verdict.DUPLICATE
+# A lookup of an enum member costs 35 ns, so hot paths use names bound once.
+_APPLY, _GAP, _DUPLICATE = LogVerdict.APPLY, LogVerdict.GAP, LogVerdict.DUPLICATE
 
 
 class EventLog:
-    """Cursor and condition of one rank.
+    """Cursor and state of one rank.
 
-    `broken_reason` is None while current. `doubt_since_s` is when something first spoke against the
-    index, be it broken or merely behind; None while nothing does.
+    `broken_reason` is None while current. `doubt_since_s` is the time of the first evidence against
+    the index, broken or merely behind; None while there is none.
     """
 
     __slots__ = (
@@ -56,19 +56,19 @@ class EventLog:
 
     @property
     def is_blind(self) -> bool:
-        """Nothing of the rank's present life is known."""
+        """True if nothing of the rank's present incarnation is known."""
         return self.incarnation is None and not self._is_restored
 
     @property
     def is_collecting(self) -> bool:
-        """Some parts of a checkpoint have come, and others have not."""
+        """True if some parts of a checkpoint have been received and others have not."""
         return bool(self._parts)
 
-    def classify(self, message: LogMessage) -> Verdict:
-        """What to do with the next message; collects the parts of a checkpoint.
+    def classify(self, message: LogMessage) -> LogVerdict:
+        """Return the verdict on the next message; collects the parts of a checkpoint.
 
         A batch that begins before the cursor and ends behind it is applied whole: events are
-        absolute, and as of its end nothing differs.
+        absolute, so that the result as of its end is the same.
         """
         if not isinstance(message, EventBatch):
             return self._classify_checkpoint(message)
@@ -80,22 +80,22 @@ class EventLog:
             return _GAP
         return _APPLY
 
-    def _classify_checkpoint(self, message: Checkpoint) -> Verdict:
+    def _classify_checkpoint(self, message: Checkpoint) -> LogVerdict:
         if not self._collect(message):
-            return Verdict.PARTIAL
+            return LogVerdict.PARTIAL
         if message.incarnation != self.incarnation:
-            return Verdict.NEW_LIFE
+            return LogVerdict.NEW_LIFE
         if self.broken_reason is None and message.event_id <= self.cursor:
             self._parts = []
-            return Verdict.DUPLICATE
-        return Verdict.APPLY
+            return LogVerdict.DUPLICATE
+        return LogVerdict.APPLY
 
     def collected_blocks(self) -> list[TierBlocks]:
-        """All blocks of the checkpoint whose last part was just classified."""
+        """Return all blocks of the checkpoint that was completed by the last classified message."""
         return [blocks for part in self._parts for blocks in part.blocks]
 
     def resume(self, incarnation: int, event_id: int) -> None:
-        """Note that the index now stands as of this event of this life."""
+        """Set the index as current as of this event of this incarnation."""
         self.cursor = event_id
         self.incarnation = incarnation
         self.broken_reason = None
@@ -104,19 +104,19 @@ class EventLog:
             self._parts = []
 
     def restored(self, event_id: int, now_s: float) -> None:
-        """Note that a blind rank shows what somebody else knew of it."""
+        """Set a blind rank's contents as restored from another process's dump; it stays broken."""
         self.cursor = event_id
         self._is_restored = True
         self.broken_reason = "restored from a dump"
         self.doubt(now_s)
 
     def break_off(self, reason: str, now_s: float) -> None:
-        """Note that what the index holds of this rank is no longer right."""
+        """Mark the index of this rank as wrong."""
         self.broken_reason = reason
         self.doubt(now_s)
 
     def doubt(self, now_s: float) -> None:
-        """Note that something speaks against the index; the first time counts."""
+        """Record evidence against the index; keeps the time of the first."""
         if self.doubt_since_s is None:
             self.doubt_since_s = now_s
 

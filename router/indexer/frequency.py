@@ -1,4 +1,4 @@
-"""How often blocks were matched lately. Source: Dynamo's `frequencies` (1.0.2)."""
+"""Recent use counts of blocks. Source: Dynamo's `frequencies` (1.0.2)."""
 
 from collections import Counter, deque
 
@@ -8,14 +8,14 @@ from router.protocol.values import HashArray
 
 
 class _Match(Struct):
-    """One matched prefix; a block of it is a use."""
+    """One matched prefix; each of its blocks counts as one use."""
 
     used_s: float
     sequence_hashes: HashArray
 
 
 class UseCounts:
-    """Uses of every block within the window, of which at most so many are remembered.
+    """Uses of every block within the window; at most `max_uses` are kept.
 
     The clock never goes back, so matches are kept in the order they leave the window.
     Invariants: the counts are those of the blocks in the matches kept, none of them 0; there are
@@ -33,11 +33,11 @@ class UseCounts:
         self.forgotten_uses = 0
 
     def note(self, sequence_hashes: HashArray, now_s: float) -> list[int]:
-        """How often each block of a matched prefix was used in the window, without zeros.
+        """Count a use of a matched prefix; return earlier use counts of its blocks, without zeros.
 
-        Then counts this use of them. A use exactly one window ago still counts, as in the source.
-        Over the limit the oldest uses are forgotten, the deepest of a prefix first, so that counts
-        never rise along a prompt. Amortised O(blocks).
+        A use exactly one window ago still counts, as in the source. Over the limit the oldest uses
+        are dropped, the deepest of a prefix first, so that counts never rise along a prompt.
+        Amortised O(blocks).
         """
         self._leave_window(now_s)
         hashes = sequence_hashes.tolist()
@@ -50,11 +50,11 @@ class UseCounts:
         return frequencies
 
     def use_count(self) -> int:
-        """Uses remembered, those due to leave the window at the next `note` included. O(1)."""
+        """Return the number of uses kept, including those that the next `note` drops. O(1)."""
         return self._uses
 
     def check_invariants(self) -> None:
-        """Assert the invariants in the class's docstring. O(everything)."""
+        """Assert the invariants in the class's docstring. O(uses kept)."""
         kept = [match.sequence_hashes.tolist() for match in self._matches]
         assert all(kept)
         assert dict(self._counts) == dict(Counter(h for hashes in kept for h in hashes))
@@ -71,7 +71,7 @@ class UseCounts:
             self.forgotten_uses += self._cut_oldest(kept)
 
     def _cut_oldest(self, kept_blocks: int) -> int:
-        """Forget the oldest match behind its first blocks; how many uses that was."""
+        """Cut the oldest match to its first `kept_blocks` blocks. Returns the uses dropped."""
         oldest = self._matches[0]
         cut = oldest.sequence_hashes[kept_blocks:].tolist()
         oldest.sequence_hashes = oldest.sequence_hashes[:kept_blocks]

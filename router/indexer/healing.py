@@ -1,4 +1,4 @@
-"""Ranks whose index is found to be wrong, and the checkpoints that heal them.
+"""Detection of ranks with a wrong index, and requests of checkpoints that heal them.
 
 digest differs, or no room ─▶ break_off ─▶ the rank's log is broken ─▶ take_wanted ─▶ checkpoint
 """
@@ -10,22 +10,22 @@ from router.indexer.rank_index import RankIndex
 from router.protocol.values import Rank
 
 CHECKPOINT_WAIT_S = 1.0
-"""How long a doubt waits to be healed by the log itself before a checkpoint is asked for."""
+"""Time for the log itself to resolve a doubt, before a checkpoint is requested."""
 
 CHECKPOINT_RETRY_S = 2.0
-"""How long an asked-for checkpoint may take before it is asked for again."""
+"""Timeout of a requested checkpoint, after which it is requested again."""
 
 ROOM_WANTED = 0.9
-"""A rank that did not fit is tried again when so much of the limit, or less, is in use."""
+"""Fraction of the limit on blocks at or below which a rank that did not fit is tried again."""
 
 _FULL = "limit on indexed blocks reached"
 
 
-class Healing:
-    """Breaks off the logs of `ranks`, and says which of them want a checkpoint.
+class Resync:
+    """The repair of `ranks`: marks wrong ones as broken, and selects those to be checkpointed.
 
-    `refused_messages`: how many did not fit under the limit on blocks. `differences`: how often a
-    rank's index was found not to be what its agent said.
+    `refused_messages`: number of messages that did not fit under the limit on blocks.
+    `differences`: number of times a rank's index differed from its agent's report.
     """
 
     __slots__ = ("_ranks", "differences", "refused_messages")
@@ -36,30 +36,30 @@ class Healing:
         self.refused_messages = 0
 
     def refuse(self, place: RankIndex, now_s: float) -> None:
-        """A message of this rank did not fit under the limit on blocks."""
+        """Mark a rank as broken because a message did not fit under the limit on blocks."""
         self.refused_messages += 1
         place.log.break_off(_FULL, now_s)
 
     def break_off(self, place: RankIndex, rank: Rank, now_s: float) -> None:
-        """A rank's index is not what its agent says; passed over while it is being restored."""
+        """Mark a rank as broken because its index differs; ignored while it is being restored."""
         place.indexer.note_holes(rank, None)
         if place.is_unsettled:
             return
         if _has_room(place.indexer):
             self.differences += 1
             place.log.break_off("digest differs", now_s)
-        else:  # what differs for want of room is not healed by saying it again
+        else:  # a difference for lack of room is not healed by repeating the blocks
             place.log.break_off(_FULL, now_s)
 
     def take_differing(self, indexer: Indexer, now_s: float) -> None:
-        """Break off whatever the checks of an indexer have found to differ."""
+        """Mark as broken the ranks that an indexer's checks found to differ."""
         for rank in indexer.take_differing():
             place = self._ranks.get(rank)
             if place is not None:
                 self.break_off(place, rank, now_s)
 
     def take_wanted(self, now_s: float) -> list[tuple[Rank, str]]:
-        """Ranks whose doubt has lasted, and why; each is named at most once per retry time."""
+        """Return ranks with a persistent doubt, and why; each at most once per retry time."""
         wanted: list[tuple[Rank, str]] = []
         for rank, place in self._ranks.items():
             if place.log.broken_reason == _FULL and not _has_room(place.indexer):

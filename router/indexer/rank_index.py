@@ -1,28 +1,75 @@
-"""One rank's place in the index: its log, what it said it holds, and how far that is believed."""
+"""One rank's part of the index: its log, reported state, staleness, and the trust in it.
+
+A report proves a permanent fact: as of some time, the rank's last event was this one. An index that
+has reached that event shows the rank as of that time or later.
+"""
 
 from math import inf
 
 from router.indexer.base import Indexer
 from router.indexer.event_log import EventLog
-from router.indexer.freshness import FRESH_S, Freshness
 from router.protocol.events import LogMessage, pack_state, unpack_doubts
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
 from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_text
 
+FRESH_S = 1.0
+"""Largest age of the proof with which a rank is called exact."""
+
+
+class Staleness:
+    """The facts proven by one rank's reports.
+
+    `reported_event_id`: the last event named by a report of this incarnation.
+    """
+
+    __slots__ = ("_as_of_s", "_awaited_event_id", "_awaited_s", "reported_event_id")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Reset for a new incarnation, about which nothing is proven."""
+        self.reported_event_id = 0
+        self._as_of_s = float("-inf")
+        self._awaited_event_id = 0
+        self._awaited_s = float("-inf")
+
+    def note(self, event_id: int, fresh_at_s: float, cursor: int) -> None:
+        """Record that as of `fresh_at_s` the rank's last event was `event_id`."""
+        self._settle(cursor)
+        self.reported_event_id = max(self.reported_event_id, event_id)
+        if event_id <= cursor:
+            self._as_of_s = max(self._as_of_s, fresh_at_s)
+        elif fresh_at_s - self._awaited_s > FRESH_S or self._awaited_event_id <= cursor:
+            self._awaited_event_id, self._awaited_s = event_id, fresh_at_s
+
+    def fresh_at_s(self, cursor: int) -> float:
+        """Return the latest time as of which an index at this cursor is proven to be right."""
+        if self._awaited_s > self._as_of_s:
+            self._settle(cursor)
+        return self._as_of_s
+
+    def _settle(self, cursor: int) -> None:
+        """Accept the awaited time as proven once the index has reached its event."""
+        if self._awaited_event_id <= cursor:
+            self._as_of_s = max(self._as_of_s, self._awaited_s)
+
 
 class RankIndex:
-    """State of one rank. `packed_state`: what the rank said it holds, with the last message;
-    `is_unsettled`: it was restored, and is not checked yet.
+    """State of one rank.
+
+    `packed_state`: the state that the rank reported with its last message. `is_unsettled`: the rank
+    was restored and is not verified yet.
     """
 
     __slots__ = (
         "_doubts_event_id",
         "_freshness",
+        "_received_doubts",
+        "_received_state",
         "_reported_doubts",
         "_reported_life",
-        "_said_doubts",
-        "_said_state",
         "_scheme",
         "asked_s",
         "identity",
@@ -42,24 +89,24 @@ class RankIndex:
         self.indexer = indexer
         self._scheme = scheme
         self.is_readable = identity.scheme == scheme
-        self.packed_state = self._said_state = pack_state(HeldState())
-        self._said_doubts = 0
+        self.packed_state = self._received_state = pack_state(HeldState())
+        self._received_doubts = 0
         self.is_unsettled = False
         self.log = EventLog(now_s)
         self.asked_s = -inf
-        self._freshness = Freshness()
+        self._freshness = Staleness()
         self._reported_life: int | None = None
         self._reported_doubts = 0
         self._doubts_event_id = -1
 
     def understands(self, message: LogMessage) -> bool:
-        """Whether the message names blocks as the rank announced, and as we can."""
+        """Return whether the message has the announced identity, and this router's hash scheme."""
         return self.is_readable and message.identity == self.identity
 
-    def note_report(self, report: LoadReport, as_of_s: float | None) -> None:
-        """Note what a report says of the rank's events.
+    def note_report(self, report: LoadReport, fresh_at_s: float | None) -> None:
+        """Record a load report's statements about the rank's events.
 
-        `as_of_s`: the moment as of which it is proven to be complete, if it is.
+        `fresh_at_s`: the time as of which the report is proven to be complete; None if it is not.
         """
         if report.incarnation != self._reported_life:
             self._reported_life = report.incarnation
@@ -70,15 +117,15 @@ class RankIndex:
         if report.event_id >= self.log.cursor:
             self._reported_doubts = report.state.doubts
             self._doubts_event_id = report.event_id
-        proven_s = -inf if as_of_s is None else as_of_s
+        proven_s = -inf if fresh_at_s is None else fresh_at_s
         self._freshness.note(report.event_id, proven_s, self.log.cursor)
 
     def trust(self, now_s: float, *, is_applying: bool) -> Trust:
-        """How far the rank's overlap can be believed; `is_applying`: it is between two messages."""
+        """Return the trust in the rank's overlap; `is_applying`: it is between two messages."""
         log = self.log
-        as_of_s = self._freshness.as_of_s(log.cursor)
-        # How long ago what the index shows was last known to be all there is; None: never.
-        age_s = None if as_of_s == -inf else round(now_s - as_of_s, 3)
+        fresh_at_s = self._freshness.fresh_at_s(log.cursor)
+        # Time since the index was last known to be complete; None: it never was.
+        age_s = None if fresh_at_s == -inf else round(now_s - fresh_at_s, 3)
         if not self.is_readable:
             theirs, ours = self.identity.scheme, self._scheme
             reason = f"hash scheme {theirs!r} is not {ours!r}{_key_hint(theirs, ours)}"
@@ -97,23 +144,23 @@ class RankIndex:
         return Trust(state, log.cursor, age_s, lag)
 
     @property
-    def as_of_s(self) -> float:
-        """The moment as of which the index is proven to show all; -inf: it never was."""
-        return self._freshness.as_of_s(self.log.cursor)
+    def fresh_at_s(self) -> float:
+        """The time as of which the index is proven to be complete; -inf if it never was."""
+        return self._freshness.fresh_at_s(self.log.cursor)
 
     def doubts(self) -> int:
-        """The doubts that the agent had last, as far as we know: in a message or in a report."""
+        """Return the agent's latest known doubts, from a message or a report."""
         if self._reported_life == self.log.incarnation and (
             self._doubts_event_id >= self.log.cursor
         ):
             return self._reported_doubts
-        if self._said_state is not self.packed_state:
-            self._said_state = self.packed_state
-            self._said_doubts = unpack_doubts(self.packed_state)
-        return self._said_doubts
+        if self._received_state is not self.packed_state:
+            self._received_state = self.packed_state
+            self._received_doubts = unpack_doubts(self.packed_state)
+        return self._received_doubts
 
     def _lag(self, age_s: float | None) -> str | None:
-        """Why a rank that adds up may be behind its engine; None if it is proven not to be."""
+        """Return why a rank may be behind its engine; None if it is proven not to be."""
         if self._reported_life not in (None, self.log.incarnation):
             return "its cache has begun a new life"
         behind = self._freshness.reported_event_id - self.log.cursor
@@ -125,7 +172,7 @@ class RankIndex:
 
 
 def _key_hint(theirs: str, ours: str) -> str:
-    """What to do where blocks are hashed alike, and keyed by other secrets."""
+    """Return advice for equal hash schemes that are keyed by different secrets."""
     if theirs.partition("+")[0] != ours.partition("+")[0]:
         return ""
     return ": set block_key_file to the same secret at both"

@@ -1,4 +1,4 @@
-"""Ranks that are filled from a dump or a snapshot, before their events are read on.
+"""Ranks that are filled from a dump or a snapshot, before their further events are read.
 
 restore   dump, of another process   ─▶ degraded until the rank's checkpoint
 resume    snapshot, with its cursor  ─▶ unsettled ─ all events that followed ─▶ settle: check
@@ -7,9 +7,9 @@ resume    snapshot, with its cursor  ─▶ unsettled ─ all events that follow
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 
-from router.indexer.base import HeldBlocks, HeldSummary, Indexer
+from router.indexer.base import ExportedBlocks, HeldSummary, Indexer
 from router.indexer.dumps import RankState
-from router.indexer.healing import Healing
+from router.indexer.healing import Resync
 from router.indexer.rank_index import RankIndex
 from router.indexer.slices import FILL_SLICE_BLOCKS, SLICE_BLOCKS, Unfinished, stage_all
 from router.protocol.events import unpack_state
@@ -17,7 +17,7 @@ from router.protocol.values import Rank, Scope
 
 
 class Restoring:
-    """Restores `ranks`, slice by slice. `staged_slice_blocks`: how much is staged at a time."""
+    """Restoration of `ranks`, slice by slice. `staged_slice_blocks`: blocks staged per slice."""
 
     __slots__ = (
         "_healing",
@@ -33,38 +33,38 @@ class Restoring:
         ranks: Mapping[Rank, RankIndex],
         indexers: Mapping[Scope, Indexer],
         unfinished: Unfinished,
-        healing: Healing,
+        healing: Resync,
     ) -> None:
         self._ranks = ranks
         self._indexers = indexers
         self._unfinished = unfinished
         self._healing = healing
-        self._unsettled: dict[Rank, None] = {}  # in order, as sets are not in every process
+        self._unsettled: dict[Rank, None] = {}  # a dict: the order of a set varies by process
         self.staged_slice_blocks = SLICE_BLOCKS
 
     def forget(self, rank: Rank) -> None:
-        """A rank is gone; unknown ones are passed over."""
+        """Forget a rank; unknown ones are ignored."""
         self._unsettled.pop(rank, None)
 
     def begin_fill(self) -> None:
-        """See `TrustedIndex`."""
+        """Implement `TrustedIndex.begin_fill`."""
         self.staged_slice_blocks = FILL_SLICE_BLOCKS
         ranks = Counter(place.scope for place in self._ranks.values())
         for scope, indexer in self._indexers.items():
             indexer.expect(ranks[scope])
 
     def restore(
-        self, rank: Rank, event_id: int, blocks: Iterable[HeldBlocks], now_s: float
+        self, rank: Rank, event_id: int, blocks: Iterable[ExportedBlocks], now_s: float
     ) -> bool:
-        """See `TrustedIndex`."""
+        """Implement `TrustedIndex.restore`."""
         place = self._blind_place(rank)
         if place is None:
             return False
         self._unfinished[rank] = self._restored(place, rank, event_id, blocks, now_s)
         return True
 
-    def resume(self, state: RankState, blocks: Iterable[HeldBlocks], now_s: float) -> bool:
-        """See `TrustedIndex`."""
+    def resume(self, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float) -> bool:
+        """Implement `TrustedIndex.resume`."""
         place = self._blind_place(state.rank)
         if place is None or (place.scope, place.identity) != (state.scope, state.identity):
             return False
@@ -74,7 +74,7 @@ class Restoring:
         return True
 
     def settle(self, ranks: int, now_s: float) -> bool:
-        """See `TrustedIndex`."""
+        """Implement `TrustedIndex.settle`."""
         for _ in range(min(ranks, len(self._unsettled))):
             rank = next(iter(self._unsettled))
             self._unfinished.finish(rank)
@@ -85,14 +85,14 @@ class Restoring:
 
     def _settle_one(self, place: RankIndex, rank: Rank, now_s: float) -> None:
         summary = place.indexer.summary(rank)
-        self._healing.take_differing(place.indexer, now_s)  # found too early to mean anything
+        self._healing.take_differing(place.indexer, now_s)  # ignored while ranks are unsettled
         self._unsettled.pop(rank, None)
         place.is_unsettled = False
-        said = unpack_state(place.packed_state)
+        reported = unpack_state(place.packed_state)
         if place.log.broken_reason is not None:
             return
-        if summary == HeldSummary(said.counts, said.digests):
-            place.indexer.note_holes(rank, said.holes)
+        if summary == HeldSummary(reported.counts, reported.digests):
+            place.indexer.note_holes(rank, reported.holes)
         else:
             self._healing.break_off(place, rank, now_s)
 
@@ -102,7 +102,7 @@ class Restoring:
             indexer.expect(0)
 
     def _blind_place(self, rank: Rank) -> RankIndex | None:
-        """A rank's place, if nothing is known of it, nor about to be."""
+        """Return a rank's state if it is blind and not being filled, else None."""
         place = self._ranks.get(rank)
         is_blind = place is not None and place.log.is_blind and rank not in self._unfinished
         return place if is_blind else None
@@ -112,14 +112,14 @@ class Restoring:
         place: RankIndex,
         rank: Rank,
         event_id: int,
-        blocks: Iterable[HeldBlocks],
+        blocks: Iterable[ExportedBlocks],
         now_s: float,
     ) -> Iterator[None]:
         yield from self._staged(place, rank, blocks)
         place.log.restored(event_id, now_s)
 
     def _resumed(
-        self, place: RankIndex, state: RankState, blocks: Iterable[HeldBlocks], now_s: float
+        self, place: RankIndex, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float
     ) -> Iterator[None]:
         is_kept = yield from self._staged(place, state.rank, blocks)
         place.packed_state = state.packed_state
@@ -128,9 +128,9 @@ class Restoring:
             self._healing.refuse(place, now_s)
 
     def _staged(
-        self, place: RankIndex, rank: Rank, blocks: Iterable[HeldBlocks]
+        self, place: RankIndex, rank: Rank, blocks: Iterable[ExportedBlocks]
     ) -> Generator[None, None, bool]:
-        """Make these all that the rank holds; False: some found no room."""
+        """Replace all that the rank holds by these blocks. Returns False if some found no room."""
         held = ((each.tier, each.sequence_hashes) for each in blocks)
         is_kept = yield from stage_all(place.indexer, rank, held, self.staged_slice_blocks)
         place.indexer.commit_staged(rank)

@@ -1,4 +1,4 @@
-"""An index, and the thread that changes it as it is told over a queue."""
+"""An index, and the thread that applies the changes posted to its queue."""
 
 import threading
 from collections import deque
@@ -11,19 +11,19 @@ from router.protocol.events import EventBatch
 from router.protocol.values import Rank
 
 BATCH_CHANGES = 64
-"""Changes taken from the queue at once, and applied before anybody is told."""
+"""Limit of changes taken from the queue at once; they are applied before a waiter is notified."""
 
 _Change: TypeAlias = tuple[Callable[..., object], Rank, tuple[object, ...]]
 _NOBODY_WAITS = -1
 
 
 class Shard:
-    """Told by one caller, and read by it while idle: with nothing pending the thread only waits.
+    """An index with one caller, which reads it directly while no changes are pending.
 
-    Ranks that were refused room or differ are appended to `differing`, and what a change raises to
-    `failures`; after that all further changes are passed over, so that no caller waits in vain.
-    `workers`, and `staged`, the ranks with blocks staged here, are the caller's own notes.
-    `_awaited`: the caller sleeps until at most so many changes are pending.
+    Ranks that were refused room or differ are appended to `differing`, and a change's exception to
+    `failures`; all further changes are then ignored, so that no caller waits in vain.
+    `workers`, and `staged`, the ranks with blocks staged here, are maintained by the caller.
+    `_awaited`: the number of pending changes at which to wake the caller.
     """
 
     __slots__ = (
@@ -58,25 +58,25 @@ class Shard:
         self._thread.start()
 
     def pending(self) -> int:
-        """Changes posted that are not known to be applied."""
+        """Return the number of posted changes that are not known to be applied."""
         return self._posted - self._done
 
     def post(
         self, method: Callable[..., object], rank: Rank, arguments: tuple[object, ...]
     ) -> None:
-        """Have the thread call a method of the index; False is a refusal."""
+        """Queue a call of a method of the index; a result of False is a refusal."""
         self._posted += 1
         self._queue.put((method, rank, arguments))
 
     def wait(self, pending: int) -> None:
-        """Sleep until at most so many changes are pending."""
+        """Block until at most `pending` changes are pending."""
         while self.pending() > pending:
             self._awaited = pending
-            if self.pending() > pending:  # the thread counts first, and looks who waits then
+            if self.pending() > pending:  # the thread updates the count before it reads `_awaited`
                 self._reached.get()
 
     def stop(self) -> None:
-        """Have the thread end after the change it is at; the rest is dropped."""
+        """Make the thread end after its present change; the rest is dropped."""
         self._is_over = True
         self._queue.put(None)
 
@@ -92,13 +92,13 @@ class Shard:
                 self._reached.put(None)
 
     def _apply_batch(self) -> int | None:
-        """Wait for changes and apply them; how many there were, None: the thread is to end."""
+        """Wait for changes and apply them. Returns their number; None if the thread must end."""
         queue = self._queue
         batch = [queue.get()]
         batch += [queue.get() for _ in range(min(queue.qsize(), BATCH_CHANGES - 1))]
         try:
             self._apply(batch)
-        except BaseException as failure:  # noqa: BLE001 - whatever it is, the caller must learn it
+        except BaseException as failure:  # noqa: BLE001 - the caller must learn of any failure
             self._is_over = True
             self._failures.append(failure)
         return len(batch) if batch[-1] is not None else None
@@ -114,7 +114,7 @@ class Shard:
 
 
 def apply_all(rank: Rank, index: Indexer, batch: EventBatch) -> bool:
-    """False if something found no room, or the rank holds something else than it says."""
+    """Apply a whole batch. Returns False if a block found no room, or the rank's sums differ."""
     progress = 0
     while progress >= 0:
         progress = index.apply(rank, batch, progress, len(batch.packed))

@@ -1,6 +1,6 @@
-"""Long messages, applied in slices: between two of them, others get their turn.
+"""Long messages, applied in slices, so that other work may run in between.
 
-Each generator pauses when about `SLICE_BLOCKS` are applied, or `slice_blocks` where it takes that,
+Each generator pauses after about `SLICE_BLOCKS` blocks, or `slice_blocks` if it has that parameter,
 and returns the outcome.
 """
 
@@ -14,15 +14,15 @@ SLICE_BLOCKS = 512
 """Blocks applied without a pause: about 30 µs."""
 
 FILL_SLICE_BLOCKS = 4096
-"""The same while a new index is filled, some 0.4 ms: a process that is not ready is asked nothing,
-and heartbeats and sockets can wait so long."""
+"""Blocks applied without a pause while a new index is filled: about 0.4 ms. A process that is not
+ready receives no requests, and heartbeats and sockets can wait that long."""
 
 
 class Unfinished(dict[Rank, Iterator[None]]):
-    """What is applied so far, and not yet to its end, of one message or dump a rank."""
+    """Messages and dumps applied in part: at most one per rank."""
 
     def apply_slice(self) -> bool:
-        """Apply one more slice of what was begun first; False if there is none."""
+        """Apply one more slice of the oldest entry. Returns False if there is none."""
         for rank, slices in self.items():
             if next(slices, self) is self:
                 del self[rank]
@@ -38,7 +38,7 @@ class Unfinished(dict[Rank, Iterator[None]]):
 def apply_rest(
     indexer: Indexer, rank: Rank, batch: EventBatch, progress: int
 ) -> Generator[None, None, int]:
-    """Apply the rest of a batch, of which a slice was applied before."""
+    """Apply the rest of a batch after its first slice."""
     while progress >= 0:
         yield
         progress = indexer.apply(rank, batch, progress, SLICE_BLOCKS)
@@ -52,7 +52,7 @@ def replace_all(
     state: HeldState,
     slice_blocks: int,
 ) -> Generator[None, None, int]:
-    """Replace all that a rank holds; what it held before is visible up to the last slice."""
+    """Replace all that a rank holds; its earlier blocks stay visible up to the last slice."""
     held = ((each.tier, unpack_hashes(each.sequence_hashes)) for each in blocks)
     is_kept = yield from stage_all(indexer, rank, held, slice_blocks)
     indexer.commit_staged(rank)
@@ -64,7 +64,7 @@ def replace_all(
 def stage_all(
     indexer: Indexer, rank: Rank, blocks: Iterable[tuple[Tier, HashArray]], slice_blocks: int
 ) -> Generator[None, None, bool]:
-    """Collect all that will replace what a rank holds; False: some of it found no room."""
+    """Stage all blocks that will replace a rank's. Returns False if some found no room."""
     is_kept, room = True, slice_blocks
     indexer.drop_staged(rank)
     for tier, hashes in blocks:

@@ -1,13 +1,13 @@
-"""An index, its cursors and where in the event stream they stand, as bytes to be loaded again.
+"""A snapshot of an index: its contents, cursors and position in the event stream, as bytes.
 
     "KVRX" │ version u16 │ reserved u16 │ contents length u64 │ checksum u64 │
              contents │ zeros up to a word │ sequence hashes, rank by rank, tier by tier
 
-Contents are msgpack: the stream's position, then each rank's state and how many blocks it has in
-each tier. Words are little-endian; the checksum is XXH3-64 of all that follows it. Only ranks that
-add up are in it. Their blocks are a dump read in slices (`dumps.py`), so they are right only
-together with the events after the position: a rank that was restored is checked when those are
-read. Encoding and decoding may run on another thread; they hold the GIL for a rank at a time.
+Contents are msgpack: the stream's position, then each rank's state and its number of blocks in each
+tier. Words are little-endian; the checksum is XXH3-64 of all bytes after it. Only ranks that match
+their reported sums are included. Their blocks are a dump read in slices (`dumps.py`), so they are
+right only together with the events after the position: a restored rank is verified when those are
+read. Encoding and decoding may run on another thread; they hold the GIL for one rank at a time.
 """
 
 import struct
@@ -17,9 +17,8 @@ import numpy as np
 from msgspec import DecodeError, Struct, msgpack
 from xxhash import xxh3_64
 
-from router.indexer.base import HeldBlocks
+from router.indexer.base import ExportedBlocks, SnapshotError
 from router.indexer.dumps import IndexDump, RankState, dumped_blocks
-from router.indexer.errors import SnapshotError
 from router.protocol.values import HashArray, PerTier, Rank, Scope, StreamPosition, Tier
 
 MAGIC = b"KVRX"
@@ -31,19 +30,19 @@ _CHECKED_BYTES = 1 << 20
 
 
 class RankSnapshot(Struct, frozen=True):
-    """Where a rank stood, and what it held then or soon after."""
+    """State of a rank, and the blocks it held then or shortly after."""
 
     state: RankState
-    blocks: list[HeldBlocks]
+    blocks: list[ExportedBlocks]
 
     @property
     def block_count(self) -> int:
-        """How many blocks there are, each counted once per tier."""
+        """The number of blocks, each counted once per tier."""
         return sum(len(held.sequence_hashes) for held in self.blocks)
 
 
 class Snapshot(Struct, frozen=True):
-    """Ranks, in order, and how far the event stream was read when they stood there."""
+    """Ranks, in order, and the position of the event stream at their states."""
 
     position: StreamPosition
     ranks: list[RankSnapshot]
@@ -65,7 +64,7 @@ _decoder = msgpack.Decoder(_Contents)
 def encode_snapshot(
     position: StreamPosition, states: Sequence[RankState], dump: IndexDump
 ) -> memoryview:
-    """States, and what was held by then or soon after. O(blocks held)."""
+    """Encode states, and the blocks held at them or shortly after. O(blocks held)."""
     held: dict[tuple[Scope, Rank], dict[Tier, HashArray]] = {}
     for scope, blocks in dumped_blocks(dump):
         held.setdefault((scope, blocks.rank), {})[blocks.tier] = blocks.sequence_hashes
@@ -79,7 +78,7 @@ def encode_snapshot(
 
 
 def decode_snapshot(payload: bytes | memoryview) -> Snapshot:
-    """What a snapshot says; its blocks are views of the payload. O(bytes).
+    """Decode a snapshot; its blocks are views of the payload. O(bytes).
 
     Raises SnapshotError for anything but a whole, undamaged snapshot of this version.
     """
@@ -120,14 +119,14 @@ def _ranks(contents: _Contents, hashes: memoryview) -> list[RankSnapshot]:
         blocks = []
         for tier, count in zip(Tier, each.counts, strict=True):
             if count:
-                blocks.append(HeldBlocks(each.state.rank, tier, words[start : start + count]))
+                blocks.append(ExportedBlocks(each.state.rank, tier, words[start : start + count]))
             start += count
         ranks.append(RankSnapshot(each.state, blocks))
     return ranks
 
 
 def _checksum(body: memoryview) -> int:
-    """In pieces, for other threads to run between two."""
+    """Return the checksum, computed in pieces so that other threads may run in between."""
     digest = xxh3_64()
     for start in range(0, len(body), _CHECKED_BYTES):
         digest.update(body[start : start + _CHECKED_BYTES])

@@ -1,8 +1,8 @@
-"""The index of every scope, and how far each rank in it can be believed.
+"""The index of every scope, and the trust in each of its ranks.
 
-A message reaches the index only if its rank's event log says so, in slices, so that a long one does
-not hold up requests; after it the index must equal what the message says the rank holds, in count
-and digest, or the rank is broken until a checkpoint heals it.
+A message reaches the index only if its rank's event log accepts it, in slices, so that a long one
+does not delay requests. After it the index must equal the state that the message reports, in count
+and digest; otherwise the rank is broken until a checkpoint heals it.
 
     message ─▶ EventLog ─▶ APPLY     slice, slice, … ─▶ cursor, holes, check
                            NEW_LIFE  staged slice, … ─▶ switch, cursor, holes, check
@@ -14,18 +14,18 @@ from router.indexer.base import (
     DIFFERENT,
     DONE,
     REFUSED,
-    HeldBlocks,
+    ExportedBlocks,
     HeldSlice,
     HeldSummary,
     Indexer,
     IndexMode,
     IndexStats,
     OverlapScores,
+    SearchedTree,
 )
 from router.indexer.dumps import IndexDump, RankBlocks, RankState, dumped_blocks
-from router.indexer.event_log import Verdict
-from router.indexer.healing import Healing
-from router.indexer.radix_tree import RadixTree
+from router.indexer.event_log import LogVerdict
+from router.indexer.healing import Resync
 from router.indexer.rank_index import RankIndex
 from router.indexer.restoring import Restoring
 from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
@@ -36,7 +36,7 @@ from router.protocol.values import SCHEME, HashArray, HeldState, Identity, Rank,
 
 _STATE_BYTES = 8 * STATE_WORDS
 
-_APPLY, _NEW_LIFE, _GAP = Verdict.APPLY, Verdict.NEW_LIFE, Verdict.GAP
+_APPLY, _NEW_LIFE, _GAP = LogVerdict.APPLY, LogVerdict.NEW_LIFE, LogVerdict.GAP
 
 _WITHOUT_EVENTS = {
     IndexMode.APPROXIMATE: Trust(
@@ -50,6 +50,7 @@ class TrustedIndex:
     """One `Indexer` per scope and one event log per rank.
 
     Invariant: a rank holds blocks only in the index of its own scope, and only if it was added.
+    `on_search`: a callback for each search, if set; then `tree` gives no tree to search past it.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class TrustedIndex:
         "_restoring",
         "_scheme",
         "_unfinished",
+        "on_search",
     )
 
     def __init__(
@@ -75,21 +77,22 @@ class TrustedIndex:
         self._indexers: dict[Scope, Indexer] = {}
         self._ranks: dict[Rank, RankIndex] = {}
         self._unfinished = Unfinished()
-        self._healing = Healing(self._ranks)
+        self.on_search: Callable[[Scope, HashArray], None] | None = None
+        self._healing = Resync(self._ranks)
         self._restoring = Restoring(self._ranks, self._indexers, self._unfinished, self._healing)
 
     @property
     def refused_messages(self) -> int:
-        """How many messages did not fit under the limit on blocks."""
+        """The number of messages that did not fit under the limit on blocks."""
         return self._healing.refused_messages
 
     @property
     def differences(self) -> int:
-        """How often a rank's index was found not to be what its agent said."""
+        """The number of times a rank's index differed from its agent's report."""
         return self._healing.differences
 
     def add_rank(self, rank: Rank, scope: Scope, identity: Identity, now_s: float) -> None:
-        """Start an empty, blind rank, in place of what was known under this name."""
+        """Start an empty, blind rank; replaces an earlier rank of this name."""
         self.drop_rank(rank)
         indexer = self._indexers.get(scope)
         if indexer is None:
@@ -97,7 +100,7 @@ class TrustedIndex:
         self._ranks[rank] = RankIndex(scope, identity, indexer, now_s, self._scheme)
 
     def drop_rank(self, rank: Rank) -> None:
-        """Forget a rank and all its blocks; unknown ones are passed over."""
+        """Forget a rank and all its blocks; unknown ones are ignored."""
         place = self._ranks.pop(rank, None)
         if place is None:
             return
@@ -109,19 +112,19 @@ class TrustedIndex:
             self._indexers.pop(place.scope).close()
 
     def begin_fill(self) -> None:
-        """What every rank holds is about to be read, and until `settle` ends nobody asks.
+        """Prepare for reading the contents of every rank; no queries come until `settle` ends.
 
         Checkpoints are staged in long slices, and room is made for the ranks known now. O(ranks).
         """
         self._restoring.begin_fill()
 
     def incarnation(self, rank: Rank) -> int | None:
-        """Which life of the rank the index shows; None while blind, or unknown."""
+        """Return the incarnation of the rank that the index shows; None if blind, or unknown."""
         place = self._ranks.get(rank)
         return None if place is None else place.log.incarnation
 
-    def apply(self, message: LogMessage, now_s: float) -> Verdict | None:
-        """Apply a message of the log, or its first slice; None if its rank is unknown.
+    def apply(self, message: LogMessage, now_s: float) -> LogVerdict | None:
+        """Apply a message of the log, or its first slice. Returns None if its rank is unknown.
 
         While `apply_slice` has more to do, the index is between two messages of this rank.
         """
@@ -133,7 +136,7 @@ class TrustedIndex:
             self._unfinished.finish(rank)
         if not place.understands(message):
             place.log.break_off("events of another identity than announced", now_s)
-            return Verdict.FOREIGN
+            return LogVerdict.FOREIGN
         verdict = place.log.classify(message)
         if verdict is _APPLY or verdict is _NEW_LIFE:
             self._begin(place, rank, message, now_s)
@@ -142,37 +145,38 @@ class TrustedIndex:
         return verdict
 
     def apply_slice(self) -> bool:
-        """Apply one more slice of the messages begun; False if there is none."""
+        """Apply one more slice of the messages begun. Returns False if there is none."""
         return self._unfinished.apply_slice()
 
     def restore(
-        self, rank: Rank, event_id: int, blocks: Iterable[HeldBlocks], now_s: float
+        self, rank: Rank, event_id: int, blocks: Iterable[ExportedBlocks], now_s: float
     ) -> bool:
         """Begin to fill a blind rank from a dump, which its checkpoint will replace.
 
-        False if it is not blind. The rest follows with `apply_slice`.
+        Returns False if it is not blind. The rest follows with `apply_slice`.
         """
         return self._restoring.restore(rank, event_id, blocks, now_s)
 
-    def resume(self, state: RankState, blocks: Iterable[HeldBlocks], now_s: float) -> bool:
-        """Begin to let a blind rank go on from where it once stood.
+    def resume(self, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float) -> bool:
+        """Begin to fill a blind rank from a snapshot, to continue from its cursor.
 
-        False if it is not blind, or another. The rest follows with `apply_slice`. The blocks may be
-        those of later moments too: until `settle`, what does not add up is not held against it.
+        Returns False if it is not blind, or its scope or identity differs. The rest follows with
+        `apply_slice`. Some blocks may be newer than the cursor: until `settle`, differing sums are
+        ignored.
         """
         return self._restoring.resume(state, blocks, now_s)
 
     def settle(self, ranks: int, now_s: float) -> bool:
-        """Hold so many resumed ranks against what they said last; False once none is left.
+        """Verify up to `ranks` resumed ranks by their last reports. Returns False if none is left.
 
-        To be called when all events that followed are applied. With the last, a fill has ended.
+        To be called when all events that followed are applied. The last rank ends the fill.
         """
         return self._restoring.settle(ranks, now_s)
 
     def rank_states(self) -> list[RankState]:
-        """Where every rank stands that adds up, and is not in the middle of a checkpoint's parts.
+        """Return the states of current ranks, without those with an incomplete checkpoint.
 
-        A rank with a message half applied stands before it. O(ranks), below 1 µs each.
+        A rank with a message applied in part has the state before it. O(ranks), below 1 µs each.
         """
         return [
             RankState(
@@ -185,14 +189,14 @@ class TrustedIndex:
             and not place.is_unsettled
         ]
 
-    def compare(self, report: LoadReport, as_of_s: float | None, now_s: float) -> None:
-        """Hold a load report against the index: is it behind, does it differ at equal event id?
+    def compare(self, report: LoadReport, fresh_at_s: float | None, now_s: float) -> None:
+        """Compare a load report with the index: it may be behind, or differ at equal event id.
 
-        `as_of_s`: the moment as of which the report is proven to be complete, if it is.
+        `fresh_at_s`: the time as of which the report is proven to be complete; None if it is not.
         """
         place = self._ranks[report.rank]
         log = place.log
-        place.note_report(report, as_of_s)
+        place.note_report(report, fresh_at_s)
         if report.incarnation != log.incarnation:
             log.doubt(now_s)
             return
@@ -205,12 +209,12 @@ class TrustedIndex:
             self._healing.take_differing(place.indexer, now_s)
 
     def stream_lost(self, ranks: Iterable[Rank], now_s: float) -> None:
-        """The stream was wiped: whatever these ranks say next does not continue what was read."""
+        """Mark ranks as broken: the stream was lost, so their next events leave a gap."""
         for rank in ranks:
             self._ranks[rank].log.break_off("event stream lost", now_s)
 
     def take_wanted_checkpoints(self, now_s: float) -> list[tuple[Rank, str]]:
-        """Ranks whose doubt has lasted, and why; each is named at most once per retry time."""
+        """Return ranks with a persistent doubt, and why; each at most once per retry time."""
         if self._mode is not IndexMode.EVENTS:
             return []
         for indexer in self._indexers.values():
@@ -218,63 +222,69 @@ class TrustedIndex:
         return self._healing.take_wanted(now_s)
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
-        """How far this rank's overlap can be believed."""
+        """Return the trust in this rank's overlap."""
         if self._mode is not IndexMode.EVENTS:
             return _WITHOUT_EVENTS[self._mode]
         is_applying = bool(self._unfinished) and rank in self._unfinished
         return self._ranks[rank].trust(now_s, is_applying=is_applying)
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
-        """The longest held prefix, per rank of the scope."""
+        """Return the longest held prefix, per rank of the scope."""
+        self.note_search(scope, sequence_hashes)
         indexer = self._indexers.get(scope)
         return {} if indexer is None else indexer.find_matches(sequence_hashes)
 
-    def tree(self, scope: Scope) -> RadixTree | None:
-        """What `find_matches` searches, where it is one tree, and nobody else is to hear of it."""
+    def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
+        """Return the trees that `find_matches` searches."""
         indexer = self._indexers.get(scope)
-        return indexer if isinstance(indexer, RadixTree) else None
+        return () if indexer is None else indexer.trees
+
+    def note_search(self, scope: Scope, sequence_hashes: HashArray) -> None:
+        """Report a search of the `trees` that belongs to no decision."""
+        if self.on_search is not None:
+            self.on_search(scope, sequence_hashes)
 
     def is_broken(self, rank: Rank) -> bool:
-        """Whether what is shown of the rank is known to be wrong, until a checkpoint heals it."""
+        """Return whether the rank's contents are known to be wrong, until a checkpoint heals it."""
         return self._ranks[rank].log.broken_reason is not None
 
     def doubts(self, rank: Rank) -> int:
-        """Why the rank's agent cannot vouch for what it says, a sum of `Doubt`s, as said last."""
+        """Return why the rank's agent cannot vouch for its reports: its latest sum of `Doubt`s."""
         return self._ranks[rank].doubts()
 
-    def as_of_s(self, rank: Rank) -> float:
-        """The moment as of which the rank is proven to be shown as it was; -inf: it never was."""
-        return self._ranks[rank].as_of_s
+    def fresh_at_s(self, rank: Rank) -> float:
+        """Return the time as of which the rank's index is proven complete; -inf if it never was."""
+        return self._ranks[rank].fresh_at_s
 
     def held_blocks(self, rank: Rank) -> int:
-        """Blocks the rank holds, counted once per tier. O(1)."""
+        """Return the number of blocks the rank holds, counted once per tier. O(1)."""
         return sum(self._ranks[rank].indexer.summary(rank).counts)
 
     def held_state(self, rank: Rank) -> HeldState:
-        """What the index shows of the rank, with the holes and doubts that it named last. O(1)."""
+        """Return the rank's state in the index, with its last reported holes and doubts. O(1)."""
         place = self._ranks[rank]
-        summary, said = place.indexer.summary(rank), unpack_state(place.packed_state)
-        return HeldState(said.holes, summary.counts, summary.digests, said.doubts)
+        summary, reported = place.indexer.summary(rank), unpack_state(place.packed_state)
+        return HeldState(reported.holes, summary.counts, summary.digests, reported.doubts)
 
     def stats(self) -> dict[Scope, IndexStats]:
-        """How full the index of each scope is, and how its self-checks ended."""
+        """Return the size of each scope's index, and the results of its self-checks."""
         return {scope: indexer.stats() for scope, indexer in self._indexers.items()}
 
     def sweep(self, sub_tables: int) -> bool:
-        """Free a slice of what cleared ranks left behind; False once nothing is left to do."""
+        """Free a slice of the blocks of cleared ranks. Returns False once nothing is left."""
         left = [indexer.sweep(sub_tables) for indexer in self._indexers.values()]
         return any(left)
 
     def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
-        """Everything held, by scope, rank and tier."""
+        """Yield all held blocks, by scope, rank and tier."""
         return dumped_blocks(IndexDump(self.event_ids(), list(self.dump_slices())))
 
     def event_ids(self) -> dict[Rank, int]:
-        """The last event of every rank that the index shows."""
+        """Return the last event of every rank that the index shows."""
         return {rank: place.log.cursor for rank, place in self._ranks.items()}
 
     def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
-        """Everything held in slices, between which all may change; a scope may even go."""
+        """Yield all held blocks in slices; in between all may change, and a scope may disappear."""
         for scope, indexer in sorted(self._indexers.items()):
             for part in indexer.dump_slices() if self._indexers.get(scope) is indexer else ():
                 yield scope, part
@@ -284,7 +294,7 @@ class TrustedIndex:
     def _begin(self, place: RankIndex, rank: Rank, message: LogMessage, now_s: float) -> None:
         if isinstance(message, EventBatch):
             reached = place.indexer.apply(rank, message, 0, SLICE_BLOCKS)
-            if reached == DONE:  # nearly every message; `_end` would say the same
+            if reached == DONE:  # nearly every message; `_end` would do the same
                 place.packed_state = message.packed[:_STATE_BYTES]
                 place.log.resume(message.incarnation, message.last_event_id)
                 return
@@ -308,7 +318,7 @@ class TrustedIndex:
         self._healing.take_differing(place.indexer, now_s)
 
     def _end(self, place: RankIndex, message: LogMessage, outcome: int, now_s: float) -> None:
-        """A message is applied: believe the index as of it, if it adds up."""
+        """Record the end of a message: its cursor and state, and whether the index matches."""
         if isinstance(message, EventBatch):
             place.packed_state = message.packed[:_STATE_BYTES]
             place.log.resume(message.incarnation, message.last_event_id)

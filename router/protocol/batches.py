@@ -1,5 +1,6 @@
-"""Many questions, or many steps, in one call. Each item is answered by itself: a bad one does not
-spoil the others.
+"""Batches of selections or of reservation steps in one call.
+
+Each item has its own result: an invalid item does not affect the others.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -16,7 +17,7 @@ Step: TypeAlias = Literal["prefill_complete", "output_block", "free"]
 
 
 class SelectBatch(Struct, frozen=True):
-    """Requests, each as `/select` takes it; they are answered in order."""
+    """Selection requests, each as `/select` takes it. Results are in the same order."""
 
     requests: Annotated[
         list[Raw],
@@ -28,8 +29,9 @@ class SelectBatch(Struct, frozen=True):
 
 
 class ReservationStep(Struct, frozen=True, kw_only=True):
-    """What became of a reservation, by either name of its id; as the routes of the same names take
-    it.
+    """A step of a reservation, with the fields of the route of the same name.
+
+    The reservation is named by either form of its id.
     """
 
     step: Step
@@ -40,8 +42,10 @@ class ReservationStep(Struct, frozen=True, kw_only=True):
 
 
 class ReservationBatch(Struct, frozen=True):
-    """Steps of reservations, taken in order. `at_once`: they are told as they happen, so nothing
-    grows untold until the next batch.
+    """Steps of reservations, applied in order.
+
+    `at_once`: the steps are reported as they happen, so no output grows unreported until the next
+    batch.
     """
 
     steps: Annotated[
@@ -55,7 +59,7 @@ class ReservationBatch(Struct, frozen=True):
 
 
 class ItemResult(Struct, frozen=True, omit_defaults=True):
-    """How one item went: the status it would have had alone, and its answer or its refusal."""
+    """The result of one item: the status of a single call, and its decision or its error."""
 
     status: int
     decision: Decision | None = None

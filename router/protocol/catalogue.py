@@ -1,15 +1,14 @@
-"""Who exists: key-value bucket `kv-{ns}-workers`, JSON so that the NATS tools can read it.
+"""The catalogue of workers and routers: key-value bucket `kv-{ns}-workers`.
 
-Keys: `worker.{worker_id}` and `router.{router_id}`, each written by the process it names and
-renewed while it lives; `order.{worker_id}`, written by operators through a router, kept until
-revoked.
+Entries are JSON, so that NATS tools can read them. Keys: `worker.{worker_id}` and
+`router.{router_id}`, each written by the process it names and renewed while it lives;
+`order.{worker_id}`, written by operators through a router, kept until revoked.
 """
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, json
 
-from router.protocol.codec import decode
 from router.protocol.values import (
     DpRank,
     Endpoint,
@@ -20,6 +19,7 @@ from router.protocol.values import (
     Scope,
     Taint,
     UInt,
+    decode,
     ranks_of,
 )
 
@@ -28,12 +28,14 @@ TransferWeight: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
 class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What requests may ask for in a worker.
+    """The properties of a worker that requests may select by.
 
-    They may require or prefer `taints`, and its place in each of the `topology_domains`.
-    `kv_transfer_domain`: within it a prompt computed here must be decoded, or should be, where that
-    is "preferred", with this weight (1). `lora_names`: the adapters it can serve; None: any.
-    `max_gpu_lora_count`: how many it keeps loaded; None: one.
+    `taints`: labels that requests may require or prefer. `topology_domains`: the worker's location
+    in each domain, which requests may require or prefer. `kv_transfer_domain`: the domain in which
+    a prompt computed here must be decoded, or should be if `kv_transfer_enforcement` is
+    "preferred", with the weight `kv_transfer_preferred_weight` (default 1). `lora_names`: the
+    adapters it can serve; None: any. `max_gpu_lora_count`: how many adapters it keeps loaded; None:
+    one.
     """
 
     taints: list[Taint] = []
@@ -48,11 +50,11 @@ class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     """A worker, as its agent announces it.
 
-    `agent_is_engine`: the agent runs the engine itself, so its silence is the engine's;
-    otherwise it stands beside an engine that may well outlive it. `reports_load`: silence says
-    something at all. `total_kv_blocks`, of each rank, and `max_num_batched_tokens`: 0 where nobody
-    knows. `block_addresses`: where other workers ask for the blocks of a rank, `tcp://host:port` or
-    `unix:///path`; ranks that are not there keep theirs to themselves.
+    `agent_is_engine`: the agent runs inside the engine, so its silence is the engine's; otherwise
+    it runs beside an engine that may outlive it. `reports_load`: load reports are expected, so
+    missing ones mean that the worker failed. `total_kv_blocks`: of each rank; 0 if unknown.
+    `max_num_batched_tokens`: 0 if unknown. `block_addresses`: by rank, where other workers request
+    its blocks, `tcp://host:port` or `unix:///path`; ranks without an entry do not share blocks.
     """
 
     worker_id: UInt
@@ -85,16 +87,16 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
 
     @property
     def rank_count(self) -> int:
-        """How many they are. O(1)."""
+        """The number of its ranks. O(1)."""
         return self.data_parallel_size
 
     def source(self, _: Rank) -> Struct | None:
-        """Where a rank's events come from, if not from the bus."""
+        """Return the source of a rank's events, or None if they come from the bus."""
         return None
 
 
 class RouterAnnouncement(Struct, frozen=True, kw_only=True):
-    """A router, as it announces itself, so that routers find each other."""
+    """A router, as it announces itself to the other routers."""
 
     router_id: UInt
     name: Name
@@ -106,7 +108,7 @@ Lifecycle: TypeAlias = Literal["schedulable", "cordoned", "draining"]
 
 
 class WorkerOrder(Struct, frozen=True):
-    """What an operator wants of a worker; it outlives routers and workers."""
+    """An operator's order about a worker. It outlives routers and workers."""
 
     lifecycle: Lifecycle
 
@@ -117,35 +119,35 @@ _order_decoder = json.Decoder(WorkerOrder)
 
 
 def worker_key(worker_id: int | Literal["*"]) -> str:
-    """Key of a worker's announcement, or of every worker's."""
+    """Return the key of a worker's announcement, or the pattern of all workers' keys."""
     return f"worker.{worker_id}"
 
 
 def router_key(router_id: int) -> str:
-    """Key of a router's announcement."""
+    """Return the key of a router's announcement."""
     return f"router.{router_id}"
 
 
 def order_key(worker_id: int) -> str:
-    """Key of an operator's order about a worker."""
+    """Return the key of an operator's order about a worker."""
     return f"order.{worker_id}"
 
 
 def encode_entry(entry: WorkerAnnouncement | RouterAnnouncement | WorkerOrder) -> bytes:
-    """The bytes of an entry."""
+    """Return the bytes of an entry."""
     return json.encode(entry)
 
 
 def decode_worker(payload: bytes) -> WorkerAnnouncement:
-    """A worker's announcement. Raises WireError for foreign bytes."""
+    """Return a worker's announcement. Raises WireError if the bytes are invalid."""
     return decode(_worker_decoder.decode, payload)
 
 
 def decode_router(payload: bytes) -> RouterAnnouncement:
-    """A router's announcement. Raises WireError for foreign bytes."""
+    """Return a router's announcement. Raises WireError if the bytes are invalid."""
     return decode(_router_decoder.decode, payload)
 
 
 def decode_order(payload: bytes) -> WorkerOrder:
-    """An operator's order. Raises WireError for foreign bytes."""
+    """Return an operator's order. Raises WireError if the bytes are invalid."""
     return decode(_order_decoder.decode, payload)

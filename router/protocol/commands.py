@@ -1,7 +1,7 @@
-"""What callers ask over NATS, tagged by `method`: the bodies of HTTP, with what is in its paths.
+"""The commands of callers over NATS, tagged by `method`: HTTP bodies plus the fields of the paths.
 
-`new`, `mark_prefill`, `mark_free` and `potential_loads` are also what Dynamo's router is asked; its
-callers say `tokens` instead of `token_ids`.
+`new`, `mark_prefill`, `mark_free` and `potential_loads` are also commands of Dynamo's router; its
+callers send `tokens` instead of `token_ids`.
 """
 
 from typing import ClassVar, TypeAlias
@@ -22,31 +22,31 @@ from router.protocol.values import TokenId
 
 
 class SelectCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="select"):
-    """Which rank should serve this prompt?"""
+    """A request to select a rank for a prompt."""
 
 
 class SelectAndReserveCommand(
     SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="select_and_reserve"
 ):
-    """The same, and book it."""
+    """A request to select a rank for a prompt and book it."""
 
 
 class NewCommand(SelectRequest, frozen=True, kw_only=True, tag_field="method", tag="new"):
-    """The same, answered in a few words."""
+    """A request to select a rank for a prompt and book it, with a short reply."""
 
     tokens_field: ClassVar[str] = "tokens"
     tokens: list[TokenId] | None = None
 
     @property
     def request(self) -> SelectRequest:
-        """With its tokens where others have them."""
+        """The request with its tokens in `token_ids`."""
         if self.tokens is None:
             return self
         return structs.replace(self, token_ids=self.tokens, tokens=None)
 
 
 class ReserveCommand(BookRequest, frozen=True, kw_only=True, tag_field="method", tag="reserve"):
-    """Book a rank that the caller chose, or what was selected."""
+    """A request to book a rank that the caller chose, or an earlier selection."""
 
 
 class PrefillCompleteCommand(
@@ -56,7 +56,7 @@ class PrefillCompleteCommand(
     tag_field="method",
     tag="prefill_complete",
 ):
-    """The prompt of this request is computed."""
+    """A report that the prompt of this request is computed."""
 
     request_id: RequestId | None = None
 
@@ -64,35 +64,35 @@ class PrefillCompleteCommand(
 class OutputBlockCommand(
     OutputBlockRequest, frozen=True, kw_only=True, tag_field="method", tag="output_block"
 ):
-    """This request grew by a block."""
+    """A report that the output of this request grew by a block."""
 
     request_id: RequestId | None = None
 
 
 class FreeCommand(FreeRequest, frozen=True, kw_only=True, tag_field="method", tag="free"):
-    """This request ended."""
+    """A report that this request ended."""
 
     request_id: RequestId | None = None
 
 
 class SelectBatchCommand(SelectBatch, frozen=True, tag_field="method", tag="select:batch"):
-    """Which rank should serve each of these prompts?"""
+    """A request to select a rank for each of these prompts."""
 
 
 class ReservationBatchCommand(
     ReservationBatch, frozen=True, tag_field="method", tag="reservations:batch"
 ):
-    """What became of these requests."""
+    """A report of many steps of reservations."""
 
 
 class MarkPrefillCommand(Struct, frozen=True, tag_field="method", tag="mark_prefill"):
-    """As `prefill_complete`; an unknown request is no error."""
+    """A report as `prefill_complete`; an unknown request is no error."""
 
     request_id: RequestId | None = None
 
 
 class MarkFreeCommand(Struct, frozen=True, tag_field="method", tag="mark_free"):
-    """As `free`; an unknown request is no error."""
+    """A report as `free`; an unknown request is no error."""
 
     request_id: RequestId | None = None
 
@@ -100,14 +100,14 @@ class MarkFreeCommand(Struct, frozen=True, tag_field="method", tag="mark_free"):
 class PotentialLoadsCommand(
     PromptRequest, frozen=True, kw_only=True, tag_field="method", tag="potential_loads"
 ):
-    """The load of every rank, were this prompt placed there."""
+    """A query for the load of every rank if this prompt were placed there."""
 
     tokens_field: ClassVar[str] = "tokens"
     tokens: list[TokenId] | None = None
 
     @property
     def request(self) -> PromptRequest:
-        """With its tokens where others have them."""
+        """The request with its tokens in `token_ids`."""
         if self.tokens is None:
             return self
         return structs.replace(self, token_ids=self.tokens, tokens=None)
@@ -116,11 +116,11 @@ class PotentialLoadsCommand(
 class OverlapScoresCommand(
     PromptRequest, frozen=True, kw_only=True, tag_field="method", tag="overlap_scores"
 ):
-    """The cached prefix of every rank."""
+    """A query for the cached prefix on every rank."""
 
 
 class LoadsCommand(Struct, frozen=True, tag_field="method", tag="loads"):
-    """The booked load of every rank."""
+    """A query for the booked load of every rank."""
 
 
 MarkCommand: TypeAlias = MarkPrefillCommand | MarkFreeCommand

@@ -1,4 +1,4 @@
-"""Everything an index holds, as processes of this field exchange it: `GET /dump`, JSON.
+"""The complete contents of an index, in the field's common format: `GET /dump`, JSON.
 
     {"model_name:routing_group": {"block_size": 16, "events": [
         {"worker_id": 1, "storage_tier": "device", "residency_domain": "worker", "event":
@@ -6,9 +6,9 @@
                 {"parent_hash": null, "start_position": null, "blocks":
                     [{"block_hash": …, "tokens_hash": null, "mm_extra_info": null}, …]}}}}, …]}}
 
-One event a rank and tier, its blocks in no order. `block_hash` is the sequence hash, which says all
-about a block's place; the index keeps no local hashes, so `tokens_hash` is null. `event_id` is the
-last event of the rank that the dump shows.
+There is one event per rank and tier, with its blocks in no particular order. `block_hash` is the
+sequence hash, which identifies a block's path; the index keeps no local hashes, so `tokens_hash` is
+null. `event_id` is the last event of the rank that the dump includes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct, json
 
 from router.errors import WireError
-from router.protocol.codec import decode
-from router.protocol.values import U64, DpRank, HashArray, Rank, Scope, Tier, UInt
+from router.protocol.values import U64, DpRank, HashArray, Rank, Scope, Tier, UInt, decode
 
 TierName: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 
@@ -28,7 +27,7 @@ _TIERS = {name: Tier(number) for number, name in enumerate(TIER_NAMES)}
 
 
 class DumpBlock(Struct, frozen=True, gc=False):
-    """One block."""
+    """A block."""
 
     block_hash: U64
     tokens_hash: int | None = None
@@ -44,13 +43,13 @@ class StoredBlocks(Struct, frozen=True):
 
 
 class StoredData(Struct, frozen=True):
-    """The one kind of event that a dump is made of."""
+    """The data of an event. Dumps contain no other kind."""
 
     stored: StoredBlocks
 
 
 class RankEvent(Struct, frozen=True):
-    """What a rank holds."""
+    """The blocks of a rank."""
 
     event_id: UInt
     data: StoredData
@@ -58,7 +57,7 @@ class RankEvent(Struct, frozen=True):
 
 
 class DumpEvent(Struct, frozen=True):
-    """What a rank holds in one tier."""
+    """The blocks of a rank in one tier."""
 
     worker_id: UInt
     storage_tier: TierName
@@ -67,7 +66,7 @@ class DumpEvent(Struct, frozen=True):
 
 
 class ScopeDump(Struct, frozen=True):
-    """Everything held in one scope."""
+    """The blocks of one scope."""
 
     block_size: Annotated[int, Meta(ge=1)] | None
     events: list[DumpEvent]
@@ -77,7 +76,7 @@ Dump: TypeAlias = dict[str, ScopeDump]
 
 
 class DumpedRank(Struct, frozen=True):
-    """What a dump says of one rank."""
+    """The contents of a dump about one rank."""
 
     scope_key: str
     block_size: int | None
@@ -90,20 +89,22 @@ _decoder = json.Decoder(Dump)
 
 
 def scope_key(scope: Scope) -> str:
-    """Under which key a dump has a scope."""
+    """Return the key of a scope in a dump."""
     return f"{scope.model_name}:{scope.routing_group}"
 
 
 def dump_event(rank: Rank, tier: Tier, event_id: int, sequence_hashes: HashArray) -> DumpEvent:
-    """What a rank holds in one tier. O(blocks)."""
+    """Return the dump event of a rank's blocks in one tier. O(blocks)."""
     blocks = [DumpBlock(sequence_hash) for sequence_hash in sequence_hashes.tolist()]
     event = RankEvent(event_id, StoredData(StoredBlocks(None, None, blocks)), rank.dp_rank)
     return DumpEvent(rank.worker_id, TIER_NAMES[tier], "worker", event)
 
 
 def decode_dump(payload: bytes) -> list[DumpedRank]:
-    """What a dump says, by rank. Raises WireError for foreign bytes, and for blocks that are named
-    otherwise than by sequence hash: they would never be found.
+    """Return the contents of a dump by rank.
+
+    Raises WireError if the bytes are invalid, or if blocks are identified by other hashes than
+    sequence hashes, which would never match.
     """
     dump = decode(_decoder.decode, payload)
     return [rank for key, scope in dump.items() for rank in _ranks(key, scope)]

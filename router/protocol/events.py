@@ -1,10 +1,10 @@
-"""Which blocks a rank holds: stream `kv-{ns}-events`, one subject per rank, msgpack arrays.
+"""Events about the blocks of a rank: stream `kv-{ns}-events`, one subject per rank, msgpack arrays.
 
-Events are canonical and absolute: blocks are named by sequence hash, packed as little-endian u64,
-and applying an event twice changes nothing. Fields may be appended, never reordered.
+Events are canonical and absolute: blocks are identified by sequence hash, packed as little-endian
+u64, and applying an event twice changes nothing. Fields may be appended, never reordered.
 
-A batch carries its events, and what the rank holds after them, as one string of words (u64, little-
-endian), which an index reads without making a Python object for each:
+A batch carries its events, and the rank's state after them, as one string of words (u64, little-
+endian), which an index reads without creating a Python object for each:
 
     holes, four tiers │ counts, four tiers │ digests, four tiers │ doubts │ events …
     an event: kind | tier << 8 | blocks << 32 │ sequence hash │ …
@@ -17,20 +17,29 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct, msgpack
 
 from router.errors import WireError
-from router.protocol.codec import decode
-from router.protocol.values import TIERS, DpRank, HeldState, Identity, PerTier, Rank, Tier, UInt
+from router.protocol.values import (
+    TIERS,
+    DpRank,
+    HeldState,
+    Identity,
+    PerTier,
+    Rank,
+    Tier,
+    UInt,
+    decode,
+)
 
 STORED, REMOVED, CLEARED = 1, 2, 3
 """Kinds of packed events."""
 
 ANY_TIER = 255
-"""What a packed event that clears every tier says instead of one."""
+"""The tier field of a packed event that clears every tier."""
 
 STATE_WORDS = 3 * TIERS + 1
 """Words before the first event."""
 
 EVENT_HEAD = struct.Struct("<BBHI")
-"""What a packed event begins with: kind, tier, zero, blocks."""
+"""The head of a packed event: kind, tier, zero, blocks."""
 
 _STATE = struct.Struct("<13Q")
 
@@ -45,20 +54,20 @@ class _PackedBlocks(Struct, frozen=True, array_like=True):
 
     @property
     def block_count(self) -> int:
-        """How many blocks are named."""
+        """The number of blocks."""
         return len(self.sequence_hashes) // 8
 
 
 class Stored(_PackedBlocks, frozen=True, array_like=True):
-    """These blocks are now in this tier."""
+    """Blocks added to a tier."""
 
 
 class Removed(_PackedBlocks, frozen=True, array_like=True):
-    """These blocks are no longer in this tier."""
+    """Blocks removed from a tier."""
 
 
 class Cleared(Struct, frozen=True, array_like=True):
-    """This tier is empty; None: every tier is."""
+    """A tier that became empty; None: all tiers."""
 
     tier: Tier | None = None
 
@@ -69,7 +78,7 @@ Event: TypeAlias = Stored | Removed | Cleared
 class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
     """Consecutive events of one rank; ids start at 1 in each incarnation.
 
-    Decoding looks at `packed` no further than its length; whoever reads it checks the rest.
+    Decoding checks only the length of `packed`; the reader of the events validates the rest.
     """
 
     worker_id: UInt
@@ -87,22 +96,22 @@ class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
 
     @property
     def event_count(self) -> int:
-        """How many events there are."""
+        """The number of events."""
         return self.last_event_id - self.first_event_id + 1
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events, one object each. Raises WireError where they are malformed. O(blocks)."""
+        """The events, one object each. Raises WireError if they are malformed. O(blocks)."""
         return unpack_events(self.packed, self.event_count)
 
     @property
     def state(self) -> HeldState:
-        """What the rank holds after the last event."""
+        """The blocks that the rank holds after the last event, in summary."""
         return unpack_state(self.packed)
 
 
 def pack_batch(state: HeldState, events: Iterable[Event]) -> bytes:
-    """A state and events as packed words. O(blocks)."""
+    """Return a state and events as packed words. O(blocks)."""
     packed = [pack_state(state)]
     for event in events:
         if isinstance(event, Cleared):
@@ -118,9 +127,9 @@ def pack_batch(state: HeldState, events: Iterable[Event]) -> bytes:
 def unpack_events(
     packed: bytes, event_count: int, offset: int = 8 * STATE_WORDS
 ) -> tuple[Event, ...]:
-    """The events from an offset on, by default behind a packed state, one object each. O(blocks).
+    """Return the events from an offset on, one object each. O(blocks).
 
-    Raises WireError where they are malformed.
+    The default offset is the end of a packed state. Raises WireError if they are malformed.
     """
     events = tuple(_unpack_events(packed, offset))
     if len(events) != event_count:
@@ -129,24 +138,24 @@ def unpack_events(
 
 
 def cleared_tier_at(packed: bytes, offset: int) -> Tier | None:
-    """Which tier the packed event there clears; None: every one."""
+    """Return the tier that the packed event at `offset` clears; None: all tiers."""
     tier = packed[offset + 1]
     return None if tier == ANY_TIER else Tier(tier)
 
 
 def pack_state(state: HeldState) -> bytes:
-    """A state as packed words."""
+    """Return a state as packed words."""
     return _STATE.pack(*state.holes, *state.counts, *state.digests, state.doubts)
 
 
 def unpack_state(packed: bytes) -> HeldState:
-    """The state that packed words begin with."""
+    """Return the state at the start of packed words."""
     words = _STATE.unpack_from(packed)
     return HeldState(_per_tier(words, 0), _per_tier(words, 1), _per_tier(words, 2), words[-1])
 
 
 def unpack_doubts(packed: bytes) -> int:
-    """The doubts in the state that packed words begin with."""
+    """Return the doubts in the state at the start of packed words."""
     doubts: int = _STATE.unpack_from(packed)[-1]
     return doubts
 
@@ -186,10 +195,10 @@ class TierBlocks(_PackedBlocks, frozen=True, array_like=True):
 
 
 class Checkpoint(Struct, frozen=True, array_like=True, tag="checkpoint"):
-    """All that a rank holds after `event_id`, replacing everything before it in the log.
+    """The complete contents of a rank after `event_id`, replacing everything before it in the log.
 
-    Split into `parts` messages where it would exceed the bus's message limit; `state` describes the
-    whole, the same in every part.
+    Split into `parts` messages if it would exceed the bus's message limit; `state` describes the
+    whole and is the same in every part.
     """
 
     worker_id: UInt
@@ -218,10 +227,10 @@ _decoder: msgpack.Decoder[LogMessage] = msgpack.Decoder(LogMessage)
 
 
 def encode_log_message(message: LogMessage) -> bytes:
-    """The bytes of a message of the event stream."""
+    """Return the bytes of a message of the event stream."""
     return msgpack.encode(message)
 
 
 def decode_log_message(payload: bytes) -> LogMessage:
-    """A message of the event stream. Raises WireError for foreign bytes."""
+    """Return a message of the event stream. Raises WireError if the bytes are invalid."""
     return decode(_decoder.decode, payload)

@@ -1,15 +1,14 @@
-"""How busy a rank is: `kv.{ns}.load.{worker_id}.{dp_rank}`, core NATS, msgpack, each second."""
+"""Load reports of ranks: `kv.{ns}.load.{worker_id}.{dp_rank}`, core NATS, msgpack, each second."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct, msgpack
 
-from router.protocol.codec import decode
-from router.protocol.values import DpRank, HeldState, Rank, UInt
+from router.protocol.values import DpRank, HeldState, Rank, UInt, decode
 
 
 class LoadCounters(Struct, frozen=True):
-    """Since the start of this incarnation, so that a lost report costs nothing.
+    """Cumulative counters of this incarnation, so that a lost report loses no information.
 
     `prefill_token_contexts` sums c · (context before + c / 2) over prefill chunks of c tokens: the
     attention work. `decode_requests` and `resident_kv_tokens` are summed over steps.
@@ -27,7 +26,7 @@ class LoadCounters(Struct, frozen=True):
 
 
 class LoadGauges(Struct, frozen=True):
-    """At the moment of the report."""
+    """Values at the time of the report."""
 
     running_requests: UInt = 0
     waiting_requests: UInt = 0
@@ -36,7 +35,7 @@ class LoadGauges(Struct, frozen=True):
 
 
 class LoadConstants(Struct, frozen=True):
-    """Of the engine."""
+    """Constants of the engine."""
 
     chunk_tokens: UInt = 0
     max_running_requests: UInt = 0
@@ -44,13 +43,13 @@ class LoadConstants(Struct, frozen=True):
 
 
 class LoadReport(Struct, frozen=True, kw_only=True):
-    """How busy a rank is and what it holds as of `event_id`; also its heartbeat.
+    """The load of a rank and the state of its cache; also its heartbeat.
 
-    `agent_incarnation` is the announced one; `incarnation` the life of the rank's cache, which may
-    end before its agent's. `report_id` counts the rank's reports, from 1, in its agent's life.
-    `event_id` is the last event that the log has. `waiting_s`: for how long the oldest change has
-    waited that is not in the log yet; 0 if none has. `heard`: of each source of beacons, the last
-    one heard before this report was made.
+    `agent_incarnation` is the announced one; `incarnation` that of the rank's cache, which may end
+    before its agent's. `report_id` counts the rank's reports, from 1, in its agent's incarnation.
+    `event_id` is the last event in the log; `state` describes the blocks after it. `waiting_s`: the
+    age of the oldest change that is not in the log yet; 0 if there is none. `heard`: for each
+    source of beacons, the last beacon received before this report was made.
     """
 
     worker_id: UInt
@@ -73,7 +72,7 @@ class LoadReport(Struct, frozen=True, kw_only=True):
 
 
 class Beacon(Struct, frozen=True, array_like=True):
-    """A mark in time, for reports to carry: what they say is no older than it."""
+    """A mark in time. A load report that contains a beacon is no older than it."""
 
     source_id: UInt
     beacon_id: UInt
@@ -84,20 +83,20 @@ _beacon_decoder = msgpack.Decoder(Beacon)
 
 
 def encode_load_report(report: LoadReport) -> bytes:
-    """The bytes of a load report."""
+    """Return the bytes of a load report."""
     return msgpack.encode(report)
 
 
 def decode_load_report(payload: bytes) -> LoadReport:
-    """A load report. Raises WireError for foreign bytes."""
+    """Return a load report. Raises WireError if the bytes are invalid."""
     return decode(_decoder.decode, payload)
 
 
 def encode_beacon(beacon: Beacon) -> bytes:
-    """The bytes of a beacon."""
+    """Return the bytes of a beacon."""
     return msgpack.encode(beacon)
 
 
 def decode_beacon(payload: bytes) -> Beacon:
-    """A beacon. Raises WireError for foreign bytes."""
+    """Return a beacon. Raises WireError if the bytes are invalid."""
     return decode(_beacon_decoder.decode, payload)

@@ -1,16 +1,16 @@
-"""What processes that forward tell each other of prompts that workers of role prefill computed."""
+"""Events that forwarding processes publish about prompts computed by workers of role prefill."""
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, msgpack
 
-from router.protocol.codec import decode
-from router.protocol.values import Endpoint, Name, TokenCount, UInt
+from router.protocol.values import Endpoint, Name, TokenCount, UInt, decode
 
 
 class PrefillEvent(Struct, frozen=True, kw_only=True):
-    """A prompt was computed, or its worker has failed it. `forwarder_id`: who tells it, of this
-    life.
+    """A prompt that was computed, or that its worker failed to compute.
+
+    `forwarder_id`: the incarnation of the forwarding process that publishes it.
     """
 
     forwarder_id: UInt
@@ -26,10 +26,10 @@ _decoder = msgpack.Decoder(PrefillEvent)
 
 
 def encode_prefill_event(event: PrefillEvent) -> bytes:
-    """Its bytes."""
+    """Return the bytes of an event."""
     return msgpack.encode(event)
 
 
 def decode_prefill_event(payload: bytes) -> PrefillEvent:
-    """An event. Raises WireError for foreign bytes."""
+    """Return an event. Raises WireError if the bytes are invalid."""
     return decode(_decoder.decode, payload)

@@ -1,29 +1,28 @@
-"""What an agent is asked about a rank's events: `kv.{ns}.worker.{rank}.events`, msgpack.
+"""Queries of a rank's events at its agent: `kv.{ns}.worker.{rank}.events`, msgpack.
 
     {"start_event_id": 7, "end_event_id": 9}     both optional, both inclusive
 
     Events         these events, the end clamped to the newest one
-    Checkpoint     everything held, in parts, where the start is missing or too old to be told again
+    Checkpoint     everything held, in parts, if the start is missing or no longer kept
     TooNew         the start has not happened yet
     InvalidRange   the end lies before the start
-    Refused        the question is none, or too many wait
+    Refused        the request is invalid, or too many are waiting
 
-Every message of an answer goes to the asker's reply subject; a checkpoint has `parts` of them. Ids
-count within an incarnation, which every answer about events names. What an agent says here may not
-be in the log yet.
+Every message of a response goes to the reply subject of the request; a checkpoint has `parts` of
+them. Ids count within an incarnation, which every response about events contains. Events in a
+response may not be in the log yet.
 """
 
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, msgpack
 
-from router.protocol.codec import decode
 from router.protocol.events import Checkpoint, Event, unpack_events
-from router.protocol.values import U64_MAX, Identity, UInt
+from router.protocol.values import U64_MAX, Identity, UInt, decode
 
 
 class RangeRequest(Struct, frozen=True):
-    """Which events? Without a start: everything held. Without an end: up to the newest."""
+    """A range of events. Without a start: everything held. Without an end: up to the newest."""
 
     start_event_id: UInt | None = None
     end_event_id: UInt | None = None
@@ -44,12 +43,12 @@ class Events(Struct, frozen=True, array_like=True, tag="events"):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events, one object each. Raises WireError where they are malformed. O(blocks)."""
+        """The events, one object each. Raises WireError if they are malformed. O(blocks)."""
         return unpack_events(self.packed, self.last_event_id - self.first_event_id + 1, offset=0)
 
 
 class TooNew(Struct, frozen=True, array_like=True, tag="too_new"):
-    """Nothing has happened since: the newest event is older than the start asked for."""
+    """A range that starts after the newest event."""
 
     incarnation: UInt
     requested_start: UInt
@@ -58,15 +57,17 @@ class TooNew(Struct, frozen=True, array_like=True, tag="too_new"):
 
 
 class InvalidRange(Struct, frozen=True, array_like=True, tag="invalid_range"):
-    """The end lies before the start."""
+    """A range that ends before its start."""
 
     start_id: UInt
     end_id: UInt
 
 
-class Refused(Struct, frozen=True, array_like=True, tag="refused"):
-    """Why there is no answer: a sentence, a code for programs, and of a bad field its name, what
-    was wrong with it, and what is allowed.
+class RangeRefused(Struct, frozen=True, array_like=True, tag="refused"):
+    """The reason why a request failed.
+
+    It has a message and a code for programs. For an invalid field, it has the field's name, what is
+    wrong with it, and what is allowed.
     """
 
     error: str
@@ -76,27 +77,27 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     allowed: str | None = None
 
 
-RangeAnswer: TypeAlias = Events | Checkpoint | TooNew | InvalidRange | Refused
+RangeAnswer: TypeAlias = Events | Checkpoint | TooNew | InvalidRange | RangeRefused
 
 _request_decoder = msgpack.Decoder(RangeRequest)
 _answer_decoder: msgpack.Decoder[RangeAnswer] = msgpack.Decoder(RangeAnswer)
 
 
 def encode_range_request(request: RangeRequest) -> bytes:
-    """The bytes of a question."""
+    """Return the bytes of a request."""
     return msgpack.encode(request)
 
 
 def decode_range_request(payload: bytes) -> RangeRequest:
-    """A question. Raises what msgspec raises, so that the error can name the field."""
+    """Return a request. Raises msgspec's own errors, so that the response can name the field."""
     return _request_decoder.decode(payload)
 
 
 def encode_range_answer(answer: RangeAnswer) -> bytes:
-    """The bytes of one message of an answer."""
+    """Return the bytes of one message of a response."""
     return msgpack.encode(answer)
 
 
 def decode_range_answer(payload: bytes) -> RangeAnswer:
-    """One message of an answer. Raises WireError for foreign bytes."""
+    """Return one message of a response. Raises WireError if the bytes are invalid."""
     return decode(_answer_decoder.decode, payload)

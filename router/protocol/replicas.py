@@ -1,9 +1,9 @@
-"""What routers tell each other about their reservations: core NATS, msgpack arrays.
+"""Messages between routers about their reservations: core NATS, msgpack arrays.
 
-Every router numbers its frames from 1 in each incarnation. A frame says what changed since the one
-before it, and ends with a count and a digest of everything that its sender has told so far: whoever
-misses a frame notices with the next one, and asks for a snapshot. What is told is absolute: told
-twice, it changes nothing. Fields may be appended, never reordered.
+Every router numbers its frames from 1 in each incarnation. A frame contains the changes since the
+frame before it, and ends with a count and a digest of everything that its sender has published so
+far: a router that misses a frame notices with the next one, and requests a snapshot. Changes are
+absolute: applied twice, they change nothing. Fields may be appended, never reordered.
 """
 
 from typing import Annotated, TypeAlias
@@ -11,11 +11,10 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct, msgpack
 from msgspec.structs import replace
 
-from router.protocol.codec import decode
-from router.protocol.values import U64, Rank, TokenCount, UInt
+from router.protocol.values import U64, Rank, TokenCount, UInt, decode
 
 MAX_OUTPUT_BLOCKS = 1 << 22
-"""More than any model writes: nobody counts further on another's word."""
+"""The limit of accepted output blocks, more than any model generates."""
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 OutputBlocks: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_OUTPUT_BLOCKS)]
@@ -23,7 +22,7 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Progress(Struct, frozen=True, array_like=True, gc=False):
-    """How far a request has come. `decay_fraction`: the last that was told with a block."""
+    """The progress of a request. `decay_fraction`: the last one reported with a block."""
 
     is_prefill_complete: bool = False
     output_blocks: OutputBlocks = 0
@@ -33,8 +32,8 @@ class Progress(Struct, frozen=True, array_like=True, gc=False):
 class SharedReservation(Struct, frozen=True, array_like=True):
     """A reservation as the other routers count it.
 
-    `sequence_hashes`: packed, of blocks that requests can share; `own_blocks` of its prompt nobody
-    can. `cached_tokens` need not be computed.
+    `sequence_hashes`: packed, of blocks that requests can share. `own_blocks`: blocks of its prompt
+    that cannot be shared. `cached_tokens` need not be computed.
     """
 
     request_id: RequestId
@@ -51,14 +50,16 @@ class SharedReservation(Struct, frozen=True, array_like=True):
             raise ValueError(f"{len(self.sequence_hashes)} bytes of hashes, not a multiple of 8")
 
     def is_same_booking(self, other: "SharedReservation") -> bool:
-        """Does it differ in progress at most?"""
+        """Return whether another reservation differs in progress at most."""
         return replace(self, progress=other.progress) == other
 
 
 class Frame(Struct, frozen=True, array_like=True, tag="frame"):
-    """What changed at a router; no id is named twice. `count` and `digest`: of all it has told.
+    """The changes at a router; each id occurs once.
 
-    A frame without changes is a heartbeat, and repeats the number of the last one with some.
+    `count` and `digest`: of all published reservations.
+
+    A frame without changes is a heartbeat, and repeats the number of the last frame with changes.
     """
 
     router_id: UInt
@@ -72,12 +73,12 @@ class Frame(Struct, frozen=True, array_like=True, tag="frame"):
 
     @property
     def change_count(self) -> int:
-        """How many reservations it tells of."""
+        """The number of changed reservations."""
         return len(self.added) + len(self.progressed) + len(self.freed)
 
 
 class SnapshotPart(Struct, frozen=True, array_like=True, tag="snapshot"):
-    """A part of all that a router has told up to, and with, a frame."""
+    """A part of all reservations that a router has published up to and including a frame."""
 
     router_id: UInt
     incarnation: UInt
@@ -92,14 +93,15 @@ class SnapshotPart(Struct, frozen=True, array_like=True, tag="snapshot"):
 
 
 class SnapshotWanted(Struct, frozen=True, array_like=True, tag="snapshot_wanted"):
-    """A router asks another for all that it has told."""
+    """A request of a router for another router's snapshot."""
 
     asked_by: UInt
 
 
 class PromptUsage(Struct, frozen=True, array_like=True, gc=False):
-    """What an engine said of a prompt, when it had computed it. Not `is_cached_told`: it did not
-    say what was cached.
+    """An engine's usage report for a computed prompt.
+
+    `is_cached_told`: whether the engine reported how many tokens were cached.
     """
 
     prompt_tokens: TokenCount
@@ -108,21 +110,24 @@ class PromptUsage(Struct, frozen=True, array_like=True, gc=False):
 
 
 class PrefillCompleted(Struct, frozen=True, array_like=True, tag="prefill_completed"):
-    """Its prompt is computed."""
+    """A report that the prompt of a request is computed."""
 
     usage: PromptUsage | None = None
     in_batch: bool = False
 
 
 class OutputBlockAdded(Struct, frozen=True, array_like=True, tag="output_block"):
-    """It grew by a block. What is told `in_batch` is told from time to time."""
+    """A report that the output of a request grew by a block.
+
+    `in_batch`: the caller reports from time to time.
+    """
 
     decay_fraction: Fraction | None = None
     in_batch: bool = False
 
 
 class ReservationFreed(Struct, frozen=True, array_like=True, tag="freed"):
-    """It ended, or has been booked anew at another router."""
+    """A report that a request ended, or that another router has taken it over."""
 
     usage: PromptUsage | None = None
 
@@ -131,15 +136,16 @@ CallerTold: TypeAlias = PrefillCompleted | OutputBlockAdded | ReservationFreed
 
 
 class ProgressTold(Struct, frozen=True, array_like=True, tag="told"):
-    """A caller told a router about a request that the receiver has booked."""
+    """A caller's report to a router about a request that the receiving router has booked."""
 
     request_id: RequestId
     told: CallerTold
 
 
 class HandedOver(Struct, frozen=True, array_like=True, tag="handed_over"):
-    """A router that stops gives some of its reservations to the receiver, which says that it has
-    taken one by telling the giver that it is freed.
+    """Reservations that a stopping router hands over to the receiver.
+
+    The receiver confirms each reservation that it takes by reporting it as freed.
     """
 
     router_id: UInt
@@ -147,12 +153,12 @@ class HandedOver(Struct, frozen=True, array_like=True, tag="handed_over"):
 
     @property
     def request_ids(self) -> list[str]:
-        """Of the reservations."""
+        """The ids of the reservations."""
         return [each.request_id for each in self.reservations]
 
 
 PeerMessage: TypeAlias = Frame | SnapshotPart | ProgressTold | HandedOver
-"""What changes who has booked what."""
+"""The messages that change reservations."""
 
 ReplicaMessage: TypeAlias = PeerMessage | SnapshotWanted
 
@@ -160,10 +166,10 @@ _decoder: msgpack.Decoder[ReplicaMessage] = msgpack.Decoder(ReplicaMessage)
 
 
 def encode_replica_message(message: ReplicaMessage) -> bytes:
-    """The bytes of a message between routers."""
+    """Return the bytes of a message between routers."""
     return msgpack.encode(message)
 
 
 def decode_replica_message(payload: bytes) -> ReplicaMessage:
-    """A message between routers. Raises WireError for foreign bytes."""
+    """Return a message between routers. Raises WireError if the bytes are invalid."""
     return decode(_decoder.decode, payload)

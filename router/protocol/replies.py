@@ -1,5 +1,7 @@
-"""What callers are told, over HTTP and NATS. Overlap is raw; `predicted_cached_blocks` is what the
-engine will really reuse, since it always computes at least one prompt token.
+"""Replies to callers, over HTTP and NATS.
+
+Overlap is raw; `predicted_cached_blocks` is the part that the engine really reuses, since it always
+computes at least one prompt token.
 """
 
 import enum
@@ -7,12 +9,23 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.placement_errors import RemovedRanks
 from router.protocol.values import DpRank, UInt
 
 
+class RemovedRanks(Struct, frozen=True):
+    """The number of ranks that a filter removed, and the first of them."""
+
+    filter: str
+    count: int
+    ranks: list[str]
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.ranks)} more" if self.count > len(self.ranks) else ""
+        return f"{self.filter} removed {', '.join(self.ranks)}{more}"
+
+
 class TrustState(enum.StrEnum):
-    """How far the index of a rank can be believed."""
+    """The reliability of a rank's index."""
 
     EXACT = "exact"
     LAGGING = "lagging"
@@ -20,10 +33,11 @@ class TrustState(enum.StrEnum):
     BLIND = "blind"
 
 
-class Trust(Struct, frozen=True):
-    """How far a rank's index, which stands at `event_id`, can be believed to equal its cache.
+class Trust(Struct, frozen=True, gc=False):
+    """The reliability of a rank's index, compared with its cache.
 
-    `age_s`: how long ago it is known that there was nothing newer; None where it never was.
+    `event_id`: the last event in the index. `age_s`: the time since the index was last known to be
+    up to date; None if it never was.
     """
 
     state: TrustState
@@ -32,8 +46,11 @@ class Trust(Struct, frozen=True):
     reason: str | None = None
 
 
-class OverlapTokens(Struct, frozen=True):
-    """Cached prefix of the chosen worker in tokens, cumulative over tiers; `dp`: of each rank."""
+class OverlapTokens(Struct, frozen=True, gc=False):
+    """The cached prefix of the chosen worker in tokens, cumulative over tiers.
+
+    `dp`: of each rank.
+    """
 
     longest_matched: int
     gpu: int
@@ -44,7 +61,9 @@ class OverlapTokens(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """One rank's terms in a decision. `cost` is the policy's, lower is better.
+    """The terms of one rank in a decision.
+
+    `cost` is the policy's; lower is better.
 
     `trusted_overlap_blocks`: the overlap, weighed by the trust in it, as policies that predict
     count it; `dynamo-1.0` counts the raw one.
@@ -63,7 +82,7 @@ class Candidate(Struct, frozen=True):
 
 
 class LearnedRates(Struct, frozen=True):
-    """Seconds that a step of an engine takes, and what each kind of work adds to it."""
+    """The duration of an engine's step in seconds, and what each kind of work adds to it."""
 
     step_s: float
     prompt_token_s: float
@@ -73,12 +92,13 @@ class LearnedRates(Struct, frozen=True):
 
 
 class PredictedSeconds(Struct, frozen=True):
-    """What a placement is predicted to take, whatever the policy goes by; see `predictive`.
+    """The predicted duration of a placement, for every policy; see `predictive`.
 
     Time to the first token: until the engine begins (`queue_s`), has room (`room_s`) and has
-    computed the prompt (`prefill_s`). Then `stream_s` to the last token. To others: `delay_s` of
-    those there, `future_s` of those to come, `pushed_s` to compute again what leaves the cache.
-    `relative_error`: one standard error, as a fraction.
+    computed the prompt (`prefill_s`). `stream_s`: from then to the last token. Effects on other
+    requests: a delay of `delay_s` in all for present ones, of `future_s` for future ones, and
+    `pushed_s` to recompute blocks evicted from the cache. `relative_error`: one standard error, as
+    a fraction.
     """
 
     time_to_first_token_s: float
@@ -94,10 +114,10 @@ class PredictedSeconds(Struct, frozen=True):
 
 
 class ExplainedCandidate(Candidate, frozen=True):
-    """One rank's terms in a decision that was to be explained.
+    """The terms of one rank in a decision with `explain`.
 
-    `parts` sum to `cost`; `chance` is how likely the rank was to be chosen by these costs, null
-    where the policy does not say. Blocks are of the prompt's leading ones, cumulative over tiers.
+    `parts` sum to `cost`. `chance`: the probability of choosing the rank by these costs, null if
+    the policy does not define one. Blocks are leading blocks of the prompt, cumulative over tiers.
     """
 
     parts: dict[str, float]
@@ -112,16 +132,14 @@ class ExplainedCandidate(Candidate, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """By what a decision was made: the policy's settings, the request's own among them, and who
-    was no candidate.
-    """
+    """The basis of a decision: settings of the policy and the request, and removed ranks."""
 
     settings: dict[str, Any]
     removed: list[RemovedRanks]
 
 
 class WorkerLoad(Struct, frozen=True):
-    """The load of a chosen rank, as it was booked before this request, and what it can take."""
+    """The load of a chosen rank, as booked before this request, and its capacity."""
 
     active_prefill_tokens: int
     prefill_token_capacity: int
@@ -130,14 +148,15 @@ class WorkerLoad(Struct, frozen=True):
 
 
 SharedTier: TypeAlias = Literal["device", "host_pinned"]
-"""Where blocks lie that workers give each other."""
+"""The tiers of blocks that workers share."""
 
 
 class BlockSource(Struct, frozen=True):
-    """Where an engine can have more of a prompt than it holds: for the engine, not for the caller.
+    """A rank from which the engine can load more of a prompt than it holds.
 
-    `blocks`: leading ones of the prompt, counted from its start, that this rank has and gives to
-    others; `tier`: the slower of those they lie in, `device` or `host_pinned`.
+    It is meant for the engine, not for the caller. `blocks`: leading blocks of the prompt, counted
+    from its start, that this rank has and shares. `tier`: the slower of the tiers they are in,
+    `device` or `host_pinned`.
     """
 
     worker_id: UInt
@@ -146,15 +165,17 @@ class BlockSource(Struct, frozen=True):
     tier: SharedTier
 
 
-class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rank for a prompt, and why. `waited_s`: in the queue, where it had to.
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A rank for a prompt, with the reasons.
+
+    `waited_s`: time in the queue.
 
     `source`: another rank, which holds more of the prompt than the chosen one does in all its
-    tiers, where both share their blocks; send it to the engine as `kv_transfer_params.source`.
+    tiers, if both share their blocks; send it to the engine as `kv_transfer_params.source`.
 
-    `selection_id`: under which it may be booked, or is. Of bookings: `sequence_hashes`, signed, are
-    what names its full blocks in them, and `track_prefill_tokens` says whether its prefill counts.
-    `worker_load`: where the request is `advisory`.
+    `selection_id`: the id under which it may be booked, or is. `sequence_hashes`: for bookings, the
+    signed hashes of its full blocks. `track_prefill_tokens`: for bookings, whether its prefill
+    counts. `worker_load`: set if the request is `advisory`.
     """
 
     selection_id: str | None = None
@@ -183,7 +204,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReservationReply(Struct, frozen=True):
-    """A booking was made. `selection_id`: its id, as selections are called."""
+    """A completed booking. `selection_id`: the id of the booking."""
 
     selection_id: str
     request_id: str
@@ -195,7 +216,7 @@ class ReservationReply(Struct, frozen=True):
 
 
 class PotentialLoad(Struct, frozen=True):
-    """The booked load of a rank, with the prompt in question where there is one."""
+    """The booked load of a rank, including the prompt of the query if there is one."""
 
     worker_id: int
     dp_rank: int
@@ -215,9 +236,10 @@ class ScopeLoads(Struct, frozen=True):
 
 
 class RankOverlap(Struct, frozen=True):
-    """Cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
+    """The cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
 
-    `num_blocks`: of the prompt; `predicted_cached_blocks`: what the engine will not compute.
+    `num_blocks`: blocks of the prompt. `predicted_cached_blocks`: blocks that the engine will not
+    compute.
     """
 
     worker_id: int
@@ -236,7 +258,7 @@ class RankOverlap(Struct, frozen=True):
 
 
 class SharedCache(Struct, frozen=True):
-    """A cache that ranks share, which Dynamo's service can ask; there is none here."""
+    """A cache shared by ranks, for compatibility with Dynamo's service; this router has none."""
 
     enabled: bool = False
     total_hit_blocks: int = 0
@@ -245,7 +267,10 @@ class SharedCache(Struct, frozen=True):
 
 
 class OverlapScoresReply(Struct, frozen=True):
-    """Cached prefix of every rank of a scope; block_size and num_blocks are the first worker's."""
+    """The cached prefix on every rank of a scope.
+
+    `block_size` and `num_blocks` are the first worker's.
+    """
 
     block_size: int
     num_blocks: int
@@ -254,7 +279,7 @@ class OverlapScoresReply(Struct, frozen=True):
 
 
 class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults=True):
-    """NATS: where the request was booked; `source`: see `Decision`."""
+    """NATS: the rank where the request was booked. `source`: see `Decision`."""
 
     request_id: str
     worker_id: int
@@ -266,23 +291,20 @@ class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults
 
 
 class PrefillMarkedReply(Struct, frozen=True, tag_field="method", tag="prefill_marked"):
-    """NATS: answer to `mark_prefill`."""
+    """NATS: the reply to `mark_prefill`."""
 
     success: bool
 
 
 class FreeMarkedReply(Struct, frozen=True, tag_field="method", tag="free_marked"):
-    """NATS: answer to `mark_free`."""
+    """NATS: the reply to `mark_free`."""
 
     success: bool
 
 
 class PotentialLoadsReply(Struct, frozen=True, tag_field="method", tag="potential_loads"):
-    """NATS: answer to `potential_loads`."""
+    """NATS: the reply to `potential_loads`."""
 
     loads: list[PotentialLoad]
     pending_count: int = 0
     pending_isl_tokens: int = 0
-
-
-Reply: TypeAlias = NewReply | PrefillMarkedReply | FreeMarkedReply | PotentialLoadsReply

@@ -1,5 +1,6 @@
-"""What callers ask, over HTTP; over NATS the same, as `commands.py` tags it. Unknown fields are
-ignored.
+"""Requests of callers over HTTP; over NATS the same, as `commands.py` tags them.
+
+Unknown fields are ignored.
 """
 
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -48,8 +49,10 @@ Weight: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class ConfigOverride(Struct, frozen=True):
-    """The policy of one request, and settings of it. `overlap_score_weight` is the older name of
-    `prefill_load_scale`, which it precedes; 0 also makes `overlap_score_credit` 0.
+    """The policy of one request, and its overridden settings.
+
+    `overlap_score_weight` is the older name of `prefill_load_scale`, and takes precedence over it;
+    0 also sets `overlap_score_credit` to 0.
     """
 
     overlap_score_weight: Weight | None = None
@@ -63,11 +66,14 @@ class ConfigOverride(Struct, frozen=True):
 
 
 class PromptRequest(Struct, frozen=True, kw_only=True):
-    """A prompt, and whose it is. `tokens_field` is what callers know `token_ids` by.
+    """A prompt and its scope.
 
-    Instead of tokens a caller may know the `sequence_hashes` of the prompt's full blocks, under the
-    identity of the ranks in question, and its length, `isl_tokens`. With `block_hashes`, the local
-    ones, caches are searched by those, and `sequence_hashes` only name the blocks in bookings.
+    `token_ids`: the prompt's tokens; NATS requests of Dynamo's callers name them `tokens`.
+    Instead of tokens a caller may send hashes. `sequence_hashes`: those of the prompt's full
+    blocks, under the identity of the ranks in question; they need `isl_tokens`. `isl_tokens`: the
+    prompt's length in tokens, needed without tokens. `block_hashes`: local hashes of the same
+    blocks, by which caches are then searched, so that `sequence_hashes` only name the blocks in
+    bookings.
     """
 
     tokens_field: ClassVar[str] = "token_ids"
@@ -83,12 +89,12 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> Scope:
-        """The scope asked about."""
+        """The scope of the request."""
         return Scope(self.model_name, self.routing_group)
 
 
 class Incumbent(Struct, frozen=True):
-    """Where another router has sent this request, whose choices ours are compared with."""
+    """The rank to which another router has sent this request, for comparison with our choice."""
 
     worker_id: UInt
     dp_rank: DpRank = 0
@@ -107,8 +113,9 @@ class RankTarget(Struct, frozen=True):
 
 
 class RoutingConstraints(Struct, frozen=True):
-    """Taints that a worker must have, and those that it should have, each with its weight: above 0
-    it is preferred, below 0 avoided.
+    """Taints that a worker must have, and taints that it should have, each with its weight.
+
+    Taints with a weight above 0 are preferred, those below 0 avoided.
     """
 
     required_taints: Annotated[list[Taint], Meta(max_length=256)] = []
@@ -116,26 +123,29 @@ class RoutingConstraints(Struct, frozen=True):
 
 
 class SelectRequest(PromptRequest, frozen=True, kw_only=True):
-    """Which rank should serve this prompt?
+    """A request to select a rank for a prompt.
 
-    `session_id` names a conversation that stays where it was served first; `affinity_target` is
-    where that is, for callers that know. `prefill_worker_id`: who has computed the prompt, near
-    whom it should be decoded. `incumbent` is read in shadow mode alone.
+    `session_id`: a conversation, which stays on the worker that served it first. `affinity_target`:
+    the worker of the conversation, for callers that know it. `prefill_worker_id`: the worker that
+    has computed the prompt, near which it should be decoded. `incumbent`: the rank chosen by
+    another router; read in shadow mode only.
 
-    Where it has to wait: `tenant`s share what there is; `policy_class` names a family or class of
-    the policy file; the highest `strict_priority` goes first; `priority_jump` is a head start in
-    seconds (with `wspt`, a weight); after `max_wait_s` it is refused.
+    The following fields apply if the request has to wait. `tenant`: tenants share the capacity.
+    `policy_class`: a family or class of the policy file. `strict_priority`: the highest goes first.
+    `priority_jump`: a head start in seconds (with `wspt`, a weight). `max_wait_s`: after this time
+    in the queue the request is refused.
 
-    `excluded_worker_ids`: who has failed this request, and is not to be tried again.
+    `excluded_worker_ids`: workers that have failed this request, and are not tried again.
 
-    `phase`: which part of the work is to be placed. "prefill": the prompt, of which the worker, one
-    of role prefill, is to keep nothing, so that its blocks count as no load; "decode": what follows
-    a prompt that another has computed, so that only blocks count; "aggregated": all of it. Without
-    one, all of it but at workers that decode only. No phase but its own is placed at role prefill.
+    `phase`: the part of the work to be placed. "prefill": the prompt, of which the worker, one of
+    role prefill, is to keep nothing, so that its blocks count as no load; "decode": what follows a
+    prompt that another has computed, so that only blocks count; "aggregated": all of it. Without
+    one, all of it but at workers that decode only. Only the phase "prefill" is placed on workers of
+    role prefill.
 
-    `selection_id` names the choice itself: `/reservations` books what was selected under it. It is
-    then the id of that booking, whatever `request_id` says. `advisory` asks for the load of the
-    chosen rank. `kv_hint` is accepted, and nothing depends on it.
+    `selection_id`: an id of the choice itself, under which `/reservations` can book it. It is then
+    the id of that booking, in place of `request_id`. `advisory`: add the load of the chosen rank to
+    the reply. `kv_hint`: accepted, without effect.
     """
 
     selection_id: RequestId | None = None
@@ -162,7 +172,7 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
 
 
 class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
-    """Book this prompt on a rank that the caller chose."""
+    """A request to book this prompt on a rank that the caller chose."""
 
     worker_id: UInt
     dp_rank: DpRank = 0
@@ -173,8 +183,10 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
 
 
 class BookRequest(PromptRequest, frozen=True, kw_only=True):
-    """Book this prompt on a rank of `worker_id`; without one, what was selected for this model and
-    group under `selection_id`. That, or else `request_id`, is the id of the booking.
+    """A request to book this prompt on a rank of a worker, or as it was selected.
+
+    `worker_id`: the worker; without it, the selection of this model and group under `selection_id`
+    is booked. The id of the booking is `selection_id`, or else `request_id`.
     """
 
     worker_id: UInt | None = None
@@ -186,15 +198,18 @@ class BookRequest(PromptRequest, frozen=True, kw_only=True):
     router_config_override: ConfigOverride | None = None
 
     def at(self, rank: Rank) -> ReserveRequest:
-        """The same, of a rank."""
+        """Return the request to book the prompt on this rank."""
         shared = (name for name in ReserveRequest.__struct_fields__ if hasattr(self, name))
-        said = {name: getattr(self, name) for name in shared}
-        said["request_id"] = self.selection_id or self.request_id
-        return ReserveRequest(**said | {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank})
+        fields = {name: getattr(self, name) for name in shared}
+        fields["request_id"] = self.selection_id or self.request_id
+        return ReserveRequest(**fields | {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank})
 
 
 class BusyThresholdRequest(Struct, frozen=True, kw_only=True):
-    """Above what a rank of a model is busy: what is named changes, null means no threshold."""
+    """Thresholds above which a rank of a model is busy.
+
+    Fields that are present change; null means no threshold.
+    """
 
     model: Name
     active_decode_blocks_threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
@@ -211,14 +226,16 @@ class ReplicaPeerRequest(Struct, frozen=True):
 
 
 class CachedTokens(Struct, frozen=True):
-    """Where OpenAI's usage says how much of a prompt was cached."""
+    """The cached tokens in OpenAI's usage."""
 
     cached_tokens: TokenCount = 0
 
 
 class Usage(Struct, frozen=True):
-    """What an engine says of a prompt: how long it was, and how much of it was cached; in its own
-    words or in OpenAI's (`prompt_tokens_details`).
+    """An engine's usage report for a prompt: its length, and its cached part.
+
+    `cached_tokens`: the cached part, in our format. `prompt_tokens_details`: the cached part, in
+    OpenAI's format.
     """
 
     prompt_tokens: TokenCount
@@ -226,8 +243,8 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: CachedTokens | None = None
 
     @property
-    def is_cached_told(self) -> bool:
-        """Whether it says how many tokens were not computed."""
+    def is_cached_reported(self) -> bool:
+        """True if the report contains the number of cached tokens."""
         return self.cached_tokens is not None or self.prompt_tokens_details is not None
 
     @property
@@ -239,18 +256,24 @@ class Usage(Struct, frozen=True):
 
 
 class PrefillCompleteRequest(Struct, frozen=True):
-    """A booked prompt is computed; `usage`: what its engine said of it."""
+    """A report that a booked prompt is computed. `usage`: its engine's usage report."""
 
     usage: Usage | None = None
 
 
 class FreeRequest(Struct, frozen=True):
-    """A booked request ended; `usage`: what its engine said of its prompt. Streams say it last."""
+    """A report that a booked request ended.
+
+    `usage`: its engine's usage report for the prompt, which streams contain at their end.
+    """
 
     usage: Usage | None = None
 
 
 class OutputBlockRequest(Struct, frozen=True):
-    """The request grew by a block; `decay_fraction` (0 to 1) weighs blocks that only it holds."""
+    """A report that the output of a request grew by a block.
+
+    `decay_fraction`: the new weight, 0 to 1, of blocks that only this request holds.
+    """
 
     decay_fraction: float | None = None

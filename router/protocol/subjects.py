@@ -1,4 +1,4 @@
-"""Every name on the bus."""
+"""All names on the bus: subjects, streams and buckets."""
 
 import re
 
@@ -11,7 +11,7 @@ NAMESPACE_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 
 
 class Subjects(Struct, frozen=True):
-    """Names on the bus, for one namespace. Raises ValueError for one that NATS could not carry."""
+    """Names on the bus, for one namespace. Raises ValueError for one that NATS cannot carry."""
 
     namespace: str
 
@@ -41,87 +41,87 @@ class Subjects(Struct, frozen=True):
 
     @property
     def snapshot_object(self) -> str:
-        """The one object in it."""
+        """The one object in the object store."""
         return "radix-state"
 
     @property
     def all_events(self) -> str:
-        """Events of every rank."""
+        """The events of every rank."""
         return f"kv.{self.namespace}.events.*.*"
 
     @property
     def all_loads(self) -> str:
-        """Load of every rank."""
+        """The load of every rank."""
         return f"kv.{self.namespace}.load.*.*"
 
     @property
     def router(self) -> str:
-        """Where routers answer commands, in queue group `router`."""
+        """The subject of commands to routers, in queue group `router`."""
         return f"kv.{self.namespace}.router"
 
     @property
     def index_queries(self) -> str:
-        """Where whoever keeps an index answers questions about it, in queue group `indexer`."""
+        """The subject of index queries, in queue group `indexer`."""
         return f"kv.{self.namespace}.indexer.query"
 
     @property
     def all_reservations(self) -> str:
-        """What every router says of its reservations."""
+        """The reservations of every router."""
         return f"kv.{self.namespace}.sequences.*"
 
     @property
     def prefills(self) -> str:
-        """What processes that forward tell each other of workers of role prefill."""
+        """The events of forwarding processes about workers of role prefill."""
         return f"kv.{self.namespace}.prefill"
 
     @property
     def beacons(self) -> str:
-        """Where routers mark time, for load reports to carry."""
+        """The beacons of routers, which load reports return."""
         return f"kv.{self.namespace}.beacons"
 
     def key(self, key: str) -> str:
-        """Where a key of the bucket is written."""
+        """Return the subject to which a key of the bucket is written."""
         return f"$KV.{self.bucket}.{key}"
 
     def events(self, rank: Rank) -> str:
-        """Events of one rank, which is their only writer."""
+        """Return the subject of one rank's events. The rank is its only writer."""
         return f"kv.{self.namespace}.events.{rank}"
 
     def load(self, rank: Rank) -> str:
-        """Load of one rank."""
+        """Return the subject of one rank's load."""
         return f"kv.{self.namespace}.load.{rank}"
 
     def reservations(self, router_id: int) -> str:
-        """What one router, which is its only writer, says of its reservations."""
+        """Return the subject of one router's reservations. The router is its only writer."""
         return f"kv.{self.namespace}.sequences.{router_id}"
 
     def to_replica(self, router_id: int) -> str:
-        """What other routers say to one router."""
+        """Return the subject of messages from other routers to one router."""
         return f"kv.{self.namespace}.sequences.{router_id}.inbox"
 
     def ping(self, worker_id: int) -> str:
-        """Answered with its incarnation by the live agent of this worker."""
+        """Return the subject on which a worker's live agent responds with its incarnation."""
         return f"kv.{self.namespace}.worker.{worker_id}.ping"
 
     def tiers(self, worker_id: int) -> str:
-        """Where the agent of this worker is asked of its tiers, and told to give blocks up."""
+        """Return the subject of queries and release requests about a worker's tiers."""
         return f"kv.{self.namespace}.worker.{worker_id}.tiers"
 
     def checkpoint_wanted(self, rank: Rank) -> str:
-        """Asks the agent of this rank for a checkpoint."""
+        """Return the subject of requests to a rank's agent for a checkpoint."""
         return f"kv.{self.namespace}.worker.{rank}.checkpoint"
 
     def load_wanted(self, rank: Rank) -> str:
-        """Answered with a load report by the agent of this rank."""
+        """Return the subject on which a rank's agent responds with a load report."""
         return f"kv.{self.namespace}.worker.{rank}.load"
 
     def events_wanted(self, rank: Rank) -> str:
-        """Answered with recent events, or all that is held, by the agent of this rank."""
+        """Return the subject of event queries to a rank's agent."""
         return f"kv.{self.namespace}.worker.{rank}.events"
 
 
 def rank_of(subject: str) -> Rank:
-    """The rank that an event or load subject ends in. Raises WireError."""
+    """Return the rank at the end of an event or load subject. Raises WireError."""
     *_, worker_id, dp_rank = ["", "", *subject.split(".")]
     if not (worker_id.isdecimal() and dp_rank.isdecimal()):
         raise WireError(f"subject {subject!r} names no rank")

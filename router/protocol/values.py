@@ -1,17 +1,32 @@
-"""The values every message is made of: hashes, tiers, identities, ranks, scopes."""
+"""The values that all messages consist of, and their decoding with one error type."""
 
 import enum
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from router.errors import WireError
+
+T = TypeVar("T")
+
+
+def decode(decoder: Callable[[bytes], T], payload: bytes) -> T:
+    """Apply a msgspec decoder to bytes from the bus. Raises WireError, and nothing else."""
+    try:
+        return decoder(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(str(error)) from error
+
+
 HashArray: TypeAlias = npt.NDArray[np.uint64]
-"""Sequence hashes, in prefix order where they form a prompt. Shape: (blocks,)."""
+"""Sequence hashes, in prefix order if they form a prompt. Shape: (blocks,)."""
 
 SCHEME = "xxh3-64-1337"
-"""The one rule this version hashes blocks by (seed 1337, LoRA and salt in the seed)."""
+"""The hash scheme of this version (seed 1337, LoRA and salt in the seed)."""
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
@@ -19,15 +34,15 @@ U64_MAX = 2**64 - 1
 I64_MAX = 2**63 - 1
 
 UInt: TypeAlias = Annotated[int, Meta(ge=0, le=I64_MAX)]
-"""A number that arithmetic and every column can take."""
+"""A number that fits arithmetic and every column."""
 
 U64: TypeAlias = Annotated[int, Meta(ge=0)]
-"""A hash, a digest, another's id: nothing is reckoned with it."""
+"""A hash, a digest or a foreign id, on which no arithmetic is done."""
 
 DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 BlockHash: TypeAlias = Annotated[int, Meta(ge=-(2**63))]
-"""A hash as callers write it: a signed number of 64 bits, or an unsigned one."""
+"""A hash in callers' form: a signed or unsigned number of 64 bits."""
 
 TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -35,14 +50,14 @@ Endpoint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Taint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 Role: TypeAlias = Literal["aggregated", "prefill", "decode"]
-"""Which part of the work a worker does: all of it, prompts for others, or what follows them."""
+"""The part of the work that a worker does: all of it, prompts for others, or what follows them."""
 
 Phase: TypeAlias = Literal["aggregated", "prefill", "decode"]
-"""Which part of a request is to be done."""
+"""The part of a request to be done."""
 
 
 class Tier(enum.IntEnum):
-    """Where a block lies, fastest first."""
+    """The location of a block, fastest first."""
 
     DEVICE = 0
     HOST = 1
@@ -55,19 +70,19 @@ TIERS = len(Tier)
 FASTEST_TIER = tuple(
     next((tier for tier in range(TIERS) if mask >> tier & 1), TIERS) for mask in range(1 << TIERS)
 )
-"""Of each tier mask (bit t: held in tier t) the fastest tier, TIERS for none."""
+"""The fastest tier of each tier mask (bit t: held in tier t); TIERS for none."""
 
 
-class Identity(Struct, frozen=True, array_like=True, gc=False):
-    """How a worker names its blocks; two workers compare only under equal identities."""
+class Identity(Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
+    """The hash scheme of a worker's blocks; two workers compare only under equal identities."""
 
     scheme: str
     block_size: Annotated[int, Meta(ge=1, le=65_536)]
     eagle: bool = False
 
 
-class Rank(Struct, frozen=True, array_like=True, order=True, gc=False):
-    """One data-parallel rank of one worker: what is chosen, and what holds blocks."""
+class Rank(Struct, frozen=True, array_like=True, order=True, gc=False, cache_hash=True):
+    """A data-parallel rank of a worker: the unit of selection, and the holder of blocks."""
 
     worker_id: UInt
     dp_rank: DpRank
@@ -77,19 +92,19 @@ class Rank(Struct, frozen=True, array_like=True, order=True, gc=False):
 
 
 def ranks_of(worker_id: int, start_rank: int, size: int) -> tuple[Rank, ...]:
-    """The data-parallel ranks of a worker, in order."""
+    """Return the data-parallel ranks of a worker, in order."""
     return tuple(Rank(worker_id, start_rank + i) for i in range(size))
 
 
 class StreamPosition(Struct, frozen=True, array_like=True):
-    """How far a stream was read: which stream, by its time of creation, and the last sequence."""
+    """A position in a stream: the stream's time of creation, and the last sequence read."""
 
     created: str
     sequence: UInt
 
 
-class Scope(Struct, frozen=True, order=True):
-    """What state is kept per: workers of different scopes never meet in one decision."""
+class Scope(Struct, frozen=True, order=True, gc=False, cache_hash=True):
+    """The unit of state: workers of different scopes never meet in one decision."""
 
     model_name: Name = "default"
     routing_group: Name = "default"
@@ -100,7 +115,7 @@ Digests: TypeAlias = tuple[U64, U64, U64, U64]
 
 
 class Doubt(enum.IntFlag):
-    """Why a rank's agent cannot vouch for what it says the engine holds."""
+    """The reasons why a rank's agent cannot guarantee what it reports of the engine's blocks."""
 
     ORPHANS = 1
     HYBRID = 2
@@ -118,24 +133,24 @@ _DOUBT_TEXTS = {
     Doubt.COPIES: "more copies reported than the engine has blocks",
     Doubt.LOWER_TIERS: "lower tiers unknown since the device's was cleared",
     Doubt.UNREADABLE: "engine events dropped as unreadable",
-    Doubt.UNCOUNTED: "a copy cannot be told from a re-announcement",
+    Doubt.UNCOUNTED: "a copy cannot be distinguished from a re-announcement",
 }
 
 
 def doubt_text(doubts: int) -> str:
-    """Doubts in words; ones this version does not know are named by number."""
+    """Return doubts as text; doubts unknown to this version are given by number."""
     texts = [text for doubt, text in _DOUBT_TEXTS.items() if doubts & doubt]
     unknown = doubts & ~sum(_DOUBT_TEXTS)
     return "; ".join([*texts, f"doubt {unknown}"] if unknown else texts)
 
 
 class HeldState(Struct, frozen=True, array_like=True):
-    """What a rank holds after a message, small enough to travel with each one.
+    """The blocks of a rank after a message, in a summary that travels with each one.
 
-    `holes[t]`: held blocks whose parent is not held, a block counting as held if its fastest
+    `holes[t]`: held blocks with a parent that is not held, a block counting as held if its fastest
     tier is at most t; 0 means that membership along every prompt is monotone. `counts[t]` and
-    `digests[t]` (XOR of a mix of the hashes) describe tier t alone. `doubts`: a sum of `Doubt`s;
-    0 where the rank's agent vouches for the rest.
+    `digests[t]` (XOR of a mix of the hashes) describe tier t alone. `doubts`: a sum of `Doubt`s; 0
+    if the rank's agent guarantees the rest.
     """
 
     holes: PerTier = (0, 0, 0, 0)
@@ -148,10 +163,13 @@ _LITTLE_ENDIAN = np.dtype("<u8")
 
 
 def pack_hashes(hashes: HashArray) -> bytes:
-    """Hashes as little-endian u64."""
+    """Return hashes as little-endian u64."""
     return hashes.astype(_LITTLE_ENDIAN, copy=False).tobytes()
 
 
 def unpack_hashes(packed: bytes) -> HashArray:
-    """Packed hashes as a read-only array, without a copy; their length is checked at decoding."""
+    """Return packed hashes as a read-only array, without a copy.
+
+    Their length is checked at decoding.
+    """
     return np.frombuffer(packed, dtype="<u8")

@@ -1,7 +1,7 @@
-"""Workers that callers register over HTTP, and where their engines can be heard.
+"""Workers that callers register over HTTP, and the endpoints of their engines.
 
 The bodies are those of Dynamo's selection service; `replay_endpoints`, `topic`, `engine`,
-`report_mode` and `load_endpoints` are ours. What is missing makes a worker incomplete, not wrong.
+`report_mode` and `load_endpoints` are ours. Missing fields make a worker incomplete, not invalid.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct, structs
 
 from router.protocol.catalogue import Enforcement, Lifecycle, TransferWeight, WorkerLabels
-from router.protocol.lookups import agreed_group
+from router.protocol.index_service import agreed_group
 from router.protocol.values import U64_MAX, DpRank, Name, Role, Scope, Taint, UInt
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -18,12 +18,13 @@ ReportMode: TypeAlias = Literal["new", "full"]
 
 
 class WorkerFields(Struct, frozen=True, kw_only=True):
-    """What can be said of a worker, and said again; None: it was not said.
+    """The mutable properties of a worker; None: not given.
 
-    Maps are by `dp_rank`. `kv_events_endpoint` and `replay_endpoint` are of a worker with one rank.
-    `topic`: prefix of what the engine publishes under. `engine` "sglang" clears all tiers at once;
-    `report_mode` "full": it may store again what it has. The last seven are its labels, which
-    requests may ask for; `stable_routing_id` is kept and shown, and nothing depends on it.
+    Maps are by `dp_rank`. `kv_events_endpoint`: of a worker with one rank. `replay_endpoint`: of a
+    worker with one rank. `topic`: the prefix under which the engine publishes. `engine` "sglang"
+    clears all tiers at once. `report_mode` "full": the engine may report stored blocks again. The
+    last seven are its labels, which requests may select by. `stable_routing_id` is kept and shown,
+    and has no effect.
     """
 
     endpoint: Text | None = None
@@ -52,8 +53,8 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     max_gpu_lora_count: Annotated[int, Meta(ge=1)] | None = None
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The fields that were said, by name."""
+    def given(self) -> dict[str, Any]:
+        """The given fields, by name."""
         names = structs.fields(WorkerFields)
         values = {each.name: getattr(self, each.name) for each in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -80,32 +81,34 @@ class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def dp_ranks(self) -> range:
-        """Its data-parallel ranks, in order; one, unless it says otherwise."""
+        """Its data-parallel ranks, in order; one by default."""
         start = self.data_parallel_start_rank or 0
         size = 1 if self.data_parallel_size is None else self.data_parallel_size
         return range(start, start + size)
 
     @property
     def labels(self) -> WorkerLabels:
-        """What requests may ask for in it."""
+        """The properties that requests may select by."""
         names = WorkerLabels.__struct_fields__
-        return WorkerLabels(**{name: each for name, each in self.said.items() if name in names})
+        return WorkerLabels(**{name: each for name, each in self.given.items() if name in names})
 
     def patched(self, patch: WorkerFields) -> "WorkerRegistration":
-        """The same with what the patch says."""
-        return structs.replace(self, **patch.said)
+        """Return the registration with the patch's fields."""
+        return structs.replace(self, **patch.given)
 
 
 class WorkerPatch(WorkerFields, frozen=True, kw_only=True):
-    """Changes to a worker: what is not named, or null, stays. `lifecycle`: cordon it, drain it, or
-    let it serve again. Another model or group needs another registration.
+    """Changes to a worker: missing and null fields stay.
+
+    `lifecycle`: cordon it, drain it, or let it serve again. Another model or group needs another
+    registration.
     """
 
     lifecycle: Lifecycle | None = None
 
 
 class EngineSource(Struct, frozen=True):
-    """Where and how the router itself hears the engine of one rank."""
+    """The endpoints and the format of one rank's engine, which the router itself follows."""
 
     events: str
     replay: str | None = None

@@ -1,8 +1,8 @@
-"""One rank of an engine that runs elsewhere: from its sockets to the bus.
+"""One rank of an engine that runs elsewhere: its events and loads, from its sockets to the bus.
 
 follow   EngineFollower ─▶ journal
 publish                    journal ─▶ KvEventPublisher, LoadPublisher ─▶ Transport
-run      both, and a stop that loses nothing
+run      both, and a stop that publishes what is left
 """
 
 import asyncio
@@ -15,27 +15,26 @@ from msgspec import Struct
 from router.protocol.loads import LoadReport
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
-from router.publisher.beacons import HeardBeacons
-from router.publisher.events import KvEventPublisher, VerifyOwner
-from router.publisher.follower import EngineFollower, FollowedLot, FollowerSettings, OnLot
-from router.publisher.journal import EventJournal
-from router.publisher.loads import LoadPublisher
-from router.publisher.normalizer import Normalizer
-from router.publisher.pacing import Pacing
-from router.publisher.pull_follower import Follower, PullFollower, PullSettings
-from router.publisher.source_journal import SourceJournal
-from router.publisher.transport import Transport
-from router.publisher.turns import Turns
-from router.publisher.zmq_sockets import Context
+from router.publisher.event_publisher import KvEventPublisher, VerifyOwner
+from router.publisher.feed.pacing import Pacing
+from router.publisher.follower.follower import EngineFollower, FollowedLot, FollowerSettings, OnLot
+from router.publisher.follower.loop_slices import SliceScheduler
+from router.publisher.follower.pull_follower import Follower, PullFollower, PullSettings
+from router.publisher.journal.consolidator import SourceJournal
+from router.publisher.journal.journal import EventJournal
+from router.publisher.load_publisher import LoadPublisher, ReceivedBeacons
+from router.publisher.normalizer.normalizer import Normalizer
+from router.publisher.zmq.sockets import Context
+from router.runtime.bus.transport import Transport
 
 log = logging.getLogger(__name__)
 
 STOP_S = 2.0
-"""So long a stop waits for the bus to take what is still unsaid."""
+"""The timeout of a stop for publishing the remaining events."""
 
 
 class BridgeSettings(Struct, frozen=True):
-    """Of one rank."""
+    """The settings of one rank."""
 
     follower: FollowerSettings | PullSettings
     flush_interval_s: float = 0.02
@@ -43,9 +42,9 @@ class BridgeSettings(Struct, frozen=True):
 
 
 class EngineBridge:
-    """One rank. Its journal and normaliser are new, and nobody else's.
+    """A bridge of one rank. Its journal and normaliser must be new and unshared.
 
-    The normaliser tells the journal, or one of its sources (`consolidated.py`).
+    The normaliser writes to the journal, or to one of its sources (`consolidator.py`).
     """
 
     def __init__(
@@ -55,14 +54,16 @@ class EngineBridge:
         normalizer: Normalizer,
         subjects: Subjects,
         settings: BridgeSettings,
-        beacons: HeardBeacons,
+        beacons: ReceivedBeacons,
         pacing: Pacing,
-        turns: Turns,
+        turns: SliceScheduler,
         clock: Callable[[], float] = time.monotonic,
         also_waiting_s: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`also_waiting_s`: for how long, at a moment, anything may have been missing that other
-        sources of the journal tell.
+        """Create the bridge of a rank.
+
+        `also_waiting_s`: returns for a time how long news of the journal's other sources may have
+        been missing.
         """
         self._rank = rank
         self._journal = journal
@@ -99,7 +100,7 @@ class EngineBridge:
         verify_owner: VerifyOwner,
         stop: asyncio.Event,
     ) -> None:
-        """Follow and publish until `stop` is set; then keep the state, and publish the rest."""
+        """Follow and publish until `stop` is set; then save the state, and publish the rest."""
         async with asyncio.TaskGroup() as group:
             following = group.create_task(self.follower.run(context))
             publishing = group.create_task(self.publish(transport, verify_owner))
@@ -110,16 +111,19 @@ class EngineBridge:
             publishing.cancel()
 
     async def publish(self, transport: Transport, verify_owner: VerifyOwner) -> None:
-        """Publish events and loads until cancelled, or until `verify_owner` raises TwinError (in a
-        group).
+        """Publish events and loads until cancelled.
+
+        Raises TwinError, in an exception group, if `verify_owner` raises it.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self.events.run(transport, verify_owner))
             group.create_task(self.loads.run(transport))
 
     def report(self) -> LoadReport:
-        """The next load report: what the log has, and for how long anything is known to be missing,
-        on either side of us.
+        """Return the next load report.
+
+        It contains the position of the log, and for how long events may have been missing between
+        the engine and this agent, or between this agent and the bus.
         """
         now_s = self._clock()
         self._report_count += 1
@@ -153,7 +157,7 @@ class EngineBridge:
                 while self.events.waiting_s:
                     await asyncio.sleep(self._settings.flush_interval_s)
         except TimeoutError:
-            log.warning("rank %s: the bus did not take the last events", self._rank)
+            log.warning("rank %s stopped: its last events were not published", self._rank)
 
 
 def _follower(
@@ -163,7 +167,7 @@ def _follower(
     settings: FollowerSettings | PullSettings,
     on_lot: OnLot,
     pacing: Pacing,
-    turns: Turns,
+    turns: SliceScheduler,
     clock: Callable[[], float],
 ) -> Follower:
     if isinstance(settings, PullSettings):

@@ -1,12 +1,10 @@
-"""What a rank's publisher refuses, and kept state that it cannot use; part of the tree in
-`router.errors`.
-"""
+"""Errors of a rank's publisher and its saved state; part of the tree in `router.errors`."""
 
 from router.errors import KvRouterError
 
 
 class NormalizerStateError(KvRouterError):
-    """What should be the kept state of a normaliser is none, or not of this version or identity."""
+    """An unusable saved state of a normaliser: malformed, or of another version or identity."""
 
     code = "normalizer_state"
 
@@ -16,7 +14,7 @@ class NormalizerStateError(KvRouterError):
 
 
 class FeedStateError(KvRouterError):
-    """The file in which an agent keeps what it knows of its engine cannot be used, or written."""
+    """A failure to use or write the file with an agent's saved state of its engine."""
 
     code = "feed_state"
 
@@ -27,7 +25,7 @@ class FeedStateError(KvRouterError):
 
 
 class TooManyQueriesError(KvRouterError):
-    """As many queries about a rank's events wait as may."""
+    """The rejection of a query about a rank's events, because too many are waiting."""
 
     code = "busy"
     http_status = 503

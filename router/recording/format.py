@@ -1,22 +1,37 @@
-"""The bytes of a recording: lines of JSON, the first of them a header.
+"""The form of a recording: lines of JSON, first a header, then an entry each.
 
-    {"format": "kv-router recording", "version": 2, … settings, seeds}
-    {"at_s": 1.25, "entry": {"kind": "tick", "now_s": 81234.5}}
-    {"at_s": 9.75, "entry": {"kind": "end", "reason": "stopped"}}
+    {"at_s": 0.25, "entry": {"kind": "tick", "now_s": 7.5}}
 
-Bytes within (packed hashes, load reports) are base64. A line stands for itself: whatever becomes of
-the file behind it, it can be read.
+An entry contains the fields of its command, the time if the command depends on it, and the outcome
+of a decision.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Raw, Struct, ValidationError, json
 
-from router.recording.commands import Command, Entry
-from router.recording.decisions import Decision
-from router.recording.errors import RecordingError
+from router.core.commands import Admit, AnyCommand, Decision
+from router.errors import KvRouterError
+from router.recording.entries import NO_RESULT, Entry, RecordedResult
+
+RecordingProblem: TypeAlias = Literal[
+    "empty", "foreign", "version", "damaged", "cut off", "too long"
+]
+
+
+class RecordingError(KvRouterError):
+    """A recording that is unreadable, at least from some line on. `problem`: the kind of damage."""
+
+    code = "recording"
+
+    def __init__(self, problem: RecordingProblem, line: int, detail: str) -> None:
+        super().__init__(f"line {line}: {detail}")
+        self.problem = problem
+        self.line = line
+        self.detail = detail
+
 
 FORMAT = "kv-router recording"
 VERSION = 2
@@ -24,17 +39,17 @@ VERSION = 2
 _START = b'{"format":"%s",' % FORMAT.encode()
 
 LINE_LIMIT_BYTES = 64 << 20
-"""No line is longer; the longest are ranks of snapshots, 11 bytes for each of their blocks."""
+"""The limit of a line. The longest are ranks of snapshots, 11 bytes for each of their blocks."""
 
 Setting: TypeAlias = bool | int | float | str | None
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a core has to be made of to decide the same.
+    """The inputs that a core needs to decide the same.
 
     `settings`: those that decisions depend on, by their names in the configuration. `multiplier`:
-    how the index spreads its keys, which shows when it is nearly full. `recorded_at`: UTC, for
-    people.
+    the hash multiplier of the index, which affects decisions when the index is nearly full.
+    `recorded_at`: UTC, for human readers.
     """
 
     format: str = FORMAT
@@ -46,57 +61,82 @@ class Header(Struct, frozen=True, kw_only=True):
     multiplier: int
 
 
-class Hole(Entry, frozen=True, tag="hole"):
-    """So many entries are missing here: they came faster than they could be written."""
+class Hole(Struct, frozen=True, tag_field="kind", tag="hole"):
+    """A gap of `missing` entries, which came faster than they could be written."""
 
     missing: int
 
 
-class End(Entry, frozen=True, tag="end"):
-    """The recording was ended here: nothing that came before is missing."""
+class End(Struct, frozen=True, tag_field="kind", tag="end"):
+    """The regular end of a recording: no entry before it is missing except in holes."""
 
     reason: str
 
 
 class Line(Struct, frozen=True):
-    """`at_s`: when, since the start of the recording."""
+    """A line of a recording. `at_s`: seconds since the start of the recording."""
 
     at_s: float
-    entry: Command | Decision | Hole | End
+    entry: Entry | Hole | End
+
+
+class _RawLine(Struct, frozen=True):
+    at_s: float
+    entry: Raw
+
+
+class _Moment(Struct, frozen=True, omit_defaults=True):
+    """The fields of an entry beside those of its command."""
+
+    now_s: float | None = None
+    outcome: RecordedResult | None = None
+    request_id: str | None = None
+    isl_tokens: int = 0
 
 
 class _Marked(Struct, frozen=True):
-    """What is looked at before anything else: whose file this is."""
+    """The format and version of a file, checked before the other fields of the header."""
 
     format: str
     version: int
 
 
 def _listed(value: object) -> object:
-    """Tokens of a request that came over the wire are an array."""
+    """Return an array of tokens, in which binary requests arrive, as a list."""
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is nothing to be recorded")
+    raise TypeError(f"{type(value).__name__} cannot be recorded")
 
 
 _encoder = json.Encoder(enc_hook=_listed)
 _marked_decoder = json.Decoder(_Marked)
 _header_decoder = json.Decoder(Header)
-_line_decoder = json.Decoder(Line)
+_line_decoder = json.Decoder(_RawLine)
+_entry_decoder: json.Decoder[AnyCommand | Hole | End] = json.Decoder(AnyCommand | Hole | End)
+_moment_decoder = json.Decoder(_Moment)
 
 
 def encode_header(header: Header) -> bytes:
-    """The first line."""
+    """Return the first line."""
     return _encoder.encode(header) + b"\n"
 
 
 def encode_line(line: Line) -> bytes:
-    """A further line. O(bytes)."""
+    """Return a further line. O(bytes)."""
+    entry = line.entry
+    if isinstance(entry, Entry):
+        fields = _encoder.encode(entry.command)
+        now_s = entry.now_s if entry.command.has_time else None
+        outcome = None if entry.outcome == NO_RESULT else entry.outcome
+        moment = _Moment(now_s, outcome, entry.request_id, entry.isl_tokens)
+        beside = _encoder.encode(moment)
+        encoded = fields if beside == b"{}" else fields[:-1] + b"," + beside[1:]
+        return _encoder.encode(_RawLine(line.at_s, Raw(encoded))) + b"\n"
     return _encoder.encode(line) + b"\n"
 
 
 def decode_header(raw: bytes) -> Header:
-    """What the first line says. Raises RecordingError."""
+    """Return the header in the first line. Raises RecordingError."""
     if not raw:
         raise RecordingError("empty", 1, "the file is empty")
     try:
@@ -115,13 +155,13 @@ def decode_header(raw: bytes) -> Header:
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
-    """The lines behind the header, with their numbers in the file.
+    """Yield the lines after the header, with their numbers in the file.
 
-    Raises RecordingError where one cannot be read: `cut off` if it is the unfinished last one.
+    Raises RecordingError if a line is unreadable: `cut off` if it is the unfinished last one.
     """
     for number, raw in enumerate(lines, start=2):
         try:
-            yield number, _line_decoder.decode(raw)
+            yield number, _decode_line(raw)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             if len(raw) >= LINE_LIMIT_BYTES:
                 reason = f"longer than {LINE_LIMIT_BYTES} bytes"
@@ -129,6 +169,24 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
             if not raw.endswith(b"\n"):
                 raise RecordingError("cut off", number, "the file ends within this line") from error
             raise RecordingError("damaged", number, str(error)) from error
+
+
+def _decode_line(raw: bytes) -> Line:
+    line = _line_decoder.decode(raw)
+    entry = _entry_decoder.decode(line.entry)
+    if isinstance(entry, Hole | End):
+        return Line(line.at_s, entry)
+    if not entry.has_time:
+        return Line(line.at_s, Entry(entry))
+    moment = _moment_decoder.decode(line.entry)
+    if moment.now_s is None:
+        raise ValidationError("Object missing required field `now_s`")
+    if not isinstance(entry, Decision):
+        return Line(line.at_s, Entry(entry, moment.now_s))
+    if moment.outcome is None and not isinstance(entry, Admit):
+        raise ValidationError("Object missing required field `outcome`")
+    told = (moment.outcome or NO_RESULT, moment.request_id, moment.isl_tokens)
+    return Line(line.at_s, Entry(entry, moment.now_s, *told))
 
 
 def _no_header(raw: bytes) -> RecordingError:

@@ -1,40 +1,53 @@
-"""A recording told to a core again, in its own time: does it decide the same?"""
+"""Replay of a recording on a core, with a comparison of all decisions."""
+
+from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from router.core import RouterCore
+from router.core.commands import Command, Decision, Placing
+from router.core.core import RouterCore
 from router.errors import KvRouterError
-from router.recording.decisions import Decided, Decision
-from router.recording.errors import RecordingError
-from router.recording.format import End, Hole, Line
+from router.recording.entries import Entry, RecordedResult, choice_of, result_of
+from router.recording.format import End, Hole, Line, RecordingError
+from router.scheduler.selector import Choice
+
+
+class Decided(Struct, frozen=True):
+    """A replayed decision. `choice`: its candidates, if the core chose."""
+
+    outcome: RecordedResult
+    choice: Choice | None = None
 
 
 class Compared(Struct, frozen=True):
-    """A decision as it was recorded, and as it is made now. `line` is its number in the file."""
+    """A decision as recorded, and as replayed. `line` is its number in the file."""
 
     line: int
     at_s: float
-    recorded: Decision
+    recorded: Entry
     now: Decided
 
     @property
     def is_equal(self) -> bool:
-        """Whether it came out the same, to the last bit of every candidate's cost."""
+        """True if the outcomes are equal, to the last bit of every candidate's cost."""
         return self.recorded.outcome == self.now.outcome
 
 
 class Replay:
-    """One core, told one line after the other.
+    """A replay of a recording on one core, line by line.
 
-    `lines`: how many it was told. `missing`: entries that were never written; the first of them are
-    missing at `hole_line`, and from there on the core's state is not the recorded one's. `ended`:
-    why the recording was ended; None: it was not, and its last moments are missing.
+    `lines`: the number of replayed lines. `missing`: entries that were never written; `hole_line`:
+    the line of the first of them, after which the core's state differs from the recorded one.
+    `ended`: the reason of the recording's end; None if it has no end, so its last moments are
+    missing.
     """
 
-    __slots__ = ("_core", "at_s", "ended", "hole_line", "lines", "missing")
+    __slots__ = ("at_s", "core", "ended", "hole_line", "lines", "missing")
 
     def __init__(self, core: RouterCore) -> None:
-        self._core = core
+        self.core = core
         self.lines = 0
         self.at_s = 0.0
         self.missing = 0
@@ -42,9 +55,9 @@ class Replay:
         self.ended: str | None = None
 
     def take(self, number: int, line: Line) -> Compared | None:
-        """Tell the core what a line says; a decision is compared.
+        """Replay a line; return the comparison if it is a decision.
 
-        Raises RecordingError for what nobody can have told.
+        Raises RecordingError for a line that no core can have recorded.
         """
         try:
             return self._take(number, line)
@@ -56,13 +69,25 @@ class Replay:
 
     def _take(self, number: int, line: Line) -> Compared | None:
         entry = line.entry
-        if isinstance(entry, Decision):
-            return Compared(number, line.at_s, entry, entry.decide(self._core))
         if isinstance(entry, Hole):
             self.missing += entry.missing
             self.hole_line = self.hole_line or number
         elif isinstance(entry, End):
             self.ended = entry.reason
+        elif isinstance(entry.command, Decision):
+            return Compared(number, line.at_s, entry, self._decide(entry.command, entry.now_s))
         else:
-            entry.tell(self._core)
+            with suppress(KvRouterError):  # the recorded core raised it too
+                self.core.handle(entry.command, entry.now_s)
         return None
+
+    def _decide(self, command: Command[Any], now_s: float) -> Decided:
+        """Replay a decision. Raises InvalidFieldError for a prompt that is invalid."""
+        if isinstance(command, Placing):
+            command = replace(command, prompt=self.core.hashed(command.request))
+        reply: Any
+        try:
+            reply, _ = self.core.handle(command, now_s)
+        except KvRouterError as error:
+            reply = error
+        return Decided(result_of(self.core, command, reply), choice_of(reply))

@@ -1,9 +1,9 @@
-"""Kernel that compares what is booked on ranks with what makes them busy, for `busy.py`."""
+"""Kernel that compares the ranks' booked load with the busy thresholds, for `busy.py`."""
 
 import numpy as np
 import numpy.typing as npt
 
-from router.compiled import device, kernel
+from router.runtime.kernels.numba_runtime import device, kernel
 from router.sequence.rank_table import (
     BUSY,
     CAPACITY_BLOCKS,
@@ -16,12 +16,12 @@ from router.sequence.rank_table import (
 Array = npt.NDArray[np.float64]
 
 UNKNOWN_STEP_TOKENS = 10_000_000.0
-"""What an engine computes in one step where nobody knows: a great deal, as Dynamo has it."""
+"""Tokens per step of an engine that publishes no limit: practically unlimited, as in Dynamo."""
 
 
 @device
 def exceeds(row: Array, decode: float, tokens: float, steps: float) -> bool:
-    """Whether a measure is above its threshold; NaN is none. Nobody is full of unknown capacity."""
+    """Return whether a measure exceeds its threshold; NaN disables one, no capacity the first."""
     if row[CAPACITY_BLOCKS] > 0:
         blocks = max(row[DECODE_BLOCKS], row[USED_BLOCKS])
         if blocks > decode * row[CAPACITY_BLOCKS]:
@@ -47,8 +47,10 @@ def mark_busy(
     is_latched: bool,
     busy: npt.NDArray[np.bool_],
 ) -> int:
-    """Say which of these ranks are busy, and how many. Where they were, `kept` of each threshold
-    counts. Latched, the answers are what they were the next time.
+    """Write which of these ranks are busy. Returns their number.
+
+    For a rank that was busy, `kept` times each threshold counts. If `is_latched`, the result is
+    stored as the ranks' previous state for the next call.
     """
     count = 0
     for i in range(len(slots)):

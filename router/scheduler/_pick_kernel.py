@@ -1,18 +1,18 @@
-"""One of many costs: the cheapest, or a draw."""
+"""Selection of one of several costs: the lowest, or a random draw."""
 
 import math
 
 import numpy as np
 import numpy.typing as npt
 
-from router.compiled import device, kernel
+from router.runtime.kernels.numba_runtime import device, kernel
 
 Array = npt.NDArray[np.float64]
 
 
 @kernel("Tuple((int64, int64))(float64[::1])")
 def cheapest(costs: Array) -> tuple[int, int]:
-    """The first index of the lowest cost, and how many costs equal it exactly."""
+    """Return the first index of the lowest cost, and the number of costs exactly equal to it."""
     best, ties = 0, 0
     for i in range(len(costs)):
         if costs[i] < costs[best]:
@@ -24,7 +24,7 @@ def cheapest(costs: Array) -> tuple[int, int]:
 
 @kernel("int64(float64[::1], int64, int64)")
 def nth_equal(costs: Array, first: int, number: int) -> int:
-    """The index of the n-th of the costs that equal the first one, which is number 0."""
+    """Return the index of the n-th cost equal to the first one, which is number 0."""
     index = first
     while number:
         index += 1
@@ -35,14 +35,14 @@ def nth_equal(costs: Array, first: int, number: int) -> int:
 
 @kernel("void(float64[::1], int64, float64[::1], float64[::1])")
 def keys_of_equals(costs: Array, first: int, keys: Array, kept: Array) -> None:
-    """The keys of the costs that equal the first one, infinity in all other places."""
+    """Write the keys of the costs equal to the first one, and infinity in all other places."""
     for i in range(len(costs)):
         kept[i] = keys[i] if costs[i] == costs[first] else math.inf
 
 
 @device
 def sums(costs: Array, temperature: float) -> Array:
-    """Running sums of exp(−cost / ((max − min) · temperature)); equal parts if all are equal.
+    """Return running sums of exp(−cost / ((max − min) · temperature)); even steps if all are equal.
 
     Source: Dynamo's `softmax_sample`.
     """
@@ -60,7 +60,7 @@ def sums(costs: Array, temperature: float) -> Array:
 
 @kernel("int64(float64[::1], float64, float64)")
 def drawn(costs: Array, temperature: float, sample: float) -> int:
-    """Where `sample` (0 to 1) falls on the sums."""
+    """Return the index at which `sample` (0 to 1) falls on the running sums."""
     parts = sums(costs, temperature)
     for i in range(len(costs)):
         if sample * parts[-1] < parts[i]:
@@ -70,7 +70,7 @@ def drawn(costs: Array, temperature: float, sample: float) -> int:
 
 @kernel("void(float64[::1], float64, float64[::1])")
 def softmax(costs: Array, temperature: float, chances: Array) -> None:
-    """How likely each is to be drawn."""
+    """Write the probability of each cost to be drawn."""
     parts = sums(costs, temperature)
     for i in range(len(costs)):
         before = parts[i - 1] if i else 0.0

@@ -1,6 +1,4 @@
-"""Which rank a session is bound to: the first that served it, until it is idle for the time to
-live.
-"""
+"""Bindings of sessions to the rank that served them first, until idle for the time to live."""
 
 from collections.abc import Iterator
 
@@ -10,7 +8,7 @@ from router.protocol.values import Rank, Scope
 
 
 class Session(Struct, frozen=True):
-    """A conversation, as callers name it; names of different scopes are different sessions."""
+    """A conversation, named by callers; equal names in different scopes are different sessions."""
 
     scope: Scope
     session_id: str
@@ -22,7 +20,7 @@ class _Binding(Struct):
 
 
 class AffinityTable:
-    """Bindings of sessions, bounded: beyond the limit the one idle longest is forgotten.
+    """Bindings of sessions; beyond the limit the one idle longest is evicted.
 
     Invariants: `_bindings` is in order of `expires_s`, and holds at most `max_sessions`.
     """
@@ -40,19 +38,19 @@ class AffinityTable:
         return len(self._bindings)
 
     def __iter__(self) -> Iterator[Session]:
-        """Sessions, idle longest first."""
+        """Return the sessions, longest idle first."""
         return iter(self._bindings)
 
     def find(self, session: Session, now_s: float) -> Rank | None:
-        """Where a session is bound. O(1), and O(1) for each that has expired since."""
+        """Return the rank of a session; None if unbound. O(1), plus O(1) per expired session."""
         self._expire(now_s)
         binding = self._bindings.get(session)
         return None if binding is None else binding.rank
 
     def bind(self, session: Session, rank: Rank, now_s: float, gone: Rank | None = None) -> Rank:
-        """Note that a rank served a session; where it is bound from now on, which is not idle.
+        """Record that a rank served a session, and restart its idle time. Returns its bound rank.
 
-        The first binding wins, unless it is to the rank that is `gone`. O(1), as `find`.
+        The first binding stays, unless it is to the rank that is `gone`. O(1), as `find`.
         """
         bound = self.find(session, now_s)
         if bound is None or bound == gone:

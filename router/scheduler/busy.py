@@ -1,9 +1,9 @@
-"""Ranks that are too busy to be sent anything more.
+"""Ranks that are too busy for further requests.
 
-A rank becomes busy when one of its measures exceeds that measure's threshold, and is free again
-once all of them are below the threshold by the hysteresis: in between it stays what it is. It is
-judged by what is booked at the moment of the decision, so that no message has to come for it to
-recover. Source of the thresholds: Dynamo's `KvWorkerMonitor`, which has no band.
+A rank becomes busy when one of its measures exceeds that measure's threshold, and free again when
+all of them are below the threshold by the hysteresis; in between its state stays. The load is the
+booked one at the time of the decision, so that recovery needs no message. Source of the thresholds:
+Dynamo's `KvWorkerMonitor`, which has no hysteresis.
 """
 
 from math import nan
@@ -21,20 +21,15 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 
 
 class BusyThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Above what a rank is busy; None: this is not looked at.
+    """Limits above which a rank is busy; None disables one.
 
-    Of decode blocks a fraction of the rank's capacity; of prefill tokens a number, and a fraction
-    of what its engine computes in one step (`max_num_batched_tokens`).
+    Decode blocks: a fraction of the rank's capacity. Prefill tokens: a number, and a fraction of
+    the tokens that its engine computes in one step (`max_num_batched_tokens`).
     """
 
     active_decode_blocks_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     active_prefill_tokens_threshold: Annotated[int, Meta(ge=0)] | None = None
     active_prefill_tokens_threshold_frac: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-
-    @property
-    def are_set(self) -> bool:
-        """Whether anything is looked at."""
-        return self != NO_THRESHOLDS
 
 
 NO_THRESHOLDS = BusyThresholds()
@@ -48,10 +43,10 @@ def busy_ranks(
     *,
     is_latched: bool,
 ) -> tuple[Mask, int]:
-    """Who of the ranks in these rows of the rank table is busy now, and how many are.
+    """Return a mask of the ranks (rows of the rank table) that are busy now, and their number.
 
-    `hysteresis`: the band below each threshold, as a fraction of it, where a rank stays what it
-    was; latched, it is what it is found to be from now on. O(ranks).
+    `hysteresis`: the band below each threshold, as a fraction of it, in which a rank keeps its
+    state. If `is_latched`, the result becomes that state. O(ranks).
     """
     busy = np.empty(len(slots), np.bool_)
     limits = (
@@ -66,5 +61,5 @@ def busy_ranks(
 
 
 def step_tokens(max_batched_tokens: FloatArray) -> FloatArray:
-    """What engines compute in one step, at most."""
+    """Return the most tokens that engines compute in one step."""
     return np.where(max_batched_tokens > 0, max_batched_tokens, UNKNOWN_STEP_TOKENS)

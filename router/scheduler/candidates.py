@@ -1,4 +1,4 @@
-"""Who may be chosen, laid out for decisions."""
+"""The ranks that may be chosen, arranged for decisions."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,10 @@ Positions = npt.NDArray[np.int64]
 class Candidates(Struct, frozen=True, eq=False):
     """Ranks in order, each with its worker and its slot in the rank table.
 
-    `groups`: under which identity a prompt is hashed for the candidates at which positions;
-    `identities`: under which it is hashed at all. `have_prefill`: some of them compute prompts for
-    others, and nothing else.
+    `groups`: for each identity that prompts are hashed under, rows {position, slot} of its
+    candidates.
+    `identities`: those identities. `have_prefill`: True if some candidates only compute prompts for
+    others.
     """
 
     ranks: Sequence[Rank]
@@ -34,23 +35,23 @@ class Candidates(Struct, frozen=True, eq=False):
         return len(self.ranks)
 
     def worker_of(self, rank: Rank) -> WorkerAnnouncement:
-        """The worker of a candidate; ranks are in order. O(log candidates)."""
+        """Return the worker of a candidate; ranks are in order. O(log candidates)."""
         return self.workers[bisect_left(self.ranks, rank)]
 
     def __contains__(self, rank: Rank) -> bool:
-        """Whether it is one of them. O(log candidates)."""
+        """Return whether the rank is a candidate. O(log candidates)."""
         position = bisect_left(self.ranks, rank)
         return position < len(self.ranks) and self.ranks[position] == rank
 
     @classmethod
     def of(cls, workers: Iterable[WorkerAnnouncement], table: RankTable) -> "Candidates":
-        """Every rank of these workers. O(ranks)."""
+        """Return every rank of these workers as a candidate. O(ranks)."""
         pairs = list(chain.from_iterable(((rank, w) for rank in w.ranks) for w in workers))
-        return _laid_out(pairs, [table.slot(rank) for rank, _ in pairs])
+        return _laid_out(pairs, np.array([table.slot(rank) for rank, _ in pairs], np.int64))
 
 
 class Narrowing:
-    """Candidates from which some are taken again and again: laid out in arrays for that."""
+    """Candidates in arrays, for repeated selection of subsets."""
 
     __slots__ = ("_are_prefill", "_candidates", "_group_of", "_ranks", "_workers")
 
@@ -62,41 +63,44 @@ class Narrowing:
         prefill = (worker.role == "prefill" for worker in candidates.workers)
         self._are_prefill = np.fromiter(prefill, np.bool_, count)
         self._group_of = np.empty(count, np.int64)
-        for group, (_, positions) in enumerate(candidates.groups):
-            self._group_of[positions] = group
+        for group, (_, places) in enumerate(candidates.groups):
+            self._group_of[places[:, 0]] = group
 
     def only(self, keep: npt.NDArray[np.bool_]) -> Candidates:
-        """Those at positions where `keep` is true, of shape (candidates,). O(candidates), without
-        a step of Python for each.
+        """Return the candidates where `keep`, of shape (candidates,), is true.
+
+        O(candidates), without a step of Python for each.
         """
         kept = np.flatnonzero(keep)
-        group_of = self._group_of[kept]
+        group_of, slots = self._group_of[kept], self._candidates.slots[kept]
         groups = [
-            (identity, positions)
+            (identity, _places(positions, slots))
             for group, (identity, _) in enumerate(self._candidates.groups)
             if len(positions := np.flatnonzero(group_of == group))
         ]
         return Candidates(
             tuple(self._ranks[kept].tolist()),
             tuple(self._workers[kept].tolist()),
-            self._candidates.slots[kept],
+            slots,
             tuple(groups),
             tuple(identity for identity, _ in groups),
             bool(self._are_prefill[kept].any()),
         )
 
 
-def _laid_out(
-    pairs: Sequence[tuple[Rank, WorkerAnnouncement]], slots: Sequence[int] | Positions
-) -> Candidates:
+def _laid_out(pairs: Sequence[tuple[Rank, WorkerAnnouncement]], slots: Positions) -> Candidates:
     by_identity: dict[Identity, list[int]] = {}
     for position, (_, worker) in enumerate(pairs):
         by_identity.setdefault(worker.identity, []).append(position)
     return Candidates(
         tuple(rank for rank, _ in pairs),
         tuple(worker for _, worker in pairs),
-        np.array(slots, np.int64),
-        tuple((each, np.array(found, np.int64)) for each, found in by_identity.items()),
+        slots,
+        tuple((each, _places(found, slots)) for each, found in by_identity.items()),
         tuple(by_identity),
         any(worker.role == "prefill" for _, worker in pairs),
     )
+
+
+def _places(positions: Sequence[int] | Positions, slots: Positions) -> Positions:
+    return np.column_stack([np.asarray(positions, np.int64), slots[positions]])

@@ -1,10 +1,10 @@
-"""Who may serve a request at all: what it demands against what workers say of themselves.
+"""Filters that compare a request's demands with the labels of workers.
 
     Pool ─role─▶ ─allowed_worker_ids─▶ ─excluded_worker_ids─▶ ─pinned_worker─▶ ─required_taints─▶
-         ─lora_name─▶ ─session_affinity─▶ ─busy─▶ who is left; and of each filter, whom it removed
+         ─lora_name─▶ ─session_affinity─▶ ─busy─▶ eligible ranks, and the ranks each filter removed
 
-Taints are a worker's own and those of its place: `dynamo.topology/zone=a` for the domain zone = a.
-A request without demands passes no filter, and costs nothing.
+A worker's taints are its own and those of its location: `dynamo.topology/zone=a` for the domain
+zone = a. A request without demands passes no filter, at no cost.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ NO_CONSTRAINTS = RoutingConstraints()
 
 
 class Labels(Struct, frozen=True):
-    """What a worker says of itself that requests may ask for.
+    """The properties of a worker that requests may demand.
 
     `lora_names`: the adapters it can serve; None: any.
     """
@@ -36,29 +36,29 @@ class Labels(Struct, frozen=True):
 
 
 class Removed(Struct, frozen=True):
-    """Whom a filter removed, of those that the filters before it had left."""
+    """The ranks that a filter removed, of those left by the filters before it."""
 
     filter: str
     ranks: tuple[Rank, ...]
 
 
-class Eligible(Struct, frozen=True, eq=False):
-    """Who is left, and whom each filter struck out, in order: masks over the pool's ranks."""
+class Allowed(Struct, frozen=True, eq=False):
+    """The eligible ranks, and those removed by each filter, in order; masks over the pool."""
 
     mask: Mask
     struck: tuple[tuple[str, Mask], ...]
 
     @property
     def last_filter(self) -> str | None:
-        """The filter that removed somebody last; None: nobody was removed."""
+        """The last filter that removed a rank; None if none did."""
         return self.struck[-1][0] if self.struck else None
 
 
 class Pool:
     """The ranks that may be chosen in a scope, in order, and the labels of their workers.
 
-    Made anew whenever one of them changes; filters look at each worker once, not at each rank.
-    `workers` are those of the ranks, one each. `have_prefill`: some have role prefill.
+    Rebuilt whenever one of them changes. Filters examine each worker once, not each rank. `workers`
+    are those of the ranks, one per rank. `have_prefill`: True if some have role prefill.
     """
 
     __slots__ = ("_are_prefill", "_index", "_labels", "_worker_of", "have_prefill", "ranks")
@@ -74,16 +74,16 @@ class Pool:
         self.have_prefill = bool(self._are_prefill.any())
 
     def where(self, keeps: Callable[[Labels], bool]) -> Mask:
-        """The ranks of the workers that pass. O(workers)."""
+        """Return the ranks of the workers that pass. O(workers)."""
         passing = [keeps(labels) for labels in self._labels]
         return np.array(passing, np.bool_)[self._worker_of]
 
     def for_phase(self, phase: Phase | None) -> Mask:
-        """The ranks whose role is to do this part of a request; role prefill does no other."""
+        """Return the ranks for this phase of a request; role prefill serves no other phase."""
         return self._are_prefill if phase == "prefill" else ~self._are_prefill
 
     def target(self, target: RankTarget) -> Mask:
-        """The rank that is named, or every rank of the worker that is named. O(workers)."""
+        """Return the named rank, or every rank of the named worker. O(workers)."""
         if target.dp_rank is None:
             return self.where(lambda labels: labels.worker_id == target.worker_id)
         mask = np.zeros(len(self.ranks), np.bool_)
@@ -93,8 +93,9 @@ class Pool:
         return mask
 
     def factors(self, preferred: Mapping[str, float]) -> FloatArray:
-        """What each rank's cost is multiplied by for these taints: exp(−tanh(Σ weights)). O(workers
-        · taints).
+        """Return the cost factor of each rank for these taints: exp(−tanh(Σ weights)).
+
+        O(workers · taints).
         """
         sums = np.zeros(len(self._labels))
         for taint, weight in preferred.items():
@@ -102,8 +103,8 @@ class Pool:
         factors: FloatArray = np.exp(-np.tanh(sums))[self._worker_of]
         return factors
 
-    def removed(self, eligible: Eligible) -> tuple[Removed, ...]:
-        """Whom each filter removed, by name. O(ranks)."""
+    def removed(self, eligible: Allowed) -> tuple[Removed, ...]:
+        """Return the ranks that each filter removed, by filter. O(ranks)."""
         return tuple(
             Removed(name, tuple(self.ranks[index] for index in np.flatnonzero(mask).tolist()))
             for name, mask in eligible.struck
@@ -111,7 +112,7 @@ class Pool:
 
 
 def demands_something(request: SelectRequest) -> bool:
-    """Whether any filter has anything to do for a request, load aside."""
+    """Return whether any filter applies to a request, apart from the busy filter."""
     return (
         request.allowed_worker_ids is not None
         or request.excluded_worker_ids is not None
@@ -130,12 +131,13 @@ def eligible(
     *,
     is_hard: bool,
     busy: Mask | None,
-) -> Eligible:
-    """Who may serve a request.
+) -> Allowed:
+    """Return the ranks that may serve a request.
 
-    `constraints`: the request's, and what its place demands. `is_hard`: a session stays where it
-    is bound even if that is busy; otherwise it stays while that is among those left. A bound rank
-    that is not in the pool binds nobody. `busy`: ranks over a threshold; None: no thresholds.
+    `constraints`: the request's, merged with those of its prefill worker. `is_hard`: a session
+    stays on its rank even if that rank is busy; otherwise only while it is among the eligible
+    ranks. A bound rank that is not in the pool is ignored. `busy`: ranks over a threshold; None: no
+    thresholds.
     """
     bound = _bound(pool, request.affinity_target)
     mask = np.ones(len(pool.ranks), np.bool_)
@@ -148,24 +150,26 @@ def eligible(
     if bound is not None and not is_hard and (mask & bound).any():
         struck.append(("session_affinity", mask & ~bound))
         mask &= bound
-    return Eligible(mask, tuple(struck))
+    return Allowed(mask, tuple(struck))
 
 
 def labels_of(worker: WorkerAnnouncement) -> Labels:
-    """What a worker says of itself; every domain of its topology is a taint."""
-    said = worker.labels
-    places = (f"{TOPOLOGY}/{domain}={place}" for domain, place in said.topology_domains.items())
+    """Return the labels of a worker; every domain of its topology is a taint."""
+    labels = worker.labels
+    places = (f"{TOPOLOGY}/{domain}={place}" for domain, place in labels.topology_domains.items())
     return Labels(
         worker.worker_id,
         worker.role,
-        frozenset((*said.taints, *places)),
-        None if said.lora_names is None else frozenset(said.lora_names),
+        frozenset((*labels.taints, *places)),
+        None if labels.lora_names is None else frozenset(labels.lora_names),
     )
 
 
 def transfer_constraints(prefill: WorkerLabels) -> RoutingConstraints:
-    """What the worker that computed a prompt demands of the one that decodes it: its own place in
-    the domain that it names. Source: Dynamo 1.4, topology-aware KV transfer.
+    """Return the constraints that a prefill worker sets on the decode worker.
+
+    They demand its own location in the domain that it names. Source: Dynamo 1.4, topology-aware KV
+    transfer.
     """
     domain = prefill.kv_transfer_domain
     if domain is None or domain not in prefill.topology_domains:
@@ -178,7 +182,7 @@ def transfer_constraints(prefill: WorkerLabels) -> RoutingConstraints:
 
 
 def merged(one: RoutingConstraints, other: RoutingConstraints) -> RoutingConstraints:
-    """Both together; weights of the same taint add up."""
+    """Return both constraints combined; weights of the same taint add up."""
     weights = dict(one.preferred_taints)
     for taint, weight in other.preferred_taints.items():
         weights[taint] = weights.get(taint, 0.0) + weight
@@ -192,7 +196,7 @@ def _filters(
     bound: Mask | None,
     busy: Mask | None,
 ) -> Iterable[tuple[str, Mask]]:
-    """Each filter that has something to do, with those it lets pass, in order."""
+    """Yield each applicable filter and the ranks it lets pass, in order."""
     if pool.have_prefill or request.phase == "prefill":
         yield "role", pool.for_phase(request.phase)
     yield from _named(pool, request)
@@ -209,7 +213,7 @@ def _filters(
 
 
 def _named(pool: Pool, request: SelectRequest) -> Iterable[tuple[str, Mask]]:
-    """Whom the request names, and whom it does not want."""
+    """Yield the filters by worker names in the request."""
     if request.allowed_worker_ids is not None:
         allowed = frozenset(request.allowed_worker_ids)
         yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
@@ -221,7 +225,7 @@ def _named(pool: Pool, request: SelectRequest) -> Iterable[tuple[str, Mask]]:
 
 
 def _bound(pool: Pool, target: RankTarget | None) -> Mask | None:
-    """Where a session is bound; None for one that is not, or whose rank is gone."""
+    """Return the ranks a session is bound to. Returns None if unbound, or if they are gone."""
     if target is None:
         return None
     bound = pool.target(target)

@@ -1,4 +1,4 @@
-"""Who chooses among the candidates of a decision, and what comes out."""
+"""The choice of a candidate by cost."""
 
 from random import Random
 from typing import ClassVar, Protocol, TypeAlias
@@ -8,17 +8,53 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.placement_errors import NoEndpointsError
-from router.scheduler.pick import chances, pick
+from router.scheduler._pick_kernel import cheapest, drawn, keys_of_equals, nth_equal, softmax
+from router.scheduler.errors import NoEndpointsError
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, Terms, TermTable
+
+
+def pick(costs: FloatArray, temperature: float, rng: Random, *tie_breakers: FloatArray) -> int:
+    """Return the index of the chosen candidate; costs are finite, and there is at least one.
+
+    At temperature 0 the cheapest; ties are broken by the lowest value of the first tie breaker,
+    then of the next, and finally at random. Above 0 a random draw with
+    p ∝ exp(−cost / ((max − min) · temperature)), uniform if all costs are equal.
+    """
+    if temperature > 0:
+        return drawn(costs, temperature, rng.random())
+    first, ties = cheapest(costs)
+    if tie_breakers and ties > 1:
+        kept = np.empty(len(costs))
+        keys_of_equals(costs, first, np.ascontiguousarray(tie_breakers[0]), kept)
+        return pick(kept, 0.0, rng, *tie_breakers[1:])
+    return draw_equal(costs, first, ties, rng)
+
+
+def draw_equal(costs: FloatArray, first: int, ties: int, rng: Random) -> int:
+    """Return one of `ties` candidates with the same cost as the first of them, at random."""
+    return nth_equal(costs, first, rng.randrange(ties)) if ties > 1 else first
+
+
+def chances(costs: FloatArray, temperature: float, *tie_breakers: FloatArray) -> FloatArray:
+    """Return the probability that `pick` chooses each candidate, by the same rules."""
+    if temperature > 0:
+        drawn_from = np.empty(len(costs))
+        softmax(np.ascontiguousarray(costs), temperature, drawn_from)
+        return drawn_from
+    best = costs == costs.min()
+    for keys in tie_breakers:
+        best &= keys == keys[best].min()
+    likely: FloatArray = best / best.sum()
+    return likely
+
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Names: TypeAlias = tuple[str, ...]
 
 
-class Choice(Struct, frozen=True, eq=False):
-    """The chosen candidate among all of `table`; `costs`: finite, of each, lower is better."""
+class Choice(Struct, frozen=True, eq=False, gc=False):
+    """The chosen candidate of `table`, and the costs of all: finite, lower is better."""
 
     index: int
     table: TermTable
@@ -27,15 +63,14 @@ class Choice(Struct, frozen=True, eq=False):
 
     @property
     def chosen(self) -> Terms:
-        """Terms of the chosen candidate."""
+        """The terms of the chosen candidate."""
         return self.table.terms(self.index)
 
 
 class Reasons(Struct, frozen=True, eq=False):
-    """Why a choice came out as it did: of each candidate, what its cost is the sum of, and how
-    likely it was to be chosen by these costs.
+    """The explanation of a choice: the parts of each candidate's cost, and its probability.
 
-    `parts`: a row a candidate, a column a name.
+    `parts`: one row per candidate, one column per name.
     """
 
     names: tuple[str, ...]
@@ -43,69 +78,70 @@ class Reasons(Struct, frozen=True, eq=False):
     chances: FloatArray
 
     def of(self, index: int) -> dict[str, float]:
-        """A candidate's parts; those that are 0 for everybody say nothing."""
+        """Return a candidate's parts, without those that are 0 for all candidates."""
         row = self.parts[index].tolist()
-        said = [bool(self.parts[:, i].any()) for i in range(len(self.names))]
-        if not any(said):
+        is_used = [bool(self.parts[:, i].any()) for i in range(len(self.names))]
+        if not any(is_used):
             return {self.names[0]: row[0]}
-        return {name: row[i] for i, name in enumerate(self.names) if said[i]}
+        return {name: row[i] for i, name in enumerate(self.names) if is_used[i]}
 
 
 class Selector(Protocol):
-    """Whoever a core may ask to choose."""
+    """A policy, as the core uses it."""
 
     @property
     def name(self) -> str:
-        """What callers and the configuration know it by."""
+        """The name for callers and the configuration."""
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
-        """One of the candidates, of whom there is at least one.
+        """Choose one of the candidates, of which there is at least one.
 
-        Nothing but the selector's own state and `rng` may decide beside the arguments: decisions
-        are recorded, and have to come out the same again. Raises NoEndpointsError.
+        The result may depend only on the arguments, the selector's own state and `rng`: decisions
+        are recorded and must be reproducible. Raises NoEndpointsError.
         """
 
     def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
-        """Why it chose so, by the settings it was told."""
+        """Return the reasons of a choice, under the settings it was made with."""
 
 
 class Policy:
     """A selector in three steps: filter, score, pick. A policy overrides those that it needs.
 
-    Once for every decision, on the loop's thread: with 16 candidates in a few microseconds.
+    Runs once for every decision, on the event loop's thread: with 16 candidates in a few
+    microseconds.
     """
 
     __slots__ = ()
     name: ClassVar[str]
 
     def filter(self, table: TermTable, settings: PolicySettings) -> BoolArray | None:  # noqa: ARG002
-        """Who may be chosen: True for each that may; None: everybody."""
+        """Return a mask of the candidates that may be chosen; None: all."""
         return None
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
-        """The cost of each candidate: finite, contiguous, lower is better."""
+        """Return the cost of each candidate: finite, contiguous, lower is better."""
         raise NotImplementedError
 
     def pick(
         self, costs: FloatArray, table: TermTable, settings: PolicySettings, rng: Random
     ) -> int:
-        """The index of the chosen candidate: the cheapest, or by the settings' temperature."""
+        """Return the index of the chosen candidate: the cheapest, or by the set temperature."""
         return pick(costs, settings.router_temperature, rng, *self.tie_breakers(table))
 
     def tie_breakers(self, table: TermTable) -> tuple[FloatArray, ...]:  # noqa: ARG002
-        """By what the lowest is chosen among equal costs, and then among equals in this."""
+        """Return values that decide between equal costs: the lowest of the first, then the next."""
         return ()
 
     def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:  # noqa: ARG002
-        """What each cost is the sum of: names, and a column for each."""
+        """Return the summands of each cost: names, and a column for each."""
         return ("cost",), choice.costs.reshape(-1, 1)
 
     def chances(self, costs: FloatArray, table: TermTable, settings: PolicySettings) -> FloatArray:
-        """How likely `pick` is to take each candidate."""
+        """Return the probability that `pick` chooses each candidate."""
         return chances(costs, settings.router_temperature, *self.tie_breakers(table))
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
-        """The three steps. Raises NoEndpointsError where the filter leaves nobody."""
+        """Filter, score and pick. Raises NoEndpointsError if the filter leaves no candidate."""
         mask = self.filter(table, settings)
         if mask is not None:
             table = kept(table, mask, self.name)
@@ -113,13 +149,13 @@ class Policy:
         return Choice(self.pick(costs, table, settings, rng), table, costs, self.name)
 
     def explain(self, choice: Choice, settings: PolicySettings) -> Reasons:
-        """See `Reasons`."""
+        """Return the `Reasons` of a choice."""
         names, parts = self.parts(choice, settings)
         return Reasons(names, parts, self.chances(choice.costs, choice.table, settings))
 
 
 def kept(table: TermTable, mask: BoolArray, policy: str) -> TermTable:
-    """The candidates that a policy's filter leaves. Raises NoEndpointsError."""
+    """Return the candidates that a policy's filter leaves. Raises NoEndpointsError."""
     ranks = [rank for rank, is_kept in zip(table.ranks, mask.tolist(), strict=True) if is_kept]
     if not ranks:
         scope, reason = table.scope, f"policy {policy} filters out every candidate"

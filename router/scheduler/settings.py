@@ -1,4 +1,4 @@
-"""What policies can be told, after a request's overrides."""
+"""The settings of policies, and their overrides by requests."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -9,7 +9,7 @@ from router.protocol.values import Phase
 
 
 class TrustWeights(Struct, frozen=True):
-    """What a block of overlap counts for, by the trust in it, where a policy predicts."""
+    """Weights of a block of overlap, by trust in it, for policies that predict."""
 
     exact: float = 1.0
     lagging: float = 1.0
@@ -17,20 +17,20 @@ class TrustWeights(Struct, frozen=True):
     blind: float = 0.0
 
     def weight(self, state: TrustState) -> float:
-        """What a block counts for in this state."""
+        """Return the weight of a block in this state."""
         return float(getattr(self, state.value))
 
 
 class PolicySettings(Struct, frozen=True):
-    """Settings of all policies; each reads those it knows.
+    """Settings of all policies; each policy reads its own.
 
     `prefill_load_scale`: blocks of decode load that one block of prefill work counts for (Dynamo
     1.0's overlap_score_weight). `overlap_score_credit`, `host_cache_hit_weight`,
-    `disk_cache_hit_weight`, `shared_cache_multiplier`: what a block of overlap saves, by the
-    fastest tier that has it. `overlap_score_credit_decay`: how fast the first of these falls with
-    prefill work booked above the least busy candidate's. `decode_active_request_weight`: blocks
-    that an active request counts for beside its own. `track_prefill_tokens`: false where others
-    compute the prompt. `delay_weight`: what a second after a first token counts for, beside one
+    `disk_cache_hit_weight`, `shared_cache_multiplier`: value of a block of overlap, by the fastest
+    tier that has it. `overlap_score_credit_decay`: how fast the first of these falls with prefill
+    work booked above the least busy candidate's. `decode_active_request_weight`: blocks that an
+    active request counts for, in addition to its own. `track_prefill_tokens`: False if other ranks
+    compute the prompt. `delay_weight`: weight of a second after a first token, relative to one
     before it.
     """
 
@@ -47,16 +47,14 @@ class PolicySettings(Struct, frozen=True):
     delay_weight: float = 0.1
 
     def of_phase(self, phase: Phase | None) -> "PolicySettings":
-        """The same where the prompt is computed elsewhere: neither that nor what is cached of it
-        counts.
-        """
+        """Return the settings for a phase; in `decode`, prefill and cached blocks do not count."""
         if phase != "decode":
             return self
         changes = {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
         return replace(self, track_prefill_tokens=False, **changes)
 
     def overridden(self, override: ConfigOverride | None) -> "PolicySettings":
-        """These settings, as far as a request does not want others."""
+        """Return these settings with a request's overrides applied."""
         if override is None:
             return self
         given = {

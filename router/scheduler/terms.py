@@ -1,7 +1,7 @@
-"""What one decision is made from: a row a candidate, a column a quantity.
+"""The terms of one decision: a row per candidate, a column per quantity.
 
-The columns of `router.sequence.rank_table` come first, as they were at that moment, then those that
-are of this request. DECODE_BLOCKS is NaN where blocks are not tracked.
+First come the columns of `router.sequence.rank_table`, as of that moment, then those of this
+request. DECODE_BLOCKS is NaN where blocks are not tracked.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.values import Rank, Scope
-from router.scheduler.claims import Claims
-from router.sequence.footprint import reusable_blocks
+from router.scheduler.herd import ExpectedLoad
+from router.sequence.active.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
@@ -30,22 +30,22 @@ OVERLAP_DEVICE = RANK_COLUMNS  # leading blocks held, raw; cumulative: host is d
 OVERLAP_HOST = RANK_COLUMNS + 1
 OVERLAP_DISK = RANK_COLUMNS + 2
 OVERLAP_REMOTE = RANK_COLUMNS + 3
-CACHED_BLOCKS = RANK_COLUMNS + 4  # what of OVERLAP_DEVICE the engine will reuse, by its own rule
-NEW_BLOCKS = RANK_COLUMNS + 5  # blocks of the request that nobody has booked there
-TAINT_FACTOR = RANK_COLUMNS + 6  # of preferred taints: a cost is multiplied by it; 1 without any
+CACHED_BLOCKS = RANK_COLUMNS + 4  # part of OVERLAP_DEVICE that the engine will reuse, by its rule
+NEW_BLOCKS = RANK_COLUMNS + 5  # blocks of the request that no booked request has there
+TAINT_FACTOR = RANK_COLUMNS + 6  # cost factor of preferred taints; 1 without any
 
 COLUMNS = RANK_COLUMNS + 7
 
 
 NO_PARTS: FloatArray = np.empty((0, 4))
-"""For kernels that nobody asks what costs are the sum of."""
+"""The argument for kernels if the parts of costs are not needed."""
 
 
 class Terms(Struct, frozen=True):
     """One candidate's terms, by name, for explanations.
 
-    `predicted_cached_blocks`: what the engine will not compute, from whichever of its tiers.
-    `potential_*` count the request as if it were already there; `held_blocks` is the size of the
+    `predicted_cached_blocks`: blocks that the engine will not compute, from any of its tiers.
+    `potential_*` include the request as if it were placed there; `held_blocks` is the size of the
     rank's cache.
     """
 
@@ -58,13 +58,14 @@ class Terms(Struct, frozen=True):
     held_blocks: int
 
 
-class TermTable(Struct, frozen=True, eq=False):
+class TermTable(Struct, frozen=True, eq=False, gc=False):
     """All candidates of one decision, of one scope, in order of rank.
 
-    `values`: shape (candidates, COLUMNS), C-contiguous, in order of `ranks`;
-    `isl_tokens` is the prompt's length, `expected_output_tokens` what its caller expects, if
-    anything; `now_s` is the moment of the decision. `claims`: what other routers are expected to
-    place at that moment; None: there are none.
+    `values`: shape (candidates, COLUMNS), C-contiguous, in order of `ranks`; `isl_tokens`: length
+    of the prompt; `expected_output_tokens`: the caller's estimate, if any; `now_s`: time of the
+    decision. `claims`: the placements expected of other routers at that time; None: there are no
+    other routers. `costs`, if they came with the terms, are those of the policy `predictive`, with
+    the first of the `ties` cheapest candidates.
     """
 
     scope: Scope
@@ -73,21 +74,24 @@ class TermTable(Struct, frozen=True, eq=False):
     isl_tokens: int
     expected_output_tokens: int | None
     now_s: float
-    claims: Claims | None = None
+    claims: ExpectedLoad | None = None
+    costs: FloatArray | None = None
+    first: int = 0
+    ties: int = 0
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def find(self, rank: Rank | None) -> int | None:
-        """Which candidate a rank is; None: none."""
+        """Return the position of a rank; None if it is no candidate."""
         return next((i for i, each in enumerate(self.ranks) if each == rank), None)
 
     def column(self, column: int) -> FloatArray:
-        """One quantity of every candidate; a view."""
+        """Return a view of one quantity of every candidate."""
         return self.values[:, column]
 
     def terms(self, index: int) -> Terms:
-        """One candidate's terms."""
+        """Return one candidate's terms."""
         row = self.values[index].tolist()
         block_size, overlap_blocks = int(row[BLOCK_SIZE]), int(row[OVERLAP_DEVICE])
         prefill_tokens = max(self.isl_tokens - overlap_blocks * block_size, 0)
@@ -105,6 +109,6 @@ class TermTable(Struct, frozen=True, eq=False):
 
 
 def potential_decode_blocks(row: Sequence[float]) -> int:
-    """Blocks in use with the request there, of a candidate's row; 0 where they are not tracked."""
+    """Return the blocks in use, including the request, of a row; 0 if they are not tracked."""
     blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
     return 0 if isnan(blocks) else int(blocks)

@@ -1,8 +1,8 @@
-"""The selection contract of NVIDIA's Dynamo (`WorkerSelector`), for those who program against it.
+"""The selection contract of NVIDIA's Dynamo (`WorkerSelector`), for programs written against it.
 
-Workers with their configurations, a request and a block size go in; a worker, the blocks that the
-request requires and its overlap there come out. Whatever the core's policies are, they choose here
-too. Source: Dynamo 1.0.2 and 1.6.1, `scheduling/selector.rs`.
+Input: workers with their configurations, a request and a block size. Output: a worker, the number
+of blocks that the request requires, and its overlap there. Any of the core's policies can choose.
+Source: Dynamo 1.0.2 and 1.6.1, `scheduling/selector.rs`.
 """
 
 import math
@@ -14,9 +14,9 @@ import numpy as np
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
-from router.placement_errors import NoEndpointsError, WorkersOverloadedError
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Rank, Scope, ranks_of
+from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
 from router.scheduler.selector import Selector
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import (
@@ -39,20 +39,19 @@ _NONE: Mapping[Rank, int] = MappingProxyType({})
 
 
 class WorkerConfig(Struct, frozen=True):
-    """What is known of a worker: its data-parallel ranks."""
+    """Configuration of a worker: its data-parallel ranks."""
 
     data_parallel_start_rank: int = 0
     data_parallel_size: int = 1
 
 
 class SchedulingRequest(Struct, frozen=True, kw_only=True):
-    """What is known of a request, and of the ranks by this request.
+    """A request, and the state of the ranks for it.
 
-    `overlaps`: leading blocks held; nothing where a rank is missing. `tree_sizes`: blocks held.
-    `prefill_tokens`: those booked there and those of this request behind its overlap; where a rank
-    is missing, all tokens of the request. `decode_blocks`: those booked there, this request's
-    among them; where a rank is missing, they are not known. `overloaded_worker_ids`: nobody is to
-    be sent there.
+    `overlaps`: leading blocks held; 0 if a rank is missing. `tree_sizes`: blocks held.
+    `prefill_tokens`: booked tokens plus those of this request behind its overlap; if a rank is
+    missing, all tokens of the request. `decode_blocks`: booked blocks, including this request's; if
+    a rank is missing, unknown. `overloaded_worker_ids`: workers that must not be chosen.
     """
 
     isl_tokens: int
@@ -67,7 +66,7 @@ class SchedulingRequest(Struct, frozen=True, kw_only=True):
 
 
 class WorkerSelection(Struct, frozen=True):
-    """The chosen rank; blocks of the request, the last one maybe incomplete; those held there."""
+    """The chosen rank, the blocks of the request (the last may be incomplete), and those held."""
 
     worker: Rank
     required_blocks: int
@@ -75,7 +74,7 @@ class WorkerSelection(Struct, frozen=True):
 
 
 class WorkerSelector:
-    """Dynamo's contract over one of our selectors."""
+    """Dynamo's contract, implemented with one of our selectors."""
 
     __slots__ = ("_rng", "_selector", "_settings")
 
@@ -89,8 +88,8 @@ class WorkerSelector:
     ) -> WorkerSelection:
         """Choose a rank. O(ranks).
 
-        Raises NoEndpointsError where no worker, or none of those allowed, is left,
-        WorkersOverloadedError where all that are left, or the pinned one, are overloaded, and
+        Raises NoEndpointsError if no worker, or none of those allowed, is left,
+        WorkersOverloadedError if all that are left, or the pinned one, are overloaded, and
         InvalidFieldError for a request without tokens or blocks without tokens.
         """
         if request.isl_tokens <= 0:
@@ -108,7 +107,7 @@ class WorkerSelector:
 
 
 def _eligible(workers: Mapping[int, WorkerConfig], request: SchedulingRequest) -> list[Rank]:
-    """Ranks that may be chosen, in order."""
+    """Return the ranks that may be chosen, in order."""
     allowed, pinned = request.allowed_worker_ids, request.pinned_worker
     ranks = [
         rank

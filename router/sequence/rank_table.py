@@ -1,7 +1,7 @@
-"""Numbers about every rank, one row each, so that a decision reads columns and makes no objects.
+"""A table with one row of numbers per rank, so that decisions read columns and create no objects.
 
-A column has one writer, who keeps it true; everybody reads. A row is used again after its rank is
-gone, and is all zeros in between.
+Each column has one writer; every component may read. A row is reused after its rank is removed, and
+is all zeros in between.
 """
 
 from collections.abc import Iterator
@@ -11,28 +11,28 @@ import numpy.typing as npt
 
 from router.protocol.values import Rank
 
-# Of its worker, written by the core.
+# Properties of the worker, written by the core.
 BLOCK_SIZE = 0  # tokens
-EAGLE = 1  # 1: the engine drops one block of what it could reuse
-CAPACITY_BLOCKS = 2  # 0: not known, as the next
+EAGLE = 1  # 1: the engine drops one block of the reusable ones
+CAPACITY_BLOCKS = 2  # 0: unknown; likewise for the next column
 MAX_BATCHED_TOKENS = 3
-HELD_BLOCKS = 4  # in the index, once a tier
-TRUST_WEIGHT = 5  # what a block of overlap counts for in predictions, 0 to 1
+HELD_BLOCKS = 4  # blocks in the index, counted once per tier
+TRUST_WEIGHT = 5  # weight of a block of overlap in predictions, 0 to 1
 
-# Of what is booked there, written by the tracker.
-PREFILL_TOKENS = 6  # not cached, of prompts that nobody said are complete
-QUEUED_TOKENS = 7  # the same without those that seem to be
-QUEUED_CONTEXTS = 8  # Σ n · (cached + n / 2) over these: their attention work
-HEAD_TOKENS = 9  # the oldest such prompt's part of these two, and since when it is the oldest
+# Booked load, written by the tracker.
+PREFILL_TOKENS = 6  # uncached tokens of prompts not reported complete
+QUEUED_TOKENS = 7  # of these, tokens of prompts not assumed complete
+QUEUED_CONTEXTS = 8  # Σ n · (cached + n / 2) over the queued prompts: their attention work
+HEAD_TOKENS = 9  # the head prompt's share of the two, and the time when it became the head
 HEAD_CONTEXTS = 10
 HEAD_SINCE_S = 11
-DECODE_BLOCKS = 12  # blocks of all requests, shared ones once
+DECODE_BLOCKS = 12  # blocks of all requests, shared ones counted once
 REQUESTS = 13
-DECODING_REQUESTS = 14  # those whose prompt seems to be complete, and their tokens, output included
+DECODING_REQUESTS = 14  # requests with a complete prompt; next: their tokens, output included
 DECODING_KV_TOKENS = 15
 
-# Of what its engine reports, written by the predictor.
-FOREIGN_TOKENS = 16  # left to compute for others than us, and how many requests those are
+# Engine reports and rates, written by the predictor.
+FOREIGN_TOKENS = 16  # tokens left of requests from other sources, and the number of those
 FOREIGN_REQUESTS = 17
 BASE_S = (
     18  # seconds a step; a prompt token; a token · context; a request and step; a token and step
@@ -41,26 +41,26 @@ PREFILL_S = 19
 CONTEXT_S = 20
 DECODE_S = 21
 KV_S = 22
-CHUNK_TOKENS = 23  # a step computes at most
-RELATIVE_ERROR = 24  # standard error of what these predict, as a fraction
-SLOW_UNTIL_S = 25  # a rank that is new counts for more than predicted until then
+CHUNK_TOKENS = 23  # limit of tokens per step
+RELATIVE_ERROR = 24  # standard error of the predictions, as a fraction
+SLOW_UNTIL_S = 25  # end of a new rank's slow start, when it counts for more than predicted
 
-# Of its worker again.
-DECODE_SIDE = 26  # 1: its worker decodes only
+# Properties of the worker, continued.
+DECODE_SIDE = 26  # 1: the worker only decodes
 
-# Of what its engine reports, again.
-REQUESTS_PER_S = 27  # that it receives, from whomever
-PREFILL_SHARE = 28  # of its time that goes into prompts, 0 to below 1
-OUTPUT_TOKENS = 29  # that a request of its generates, on average
-REUSE = 30  # prompt tokens found cached for each one computed
+# Engine reports, continued.
+REQUESTS_PER_S = 27  # received by the engine, from all sources
+PREFILL_SHARE = 28  # fraction of its time spent on prefill, 0 to below 1
+OUTPUT_TOKENS = 29  # generated per request, on average
+REUSE = 30  # prompt tokens found cached per computed one
 
-# Of whether it may have more, written by the core and by the gate.
-USED_BLOCKS = 31  # of its capacity, as its engine says; 0 where that is silent
-BUSY = 32  # 1: above a threshold, and not yet below its band
+# Busy state, written by the core and by the gate.
+USED_BLOCKS = 31  # of its capacity, as the engine reports; 0 without reports
+BUSY = 32  # 1: above a threshold, and not yet below its hysteresis band
 
-# Of what is booked there, again.
-GROWING_REQUESTS = 33  # decoding ones that are reported in batches
-GROWING_SINCE_S = 34  # when each was last spoken of, summed
+# Booked load, continued.
+GROWING_REQUESTS = 33  # decoding requests that are reported in batches
+GROWING_SINCE_S = 34  # sum of the times of their last reports
 
 RANK_COLUMNS = 35
 
@@ -68,10 +68,10 @@ FIRST_CAPACITY = 16
 
 
 class RankTable:
-    """One row a rank. Growing replaces `values`: read it anew each time.
+    """A table with one row per rank. Growth replaces `values`: do not keep a reference.
 
-    `version` counts changes of who has which slot. Invariants: no two ranks share a slot; a free
-    slot's row is all zeros.
+    `version` counts changes of the assignment of slots. Invariants: no two ranks share a slot; a
+    free slot's row is all zeros.
     """
 
     __slots__ = ("_free", "_slots", "values", "version")
@@ -92,7 +92,7 @@ class RankTable:
         return rank in self._slots
 
     def add(self, rank: Rank) -> int:
-        """The slot of a rank, which may be new. Amortised O(1)."""
+        """Return the slot of a rank, adding the rank if it is new. Amortised O(1)."""
         slot = self._slots.get(rank)
         if slot is None:
             if not self._free:
@@ -102,7 +102,7 @@ class RankTable:
         return slot
 
     def drop(self, rank: Rank) -> None:
-        """Forget a rank; unknown ones are passed over."""
+        """Remove a rank. Has no effect if it is unknown."""
         slot = self._slots.pop(rank, None)
         if slot is not None:
             self.values[slot] = 0.0
@@ -110,16 +110,16 @@ class RankTable:
             self.version += 1
 
     def slot(self, rank: Rank) -> int:
-        """The row of a known rank."""
+        """Return the slot of a known rank."""
         return self._slots[rank]
 
     def row(self, rank: Rank) -> npt.NDArray[np.float64]:
-        """The numbers of a known rank, to read and write until the next `add`."""
+        """Return the row of a known rank, to read and write until the next `add`."""
         row: npt.NDArray[np.float64] = self.values[self._slots[rank]]
         return row
 
     def find(self, rank: Rank) -> int | None:
-        """The row of a rank, if there is one."""
+        """Return the slot of a rank, or None if it is unknown."""
         return self._slots.get(rank)
 
     def check_invariants(self) -> None:

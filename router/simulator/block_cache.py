@@ -1,8 +1,8 @@
-"""The KV blocks of one simulated engine: named ones that outlive their requests, and nameless ones.
+"""The KV blocks of one simulated engine: named blocks outlive their requests, nameless ones do not.
 
-A block is *used* by running requests, or *idle*: kept for whoever comes next, and evicted, least
-recently used first, when the room is needed. Prompts are whole prefixes and are let go of from
-their ends, so what is held is always closed under prefixes.
+A block is *used* by running requests, or *idle*: kept for later requests, and evicted, least
+recently used first, when space is needed. Prompts are whole prefixes and are released from their
+ends, so the cached blocks are always closed under prefixes.
 """
 
 from collections import OrderedDict
@@ -11,10 +11,10 @@ from itertools import islice
 
 
 class BlockCache:
-    """Blocks by sequence hash.
+    """The blocks of an engine by sequence hash.
 
     Invariants: a named block is used or idle, never both; used, idle and nameless blocks together
-    fit in `capacity_blocks`. `evicted`: names evicted since somebody last took them.
+    fit in `capacity_blocks`. `evicted`: names evicted since the last `take_evicted`.
     """
 
     __slots__ = ("_idle", "_nameless_blocks", "_uses", "capacity_blocks", "evicted")
@@ -32,16 +32,16 @@ class BlockCache:
         return len(self._uses) + self._nameless_blocks
 
     def matching(self, sequence_hashes: Sequence[int], limit_blocks: int) -> int:
-        """How many leading blocks are held, up to a limit. O(blocks)."""
+        """Return the number of leading blocks in the cache, up to a limit. O(blocks)."""
         for position, sequence_hash in enumerate(islice(sequence_hashes, limit_blocks)):
             if sequence_hash not in self._uses and sequence_hash not in self._idle:
                 return position
         return min(len(sequence_hashes), limit_blocks)
 
     def take(self, matched: Sequence[int], further_blocks: int) -> bool:
-        """Use held blocks, and so many nameless ones; False, and no change, where they do not fit.
+        """Use cached blocks and `further_blocks` nameless ones.
 
-        O(blocks).
+        Returns False, without a change, if they do not fit. O(blocks).
         """
         newly_used = sum(each in self._idle for each in matched)
         if self.used_blocks + newly_used + further_blocks > self.capacity_blocks:
@@ -53,16 +53,16 @@ class BlockCache:
         return True
 
     def name(self, sequence_hashes: Sequence[int]) -> None:
-        """So many nameless blocks are these from now on; a second copy of one is let go. O(blocks).
+        """Give nameless blocks in use these names. They stay in use. O(blocks).
 
-        They stay used.
+        A second copy of a named block is freed.
         """
         self._nameless_blocks -= len(sequence_hashes)
         for sequence_hash in sequence_hashes:
             self._use(sequence_hash)
 
     def release(self, sequence_hashes: Sequence[int], nameless_blocks: int) -> None:
-        """A request needs its prompt's blocks, and these nameless ones, no longer. O(blocks)."""
+        """Release the blocks of a request's prompt and its nameless blocks. O(blocks)."""
         self._nameless_blocks -= nameless_blocks
         for sequence_hash in reversed(sequence_hashes):
             uses = self._uses[sequence_hash] - 1
@@ -73,7 +73,7 @@ class BlockCache:
                 self._idle[sequence_hash] = None
 
     def take_evicted(self) -> list[int]:
-        """Names evicted since the last call."""
+        """Return the names evicted since the last call."""
         evicted, self.evicted = self.evicted, []
         return evicted
 

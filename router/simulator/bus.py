@@ -1,10 +1,20 @@
-"""What travels between simulated workers and routers, each message after its lag."""
+"""Messages between simulated workers and routers, each delivered after its lag."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from router.core import RouterCore
-from router.effects import (
+from router.core.commands import (
+    Apply,
+    ApplyLoad,
+    ApplySlice,
+    MarkBeacon,
+    SetConnected,
+    Tick,
+    Tidy,
+    UpsertWorker,
+)
+from router.core.core import RouterCore
+from router.core.effects import (
     AdmitWaiting,
     Effect,
     FetchWorker,
@@ -15,25 +25,25 @@ from router.effects import (
 )
 from router.protocol.events import LogMessage
 from router.protocol.loads import Beacon, LoadReport
-from router.simulator.agenda import Agenda
-from router.simulator.peers import Peers
+from router.simulator.agenda import EventQueue
+from router.simulator.peers import SimulatedPeers
 from router.simulator.scenario import Scenario
 from router.simulator.simulated_worker import SimulatedWorker
 
 Attend: TypeAlias = Callable[[RouterCore, AdmitWaiting | RefuseWaiting], None]
 
 TICK_S = 0.2
-"""How often routers look at what time alone brings about, and send beacons."""
+"""The interval at which routers tick and send beacons."""
 
 
 class Bus:
-    """Between all workers and all routers; what is sent at once is heard in the order sent."""
+    """The message bus of all workers and routers; messages sent at once arrive in order."""
 
-    __slots__ = ("_agenda", "_attend", "_cores", "_heard", "_peers", "_scenario", "_workers")
+    __slots__ = ("_agenda", "_attend", "_beacon_ids", "_cores", "_peers", "_scenario", "_workers")
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: EventQueue,
         scenario: Scenario,
         cores: Sequence[RouterCore],
         workers: Sequence[SimulatedWorker],
@@ -42,19 +52,19 @@ class Bus:
         self._scenario = scenario
         self._cores = cores
         self._workers = workers
-        self._heard: dict[int, int] = {}
-        self._peers = Peers(agenda, cores, scenario.sync_lag_s)
+        self._beacon_ids: dict[int, int] = {}
+        self._peers = SimulatedPeers(agenda, cores, scenario.sync_lag_s)
         self._attend: Attend | None = None
 
     def on_waiting(self, attend: Attend) -> None:
-        """Have somebody else look after what cores say of requests that wait."""
+        """Set the handler of effects about waiting requests."""
         self._attend = attend
 
     def begin(self) -> None:
-        """Everybody is known, empty, and has been heard once; from now on all report and tick."""
+        """Announce all workers with their first reports, and start periodic reports and ticks."""
         interval_s = self._scenario.report_interval_s
         for core in self._cores:
-            core.set_connected(True, 0.0)
+            core.handle(SetConnected(True), 0.0)
         for worker in self._workers:
             self.introduce(worker)
             phase = (worker.worker_id + 1) / len(self._workers)
@@ -62,23 +72,23 @@ class Bus:
         self._agenda.after(TICK_S, self._tick)
 
     def introduce(self, worker: SimulatedWorker) -> None:
-        """A worker begins a life: it is announced, and heard, at once."""
+        """Announce a worker's new incarnation and deliver its first report at once."""
         messages = worker.take_messages()
-        report = worker.report(self._heard, self._agenda.now_s)
+        report = worker.report(self._beacon_ids, self._agenda.now_s)
         for core in self._cores:
-            core.upsert_worker(worker.announcement, self._agenda.now_s)
+            core.handle(UpsertWorker(worker.announcement), self._agenda.now_s)
             self._deliver(core, messages)
             self._deliver_report(core, report)
 
     def publish(self, worker: SimulatedWorker) -> None:
-        """Send what a worker's cache has to say, if anything."""
+        """Send a worker's pending cache events, if any."""
         messages = worker.take_messages()
         if messages:
             for core in self._cores:
                 self._agenda.after(self._scenario.event_lag_s, self._deliver, core, messages)
 
     def perform(self, core: RouterCore, effects: Sequence[Effect]) -> None:
-        """Do what a core asks of the world after a command, and let its peers hear of it."""
+        """Execute the effects of a router's command, and publish its bookings to its peers."""
         for effect in effects:
             if isinstance(effect, RequestCheckpoint):
                 worker = self._workers[effect.rank.worker_id]
@@ -87,39 +97,41 @@ class Bus:
             elif isinstance(effect, FetchWorker):
                 worker = self._workers[effect.worker_id]
                 if worker.engine is not None:
-                    core.upsert_worker(worker.announcement, self._agenda.now_s)
+                    core.handle(UpsertWorker(worker.announcement), self._agenda.now_s)
             elif isinstance(effect, SendBeacon):
-                self._agenda.after(self._scenario.event_lag_s, self._hear, effect.beacon)
+                self._agenda.after(self._scenario.event_lag_s, self._receive, effect.beacon)
             elif isinstance(effect, TellReplica):
                 self._peers.send(core, effect)
             elif isinstance(effect, AdmitWaiting | RefuseWaiting) and self._attend is not None:
                 self._attend(core, effect)
         self._peers.stir(core)
 
-    def _hear(self, beacon: Beacon) -> None:
-        self._heard[beacon.source_id] = beacon.beacon_id
+    def _receive(self, beacon: Beacon) -> None:
+        self._beacon_ids[beacon.source_id] = beacon.beacon_id
 
     def _deliver(self, core: RouterCore, messages: Sequence[LogMessage]) -> None:
         for message in messages:
-            core.apply(message, self._agenda.now_s)
-            while core.apply_slice():
+            core.handle(Apply(message), self._agenda.now_s)
+            while core.handle(ApplySlice(), 0.0)[0]:
                 pass
 
     def _report(self, worker: SimulatedWorker) -> None:
         self._agenda.after(self._scenario.report_interval_s, self._report, worker)
         if worker.engine is None:
             return
-        report = worker.report(self._heard, self._agenda.now_s)
+        report = worker.report(self._beacon_ids, self._agenda.now_s)
         for core in self._cores:
             self._agenda.after(self._scenario.report_lag_s, self._deliver_report, core, report)
 
     def _deliver_report(self, core: RouterCore, report: LoadReport) -> None:
-        self.perform(core, core.apply_load(report, self._agenda.now_s))
+        self.perform(core, core.handle(ApplyLoad(report), self._agenda.now_s)[1])
 
     def _tick(self) -> None:
         now_s = self._agenda.now_s
         self._agenda.after(TICK_S, self._tick)
         for core in self._cores:
-            self.perform(core, [*core.tick(now_s), core.beacon(now_s)])
-            while core.tidy(now_s):
+            self.perform(
+                core, [*core.handle(Tick(), now_s)[1], *core.handle(MarkBeacon(), now_s)[1]]
+            )
+            while core.handle(Tidy(), now_s)[0]:
                 pass

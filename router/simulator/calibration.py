@@ -1,4 +1,4 @@
-"""An engine's constants from what it reported: least squares over its cumulative counters.
+"""Engine constants from reported counters, fitted by least squares.
 
 busy_s = base · steps + prefill_token · prefill tokens + attention_token² · Σ c (x + c / 2)
          + decode_request · Σ decoding requests + decode_kv_token · Σ their resident tokens
@@ -32,10 +32,11 @@ _COUNTED = (
 def calibrated(
     lives: Iterable[list[LoadCounters]], prior: EngineModel, chunk_tokens: int, capacity_tokens: int
 ) -> EngineModel:
-    """The constants that explain busy seconds best, none below 0; where nothing is reported, those
-    of `prior`.
+    """Return the non-negative constants that explain the busy seconds best.
 
-    `lives`: of each life of each engine, its counters, in order. O(reports).
+    Returns the constants of `prior` if too little is reported.
+
+    `lives`: the counters of each incarnation of each engine, in order. O(reports).
     """
     rows = [row for counters in lives for row in _differences(counters)]
     values = {name: getattr(prior, name) for name in CONSTANTS}
@@ -48,7 +49,7 @@ def calibrated(
 
 
 def _differences(counters: list[LoadCounters]) -> list[list[float]]:
-    """Busy seconds and terms between one report and the next, where anything was done."""
+    """Return busy seconds and terms between consecutive reports, where any step was done."""
     rows = []
     for before, after in pairwise(counters):
         busy_s = after.busy_s - before.busy_s
@@ -59,10 +60,10 @@ def _differences(counters: list[LoadCounters]) -> list[list[float]]:
 
 
 def _least_squares(terms: FloatArray, busy_s: FloatArray) -> FloatArray:
-    """Coefficients that are not negative: the most negative is left out until none is.
+    """Return non-negative coefficients: the most negative one is fixed at 0 until none is negative.
 
-    Rows weigh by the inverse of what they explain, so that errors count relative to it, and columns
-    are scaled to be of one size.
+    Rows are divided by their busy seconds, so that errors are relative, and columns are scaled to a
+    common size.
     """
     weighted = terms / busy_s[:, None]
     scale = np.abs(weighted).max(axis=0)

@@ -1,37 +1,36 @@
-"""Those who ask: each sends its request where a router says, and tells the router what becomes of
-it.
-"""
+"""Simulated clients, which send requests to the ranks that routers select and report progress."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from router.core import RouterCore
-from router.effects import AdmitWaiting, Effect, RefuseWaiting
-from router.errors import ReservationNotFoundError
-from router.placement import Placement
-from router.placement_errors import NoEndpointsError
+from router.core.commands import Admit, Free, OutputBlock, PrefillComplete, Submit
+from router.core.core import RouterCore
+from router.core.effects import AdmitWaiting, RefuseWaiting
+from router.core.placement import Placement
 from router.protocol.requests import SelectRequest
-from router.queue_errors import QueueFullError, TenantQueueFullError
-from router.sequence.prompt import Prompt
-from router.simulator.agenda import Agenda
+from router.scheduler.errors import NoEndpointsError
+from router.scheduler.queue.errors import QueueFullError, TenantQueueFullError
+from router.sequence.active.errors import ReservationNotFoundError
+from router.sequence.active.prompt import Prompt
+from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
 from router.simulator.engine import Progress, Work
-from router.simulator.outcomes import Outcome
+from router.simulator.outcomes import RequestResult
 
 RETRY_S = 0.25
-"""How long a caller waits that found nobody to serve it."""
+"""The delay before a client retries when no worker is available."""
 
 PATIENCE_S = 60.0
-"""After how long of that it gives up."""
+"""The time after which a client gives up."""
 
-Submit: TypeAlias = Callable[[int, Work], bool]
+StartWork: TypeAlias = Callable[[int, Work], bool]
 
 
-class Callers:
-    """One for each request; routers are asked in turn.
+class SimulatedClients:
+    """One client per request; routers take turns.
 
-    `submit` hands work to a worker, and is false where it is not taken. `done`: how many requests
-    were served, or given up.
+    `submit` hands work to a worker and returns False if the worker does not accept it. `done`: the
+    number of requests served or given up.
     """
 
     __slots__ = (
@@ -47,12 +46,12 @@ class Callers:
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: EventQueue,
         bus: Bus,
         cores: Sequence[RouterCore],
         worker_ids: Sequence[int],
-        outcomes: Sequence[Outcome],
-        submit: Submit,
+        outcomes: Sequence[RequestResult],
+        submit: StartWork,
     ) -> None:
         self._agenda = agenda
         self._bus = bus
@@ -65,14 +64,14 @@ class Callers:
         bus.on_waiting(self.attend)
 
     def arrive(self, index: int) -> None:
-        """A request comes, and the one after it in its time."""
+        """Start a request, and schedule the arrival of the next one."""
         if index + 1 < len(self._outcomes):
             self._agenda.at(self._outcomes[index + 1].arrival_s, self.arrive, index + 1)
         self.call(index)
 
     def call(self, index: int, refused: Sequence[int] = ()) -> None:
-        """Go where the router says, elsewhere if that fails, and if nowhere is left, ask later."""
-        while (answer := self._ask(index, refused)) is not None:
+        """Send a request to the selected worker, to another if that fails, or retry later."""
+        while (answer := self._select(index, refused)) is not None:
             if isinstance(answer, int):
                 self._waiting[self._core_number(index), answer] = (index, refused)
                 return
@@ -85,36 +84,35 @@ class Callers:
             self.done += 1
 
     def attend(self, core: RouterCore, effect: AdmitWaiting | RefuseWaiting) -> None:
-        """A router speaks of requests that wait: some may go, or one is refused, and gives up."""
+        """Handle an effect about waiting requests: admit them, or drop a refused one."""
         if isinstance(effect, AdmitWaiting):
             self._agenda.after(0.0, self._admit, core)
         elif self._waiting.pop((self._cores.index(core), effect.ticket), None) is not None:
             self.done += 1
 
-    def hear(self, progress: Progress) -> None:
-        """Workers answer: first tokens, further blocks of output, last tokens."""
+    def receive(self, progress: Progress) -> None:
+        """Report first tokens, output blocks and last tokens to the routers."""
         now_s = self._agenda.now_s
         for work in progress.prefilled:
             outcome, core = self._outcomes[work.caller], self._core_of(work.caller)
             outcome.first_token_s = now_s
             outcome.cached_blocks = work.cached_blocks
-            self._tell(core, core.prefill_complete, work.request_id, self._agenda.now_s)
+            self._report(core, PrefillComplete(work.request_id))
         for work in progress.grown:
-            core = self._core_of(work.caller)
-            self._tell(core, core.output_block, work.request_id, None, now_s)
+            self._report(self._core_of(work.caller), OutputBlock(work.request_id, None))
         for work in progress.finished:
             self._outcomes[work.caller].finish_s = now_s
             self.done += 1
             self._free(work)
 
     def lost(self, works: Iterable[Work]) -> None:
-        """A worker died under these requests, which begin anew elsewhere."""
+        """Restart the requests of a worker that died."""
         for work in works:
             self._free(work)
             self.call(work.caller)
 
-    def _ask(self, index: int, refused: Sequence[int]) -> Placement | int | None:
-        """Where to go, or the ticket to wait with; None: nobody is there. Asked of one router."""
+    def _select(self, index: int, refused: Sequence[int]) -> Placement | int | None:
+        """Return the placement, the ticket if the request waits, or None without a worker."""
         outcome, core = self._outcomes[index], self._core_of(index)
         outcome.attempts += 1
         asked = SelectRequest(
@@ -125,14 +123,14 @@ class Callers:
             tenant=outcome.request.tenant,
         )
         try:
-            answer, effects = core.submit(asked, Prompt(asked), self._agenda.now_s)
+            answer, effects = core.handle(Submit(asked, Prompt(asked)), self._agenda.now_s)
         except (NoEndpointsError, QueueFullError, TenantQueueFullError):
             return None
         self._bus.perform(core, effects)
         return answer
 
     def _goes(self, index: int, placement: Placement) -> bool:
-        """Whether the worker takes it."""
+        """Submit the work; return whether the worker accepts it."""
         outcome, worker_id = self._outcomes[index], placement.rank.worker_id
         work = Work(index, _request_id(index, outcome), outcome.request)
         if self._submit(worker_id, work):
@@ -143,8 +141,8 @@ class Callers:
         return False
 
     def _admit(self, core: RouterCore) -> None:
-        """All who may go now go."""
-        while (admission := core.admit(self._agenda.now_s)) is not None:
+        """Send all requests that are admitted now."""
+        while (admission := core.handle(Admit(), self._agenda.now_s)[0]) is not None:
             self._bus.perform(core, admission.effects)
             index, refused = self._waiting.pop((self._cores.index(core), admission.ticket))
             placement = admission.outcome
@@ -157,15 +155,12 @@ class Callers:
         return [i for i in self._worker_ids if i not in refused] if refused else None
 
     def _free(self, work: Work) -> None:
-        core = self._core_of(work.caller)
-        self._tell(core, core.free, work.request_id, self._agenda.now_s)
+        self._report(self._core_of(work.caller), Free(work.request_id))
 
-    def _tell(
-        self, core: RouterCore, command: Callable[..., list[Effect]], *arguments: object
-    ) -> None:
-        """Tell the router that was asked; it may have dropped the request with its worker."""
+    def _report(self, core: RouterCore, command: PrefillComplete | OutputBlock | Free) -> None:
+        """Report progress to a router. The reservation may have been dropped with its worker."""
         try:
-            effects = command(*arguments)
+            _, effects = core.handle(command, self._agenda.now_s)
         except ReservationNotFoundError:
             return
         self._bus.perform(core, effects)
@@ -177,5 +172,5 @@ class Callers:
         return index % len(self._cores)
 
 
-def _request_id(index: int, outcome: Outcome) -> str:
+def _request_id(index: int, outcome: RequestResult) -> str:
     return f"{index}.{outcome.attempts}"

@@ -3,27 +3,131 @@
     submit ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ finished
                 (its blocks fit)   (first token)
 
-Time is told, and nothing happens by itself: `due_s` is when the present run of steps ends, and
-whoever drives the engine calls `advance` then. All requests of a run go through the same steps, so
-a run costs what changes at its ends, not the tokens it computes.
+The engine has no clock: `due_s` is the end of the current run of steps, and the simulation calls
+`advance` then. All requests of a run take part in the same steps, so the cost of a run depends on
+the changes at its end, not on the tokens it computes.
+
+A run of steps of one engine between two changes of its work.
+
+In a run of only decode steps, each step takes a little longer than the one before, because every
+request's context grows by a token. A run of any length has a closed form and costs as much as one
+step.
 """
 
 from collections import deque
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf, sqrt
 
 from msgspec import Struct
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.simulator.block_cache import BlockCache
-from router.simulator.engine_counters import EngineCounters
 from router.simulator.engine_model import Chunk, StepModel
-from router.simulator.engine_runs import Run
 from router.simulator.traces import TraceRequest
 
 
+class Run(Struct, frozen=True, gc=False):
+    """A run of `steps` steps from `start_s`.
+
+    The first takes `first_step_s`, each following one `growth_s` longer. `requests` requests decode
+    in each; in the first step their contexts have `kv_tokens` tokens in total.
+    """
+
+    start_s: float
+    steps: int
+    first_step_s: float
+    growth_s: float
+    requests: int
+    kv_tokens: int
+
+    @property
+    def end_s(self) -> float:
+        """The end of the last step."""
+        return self.start_s + self.duration_s(self.steps)
+
+    def duration_s(self, steps: int) -> float:
+        """Return the duration of the first `steps` steps."""
+        return steps * self.first_step_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def resident_kv_tokens(self, steps: int) -> int:
+        """Return the contexts of decoding requests, summed over the first `steps` steps."""
+        return steps * self.kv_tokens + self.requests * (steps * (steps - 1) // 2)
+
+    def steps_begun(self, now_s: float) -> int:
+        """Return the number of steps completed or in progress, at least 1.
+
+        O(1): the root of a parabola.
+        """
+        elapsed_s = now_s - self.start_s
+        linear, square = self.first_step_s - self.growth_s / 2, self.growth_s / 2
+        root = (sqrt(linear * linear + 4 * square * elapsed_s) + linear) / 2
+        steps = max(ceil(elapsed_s / root), 1)
+        while steps > 1 and self.duration_s(steps - 1) >= elapsed_s:
+            steps -= 1
+        while self.duration_s(steps) < elapsed_s:
+            steps += 1
+        return min(steps, self.steps)
+
+    def steps_done(self, now_s: float) -> int:
+        """Return the number of completed steps."""
+        begun = self.steps_begun(now_s)
+        return begun if self.start_s + self.duration_s(begun) <= now_s else begun - 1
+
+
+class EngineCounters:
+    """Sums over all completed steps and all requests; see `LoadCounters`."""
+
+    __slots__ = (
+        "_contexts",
+        "_decode_requests",
+        "_prefill_tokens",
+        "_resident_kv_tokens",
+        "busy_s",
+        "cached_tokens",
+        "finished",
+        "received",
+        "steps",
+    )
+
+    def __init__(self) -> None:
+        self.steps = self.received = self.finished = self.cached_tokens = 0
+        self._prefill_tokens = self._decode_requests = self._resident_kv_tokens = 0
+        self.busy_s = self._contexts = 0.0
+
+    def add_run(self, run: Run) -> None:
+        """Add a completed run of steps."""
+        self.steps += run.steps
+        self.busy_s += run.duration_s(run.steps)
+        self._decode_requests += run.requests * run.steps
+        self._resident_kv_tokens += run.resident_kv_tokens(run.steps)
+
+    def add_chunk(self, tokens: int, context_tokens: int) -> None:
+        """Add a computed chunk of a prompt after `context_tokens` tokens."""
+        self._prefill_tokens += tokens
+        self._contexts += tokens * (context_tokens + tokens / 2)
+
+    def counters_after(self, run: Run | None, steps: int) -> LoadCounters:
+        """Return the counters, including the first `steps` steps of a run in progress."""
+        busy_s, requests, kv_tokens = self.busy_s, self._decode_requests, self._resident_kv_tokens
+        if run is not None and steps:
+            busy_s += run.duration_s(steps)
+            requests += run.requests * steps
+            kv_tokens += run.resident_kv_tokens(steps)
+        return LoadCounters(
+            self.steps + steps,
+            busy_s,
+            self._prefill_tokens,
+            self._contexts,
+            requests,
+            kv_tokens,
+            self.received,
+            self.finished,
+            self.cached_tokens,
+        )
+
+
 class Work:
-    """A request on its way through an engine; `caller` is whose it is."""
+    """A request in an engine; `caller` is the index of its client."""
 
     __slots__ = (
         "cached_blocks",
@@ -44,9 +148,10 @@ class Work:
 
 
 class Progress(Struct, gc=False):
-    """What a run of steps brought about, and its steps as the requests decoding in them saw them.
+    """The results of a run of steps.
 
-    `grown`: who needs one more block for its output from now on; the requests have it already.
+    `grown`: requests with output that needs one more block from now on; they have it already.
+    `decoded_tokens` and `mean_step_s`: as seen by the requests that decoded in the run.
     """
 
     prefilled: list[Work]
@@ -70,18 +175,18 @@ class Engine:
         "_model",
         "_order",
         "_prefilling",
+        "_reports_growth",
         "_run",
-        "_tells_growth",
         "_waiting",
         "cache",
         "due_s",
         "slowness",
     )
 
-    def __init__(self, model: StepModel, block_size: int, *, tells_growth: bool) -> None:
+    def __init__(self, model: StepModel, block_size: int, *, reports_growth: bool) -> None:
         self._model = model
         self._block_size = block_size
-        self._tells_growth = tells_growth
+        self._reports_growth = reports_growth
         self.cache = BlockCache(model.capacity_tokens // block_size)
         self.slowness = 1.0
         self.due_s = inf
@@ -94,17 +199,17 @@ class Engine:
         self._counters = EngineCounters()
 
     def fits(self, request: TraceRequest) -> bool:
-        """Whether the request can be served at all."""
+        """Return whether the cache is large enough for the request."""
         return self._blocks(request) <= self.cache.capacity_blocks
 
     def submit(self, work: Work, now_s: float) -> None:
-        """A request that `fits` arrives; it takes part from the next step on."""
+        """Add a request that `fits`; it takes part from the next step on."""
         self._counters.received += 1
         self._waiting.append(work)
         self.interrupt(now_s)
 
     def interrupt(self, now_s: float) -> None:
-        """Something changes: end the present run with the step under way."""
+        """End the current run after the step in progress, because something changes."""
         if self._run is None:
             self._begin(now_s)
         elif self._run.steps > 1:
@@ -133,23 +238,23 @@ class Engine:
         return progress
 
     def works(self) -> list[Work]:
-        """Every request here, in no meaningful order."""
+        """Return all requests in the engine, in no particular order."""
         return [*self._waiting, *self._prefilling, *(work for _, _, work in self._milestones)]
 
     def counters(self, now_s: float) -> LoadCounters:
-        """Counters as of the last step that is over."""
+        """Return the counters as of the last completed step."""
         run = self._run
         steps = 0 if run is None or self._chunks else run.steps_done(now_s)
-        return self._counters.told(run, steps)
+        return self._counters.counters_after(run, steps)
 
     def busy_s(self, now_s: float) -> float:
-        """How long it has worked, up to this moment."""
+        """Return the seconds worked up to this moment."""
         under_way_s = 0.0 if self._run is None else max(now_s - self._run.start_s, 0.0)
         return self._counters.busy_s + under_way_s
 
     @property
     def gauges(self) -> LoadGauges:
-        """How much is here at this moment. O(waiting requests)."""
+        """The current gauges. O(waiting requests)."""
         uncached = sum(
             work.request.isl_tokens - self._reusable_blocks(work.request) * self._block_size
             for work in self._waiting
@@ -158,7 +263,7 @@ class Engine:
 
     @property
     def constants(self) -> LoadConstants:
-        """What never changes."""
+        """The constants of the engine."""
         return LoadConstants(self._model.chunk_tokens, 0, self.cache.capacity_blocks)
 
     def _begin(self, now_s: float) -> None:
@@ -176,7 +281,7 @@ class Engine:
         self._run, self.due_s = run, run.end_s
 
     def _admit(self) -> None:
-        """Whoever is next and fits beside the running ones."""
+        """Admit waiting requests in order, while their blocks fit."""
         while self._waiting:
             work = self._waiting[0]
             request = work.request
@@ -191,7 +296,7 @@ class Engine:
             self._prefilling.append(self._waiting.popleft())
 
     def _plan_chunks(self) -> list[Chunk]:
-        """What of prompts the next step computes: first in, first out."""
+        """Plan the prompt tokens of the next step: first in, first out."""
         room_tokens = self._model.chunk_tokens - self._decoding
         chunks: list[Chunk] = []
         for work in self._prefilling:
@@ -215,7 +320,7 @@ class Engine:
         self._chunks.clear()
 
     def _begin_decoding(self, work: Work, progress: Progress) -> None:
-        """The prefill's last step has brought the first token."""
+        """Start decoding a request; the last prefill step has produced its first token."""
         request = work.request
         work.finish_step = self._counters.steps + request.osl_tokens - 1
         if request.osl_tokens == 1:
@@ -227,11 +332,12 @@ class Engine:
         self._set_milestone(work, self._order, request.isl_tokens + 1)
 
     def _set_milestone(self, work: Work, order: int, tokens: int) -> None:
-        """When the run ends for this request, at the latest: it is finished, or its output grows
-        into another block.
+        """Schedule the last step at which the run must end for this request.
+
+        The run ends when the request is finished, or when its output needs another block.
         """
         step = work.finish_step
-        if self._tells_growth:
+        if self._reports_growth:
             step = min(step, self._counters.steps + (-tokens % self._block_size) + 1)
         heappush(self._milestones, (step, order, work))
 
@@ -262,6 +368,6 @@ class Engine:
         return -(-(request.isl_tokens + request.osl_tokens) // self._block_size)
 
     def _reusable_blocks(self, request: TraceRequest) -> int:
-        """Cached leading blocks; at least one token is computed."""
+        """Return the cached leading blocks, leaving at least one token to compute."""
         limit_blocks = (request.isl_tokens - 1) // self._block_size
         return self.cache.matching(request.sequence_hashes, limit_blocks)

@@ -1,4 +1,4 @@
-"""How long an engine's steps take, and how much it remembers.
+"""The step duration and the cache size of an engine.
 
 step_s = base_s + Σ over prefill chunks of c tokens behind a context of x
                     (c · prefill_token_s + c · (x + c / 2) · attention_token2_s)
@@ -13,11 +13,11 @@ from msgspec import Meta, Struct
 _Seconds = Annotated[float, Meta(ge=0)]
 
 Chunk: TypeAlias = tuple[int, int]
-"""Tokens of a prompt computed in one step, and those before them."""
+"""Tokens of a prompt computed in one step, and the tokens before them."""
 
 
 class StepModel(Protocol):
-    """What an engine has to know of itself.
+    """The performance model of an engine.
 
     A step takes up to `chunk_tokens` tokens: one for every decoding request, the rest for prefill.
     `capacity_tokens` is the size of its KV cache.
@@ -25,21 +25,21 @@ class StepModel(Protocol):
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens a step."""
+        """The limit of tokens per step."""
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens in its cache."""
+        """The size of the KV cache in tokens."""
 
     def step_s(self, chunks: Sequence[Chunk], decoding_requests: int, kv_tokens: int) -> float:
-        """How long a step takes; `kv_tokens`: the contexts of the decoding requests together."""
+        """Return the duration of a step; `kv_tokens`: the decoding requests' contexts in total."""
 
     def growth_s(self, decoding_requests: int) -> float:
-        """How much longer the next step takes if it is the same one token later, and no prefill."""
+        """Return the extra duration of the next step if it has no prefill, as contexts grow."""
 
 
 class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `StepModel` whose step takes the sum above."""
+    """A `StepModel` with the sum above as its step duration."""
 
     chunk_tokens: Annotated[int, Meta(ge=1)]
     base_s: Annotated[float, Meta(gt=0)]
@@ -64,8 +64,10 @@ class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def llama_70b() -> EngineModel:
-    """70 B parameters on 8 × A100: weights read in 140 GB / 16 TB/s and launches, prefill at half
-    of 8 × 312 TFLOP/s, 327,680 B of KV a token.
+    """Return a model of 70 B parameters on 8 × A100.
+
+    It reads weights in 140 GB / 16 TB/s plus launches, computes prefill at half of 8 × 312 TFLOP/s,
+    and stores 327,680 B of KV a token.
     """
     return EngineModel(
         chunk_tokens=2048,
@@ -79,7 +81,10 @@ def llama_70b() -> EngineModel:
 
 
 def llama_8b() -> EngineModel:
-    """8 B parameters on one H100: 16 GB / 3.35 TB/s, half of 990 TFLOP/s, 131,072 B a token."""
+    """Return a model of 8 B parameters on one H100.
+
+    16 GB / 3.35 TB/s, half of 990 TFLOP/s, 131,072 B of KV a token.
+    """
     return EngineModel(
         chunk_tokens=8192,
         base_s=0.007,

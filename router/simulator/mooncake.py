@@ -1,9 +1,10 @@
-"""Traces in the format of the Mooncake project: a JSON object a line.
+"""Traces in the format of the Mooncake project: one JSON object a line.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, … 2353]}
 
-`timestamp` in ms from the start; one hash id for every block of the prompt, the last one incomplete
-as it may be, which nobody can share. Equal ids name equal prefixes up to and with that block.
+`timestamp` is in ms from the start. There is one hash id for every block of the prompt, including
+an incomplete last block, which cannot be shared. Equal ids name equal prefixes up to and including
+that block.
 """
 
 from collections.abc import Iterable
@@ -12,13 +13,12 @@ from typing import Annotated
 from msgspec import Meta, MsgspecError, Struct, json
 
 from router.protocol.values import U64_MAX
-from router.sequence.hashing import chain
-from router.sequence.known_hashes import MAX_PROMPT_TOKENS
-from router.simulator.errors import TraceError
-from router.simulator.traces import Trace, TraceRequest
+from router.sequence.active.prompt import MAX_PROMPT_TOKENS
+from router.sequence.hashing.block_hashes import chain
+from router.simulator.traces import Trace, TraceError, TraceRequest
 
 BLOCK_SIZE = 512
-"""Of the traces that Mooncake published."""
+"""The block size of the traces that Mooncake published."""
 
 
 class _Line(Struct, frozen=True):
@@ -32,10 +32,11 @@ _decoder = json.Decoder(_Line)
 
 
 def read_mooncake(name: str, lines: Iterable[bytes], block_size: int = BLOCK_SIZE) -> Trace:
-    """The trace in these lines; empty ones count, and are passed over. O(bytes).
+    """Return the trace in these lines; empty lines are counted and skipped. O(bytes).
 
-    Raises TraceError, which names the line: it is malformed, lies before the one above it, has not
-    one id for each block, or names a block after another prefix than an earlier line did.
+    Raises TraceError, which names the line, if the line is malformed, is earlier than the one above
+    it, does not have one id for each block, or names a block after a different prefix than an
+    earlier line.
     """
     parents: dict[int, int | None] = {}
     requests: list[TraceRequest] = []
@@ -86,4 +87,4 @@ def _request(line: _Line, block_size: int) -> TraceRequest:
 
 
 _ODD = 0x9E3779B97F4A7C15
-"""Spreads small ids, each to another word, as if they were the hashes of blocks."""
+"""A multiplier that maps each small id to a different 64-bit word, like a block hash."""

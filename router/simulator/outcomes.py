@@ -1,4 +1,4 @@
-"""What became of every request, and how busy every worker was: all that reports are made of."""
+"""The results of every request and the load of every worker, from which reports are made."""
 
 from collections.abc import Sequence
 from math import log, nan
@@ -17,12 +17,14 @@ _SHORTEST_GAP_S, _LONGEST_GAP_S = 1e-3, 100.0
 _BINS_A_LOG = GAP_BINS / log(_LONGEST_GAP_S / _SHORTEST_GAP_S)
 
 GAP_BIN_ENDS_S = _SHORTEST_GAP_S * np.exp(np.arange(1, GAP_BINS + 1) / _BINS_A_LOG)
-"""Where the bins of inter-token latencies end, 5 % apart."""
+"""Ends of the bins of inter-token latencies, 5 % apart."""
 
 
-class Outcome:
-    """What became of one request; times are NaN until they come. `placed_s`: when a router last
-    said where it should go; later than it was asked only where requests wait.
+class RequestResult:
+    """The result of one request. Times are NaN until they are known.
+
+    `placed_s`: the time of the last placement by a router; later than the request only if it
+    waited.
     """
 
     __slots__ = (
@@ -48,7 +50,7 @@ class Outcome:
 
 
 class Gaps:
-    """How many tokens came how long after the one before them, counted in bins."""
+    """A histogram of inter-token latencies."""
 
     __slots__ = ("_counts",)
 
@@ -56,20 +58,20 @@ class Gaps:
         self._counts = [0] * GAP_BINS
 
     def add(self, gap_s: float, tokens: int) -> None:
-        """So many tokens came after so long."""
+        """Add `tokens` tokens with this inter-token latency."""
         bin_ = int(log(max(gap_s, _SHORTEST_GAP_S) / _SHORTEST_GAP_S) * _BINS_A_LOG)
         self._counts[min(bin_, GAP_BINS - 1)] += tokens
 
     @property
     def counts(self) -> FloatArray:
-        """Tokens in each bin."""
+        """The number of tokens in each bin."""
         return np.array(self._counts, float)
 
 
-class Outcomes(Struct, frozen=True, eq=False):
-    """All that one run of the simulator leaves behind.
+class RequestResults(Struct, frozen=True, eq=False):
+    """All results of one simulator run.
 
-    `arrivals_s` to `worker_ids`: one value a request, in order of arrival; NaN where a request was
+    `arrivals_s` to `worker_ids`: one value per request, in order of arrival; NaN if a request was
     never served, or has no second token. `gap_counts`: tokens by inter-token latency, see
     `GAP_BIN_ENDS_S`. `busy_s`: seconds worked up to each of `sampled_s`, shape (samples, workers).
     """
@@ -89,18 +91,18 @@ class Outcomes(Struct, frozen=True, eq=False):
 
 
 def collected(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestResult],
     block_size: int,
     gaps: Gaps,
     sampled_s: Sequence[float],
     busy_s: Sequence[Sequence[float]],
-) -> Outcomes:
-    """The outcomes of a run, in columns. O(requests)."""
+) -> RequestResults:
+    """Return the results of a run, in columns. O(requests)."""
     arrivals_s = np.array([each.arrival_s for each in outcomes])
     first_s = np.array([each.first_token_s for each in outcomes])
     finish_s = np.array([each.finish_s for each in outcomes])
     gap_tokens = np.array([each.request.osl_tokens - 1 or nan for each in outcomes])
-    return Outcomes(
+    return RequestResults(
         arrivals_s=arrivals_s,
         wait_s=np.array([each.placed_s for each in outcomes]) - arrivals_s,
         ttft_s=first_s - arrivals_s,

@@ -1,34 +1,33 @@
-"""A recording of a router's life as a trace: what it was asked, and of which fleet.
+"""A recording of a router as a trace: its requests, and the fleet that served them.
 
-How long an answer was is written down nowhere. It is taken, in this order, from the blocks of
-output told of, from the length that its caller expected, and from the time between the end of the
-prefill and the end of the request, by the time that the engines' steps took.
+The length of a response is not recorded. It is estimated, in this order, from the reported output
+blocks, from the length that the caller expected, and from the time between the end of the prefill
+and the end of the request divided by the engines' step duration.
 """
 
 from collections.abc import Iterable
 
 from msgspec import Struct
 
+from router.core.commands import (
+    ApplyLoad,
+    Free,
+    OutputBlock,
+    Placing,
+    PrefillComplete,
+    Select,
+    Upsert,
+)
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import PromptRequest
 from router.protocol.values import Identity, Rank, Scope
-from router.recording.commands import (
-    ApplyLoad,
-    Free,
-    OutputBlock,
-    PrefillComplete,
-    UpsertHeard,
-    UpsertRegistered,
-    UpsertWorker,
-)
-from router.recording.decisions import Reserve, Select, SelectAndReserve, Submit
+from router.recording.entries import Entry
 from router.recording.format import Line
-from router.sequence.prompt import prepare
+from router.sequence.active.prompt import prepare
 from router.simulator.calibration import calibrated
 from router.simulator.engine_model import EngineModel, llama_8b
-from router.simulator.errors import TraceError
-from router.simulator.traces import Trace, TraceRequest
+from router.simulator.traces import Trace, TraceError, TraceRequest
 
 
 class RecordedTraffic(Struct, frozen=True):
@@ -39,10 +38,10 @@ class RecordedTraffic(Struct, frozen=True):
 
 
 def read_recording(name: str, lines: Iterable[tuple[int, Line]]) -> RecordedTraffic:
-    """The traffic in a recording's lines behind the header, with their numbers. O(bytes).
+    """Return the traffic of a recording's numbered lines after the header. O(bytes).
 
-    Raises TraceError where nothing was placed, or where workers name their blocks differently or
-    requests are of several models: one fleet is simulated. What `lines` raises passes through.
+    Raises TraceError if no request was placed, if workers have different block identities, or if
+    requests have several models: one fleet is simulated. Errors raised by `lines` pass through.
     """
     reader = _Reader()
     for number, line in lines:
@@ -51,7 +50,7 @@ def read_recording(name: str, lines: Iterable[tuple[int, Line]]) -> RecordedTraf
 
 
 class _Asked(Struct):
-    """A request that was placed, and what was told of it later."""
+    """A placed request, and its reported progress."""
 
     request: PromptRequest
     arrival_s: float
@@ -76,21 +75,24 @@ class _Reader:
         self._end_s = 0.0
 
     def take(self, number: int, line: Line) -> None:
-        """Note what a line says that concerns traffic."""
+        """Record the traffic that a line contains."""
         entry, self._end_s = line.entry, line.at_s
-        if isinstance(entry, UpsertWorker | UpsertRegistered | UpsertHeard):
-            self._note_worker(number, entry.announcement)
-        elif isinstance(entry, ApplyLoad):
-            life = entry.report.rank, entry.report.incarnation
-            self._counters.setdefault(life, []).append(entry.report.counters)
-        elif isinstance(entry, Select | SelectAndReserve | Submit | Reserve):
+        if not isinstance(entry, Entry):
+            return
+        command = entry.command
+        if isinstance(command, Upsert):
+            self._note_worker(number, command.announcement)
+        elif isinstance(command, ApplyLoad):
+            life = command.report.rank, command.report.incarnation
+            self._counters.setdefault(life, []).append(command.report.counters)
+        elif isinstance(command, Placing):
             if entry.outcome.refused is None:
-                self._note_request(number, entry, line.at_s)
-        elif isinstance(entry, PrefillComplete | OutputBlock | Free):
-            self._note_progress(entry, line.at_s)
+                self._note_request(number, command, line.at_s)
+        elif isinstance(command, PrefillComplete | OutputBlock | Free):
+            self._note_progress(command, line.at_s)
 
     def traffic(self, name: str) -> RecordedTraffic:
-        """All of it. Where nobody booked, whoever only asked counts."""
+        """Return all traffic. Selections without a booking count only if no request was booked."""
         asked = self._booked or self._selected
         if not asked or self._identity is None:
             raise TraceError(1, "recording", "no request was placed", "a recording of traffic")
@@ -113,32 +115,30 @@ class _Reader:
             raise TraceError(number, "identity", reason, "one for all workers")
         self._identity = announcement.identity
 
-    def _note_request(
-        self, number: int, entry: Select | SelectAndReserve | Submit | Reserve, at_s: float
-    ) -> None:
-        request = entry.request
+    def _note_request(self, number: int, command: Placing, at_s: float) -> None:
+        request = command.request
         if self._scope not in (None, request.scope):
             raise TraceError(number, "model_name", f"{request.scope}", f"only {self._scope}")
         self._scope = request.scope
         asked = _Asked(request, at_s, request.expected_output_tokens)
-        if isinstance(entry, Select):
+        if isinstance(command, Select):
             self._selected.append(asked)
             return
         self._booked.append(asked)
         if request.request_id is not None:
             self._open[request.request_id] = asked
 
-    def _note_progress(self, entry: PrefillComplete | OutputBlock | Free, at_s: float) -> None:
-        asked = self._open.get(entry.request_id)
+    def _note_progress(self, command: PrefillComplete | OutputBlock | Free, at_s: float) -> None:
+        asked = self._open.get(command.request_id)
         if asked is None:
             return
-        if isinstance(entry, PrefillComplete):
+        if isinstance(command, PrefillComplete):
             asked.prefilled_s = at_s
-        elif isinstance(entry, OutputBlock):
+        elif isinstance(command, OutputBlock):
             asked.output_blocks += 1
         else:
             asked.freed_s = at_s
-            del self._open[entry.request_id]
+            del self._open[command.request_id]
 
     def _osl_tokens(self, asked: _Asked, block_size: int, token_s: float) -> int:
         if asked.output_blocks:
@@ -150,14 +150,14 @@ class _Reader:
         return 1 + round(max(ended_s - begun_s, 0.0) / token_s)
 
     def _token_s(self) -> float:
-        """The mean step of all engines; a preset's where none was reported."""
+        """Return the mean step duration of all engines, or a preset's if none was reported."""
         lives = [(counters[0], counters[-1]) for counters in self._counters.values()]
         steps = sum(last.steps - first.steps for first, last in lives)
         busy_s = sum(last.busy_s - first.busy_s for first, last in lives)
         return busy_s / steps if steps > 0 and busy_s > 0 else llama_8b().base_s
 
     def _models(self) -> list[EngineModel]:
-        """Constants are those of the whole fleet, sizes each worker's own, or else a preset's."""
+        """Return a model per rank: the fleet's constants and each worker's sizes, or a preset's."""
         lives, preset = list(self._counters.values()), llama_8b()
         return [
             calibrated(

@@ -1,4 +1,4 @@
-"""The fleet that a trace is replayed on, and what befalls it."""
+"""The fleet that a trace is replayed on, and its incidents."""
 
 from typing import Annotated, TypeAlias
 
@@ -10,7 +10,7 @@ _Seconds = Annotated[float, Meta(ge=0)]
 
 
 class SlowDown(Struct, frozen=True, forbid_unknown_fields=True):
-    """From a moment on, every step of a worker takes `slowness` times what its model says."""
+    """A slow-down of a worker: from `at_s` on, each step takes `slowness` times as long."""
 
     at_s: _Seconds
     worker: Annotated[int, Meta(ge=0)]
@@ -18,7 +18,7 @@ class SlowDown(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failure(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker dies with all it holds, and is back, empty, after so long."""
+    """A failure: a worker loses all requests and blocks, and restarts empty after `down_s`."""
 
     at_s: _Seconds
     worker: Annotated[int, Meta(ge=0)]
@@ -29,11 +29,13 @@ Incident: TypeAlias = SlowDown | Failure
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
-    """`models`: of each worker, by its id, from 0. `arrival_speed`: 2 halves the gaps between
-    requests.
+    """The settings of a simulation.
+
+    `models`: the model of each worker, by its id, from 0. `arrival_speed`: 2 halves the gaps
+    between requests.
 
     Lags are those of the bus: from an engine to a router (events, reports), and from a router to
-    its peers. `tracks_output`: callers tell the router of each block that an output grows by.
+    its peers. `tracks_output`: clients report each output block to the router.
     """
 
     models: tuple[StepModel, ...]

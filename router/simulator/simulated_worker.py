@@ -1,4 +1,4 @@
-"""A simulated engine with what stands between it and the routers: its events and load reports."""
+"""A simulated engine together with its event journal and load reports."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +6,13 @@ from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport
 from router.protocol.values import SCHEME, Identity, Rank, Tier
-from router.publisher.journal import EventJournal
+from router.publisher.journal.journal import EventJournal
 from router.simulator.engine import Engine, Progress, Work
 from router.simulator.engine_model import StepModel
 
 
 class SimulatedWorker:
-    """One worker of one rank, life after life. `engine` is None while it is down."""
+    """One worker of one rank, through all its incarnations. `engine` is None while it is down."""
 
     __slots__ = (
         "_block_size",
@@ -21,19 +21,19 @@ class SimulatedWorker:
         "_life",
         "_model",
         "_report_id",
+        "_reports_growth",
         "_slowness",
-        "_tells_growth",
         "engine",
         "worker_id",
     )
 
     def __init__(
-        self, worker_id: int, model: StepModel, block_size: int, *, tells_growth: bool
+        self, worker_id: int, model: StepModel, block_size: int, *, reports_growth: bool
     ) -> None:
         self.worker_id = worker_id
         self._model = model
         self._block_size = block_size
-        self._tells_growth = tells_growth
+        self._reports_growth = reports_growth
         self._slowness = 1.0
         self._life = 0
         self._busy_s = 0.0
@@ -41,7 +41,7 @@ class SimulatedWorker:
 
     @property
     def announcement(self) -> WorkerAnnouncement:
-        """As its agent announces it."""
+        """The announcement that its agent would publish."""
         return WorkerAnnouncement(
             worker_id=self.worker_id,
             name=f"worker {self.worker_id}",
@@ -53,41 +53,41 @@ class SimulatedWorker:
         )
 
     def start(self) -> None:
-        """Begin a new, empty life."""
+        """Begin a new, empty incarnation."""
         self._life += 1
         self._report_id = 0
         self.engine: Engine | None = Engine(
-            self._model, self._block_size, tells_growth=self._tells_growth
+            self._model, self._block_size, reports_growth=self._reports_growth
         )
         self.engine.slowness = self._slowness
         identity = Identity(SCHEME, self._block_size)
         self._journal = EventJournal(Rank(self.worker_id, 0), self._life, identity)
 
     def fail(self, now_s: float) -> list[Work]:
-        """Die; the requests that were here."""
+        """Stop the engine; return the requests that were in it."""
         self._busy_s = self.busy_s(now_s)
         engine, self.engine = self.engine, None
         return [] if engine is None else engine.works()
 
     def busy_s(self, now_s: float) -> float:
-        """How long it has worked, in all its lives."""
+        """Return the seconds worked in all incarnations."""
         return self._busy_s + (0.0 if self.engine is None else self.engine.busy_s(now_s))
 
     def slow_down(self, slowness: float, now_s: float) -> None:
-        """Take so many times longer, from the next step on, in this life and the next."""
+        """Multiply step durations from the next step on, in this incarnation and later ones."""
         self._slowness = slowness
         if self.engine is not None:
             self.engine.slowness = slowness
             self.engine.interrupt(now_s)
 
     def submit(self, work: Work, now_s: float) -> None:
-        """A request arrives at a live worker."""
+        """Add a request to a live worker."""
         assert self.engine is not None
         self.engine.submit(work, now_s)
         self._note_evicted(self.engine)
 
     def advance(self) -> Progress:
-        """The steps that are due are over."""
+        """End the run of steps that is due; return its results."""
         assert self.engine is not None
         progress = self.engine.advance()
         for work in progress.prefilled:
@@ -96,15 +96,15 @@ class SimulatedWorker:
         return progress
 
     def require_checkpoint(self) -> None:
-        """A router asks for everything to be said anew."""
+        """Send a checkpoint next, as a router requested."""
         self._journal.require_checkpoint()
 
     def take_messages(self) -> Sequence[LogMessage]:
-        """What the event log is to be told now."""
+        """Return the pending messages of the event log."""
         return self._journal.take() if self._journal.has_news else ()
 
     def report(self, heard: Mapping[int, int], now_s: float) -> LoadReport:
-        """The load report of this moment, with the beacons heard so far."""
+        """Return a load report of this moment, with the latest beacons received."""
         assert self.engine is not None
         self._report_id += 1
         return LoadReport(

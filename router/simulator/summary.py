@@ -1,16 +1,78 @@
-"""The numbers that one run is judged by."""
+"""The metrics of one simulator run, and the points of a report's plots."""
+
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
-from router.simulator.outcomes import FloatArray, Outcomes
+from router.simulator.outcomes import GAP_BIN_ENDS_S, FloatArray, RequestResults
+
+Curve: TypeAlias = tuple[FloatArray, FloatArray]
+"""x and y of each point, in order of x."""
+
+WINDOWS = 60
+"""The number of windows of a plot over time."""
+
+_FRACTIONS = np.concatenate([np.linspace(0, 0.98, 197), np.linspace(0.981, 1, 20)])
+
+
+def distribution(values: FloatArray) -> Curve:
+    """Return values and the fraction of all values that is no larger. Ignores NaN. O(n log n)."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return np.zeros(0), np.zeros(0)
+    return np.quantile(known, _FRACTIONS), _FRACTIONS
+
+
+def longer_gaps(outcomes: RequestResults) -> Curve:
+    """Return inter-token latencies and the fraction of tokens that took longer."""
+    counts = outcomes.gap_counts
+    filled = np.flatnonzero(counts)
+    if not len(filled):
+        return np.zeros(0), np.zeros(0)
+    shown = slice(max(int(filled[0]) - 1, 0), int(filled[-1]))
+    return GAP_BIN_ENDS_S[shown], (1 - np.cumsum(counts) / counts.sum())[shown]
+
+
+def hit_rate_over_time(outcomes: RequestResults) -> Curve:
+    """Return the cached fraction of prompt tokens of the requests that arrived in each window."""
+    edges = np.linspace(0, outcomes.arrivals_s[-1], WINDOWS + 1)
+    isl_tokens, _ = np.histogram(outcomes.arrivals_s, edges, weights=outcomes.isl_tokens)
+    cached, _ = np.histogram(outcomes.arrivals_s, edges, weights=outcomes.cached_tokens)
+    known = isl_tokens > 0
+    return edges[1:][known], cached[known] / isl_tokens[known]
+
+
+def load_spread_over_time(outcomes: RequestResults) -> Curve:
+    """Return the coefficient of variation of the workers' busy seconds in each window.
+
+    Covers the time until the last arrival.
+    """
+    last = int(np.searchsorted(outcomes.sampled_s, outcomes.arrivals_s[-1], side="right"))
+    step = max(last // WINDOWS, 1)
+    shown = slice(0, last, step)
+    busy_s = np.diff(outcomes.busy_s[shown], axis=0)
+    mean_s = busy_s.mean(axis=1)
+    known = mean_s > 0
+    return outcomes.sampled_s[shown][1:][known], busy_s.std(axis=1)[known] / mean_s[known]
+
+
+def ttft_over_time(outcomes: RequestResults) -> Curve:
+    """Return the mean TTFT, in seconds, of the requests that arrived in each window."""
+    served = ~np.isnan(outcomes.ttft_s)
+    arrivals_s = outcomes.arrivals_s[served]
+    edges = np.linspace(0, outcomes.arrivals_s[-1], WINDOWS + 1)
+    count, _ = np.histogram(arrivals_s, edges)
+    sums, _ = np.histogram(arrivals_s, edges, weights=outcomes.ttft_s[served])
+    known = count > 0
+    return edges[1:][known], sums[known] / count[known]
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Of requests that were served; their times in seconds.
+    """Metrics of the served requests, with times in seconds.
 
-    `hit_rate`: cached prompt tokens of all prompt tokens. `load_spread`: the coefficient of
-    variation (standard deviation by mean) of the workers' busy seconds.
+    `hit_rate`: cached fraction of all prompt tokens. `load_spread`: the coefficient of variation
+    (standard deviation by mean) of the workers' busy seconds.
     """
 
     served: int
@@ -28,8 +90,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     load_spread: float
 
 
-def summarize(outcomes: Outcomes) -> Summary:
-    """The summary of a run. O(requests)."""
+def summarize(outcomes: RequestResults) -> Summary:
+    """Return the summary of a run. O(requests)."""
     served = ~np.isnan(outcomes.e2e_s)
     ttft_s, e2e_s = outcomes.ttft_s[served], outcomes.e2e_s[served]
     tpot_s = outcomes.tpot_s[served & ~np.isnan(outcomes.tpot_s)]
@@ -52,7 +114,7 @@ def summarize(outcomes: Outcomes) -> Summary:
 
 
 def spread(values: FloatArray) -> float:
-    """Standard deviation by mean; 0 where there is nothing to spread."""
+    """Return the standard deviation divided by the mean; 0 if the mean is 0."""
     mean = float(values.mean())
     return float(values.std()) / mean if mean else 0.0
 

@@ -1,4 +1,4 @@
-"""What is asked of a fleet, and when."""
+"""Request traces: requests in order of arrival, with their prompts as block hashes."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,9 +7,24 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.errors import KvRouterError
+
+
+class TraceError(KvRouterError):
+    """A malformed line of a request trace, or one that contradicts the lines above it."""
+
+    code = "trace"
+
+    def __init__(self, line: int, field: str, reason: str, allowed: str) -> None:
+        super().__init__(f"line {line}: {field}: {reason} (allowed: {allowed})")
+        self.line = line
+        self.field = field
+        self.reason = reason
+        self.allowed = allowed
+
 
 class TraceRequest(Struct, frozen=True, gc=False):
-    """One request: `sequence_hashes` name the full blocks of its prompt. `tenant`: who pays."""
+    """One request. `sequence_hashes`: the full blocks of its prompt; `tenant`: its owner."""
 
     arrival_s: float
     isl_tokens: int
@@ -27,8 +42,9 @@ class Trace(Struct, frozen=True):
 
 
 def spread_arrivals(trace: Trace) -> Trace:
-    """Requests of one moment come one behind the other, evenly, until the next moment: for traces
-    whose moments are rounded. Those of the last moment stay. O(requests).
+    """Spread requests with equal arrival times evenly until the next arrival time.
+
+    For traces with rounded times. Requests at the last time are unchanged. O(requests).
     """
     bursts = [list(burst) for _, burst in groupby(trace.requests, attrgetter("arrival_s"))]
     requests: list[TraceRequest] = []

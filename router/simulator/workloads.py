@@ -1,18 +1,100 @@
-"""Made-up traces of very different shapes, each from a few numbers and a seed.
+"""Building blocks of synthetic traces: growing contexts, and sessions of several requests.
 
-What is shared is what matters: a system prompt with everybody who uses it, a conversation's history
-with its next turn, an agent's context with its next step, and in the long tail nothing at all.
+Synthetic traces of very different shapes, each from a few numbers and a seed.
+
+They differ in what requests share: a system prompt with all its users, a conversation's history
+with its next turn, an agent's context with its next step, and nothing at all in the long tail.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import exp
 from random import Random
 from types import MappingProxyType
 from typing import Annotated, Protocol, TypeAlias
 
+import numpy as np
 from msgspec import Meta, Struct
 
-from router.simulator.made_up import Context, about, answered_s, exponential, sessions
+from router.sequence.hashing.block_hashes import chain
 from router.simulator.traces import Trace, TraceRequest
+
+LONGEST_PROMPT_TOKENS = 128_000
+"""The limit of a prompt's length; longer prompts are cut to it."""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_OWNER_SHIFT = 24
+_ANSWER_S, _TOKEN_S = 1.0, 0.04
+_SPREAD = 0.6
+
+
+class Context:
+    """Text that only grows, optionally after another text that many contexts share.
+
+    `owner`: a number that no other context has.
+    """
+
+    __slots__ = ("_owner", "_shared", "tokens")
+
+    def __init__(self, owner: int, tokens: int, shared: "Context | None" = None) -> None:
+        self._owner = owner
+        self._shared = shared
+        self.tokens: int = tokens if shared is None else shared.tokens + tokens
+
+    def grow(self, tokens: int) -> None:
+        """Append `tokens` tokens."""
+        self.tokens += tokens
+
+    def request(self, arrival_s: float, osl_tokens: int, block_size: int) -> TraceRequest:
+        """Return a request with all of the text so far. O(blocks)."""
+        isl_tokens = min(self.tokens, LONGEST_PROMPT_TOKENS)
+        blocks = np.arange(isl_tokens // block_size, dtype=np.uint64)
+        names = blocks + np.uint64(self._owner + 1 << _OWNER_SHIFT)
+        if self._shared is not None:
+            whole = self._shared.tokens // block_size
+            shared_names = blocks[:whole] + np.uint64(self._shared._owner + 1 << _OWNER_SHIFT)
+            names[:whole] = shared_names
+        return TraceRequest(arrival_s, isl_tokens, osl_tokens, chain(names * _ODD).tolist())
+
+
+MakeSession: TypeAlias = Callable[[int, float, int], Iterator[TraceRequest]]
+"""A function that makes the requests of a session from its owner, start and number of requests."""
+
+
+def sessions(
+    requests: int, requests_per_s: float, length: int, make: MakeSession, rng: Random
+) -> list[TraceRequest]:
+    """Return requests of sessions that begin at random, of `length` requests on average.
+
+    In order of arrival; the last sessions are cut off.
+    """
+    made: list[TraceRequest] = []
+    start_s, owner = 0.0, 1 << 20
+    while len(made) < 2 * requests:
+        start_s += rng.expovariate(requests_per_s / length)
+        owner += 1
+        made += make(owner, start_s, 1 + int(exponential(rng, length - 0.5)))
+    made.sort(key=_arrival_s)
+    return made[:requests]
+
+
+def about(rng: Random, tokens: int) -> int:
+    """Return a log-normal length of this mean: most are shorter, some several times as long."""
+    return max(round(tokens * exp(rng.gauss(-_SPREAD * _SPREAD / 2, _SPREAD))), 1)
+
+
+def exponential(rng: Random, mean: float) -> float:
+    """Return an exponential time with this mean; 0 if the mean is 0."""
+    return rng.expovariate(1 / mean) if mean else 0.0
+
+
+def answered_s(osl_tokens: int) -> float:
+    """Return the approximate duration of a response, after which a session continues."""
+    return _ANSWER_S + _TOKEN_S * osl_tokens
+
+
+def _arrival_s(request: TraceRequest) -> float:
+    return request.arrival_s
+
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -21,20 +103,20 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
 
 class Workload(Protocol):
-    """Numbers that make a trace."""
+    """The parameters of a synthetic trace."""
 
     def trace(self, block_size: int, rng: Random) -> Trace:
-        """The trace. O(blocks of all prompts)."""
+        """Return the trace. O(blocks of all prompts)."""
 
 
 class _Numbers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`requests` in all, so many a second on average."""
+    """The total number of requests; subclasses have their rate, `requests_per_s` on average."""
 
     requests: Count = 5000
 
 
 class SharedPrompts(_Numbers, frozen=True, kw_only=True):
-    """Short questions behind long system prompts; the most popular one takes the most of them."""
+    """Short questions after long system prompts; the most popular prompt has the most questions."""
 
     requests_per_s: PerSecond = 40.0
     prompts: Count = 40
@@ -56,7 +138,7 @@ class SharedPrompts(_Numbers, frozen=True, kw_only=True):
 
 
 class MultiTurn(_Numbers, frozen=True, kw_only=True):
-    """Conversations: each turn repeats all that was said before, after a time to think."""
+    """Conversations: each turn repeats everything before it, after a think time."""
 
     requests_per_s: PerSecond = 16.0
     turns: Count = 6
@@ -83,7 +165,7 @@ class MultiTurn(_Numbers, frozen=True, kw_only=True):
 
 
 class Agents(_Numbers, frozen=True, kw_only=True):
-    """Agents: many quick steps over a context that grows by what their tools return."""
+    """Agents: many quick steps over a context that grows by the results of their tools."""
 
     requests_per_s: PerSecond = 12.0
     kinds: Count = 8
@@ -111,8 +193,9 @@ class Agents(_Numbers, frozen=True, kw_only=True):
 
 
 class LongTail(_Numbers, frozen=True, kw_only=True):
-    """Prompts that share nothing: most are short, a few so long that they hold up all others
-    (Pareto; `shape` towards 1 makes them longer).
+    """Prompts that share nothing: most are short, a few are long enough to delay all others.
+
+    Lengths are Pareto-distributed; a `shape` nearer to 1 makes them longer.
     """
 
     requests_per_s: PerSecond = 16.0

@@ -10,8 +10,8 @@ import os
 import httpx
 import pytest
 
-from servers import eventually
-from up_command import SMALL_MODEL, ups
+from support.processes.servers import eventually
+from support.processes.up_command import SMALL_MODEL, ups
 
 pytestmark = [pytest.mark.aiperf, pytest.mark.timeout(1200)]
 

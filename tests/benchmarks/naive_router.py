@@ -78,7 +78,7 @@ class DoubtingRouter(NaiveRouter):
 
 
 class BestOnlyRouter(NaiveRouter):
-    """The same; it tells only of the worker it would choose."""
+    """The same, but the answer names the chosen worker only."""
 
     answers_best_only = True
 

@@ -46,12 +46,16 @@ def test_rows_are_shown_even_if_goals_are_missed(tmp_path, monkeypatch):
     assert "Goals that were missed" in shown
 
 
-def test_goals_are_told_in_the_words_of_the_plot():
-    told = compare_page._goal
-    assert told(ROW | {"goal": 0.5, "lower": True}) == "≥ 2 ×"
-    assert told(ROW | {"goal": 4.0, "lower": False}) == "≥ 4 ×"
-    assert told(ROW | {"goal": 4.0, "lower": True, "bounded": True}) == "≤ 4 ms"
-    assert told(ROW | {"goal": 0, "lower": False}) == ""
+def test_goals_are_labelled_as_in_the_plot():
+    def goal(**fields):
+        row = ROW | {"ratio": 0.5} | fields
+        outcome = Outcome(PARTS["index"], "index.py", 1.0, [row])
+        return re.findall("[≥≤] [^<]*", compare_page.page({}, [outcome]))
+
+    assert "≥ 2 ×" in goal(goal=0.5, lower=True)
+    assert "≥ 4 ×" in goal(goal=4.0, lower=False)
+    assert "≤ 4 ms" in goal(goal=4.0, lower=True, bounded=True)
+    assert goal(goal=0, lower=False) == []
 
 
 def test_a_figure_without_a_peer_is_not_drawn_beside_one():
@@ -61,7 +65,7 @@ def test_a_figure_without_a_peer_is_not_drawn_beside_one():
     assert "≤ 4 ms" in shown
 
 
-def test_bars_end_at_the_edge_of_their_plot_and_are_told_whole():
+def test_long_bars_are_cut_at_the_plot_edge_and_labelled_with_the_full_value():
     shown = compare_plots.bars([Bar("a", 1e-9), Bar("b", 123456.0), Bar("c", 1.0)])
     widths = [float(width) for width in re.findall(r'width="([\d.]+)"', shown)]
     assert sum(widths) == compare_plots.PLOT_PX

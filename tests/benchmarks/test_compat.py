@@ -6,8 +6,8 @@ import os
 import compat
 import pytest
 
-from direct import DirectRouter
-from servers import free_port
+from support.fleets.direct import DirectRouter
+from support.processes.servers import free_port
 
 
 async def test_a_client_of_the_other_service_is_served():

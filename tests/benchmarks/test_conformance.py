@@ -1,4 +1,4 @@
-"""The whole corpus, played over sockets to a router process that hears the engines itself."""
+"""The whole corpus, played over sockets to a router process in direct mode."""
 
 import pytest
 from conformance.corpus import SCENARIOS
@@ -8,7 +8,7 @@ from conformance.table import mark
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-NOBODY_CAN_KNOW = {
+UNKNOWABLE = {
     "stored batch lost, no replay",
     "removal lost, no replay",
     "replay socket gone, then a stored batch lost",
@@ -27,6 +27,6 @@ async def test_every_count_is_right_or_said_to_be_uncertain(tmp_path):
         if not scenario.convention
     }
     wrong = {name: cell for name, cell in scored.items() if not cell.is_right}
-    assert set(wrong) <= NOBODY_CAN_KNOW
+    assert set(wrong) <= UNKNOWABLE
     assert {mark(cell) for cell in wrong.values()} <= {"◐"}
     assert not any(cell.ghosts for cell in wrong.values())

@@ -19,7 +19,7 @@ def test_prompts_are_pooled_and_cached_context_is_free():
 
 def test_an_engine_runs_on_it():
     timing = MockerTiming(capacity_tokens=100_000)
-    engine = Engine(timing, 64, tells_growth=False)
+    engine = Engine(timing, 64, reports_growth=False)
     engine.submit(Work(0, "a", TraceRequest(0.0, 1000, 3, [])), 0.0)
     first_s = engine.due_s
     while engine.due_s < inf:

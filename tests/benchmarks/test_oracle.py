@@ -50,7 +50,7 @@ def test_blocks_behind_a_hole_come_back_with_it():
     assert held.cached_blocks(prompt(A)) == 4
 
 
-def test_children_may_be_told_before_their_parents():
+def test_children_stored_before_their_parents_count():
     assert cache(stored(A, 2), stored(A, 0, 2)).cached_blocks(prompt(A)) == 4
 
 

@@ -22,7 +22,7 @@ async def played(kind, tmp_path, *names):
     return [row["it"] for row in rows]
 
 
-async def test_what_is_easy_is_right(tmp_path):
+async def test_simple_scenarios_are_right(tmp_path):
     cells = await played(
         NaiveRouter, tmp_path, "stored, evicted from the tail, stored again",
         "300 blocks, one a batch", "vllm 0.33: 32-byte hashes",
@@ -48,14 +48,14 @@ async def test_lost_batches_are_lost_and_what_follows_is_not(tmp_path):
     assert (lost.ghosts, lost.missing) == (0, 8)
 
 
-async def test_a_doubt_is_no_silence(tmp_path):
+async def test_doubt_is_distinguished_from_silence(tmp_path):
     right, wrong = await played(
         DoubtingRouter, tmp_path, "map, an unknown field", "salt A, asked without"
     )
     assert (mark(right), mark(wrong), wrong.said) == ("✓", "◐", "unsure")
 
 
-async def test_who_shows_its_choice_only_is_compared_by_it(tmp_path):
+async def test_router_without_scores_is_compared_by_its_choice(tmp_path):
     (cell,) = await played(BestOnlyRouter, tmp_path, "4 and 2 blocks; the first evicts its second")
     assert mark(cell) == "✓"
     assert cell.questions[-1].compared.counts == (None, 2)
@@ -74,7 +74,7 @@ async def test_a_system_that_does_not_start_is_named(tmp_path):
     assert list(rows[0]) == ["it"]
 
 
-async def test_an_answer_that_fails_is_no_answer(tmp_path):
+async def test_failed_answer_counts_as_none(tmp_path):
     class Failing(NaiveRouter):
         async def ask(self, seats, prompt):
             raise ValueError("overlaps? none of your business")
@@ -91,7 +91,7 @@ async def test_a_scenario_cannot_state_another_truth(tmp_path):
         await play([lie], {"it": NaiveRouter}, tmp_path, PATIENCE)
 
 
-async def test_the_table_counts_what_is_no_convention(tmp_path):
+async def test_table_counts_differences_without_conventions(tmp_path):
     names = ["map, an unknown field", "salt A, asked without", "a medium nobody knows (CXL)"]
     cells = await played(NaiveRouter, tmp_path, *names)
     scenarios = tuple(BY_NAME[name] for name in names)

@@ -9,10 +9,10 @@ A, B = [11, 12], [21, 22]
 """Two prompts of two blocks."""
 
 
-def run_of(*told):
-    """Requests as (prompt, arrival, first token, last token, worker, cost), and who was chosen."""
+def run_of(*reported):
+    """Requests as (prompt, arrival, first token, last token, worker, cost), and their choice."""
     requests, served, decisions = [], {}, []
-    for place, (prompt, arrival_s, first_s, last_s, worker, cost) in enumerate(told):
+    for place, (prompt, arrival_s, first_s, last_s, worker, cost) in enumerate(reported):
         name, times_ms = str(place), [1e3 * each for each in (arrival_s, first_s, last_s)]
         requests.append(TraceRequest(arrival_s, 1024, 10, prompt))
         served[name] = Served(name, *times_ms, 1024, [Routed(worker)])
@@ -20,11 +20,11 @@ def run_of(*told):
     return Trace("made up", 512, requests), PeerRun({}, served, decisions)
 
 
-def test_what_is_computed_there_is_credited_and_what_ended_is_no_load():
+def test_replayed_decisions_credit_computed_blocks_and_free_ended_requests():
     trace, run = run_of((A, 0, 1, 2, 0, 4.0), (B, 0, 1, 5, 1, 4.0), (A, 3, 4, 5, 0, 2.0))
     assert agreement_with(trace, run, 2, 100) == Agreement(3, 3, 3)
 
 
-def test_another_choice_is_no_agreement_though_its_cost_may_be():
+def test_other_choice_of_equal_cost_is_no_agreement():
     trace, run = run_of((A, 0, 1, 2, 0, 4.0), (B, 0, 1, 2, 0, 8.0), (A, 0.5, 1, 2, 0, 7.0))
     assert agreement_with(trace, run, 2, 100) == Agreement(3, 1, 2)

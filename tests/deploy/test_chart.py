@@ -10,16 +10,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import chart_schema
-from charts import CHART, KEPT, MANIFESTS, manifest, objects
-from operator_schemas import SCHEMAS
-from router.discovery.found import Found, registration
+from router.config.indexer import load_indexer
+from router.config.load import load_router_config
+from router.core.registered_workers import missing
+from router.discovery.kubernetes.found import Found, registration
 from router.forward.config import load_forward
-from router.index_config import load_indexer
-from router.loading import load_router_config
-from router.publisher.engine_address import rank_endpoint
-from router.registrations import missing
-from worker_agent.config import load_agent_config
+from router.publisher.batch_order.address import rank_endpoint
+from router.runtime.process.settings import settings_of
+from support.values import chart_schema
+from support.values.charts import CHART, KEPT, MANIFESTS, manifest, objects
+from support.values.operator_schemas import SCHEMAS
+from tests.support.values.settings import flat
+from worker_agent.config.reference import load_agent_config
 
 EVERYTHING = {
     **KEPT["monitored.yaml"],
@@ -115,7 +117,7 @@ def settings(tmp_path):
     return read
 
 
-def test_the_chart_has_nothing_to_complain_of():
+def test_chart_passes_lint():
     report = helm_python.lint(CHART, strict=True, with_subcharts=True)
     assert report["errors"] == []
     assert {each["error"] for each in report["messages"]} <= {"icon is recommended"}
@@ -147,7 +149,7 @@ def test_names_are_unique(release):
     assert all(each["metadata"]["namespace"] == "kv-router" for each in release)
 
 
-def test_whoever_is_selected_exists(release):
+def test_selectors_match_existing_workloads(release):
     """By services, budgets, policies, monitors and autoscalers; ports by name, too."""
     labels = [
         (each["spec"]["template"]["metadata"]["labels"], pod)
@@ -229,7 +231,7 @@ def test_every_container_is_probed(release):
             assert ("startupProbe" in each) == (each["name"] != "agent")
 
 
-def test_who_is_told_to_end_has_the_time_that_it_takes(release):
+def test_termination_grace_period_exceeds_pre_stop_sleep(release):
     for name, pod in pods(release):
         for each in pod["containers"]:
             hook = each.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
@@ -241,7 +243,7 @@ def test_who_is_told_to_end_has_the_time_that_it_takes(release):
 @pytest.mark.parametrize("name", ALL)
 def test_routers_accept_their_settings(name, settings):
     values = ALL[name]
-    config = load_router_config([], settings(container(objects(values), "router")))
+    config = flat(load_router_config([], settings(container(objects(values), "router"))))
     assert config.http_port == 8092
     is_direct = name in ("without", "direct.yaml", "slices")
     bus = "" if is_direct else values.get("natsUrl", "nats://kv-nats:4222")
@@ -253,7 +255,7 @@ def test_routers_accept_their_settings(name, settings):
 
 def test_indexers_accept_their_settings(settings):
     indexer = container(objects(EVERYTHING), "indexer")
-    config = load_indexer([], settings(indexer)).config
+    config = flat(load_indexer([], settings(indexer)).config)
     assert (config.http_port, config.nats_url) == (8090, "nats://kv-nats:4222")
     assert config.token_file.endswith("/tokens.toml")
 
@@ -262,7 +264,7 @@ def test_indexers_accept_their_settings(settings):
 def test_agents_accept_their_settings_and_meet_their_engines(name, settings):
     release = objects(ALL[name])
     agent, engine = container(release, "agent"), container(release, "engine")
-    config = load_agent_config([], settings(agent))
+    config = flat(load_agent_config([], settings(agent)))
     args = engine["args"]
     events = json.loads(args[args.index("--kv-events-config") + 1])
     assert config.zmq == events["endpoint"].replace("*", "127.0.0.1")
@@ -281,7 +283,7 @@ def test_agents_accept_their_settings_and_meet_their_engines(name, settings):
 def test_forwarders_accept_their_settings_and_meet_their_routers(name, settings):
     release = objects(ALL[name])
     forward = container(release, "forward")
-    config = load_forward([], settings(forward)).config
+    config = flat(load_forward([], settings(forward)).config)
     service = next(s for s in of_kind(release, "Service") if s["metadata"]["name"] == "kv-router")
     (port,) = service["spec"]["ports"]
     assert config.router_url == f"http://kv-router:{port['port']}"
@@ -294,7 +296,7 @@ def test_forwarders_without_a_token_for_their_routers_are_refused():
         objects({"tokens": {"secret": "callers", "key": "tokens.toml"}})
 
 
-def test_forwarders_reach_routers_and_engines_whoever_else_may():
+def test_restricted_access_still_admits_forwarders():
     gateway = {"podSelector": {"matchLabels": {"app": "gateway"}}}
     release = objects({"networkPolicy": {"callers": [gateway]}})
     for name, policy in policies_of(release).items():
@@ -305,11 +307,35 @@ def test_forwarders_reach_routers_and_engines_whoever_else_may():
             assert any(forwarders.items() <= labels.items() for labels in chosen)
 
 
+@pytest.mark.parametrize("has_forwarders", [True, False])
+def test_with_tokens_no_caller_reaches_engines_past_them(has_forwarders):
+    token = {"routerToken": {"secret": "callers"}}
+    tokens = {"tokens": {"secret": "callers"}, "forward": {"enabled": has_forwarders, **token}}
+    gateway = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    for given, chosen in (
+        (tokens, []),
+        ({**tokens, "networkPolicy": {"engineCallers": [gateway]}}, [gateway]),
+        ({"networkPolicy": {"callers": [gateway]}}, [gateway]),
+        ({"networkPolicy": {"engineCallers": []}}, []),
+    ):
+        rules = policies_of(objects(given))["kv-engine"]["ingress"]
+        assert all(rule["from"] for rule in rules)
+        peers = [peer for rule in rules for peer in rule["from"] if "podSelector" in peer]
+        callers = [peer for peer in peers if "namespaceSelector" not in peer]
+        others = [each for each in callers if not _is_of_release(each)]
+        assert others == chosen
+
+
+def _is_of_release(peer):
+    labels = peer["podSelector"].get("matchLabels", {})
+    return labels.get("app.kubernetes.io/component") in ("forward", "router")
+
+
 def policies_of(release):
     return {each["metadata"]["name"]: each["spec"] for each in of_kind(release, "NetworkPolicy")}
 
 
-def test_who_asks_nobody_is_kept_from_it_and_others_where_it_is_wished():
+def test_egress_is_closed_where_it_is_not_needed_and_where_configured():
     open_policies = policies_of(objects(KEPT["fleet.yaml"]))
     closed = policies_of(objects(KEPT["monitored.yaml"]))
     assert open_policies["kv-nats"]["egress"] == closed["kv-redis"]["egress"] == []
@@ -324,7 +350,7 @@ def test_who_asks_nobody_is_kept_from_it_and_others_where_it_is_wished():
     assert also == {"ports": [{"port": 4318}]}
 
 
-def test_ports_of_every_rank_are_open_to_routers_that_hear_them():
+def test_event_ports_of_every_rank_are_open_to_routers_in_direct_mode():
     *_, events = policies_of(objects(SLICES))["kv-engine"]["ingress"]
     ranges = {(port["port"], port["endPort"]) for port in events["ports"]}
     assert ranges == {(5557, 5560), (5657, 5660)}
@@ -336,7 +362,7 @@ def test_large_numbers_and_what_config_says_itself_arrive_as_they_are(settings):
     router = container(objects(KEPT["monitored.yaml"] | values), "router")
     names = [each["name"] for each in router["env"]]
     assert len(names) == len(set(names))
-    config = load_router_config([], settings(router))
+    config = flat(load_router_config([], settings(router)))
     assert {key: getattr(config, key) for key in wanted} == wanted
     assert config.session_affinity_ttl_s == 60
 
@@ -353,7 +379,7 @@ SWITCHES = ("nats", "redis", "discovery", "monitoring", "networkPolicy")
 
 @pytest.mark.parametrize("parts", list(product((False, True), repeat=len(SWITCHES))))
 def test_every_combination_of_parts_is_a_release(parts):
-    """Every reference within it is met; without engines where nobody could hear them."""
+    """Every reference within it is met; without engines where no process reads them."""
     values = {name: {"enabled": part} for name, part in zip(SWITCHES, parts, strict=True)}
     values["indexer"] = {"enabled": parts[0] == parts[1]}
     values["forward"] = {"enabled": parts[1] == parts[2]}
@@ -367,7 +393,7 @@ def test_every_combination_of_parts_is_a_release(parts):
         f"kv-{name}" for name in servers
     }
     test_names_are_unique(release)
-    test_whoever_is_selected_exists(release)
+    test_selectors_match_existing_workloads(release)
     test_containers_have_no_rights_that_they_do_not_need(release)
     test_every_account_is_used_and_every_mount_is_a_volume(release)
     test_every_container_is_probed(release)
@@ -379,7 +405,7 @@ def test_the_agent_is_a_native_sidecar_that_is_ready_without_its_engine_having_s
     assert "startupProbe" not in agent
 
 
-def test_nobody_reaches_the_ports_of_engines_events():
+def test_engine_event_ports_are_closed_by_default():
     release = objects({})
     ports = {5557, 5657}
     for policy in of_kind(release, "NetworkPolicy"):
@@ -427,7 +453,7 @@ def test_values_that_make_no_sense_are_refused(values, said):
 @pytest.mark.parametrize(("name", "block_size"), [("direct.yaml", 16), ("slices", 32)])
 def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
     release = objects(ALL[name])
-    config = load_router_config([], settings(container(release, "router")))
+    config = flat(load_router_config([], settings(container(release, "router"))))
     engine = next(each for each in pods(release) if each[0] == "kv-engine")[1]
     assert "initContainers" not in engine
     found = Found("kv-engine-0", "10.0.0.7", is_ready=True, is_ending=False)
@@ -469,7 +495,7 @@ def test_the_schema_is_made_from_the_processes_settings():
 
 @pytest.mark.parametrize("config", chart_schema.ELSEWHERE)
 def test_whatever_other_values_say_is_a_setting(config):
-    assert {*config.__struct_fields__} >= chart_schema.ELSEWHERE[config]
+    assert {each.name for each in settings_of(config())} >= chart_schema.ELSEWHERE[config]
 
 
 def test_every_value_is_in_the_schema():

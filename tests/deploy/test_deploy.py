@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from router.config.load import load_router_config
 from router.errors import ConfigError
 from router.forward.config import load_forward
-from router.loading import load_router_config
-from worker_agent.config import load_agent_config
+from tests.support.values.settings import flat
+from worker_agent.config.reference import load_agent_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -22,30 +23,30 @@ STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, r
 
 def test_the_routers_settings_are_known():
     environment = SERVICES["router"]["environment"]
-    assert load_router_config([], environment).nats_url == environment["KV_ROUTER_NATS_URL"]
+    assert load_router_config([], environment).bus.nats_url == environment["KV_ROUTER_NATS_URL"]
 
 
 @pytest.mark.parametrize("name", ["worker-1", "worker-2"])
 def test_the_workers_settings_are_known(name):
-    config = load_agent_config([], SERVICES[name]["environment"])
+    config = flat(load_agent_config([], SERVICES[name]["environment"]))
     assert config.endpoint == f"http://{name}:8000"
 
 
 def test_workers_have_ids_of_their_own():
-    ids = [load_agent_config([], SERVICES[f"worker-{i}"]["environment"]).id for i in (1, 2)]
+    ids = [load_agent_config([], SERVICES[f"worker-{i}"]["environment"]).worker.id for i in (1, 2)]
     assert len(set(ids)) == 2
 
 
 def test_beside_vllm_the_agents_settings_are_known_and_meet_the_engines():
     assert load_router_config([], VLLM_SERVICES["router"]["environment"])
-    config = load_agent_config([], VLLM_SERVICES["bridge-1"]["environment"])
+    config = flat(load_agent_config([], VLLM_SERVICES["bridge-1"]["environment"]))
     check_meets("vllm-1", config, VLLM_SERVICES["vllm-1"]["command"])
 
 
 def check_meets(host, config, command):
     """The engine's sockets are where the agent looks for them."""
     events = json.loads(command[command.index("--kv-events-config") + 1])
-    assert config.kind == "vllm"
+    assert config.engine == "vllm"
     assert config.zmq == events["endpoint"].replace("*", host)
     assert config.replay == events["replay_endpoint"].replace("*", host)
     assert events["topic"].startswith(config.topic)
@@ -63,7 +64,7 @@ def test_every_image_target_exists():
 @pytest.mark.parametrize(("stage", "port"), [("worker-agent", 8000), ("bridge", 8001)])
 def test_the_images_settings_are_known(stage, port):
     settings = settings_of(stage) | {"KV_ROUTER_AGENT_INSECURE_PUBLIC_BIND": "true"}
-    assert load_agent_config([], settings).http_port == port
+    assert load_agent_config([], settings).http.http_port == port
     assert f"EXPOSE {port}\n" in STAGES[stage]
 
 
@@ -73,13 +74,13 @@ def test_the_routers_image_is_known():
 
 
 @pytest.mark.parametrize("stage", ["router", "worker-agent", "bridge"])
-def test_an_image_alone_does_not_serve_everybody(stage):
+def test_image_without_settings_refuses_a_public_address(stage):
     load = load_router_config if stage == "router" else load_agent_config
     with pytest.raises(ConfigError, match="insecure_public_bind"):
         load([], settings_of(stage))
 
 
-def test_every_service_chooses_whom_it_serves():
+def test_every_service_configures_its_access():
     for services in (SERVICES, VLLM_SERVICES):
         for service in services.values():
             stage = service.get("build", {}).get("target")
@@ -92,7 +93,7 @@ def test_every_service_chooses_whom_it_serves():
 
 def test_the_forwarder_asks_the_router():
     forward = SERVICES["forward"]
-    config = load_forward([], settings_of("router") | forward["environment"]).config
+    config = flat(load_forward([], settings_of("router") | forward["environment"]).config)
     assert config.router_url == "http://router:8092"
     assert forward["ports"] == [f"127.0.0.1:{config.http_port}:{config.http_port}"]
     assert config.host == "0.0.0.0"

@@ -8,14 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from servers import free_port
+from support.processes.servers import free_port, until
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("router", "bridge", "worker-agent")
@@ -172,11 +171,12 @@ def test_the_routers_steps_make_a_router_that_is_healthy(tmp_path):
     serving = subprocess.Popen([bin_folder / "kv-router", "serve"], env=env, cwd=tmp_path)
     try:
         command = [bin_folder / "kv-router", "health", "serve"]
-        deadline_s = time.monotonic() + 300
-        while subprocess.run(command, env=env, cwd=tmp_path, check=False).returncode:
-            assert time.monotonic() < deadline_s
+
+        def is_healthy():
             assert serving.poll() is None
-            time.sleep(0.5)
+            return not subprocess.run(command, env=env, cwd=tmp_path, check=False).returncode
+
+        until(is_healthy, 300, poll_s=0.5)
     finally:
         serving.terminate()
         assert serving.wait(60) == 0

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-import dashboards
-from charts import DEPLOY
-from metrics_table import families
-from processes import Fleet, Process
-from servers import eventually, free_port
+from support.processes.processes import Fleet, Process
+from support.processes.servers import eventually, free_port
+from support.values import dashboards
+from support.values.charts import DEPLOY
+from support.values.metrics_table import families
 
 ALERTS = DEPLOY / "chart/files/alerts.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
@@ -66,7 +66,9 @@ def asked(query):
 
 def exposed(texts):
     """What processes expose: {sample: its labels}, those included that have no sample yet."""
-    listed = {name: set(filter(None, told[1].split(", "))) for name, told in families().items()}
+    listed = {
+        name: set(filter(None, reported[1].split(", "))) for name, reported in families().items()
+    }
     known = {}
     for family in (each for text in texts for each in text_string_to_metric_families(text)):
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pages import commands
+from router.api.http.index_api import INDEX_ROUTES
+from router.api.http.routes import ROUTES
+from router.config.indexer import load_indexer
+from router.config.load import load_router_config
 from router.errors import ConfigError
 from router.forward.config import load_forward
-from router.http.index_openapi import INDEX_ROUTES
-from router.http.routes import ROUTES
-from router.index_config import load_indexer
-from router.loading import load_router_config
-from router.local.config import load_up_config
-from router.security.route_scopes import ROUTE_SCOPES
-from worker_agent.config import load_agent_config
+from router.runtime.security.route_scopes import ROUTE_SCOPES
+from router.tools.up.config import load_up_config
+from support.values.pages import commands
+from worker_agent.config.reference import load_agent_config
 
 ROOT = Path(__file__).parents[2]
 PARTS = [

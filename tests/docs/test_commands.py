@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pages import commands, script
-from servers import free_port
+from support.processes.servers import free_port
+from support.values.pages import commands, script
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,7 +55,7 @@ def environment():
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_a_page(name, fleet, tmp_path):
+def test_commands_of_a_page_run(name, fleet, tmp_path):
     ports = dict(fleet)
     text = re.sub(
         r"(?<=localhost:)\d+|(?<=-port )\d+",
@@ -75,8 +75,8 @@ def test_a_page(name, fleet, tmp_path):
         assert status == 0, said.read()
     for number, command in enumerate(commands(page(name))):
         if command.elsewhere is None:
-            told = (tmp_path / f"said-{number}").read_text()
-            assert command.missed(told) == [], f"{command.text}\n{told}"
+            reported = (tmp_path / f"said-{number}").read_text()
+            assert command.missed(reported) == [], f"{command.text}\n{reported}"
 
 
 def end(process):
@@ -91,7 +91,7 @@ def page(name):
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_what_is_not_run_here_is_run_elsewhere(name):
+def test_commands_that_are_skipped_here_name_their_test(name):
     for command in commands(page(name)):
         assert name in RUN or command.elsewhere, command.text
         if command.elsewhere:

@@ -14,7 +14,7 @@ SECURITY = (ROOT / "SECURITY.md").read_text()
 
 
 @pytest.mark.parametrize("path", made.PATHS)
-def test_it_is_in_step(path):
+def test_generated_file_is_up_to_date(path):
     assert (ROOT / path).read_text() == made.as_made(path), "`make docs` writes it anew"
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dynamo_processes import DynamoFleet
+from support.fleets.dynamo_processes import DynamoFleet
 
 
 @pytest.fixture

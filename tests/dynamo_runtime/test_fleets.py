@@ -2,8 +2,8 @@
 
 import pytest
 
-from running import RunningRouter
-from servers import eventually
+from support.processes.running import RunningRouter
+from support.processes.servers import eventually
 
 pytestmark = pytest.mark.dynamo
 
@@ -29,7 +29,7 @@ async def finds(router, expected, **fields):
 
 
 @pytest.mark.parametrize(("version", "mode"), FORMS)
-async def test_overlaps_are_what_real_publishers_say(nats_server, fleet, version, mode):
+async def test_overlaps_equal_events_of_real_publishers(nats_server, fleet, version, mode):
     async with router_on(nats_server) as router:
         await eventually(lambda: router.metric("kv_router_dynamo_connected"))
         async with fleet(version).running("worker", mode) as worker:
@@ -58,7 +58,7 @@ async def used_blocks(router, worker_id, blocks):
 
 @pytest.mark.parametrize(("version", "mode"), FORMS)
 async def test_a_block_stored_twice_goes_when_its_last_copy_does(nats_server, fleet, version, mode):
-    """1.0.2 tells of every copy; 1.6.1 counts them, and tells of the last one's removal."""
+    """1.0.2 publishes every copy; 1.6.1 counts them, and publishes the removal of the last one."""
     async with router_on(nats_server) as router:
         await eventually(lambda: router.metric("kv_router_dynamo_connected"))
         async with fleet(version).running("worker", mode) as worker:
@@ -104,8 +104,8 @@ async def active(router, worker_id, requests):
     return view["ranks"][0]["active_requests"] == requests
 
 
-async def test_what_dynamos_router_purged_is_read_from_its_dump(nats_server, bus, fleet):
-    """Dynamo's router purges the stream while ours reads it, and while nobody else does."""
+async def test_purged_events_are_read_from_the_dump_of_dynamos_router(nats_server, bus, fleet):
+    """Dynamo's router purges the stream while only ours reads it."""
     dynamo = fleet("1.0.2")
     async with router_on(nats_server) as early, dynamo.running("worker", "jetstream") as worker:
         rank = (worker.started, 0)

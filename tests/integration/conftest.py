@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from event_plane import EventPlane
-from processes import Fleet
+from support.fleets.event_plane import EventPlane
+from support.processes.processes import Fleet
 
 LEFT_OPEN_BY_THE_CLIENT = (
     "ignore:Exception ignored in.*(Writer|ransport|socket):pytest.PytestUnraisableExceptionWarning"

@@ -1,4 +1,4 @@
-"""The agent beside an engine as a process of its own: killed, restarted, told nonsense."""
+"""The agent beside an engine as a process of its own: killed, restarted, given invalid options."""
 
 import subprocess
 import sys
@@ -6,12 +6,12 @@ import sys
 import httpx
 import pytest
 
-from engines import names
-from metrics_server import MetricsServer, vllm_metrics
-from processes import Process
-from running import RunningRouter
-from servers import equals, eventually, free_port
-from zmq_engines import Engine, removed, stored
+from support.engines.engines import names
+from support.engines.metrics_server import MetricsServer, vllm_metrics
+from support.engines.zmq_engines import Engine, removed, stored
+from support.processes.processes import Process
+from support.processes.running import RunningRouter
+from support.processes.servers import equals, eventually, free_port
 
 STATE_BATCHES = 2_000
 
@@ -110,12 +110,15 @@ async def _trusts(router, state):
     ("flags", "words"),
     [
         (["--engine", "vllm"], "endpoint: missing"),
-        (["--engine", "tgi"], "engine: 'tgi' is none (allowed: reference, vllm, sglang, trtllm)"),
-        (["--zmq", "tcp://e:1"], "zmq: given here (flag) (allowed: only beside an engine"),
+        (
+            ["--engine", "tgi"],
+            "engine: 'tgi' is unknown (allowed: reference, vllm, sglang, trtllm)",
+        ),
+        (["--zmq", "tcp://e:1"], "zmq: given here (flag) (allowed: only next to an engine"),
         (["--engine", "vllm", "--num-layers", "2"], "only with --engine reference"),
     ],
 )
-def test_nonsense_is_named(flags, words):
+def test_invalid_options_are_named(flags, words):
     command = [sys.executable, "-m", "worker_agent", "run", *flags]
     ran = subprocess.run(command, capture_output=True, check=False)
     assert (ran.returncode, words in ran.stderr.decode()) == (2, True)
@@ -125,5 +128,5 @@ def test_nonsense_is_named(flags, words):
 def test_a_wrong_size_is_named(tmp_path, nats_server, engine, metrics):
     bridge = BridgeProcess(tmp_path, nats_server.url, engine, metrics, **{"block-size": 16})
     assert bridge.process.popen.wait(timeout=60) == 2
-    assert "block_size: 16 was set, and the engine says 4" in bridge.process.log.read_text()
+    assert "block_size: 16 was set, but the engine reports 4" in bridge.process.log.read_text()
     assert "Traceback" not in bridge.process.log.read_text()

@@ -1,6 +1,6 @@
 """An agent whose wall clock jumps, while it runs and between two lives."""
 
-from servers import eventually
+from support.processes.servers import eventually
 
 CLOCK = """
 import time
@@ -29,7 +29,7 @@ class Clock:
         new.rename(self._directory / "error_s")
 
 
-async def test_an_agent_whose_clock_jumps(fleet, tmp_path, monkeypatch):
+async def test_agent_recovers_from_a_clock_jump(fleet, tmp_path, monkeypatch):
     await fleet.start(workers=1)
     clock = Clock(tmp_path, monkeypatch)
     fleet.add_worker(2, is_forked=False)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import miswired_engine
-from processes import Process, is_ready
-from router.sequence.hashing import chain, local_block_hashes
-from servers import eventually, free_port
+from router.sequence.hashing.block_hashes import chain, local_block_hashes
+from support.engines import miswired_engine
+from support.processes.processes import Process, is_ready
+from support.processes.servers import eventually, free_port
 
 PROGRAM = Path(miswired_engine.__file__)
 REQUESTS = 50
 PAUSE_S = 0.03
-"""Between requests of a caller: what somebody was busy with a moment ago proves nothing."""
+"""Between requests of a caller: recent load of other requests proves nothing."""
 
 TALKS = 5
 WORDS = ("all", "letters", "tell", "little", "of", "bottles,", "and", "still", "offer", "good")
@@ -118,7 +118,7 @@ class Named:
         return (await self.look()).keys() >= models
 
 
-async def test_what_is_wired_wrongly_is_named_within_50_requests(fleet, callers):
+async def test_miswired_engine_is_named_within_50_requests(fleet, callers):
     """And nothing where nothing is: that engine is asked as often."""
     named = Named(fleet)
     wrong = ENGINES.keys() - {"nothing"}
@@ -130,12 +130,7 @@ async def test_what_is_wired_wrongly_is_named_within_50_requests(fleet, callers)
             if caller.model in named.causes:
                 return
 
-    async def watch():
-        while True:
-            await named.look()
-            await asyncio.sleep(0.1)
-
-    watching = asyncio.create_task(watch())
+    watching = asyncio.create_task(eventually(lambda: named.are(wrong), poll_s=0.1))
     try:
         await asyncio.gather(*map(talk, callers))
     finally:

@@ -1,5 +1,5 @@
-"""An engine and the block manager inside it both tell one agent: routers hear of a block once a
-tier, until it is gone there, whoever of the three begins anew.
+"""An engine and the block manager inside it both publish to one agent: routers get a block once a
+tier, until it is gone there, whichever of the three restarts.
 """
 
 from contextlib import closing, contextmanager
@@ -7,15 +7,15 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
-from connectors import BLOCK_SIZE, names_of
-from metrics_server import MetricsServer, vllm_metrics
-from processes import Process
 from router.protocol.values import SCHEME, Identity, Tier
-from running import RunningRouter
-from servers import eventually, free_port
-from tier_stacks import BLOCK_BYTES, Stacked, disk, host
-from worker_agent.connector.tier_news import TierNews
-from zmq_engines import Engine, cleared, removed, stored
+from support.blocks.connectors import BLOCK_SIZE, names_of
+from support.blocks.tier_stacks import BLOCK_BYTES, Stacked, disk, host
+from support.engines.metrics_server import MetricsServer, vllm_metrics
+from support.engines.zmq_engines import Engine, cleared, removed, stored
+from support.processes.processes import Process
+from support.processes.running import RunningRouter
+from support.processes.servers import eventually, free_port
+from worker_agent.connector.tier_publisher import TierPublisher
 
 PROMPT = list(range(40))
 NAMES = names_of(PROMPT)
@@ -31,7 +31,7 @@ class Manager(Stacked):
 
     def __init__(self, directory, port, host_blocks, disk_blocks):
         super().__init__(host(directory, host_blocks), disk(directory, disk_blocks))
-        self.news = TierNews(f"tcp://127.0.0.1:{port}", Identity(SCHEME, BLOCK_SIZE), 0)
+        self.news = TierPublisher(f"tcp://127.0.0.1:{port}", Identity(SCHEME, BLOCK_SIZE), 0)
         self.stack.start()
         while not self.stack.is_probed:
             self.settle()
@@ -44,7 +44,7 @@ class Manager(Stacked):
 
     def poll(self):
         super().poll()
-        self.news.tell(self.changes)
+        self.news.publish(self.changes)
         self.changes = []
 
     def keep(self, names):
@@ -69,7 +69,7 @@ def running(manager):
         yield manager
 
 
-def told(names, first=100, **fields):
+def reported(names, first=100, **fields):
     """The engine's own event; its blocks are numbered on."""
     numbers = list(range(first, first + len(names)))
     return stored(numbers, PROMPT[: BLOCK_SIZE * len(names)], **fields)
@@ -127,19 +127,21 @@ def agent(tmp_path, nats_server, engine):
             process.end()
 
 
-async def test_one_log_of_both_exact_whoever_begins_anew(tmp_path, nats_server, engine, agent):
+async def test_index_stays_exact_after_either_process_restarts(
+    tmp_path, nats_server, engine, agent
+):
     def manager():
         return running(Manager(tmp_path, agent.tiers_port, host_blocks=4, disk_blocks=12))
 
     async with RunningRouter(nats_server.url).running() as router:
         with manager() as first:
             await until(router, [], first)  # an engine is followed from its first batch on
-            engine.publish(told(NAMES[:6]))
+            engine.publish(reported(NAMES[:6]))
             first.keep(NAMES[:6])
             known = await until(router, NAMES[:6], first)
             assert (len(known["host_pinned"]), len(known["disk"])) == (4, 6)
             # The engine offloads, too: what both have on the host is there once, until neither has.
-            engine.publish(told(NAMES[:6], medium="CPU"))
+            engine.publish(reported(NAMES[:6], medium="CPU"))
             await until(router, NAMES[:6], first, host_too=NAMES[:6])
             first.keep(OTHERS)
             await until(router, NAMES[:6], first, host_too=NAMES[:6])
@@ -150,7 +152,7 @@ async def test_one_log_of_both_exact_whoever_begins_anew(tmp_path, nats_server, 
             first.keep(NAMES[6:8])
             agent.start()
             await until(router, NAMES[:4], first, host_too=NAMES[:1])
-            engine.restart([told(NAMES[:2])])
+            engine.restart([reported(NAMES[:2])])
             await until(router, NAMES[:2], first)
         with manager() as second:
             assert second.held()[Tier.DISK]

@@ -11,13 +11,14 @@ import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 
-from browsers import browser, chromium, tab
-from builders import announcement
-from direct import DirectRouter
-from router.closed_loop.observation import Observation
-from router.local.fleet import Fleet, FleetPlan
+from router.accuracy.observation import Observation
+from router.core.commands import UpsertWorker
 from router.protocol.values import Scope
-from servers import equals, eventually, free_port
+from router.tools.up.fleet import FleetPlan, LocalFleet
+from support.fleets.direct import DirectRouter
+from support.processes.servers import equals, eventually, free_port
+from support.values.browsers import browser, chromium, tab
+from support.values.builders import announcement
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,7 +30,7 @@ SMALL_MODEL = {"KV_ROUTER_AGENT_NUM_LAYERS": "1", "KV_ROUTER_AGENT_HIDDEN_SIZE":
 SYSTEM = "You are a careful clerk of an old library. Answer in one line, and name the shelf. " * 3
 QUESTIONS = ["Where are the maps?", "Who wrote the psalter?", "Is the vault dry?", "And the keys?"]
 PICTURED_S = 40.0 if "KV_ARTEFACTS" in os.environ else 0.0
-"""So much traffic there is before pictures are taken that people look at: curves need some."""
+"""Traffic before the pictures of the documentation are taken: curves need some."""
 
 FOUND = re.compile(r"2\d\d tokens, [1-9]")
 """A decision about one of these, of which something was cached."""
@@ -74,7 +75,7 @@ async def fleet(tmp_path_factory):
         router_port=free_port(),
         openai_port=free_port(),
     )
-    fleet = Fleet(plan)
+    fleet = LocalFleet(plan)
     async with fleet.running(print):
         await fleet.until_ready()
         yield fleet
@@ -100,7 +101,7 @@ async def ask(fleet, *questions):
 
 
 async def talk(fleet, seconds):
-    """Visitors of two libraries, for so long, each asking one question after the other."""
+    """Visitors of two libraries for a time, each asking one question after the other."""
     await asyncio.gather(
         _visits(fleet, SYSTEM, seconds), _visits(fleet, f"Reading room. {SYSTEM}", seconds)
     )
@@ -117,7 +118,7 @@ async def _visits(fleet, system, seconds):
 
 
 async def another_falls(page, fleet, number):
-    """Whether there are more than so many: in a burst some are skipped."""
+    """Whether there are more than `count`: in a burst some are skipped."""
     await ask(fleet, "Something new")
     return await page.page.locator("#decisions button").count() > number
 
@@ -171,7 +172,7 @@ async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_it_is_readable_and_usable_by_all(opened, fleet, scheme):
+async def test_page_meets_accessibility_rules(opened, fleet, scheme):
     async with tab(opened, fleet.router_url, color_scheme=scheme) as page:
         await page.says("#status", "Ready")
         await ask(fleet, *QUESTIONS)
@@ -208,7 +209,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.picture(f"dashboard-{scheme}")
 
 
-async def test_the_keyboard_is_enough(page):
+async def test_page_works_with_the_keyboard_alone(page):
     keys = page.page.keyboard
     await keys.press("Tab")
     await page.until("document.activeElement.className === 'skip'")
@@ -241,11 +242,11 @@ async def test_a_theme_is_chosen_and_kept(page):
     await page.until(f"{ground} === {dark!r}")
 
 
-async def test_a_worker_that_is_silent_is_on_the_time_line(page, fleet):
+async def test_silent_worker_appears_on_the_timeline(page, fleet):
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
     os.kill(fleet.workers[0].pid, signal.SIGSTOP)
     try:
-        await page.says("#events", "gone: ")
+        await page.says("#events", "removed: ")
         await page.until("document.querySelectorAll('#workers tbody tr').length === 1")
         await page.until("document.querySelector('#events [data-severity=fault]') !== null")
     finally:
@@ -254,8 +255,8 @@ async def test_a_worker_that_is_silent_is_on_the_time_line(page, fleet):
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
 
 
-async def test_a_router_that_is_gone_is_missed_and_found_again(page, fleet):
-    await page.page.evaluate(NOTES_WHAT_IT_SAYS)  # it may be over before anybody looks
+async def test_page_reconnects_to_a_restarted_router(page, fleet):
+    await page.page.evaluate(NOTES_WHAT_IT_SAYS)  # it may be over before it is read
     os.kill(fleet.router.pid, signal.SIGKILL)
     for words in ("Showing data from", "Not connected"):
         await page.until("words => said.some(each => each.includes(words))", words)
@@ -263,7 +264,7 @@ async def test_a_router_that_is_gone_is_missed_and_found_again(page, fleet):
     await page.until("document.querySelector('#banner').hidden")
 
 
-async def test_whoever_has_no_token_is_asked_for_one(opened, tmp_path):
+async def test_page_without_a_token_shows_the_sign_in(opened, tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
     router = DirectRouter(use_kv_events=False, token_file=str(path))
@@ -288,7 +289,7 @@ async def test_whoever_has_no_token_is_asked_for_one(opened, tmp_path):
         assert await page.page.is_hidden("#sign-in")
 
 
-async def test_what_is_wired_wrongly_is_said_with_what_to_do(opened):
+async def test_miswired_engine_is_shown_with_advice(opened):
     router = DirectRouter(use_kv_events=False)
     url = str(router.client.base_url)
     async with router.running(), tab(opened, url) as page:
@@ -296,7 +297,7 @@ async def test_what_is_wired_wrongly_is_said_with_what_to_do(opened):
         assert await page.page.is_hidden("#findings")
         longer = Observation(1, Scope("m", "g"), None, 4, 100, 0, 0, 0, 101, 0)
         for _ in range(20):
-            router.service._host.core.closed_loop.note(longer, lambda: None, time.monotonic())
+            router.service.host.core.closed_loop.note(longer, lambda: None, time.monotonic())
         await page.says("#findings-list", "Likely the chat template")
         await page.says("#findings-list .concerned", "model m, group g (20 requests)")
         await page.says("#findings-list .concerned", "worker 1 (20 requests)")
@@ -307,11 +308,11 @@ async def test_what_is_wired_wrongly_is_said_with_what_to_do(opened):
         assert page.complaints == []
 
 
-async def test_a_thousand_workers_are_found_sorted_and_turned_over(opened):
+async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
     async with DirectRouter(use_kv_events=False).running() as router:
         for worker_id in range(1, 1_001):
             announced = announcement(worker_id, model_name=f"m{worker_id % 7}")
-            router.service._host.core.upsert_worker(announced, time.monotonic())
+            router.service.host.core.handle(UpsertWorker(announced), time.monotonic())
         async with tab(opened, str(router.client.base_url)) as page:
             await page.says("#workers-pages", "1–25 of 1,000 ranks")
             rows = "document.querySelectorAll('#workers tbody tr').length"

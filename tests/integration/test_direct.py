@@ -1,4 +1,4 @@
-"""A router without a bus, as a process of its own, and engines it hears itself: all may be killed.
+"""A router in direct mode, as a process of its own, and its engines: all may be killed.
 
 What the index shows is compared with what the engines hold, per rank.
 """
@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from engines import names
-from processes import Process
-from servers import eventually, free_port
-from zmq_engines import EngineProcess, removed, stored
+from support.engines.engines import names
+from support.engines.zmq_engines import EngineProcess, removed, stored
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
 
 BLOCK_SIZE, CHAIN_BLOCKS = 4, 8
 
@@ -116,7 +116,7 @@ class DirectFleet:
         return held
 
     async def is_right(self):
-        """Everybody is exact, and the index shows what the engines hold: no more, and no less."""
+        """All ranks are exact, and the index shows what the engines hold: no more, and no less."""
         try:
             workers = await self.workers()
             index = await self.index()
@@ -154,7 +154,7 @@ async def fleet(tmp_path):
         await fleet.close()
 
 
-async def test_engines_restart_idle_and_busy(fleet):
+async def test_idle_and_busy_engines_restart_without_ghosts(fleet):
     fleet.engines[0].restart(0)
     await eventually(fleet.is_right)
     fleet.engines[1].restart(1)
@@ -162,7 +162,7 @@ async def test_engines_restart_idle_and_busy(fleet):
     await eventually(fleet.is_right)
 
 
-async def test_a_killed_router_has_workers_and_idle_engines_back(fleet):
+async def test_killed_router_restores_workers_and_idle_engines(fleet):
     fleet.router.kill()
     fleet.router.start()
     await eventually(fleet.is_right)
@@ -170,7 +170,7 @@ async def test_a_killed_router_has_workers_and_idle_engines_back(fleet):
     await eventually(fleet.is_right)
 
 
-async def test_what_happens_while_the_router_is_dead_is_learned(fleet):
+async def test_changes_during_a_router_outage_are_learned(fleet):
     fleet.router.kill()
     fleet.work(10)
     fleet.engines[0].restart(0)
@@ -180,7 +180,7 @@ async def test_what_happens_while_the_router_is_dead_is_learned(fleet):
     await eventually(fleet.is_right)
 
 
-async def test_it_goes_on_from_its_state_where_replay_begins_later(fleet):
+async def test_state_is_kept_when_the_replay_begins_later(fleet):
     """More batches than an engine replays: only the state file knows the first ones."""
     engine = fleet.engines[0]
     for _ in range(2200):
@@ -215,18 +215,20 @@ async def test_a_worker_removed_under_traffic_is_gone(fleet):
             worker_id = answer.json()["worker_id"]
             await fleet.client.delete(f"/reservations/{body['request_id']}")
             assert worker_id != gone.worker_id or may_be_chosen
+            answered.append(worker_id)
 
-    is_gone = asyncio.Event()
+    is_gone, answered = asyncio.Event(), []
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(traffic())
             group.create_task(requests())
-            await asyncio.sleep(0.5)
+            await eventually(lambda: len(answered) > 50)
             answer = await fleet.client.delete(f"/workers/{gone.worker_id}")
             assert answer.status_code == 200
             is_gone.set()
             assert gone.worker_id not in await fleet.workers()
-            await asyncio.sleep(0.5)
+            answered.clear()
+            await eventually(lambda: len(answered) > 50)
             stop.set()
         await eventually(fleet.is_right)
     finally:

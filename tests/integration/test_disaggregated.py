@@ -8,8 +8,8 @@ import json
 import httpx
 import pytest
 
-from processes import Process
-from servers import eventually, free_port
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
 
 SMALL = {"num-blocks": 96, "max-model-len": 1024}
 TEXT = list(b"It was the best of times, it was the worst of times, it was the age of wisdom, " * 8)
@@ -34,7 +34,7 @@ class Pools:
         key, config = self._directory / "block.key", self._directory / "agent.toml"
         key.write_text("5e" * 32)
         config.write_text(f'share = true\nonboard_always = true\nblock_key_file = "{key}"\n')
-        self.fleet._router_options |= {"block-key-file": key, "worker-silence-s": 600}
+        self.fleet.router_options |= {"block-key-file": key, "worker-silence-s": 600}
         options = {"config": config, **SMALL}
         await self.fleet.start(1, role="prefill", **options)
         for worker_id in (2, 3):
@@ -91,7 +91,7 @@ def cached(answer):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
+async def test_prompts_are_handed_over_and_dead_workers_are_replaced(pools):
     await pools.start()
     fleet = pools.fleet
 
@@ -110,7 +110,7 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     assert cached(chat.json()) >= 80
     await eventually(pools.is_free)
 
-    # Who answers dies in the middle: another goes on, and has the prompt's blocks of who has them.
+    # The decode worker dies in the middle: another goes on, with the prompt's blocks of a holder.
     body = {"model": "default", "prompt": prompt(1), "max_tokens": 300, "stream": True,
             "return_token_ids": True}  # fmt: skip
     streamed = []
@@ -129,7 +129,7 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     await eventually(pools.is_free)
     lives = 5 - dies
 
-    # Who computes prompts dies while it does, and is not there any more.
+    # The prefill worker dies during a prompt, and does not return.
     fleet.workers[1].pause()
     asking = {by: asyncio.create_task(pools.complete(2, by)) for by in ("always", "unregistered")}
 
@@ -148,7 +148,7 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "prefill_failed")
     await eventually(pools.is_free)
 
-    # Nobody is registered for prompts any more: either way who answers computes them.
+    # No prefill worker is registered any more: either way the decode worker computes prompts.
     await pools.client.patch(f"{fleet.url}/workers/1", json={"lifecycle": "cordoned"})
     for by in ("always", "unregistered"):
         assert (await pools.complete(5, by)).status_code == 200
@@ -158,7 +158,7 @@ async def test_prompts_are_handed_over_and_whoever_dies_is_made_up_for(pools):
     await eventually(pools.is_free)
 
 
-async def test_blocks_whose_worker_died_are_computed(fleet, tmp_path):
+async def test_blocks_of_a_dead_prefill_worker_are_recomputed(fleet, tmp_path):
     """It has handed over, and is gone before they were fetched."""
     pools = Pools(fleet, tmp_path)
     await pools.start()

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from builders import rank
-from proxies import NONE, Faults
-from router.bus_errors import LogFullError
-from router.publisher.bus import StreamLimits, ensure_event_stream
-from router.publisher.transport import NatsTransport
-from running import SUBJECTS
-from servers import eventually
+from router.runtime.bus.connection import StreamLimits, ensure_event_stream
+from router.runtime.bus.errors import LogFullError
+from router.runtime.bus.transport import NatsTransport
+from support.processes.proxies import NONE, Faults
+from support.processes.running import SUBJECTS
+from support.processes.servers import eventually
+from support.values.builders import rank
 
 ASTRAY = {
     "lost": Faults(lost=0.03),
@@ -20,7 +20,7 @@ ASTRAY = {
 }
 
 
-async def test_messages_astray(busy):
+async def test_lost_doubled_and_delayed_messages_leave_the_index_right(busy):
     links = busy.links["router-0"], busy.links[1]
     for astray, faults in ASTRAY.items():
         for link in links:
@@ -33,40 +33,36 @@ async def test_messages_astray(busy):
         await busy.until_right()
 
 
-async def test_reports_that_come_late_prove_nothing_of_now(busy):
+async def test_delayed_reports_do_not_prove_the_present(busy):
     """What a stalled link lets through at last was true when it was sent."""
-    changing = busy.spawn(busy.change_for(2.5))
     busy.links["router-0"].stall()
-    await asyncio.sleep(1.8)
+    await busy.change_for(1.8)
     busy.links["router-0"].resume()
-    await changing
+    await busy.change_for(0.7)
     await busy.until_right()
 
 
-async def test_links_that_are_cut(busy):
-    changing = busy.spawn(busy.change_for(3.0))
+async def test_cut_links_leave_the_index_right(busy):
     for name in ("router-0", 1, 2, "router-0"):
         await busy.links[name].go_down()
-        await asyncio.sleep(0.4)
+        await busy.change_for(0.4)
         busy.links[name].come_up()
-        await asyncio.sleep(0.3)
-    await changing
+        await busy.change_for(0.3)
     await busy.until_right()
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its store", "without its store"])
-async def test_a_bus_killed_while_events_flow(busy, nats_server, empty):
-    changing = busy.spawn(busy.change_for(3.2))
+async def test_bus_killed_under_load_leaves_the_index_right(busy, nats_server, empty):
     for down_s in (0.1, 1.0):
-        await asyncio.sleep(0.5)
+        await busy.change_for(0.5)
         nats_server.kill()
-        await asyncio.sleep(down_s)
+        await busy.change_for(down_s)
         nats_server.start(empty=empty)
-    await changing
+    await busy.change_for(1.1)
     await busy.until_right()
 
 
-async def test_a_full_stream(plane, bus):
+async def test_full_event_stream_recovers_once_it_has_room(plane, bus):
     await ensure_event_stream(bus.js, SUBJECTS, StreamLimits(max_bytes=1 << 20))
     await plane.router()
     await plane.edge(1, dp_size=2)
@@ -85,7 +81,7 @@ async def test_a_full_stream(plane, bus):
 
 
 async def _fill(transport, subject):
-    """Let somebody else take all the room there is; the last sequence."""
+    """Fill the stream with another subject. Returns the last sequence."""
     sequence, size_bytes = 0, 100_000
     while size_bytes > 50:
         try:
@@ -103,47 +99,44 @@ async def _ranks_not_exact(plane):
     return [name for name in trust if 'state="exact"' not in name]
 
 
-async def test_a_router_killed_at_random_points(busy):
+async def test_router_killed_at_random_points_recovers(busy):
     router = busy.routers[0].process
-    changing = busy.spawn(busy.change_for(3.5))
     for _ in range(3):
-        await asyncio.sleep(busy.rng.uniform(0.1, 1.5))
+        await busy.change_for(busy.rng.uniform(0.1, 1.5))
         router.kill()
         router.start()
-    await changing
+    await busy.change_for(1.0)
     await busy.until_right()
     router.kill()
     router.start()
     await busy.until_right()
 
 
-async def test_one_of_two_routers_killed(busy):
+async def test_one_of_two_killed_routers_recovers(busy):
     await busy.router()
     await busy.until_right()
-    changing = busy.spawn(busy.change_for(2.0))
-    await asyncio.sleep(0.5)
+    await busy.change_for(0.5)
     busy.routers[1].process.kill()
-    await changing
+    await busy.change_for(1.5)
     busy.routers[1].process.start()
     await busy.until_right()
 
 
-async def test_a_router_that_stands_still(busy):
-    """What it hears at once afterwards is as old as it is, and is not taken for news."""
+async def test_paused_router_recovers(busy):
+    """Messages read after the pause are as old as they are, and do not prove the present."""
     router = busy.routers[0]
-    changing = busy.spawn(busy.change_for(4.5))
-    await asyncio.sleep(0.3)
+    await busy.change_for(0.3)
     router.process.pause()
-    await asyncio.sleep(3.0)
+    await busy.change_for(3.0)
     late = [busy.spawn(busy.ask(router)) for _ in range(9)]
-    await asyncio.sleep(0.1)
+    await busy.change_for(0.1)
     router.process.go_on()
     await asyncio.gather(*late)
-    await changing
+    await busy.change_for(1.1)
     await busy.until_right()
 
 
-async def test_a_new_life_by_another_clock(busy):
+async def test_new_incarnation_with_an_earlier_clock_is_accepted(busy):
     for clock_error_s in (-7200, 7200, 0):
         await busy.change_for(0.5)
         edge, link = busy.edges[1], busy.links[1]
@@ -155,7 +148,7 @@ async def test_a_new_life_by_another_clock(busy):
         await busy.until_right()
 
 
-async def test_a_dead_bus_delays_nobody_for_long(busy, nats_server):
+async def test_changes_during_a_bus_outage_are_applied_soon_after(busy, nats_server):
     """Changes made while it is away are known soon after it is back."""
     nats_server.kill()
     await busy.change_for(2.0)

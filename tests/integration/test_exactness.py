@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from servers import eventually
+from support.processes.servers import eventually
 
 SYSTEM_PROMPTS = [
     list(f"{i}: you are assistant number {i}. Answer briefly and to the point. ".encode() * 4)

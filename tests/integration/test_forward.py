@@ -6,9 +6,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-import held_engine
-from processes import Process, is_ready
-from servers import eventually, free_port
+from support.engines import held_engine
+from support.processes.processes import Process, is_ready
+from support.processes.servers import eventually, free_port
 
 LONG = "Once upon a time, in a far country, " * 40
 """So that it is worth more than what a busy machine makes one engine look slower than the other."""
@@ -38,8 +38,8 @@ async def is_free(fleet):
     return not any(rank["active_requests"] for scope in loads for rank in scope["loads"])
 
 
-async def told(fleet):
-    """What is not told yet cannot be found, and who seems to be busy is avoided."""
+async def reported(fleet):
+    """Unpublished blocks cannot be found, and a worker that seems busy is avoided."""
     await fleet.until_drained()
     await eventually(lambda: is_free(fleet))
 
@@ -56,7 +56,7 @@ async def test_openais_own_client_chats_completes_and_streams(fleet, forward):
         settings = {"model": "default", "max_tokens": 20}
         prompt = LONG
         first = await ai.completions.create(prompt=prompt, **settings)
-        await told(fleet)
+        await reported(fleet)
         again = await ai.completions.create(prompt=prompt, **settings)
         assert again.choices[0].text == first.choices[0].text
         assert (cached(first.usage), cached(again.usage) > 1400) == (0, True)
@@ -67,7 +67,7 @@ async def test_openais_own_client_chats_completes_and_streams(fleet, forward):
         long_talk = [{"role": "user", "content": LONG}]
         chat = await ai.chat.completions.create(messages=long_talk, **settings)
         assert chat.choices[0].message.role == "assistant"
-        await told(fleet)
+        await reported(fleet)
         said = [*long_talk, {"role": "assistant", "content": "Well."}, *TALK]
         stream = await ai.chat.completions.create(
             messages=said, stream=True, stream_options={"include_usage": True}, **settings
@@ -93,8 +93,8 @@ async def test_a_worker_that_dies_is_passed_over(fleet, forward):
     await eventually(lambda: is_free(fleet))
 
 
-async def test_a_stream_goes_on_where_its_worker_was_killed_in_the_middle(fleet, forward, tmp_path):
-    """Greedy: whoever goes on writes what the first would have written."""
+async def test_stream_of_a_killed_worker_is_migrated(fleet, forward, tmp_path):
+    """Greedy: the second worker writes what the first would have written."""
     hold = tmp_path / "hold"
     program = Path(held_engine.__file__)
     await fleet.start(workers=2, program=program, **{"held-by": hold})

@@ -2,13 +2,13 @@
 
 import httpx
 
-from processes import Process
-from servers import eventually, free_port
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
 
 PROMPT = list(b"Once upon a time there was a prompt, long enough to be cached in several blocks.")
 
 
-async def test_it_knows_what_a_worker_computed_and_stops_in_order(fleet, tmp_path, nats_server):
+async def test_indexer_follows_a_worker_and_stops_cleanly(fleet, tmp_path, nats_server):
     port = free_port()
     indexer = Process(
         tmp_path, "indexer", "router", "indexer",

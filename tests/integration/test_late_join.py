@@ -1,17 +1,17 @@
-"""A router that comes late reads what everybody holds from the stream, and vouches for it."""
+"""A router that starts late reads all held blocks from the stream, and calls them exact."""
 
 import numpy as np
 
 from router.protocol.values import Tier
-from router.publisher.journal import DEFAULT_LIMITS
-from servers import eventually
+from router.publisher.journal.journal import DEFAULT_LIMITS
+from support.processes.servers import eventually
 
 WORKERS, RANKS, BLOCKS = 4, 50, 5_000
 PATIENCE_S = 240.0
 """Seconds of one core's work, where there is one."""
 
 
-async def test_a_million_blocks_of_two_hundred_ranks(plane):
+async def test_million_blocks_of_two_hundred_ranks_are_read(plane):
     rng = np.random.default_rng(3)
     for worker_id in range(1, WORKERS + 1):
         edge = await plane.edge(worker_id, dp_size=RANKS, limits=DEFAULT_LIMITS)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from processes import Process
-from servers import eventually, free_port
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
 
 PASSWORD, TOKEN = "pass-w0rd-of-nats", "secret-token-of-a-caller"
 
@@ -61,7 +61,7 @@ async def start(tmp_path):
             await client.aclose()
 
 
-async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_path):
+async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path):
     file = tmp_path / "router.toml"
     file.write_text("body_limit_bytes = 1024\nmax_reservations = 5\n")
     router = await start("r", config=file)
@@ -78,7 +78,7 @@ async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_
     assert sorted(router.said("reload")) == [
         "reload: body_limit_bytes: 1024 is now 9000",
         "reload: log_level: 'info' is now 'debug'",
-        "reload: max_reservations: 5 is now 6; that needs a restart",
+        "reload: max_reservations: 5 is now 6; takes effect at a restart",
     ]
     assert await status() == 503
     config = await router.get("/config")
@@ -90,7 +90,7 @@ async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_
 
     file.write_text("body_limit_bytes = 'many'\nlog_level = 'error'\n")
     router.process.popen.send_signal(signal.SIGHUP)
-    (said,) = await eventually(lambda: router.said("nothing is changed"))
+    (said,) = await eventually(lambda: router.said("no setting changed"))
     assert "body_limit_bytes: 'many'" in said
     assert await status() == 503
 
@@ -100,7 +100,7 @@ async def test_sighup_changes_what_can_be_changed_and_names_the_rest(start, tmp_
     assert router.process.stop() == 0
 
 
-async def test_an_index_alone_reads_its_configuration_again_too(start, tmp_path):
+async def test_sighup_reloads_an_indexer(start, tmp_path):
     file = tmp_path / "indexer.toml"
     file.write_text("body_limit_bytes = 1024\n")
     index = await start("i", command="indexer", config=file)
@@ -113,12 +113,12 @@ async def test_an_index_alone_reads_its_configuration_again_too(start, tmp_path)
     file.write_text("body_limit_bytes = 9000\nmax_peers = 7\n")
     index.process.popen.send_signal(signal.SIGHUP)
     await eventually(lambda: len(index.said("reload: ")) == 2)
-    assert index.said("max_peers: 64 is now 7; that needs a restart")
+    assert index.said("max_peers: 64 is now 7; takes effect at a restart")
     assert await status() != 413
     assert index.process.stop() == 0
 
 
-async def test_sigterm_finishes_what_was_begun_after_others_have_taken_over(start, nats_server):
+async def test_sigterm_finishes_requests_after_other_routers_took_over(start, nats_server):
     bus = {"nats-url": nats_server.url, "drain-s": 6}  # we may be late ourselves
     first, second = await start("first", **bus), await start("second", **bus)
 
@@ -148,7 +148,7 @@ async def _equals(names, expected):
     return set(await names) == expected
 
 
-async def test_secrets_are_in_no_line(start, tmp_path, nats_server):
+async def test_secrets_are_never_logged(start, tmp_path, nats_server):
     """With everything logged, and everything going wrong that has a secret in it."""
     url = nats_server.url.replace("nats://", f"nats://user:{PASSWORD}@")
     file = tmp_path / "router.toml"
@@ -161,7 +161,7 @@ async def test_secrets_are_in_no_line(start, tmp_path, nats_server):
     nats_server.kill()
     await eventually(lambda: router.said("lost the connection"))
     for other, said in (
-        (f"{url}x", "nothing is changed: nats_url"),
+        (f"{url}x", "no setting changed: nats_url"),
         (url[:-1], "reload: nats_url"),
     ):
         file.write_text(f"nats_url = '{other}'\nlog_level = 'debug'\n")

@@ -5,7 +5,7 @@ import itertools
 from openai_client import RoutedCompletions, converse
 
 from router.client import RouterClient
-from servers import eventually
+from support.processes.servers import eventually
 
 
 async def load(fleet):
@@ -27,7 +27,7 @@ async def test_a_conversation_is_served_where_it_was_before(fleet):
     assert await load(fleet) == (0, 0)
 
 
-async def test_an_answer_that_nobody_reads_to_its_end_frees_its_reservation(fleet):
+async def test_closed_stream_frees_its_reservation(fleet):
     await fleet.start(workers=1)
     async with RouterClient.over_http(fleet.url) as router:
         completions = RoutedCompletions(router, "default", lambda text: list(text.encode()))

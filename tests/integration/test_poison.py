@@ -1,16 +1,15 @@
-"""What nobody should have sent, sent by somebody: dropped and counted, one message at a time."""
+"""Poisoned messages are dropped and counted, one at a time."""
 
-import asyncio
 import math
 
 import msgspec
 
-from builders import rank, report
 from router.protocol.events import EventBatch, encode_log_message, pack_state
 from router.protocol.loads import Beacon, encode_beacon, encode_load_report
 from router.protocol.values import HeldState
-from running import SUBJECTS
-from servers import eventually
+from support.processes.running import SUBJECTS
+from support.processes.servers import eventually
+from support.values.builders import rank, report
 
 GARBAGE = [b"", b"garbage", b"\x98" * 40, b"\xc1", b"\x00" * 1_000_000]
 
@@ -22,7 +21,7 @@ async def until_counted(plane, sample, count):
     await eventually(is_counted)
 
 
-async def test_on_a_rank_s_log(busy, bus):
+async def test_poisoned_event_log_is_counted_and_healed(busy, bus):
     subject = SUBJECTS.events(rank(1))
     await busy.change_for(0.5)
     await busy.until_right()
@@ -43,14 +42,14 @@ async def _false_messages(plane, bus):
     state = pack_state(HeldState())
     malformed = [
         EventBatch(
-            1, 0, plane.edges[1].incarnation, journal._identity, next_id, next_id, state + tail
+            1, 0, plane.edges[1].incarnation, journal.identity, next_id, next_id, state + tail
         )
         for tail in (b"\x01" + bytes(6) + b"\x05", b"\xff" * 16, b"\x01\x09" + bytes(14), bytes(9))
     ]
     return [last.data[:-5], other.data, *map(encode_log_message, malformed)]
 
 
-async def test_in_load_reports_and_beacons(busy, bus):
+async def test_poisoned_load_reports_and_beacons_are_counted(busy, bus):
     good = encode_load_report(report(1, incarnation=busy.edges[1].incarnation, report_id=1))
     strange = msgspec.msgpack.encode(
         msgspec.msgpack.decode(good) | {"report_id": 10**9, "waiting_s": math.nan, "dp_rank": -1}
@@ -66,12 +65,14 @@ async def test_in_load_reports_and_beacons(busy, bus):
     await busy.until_right()
 
 
-async def test_beacons_of_many_that_are_no_routers(busy, bus):
+async def test_beacons_of_false_routers_leave_the_index_right(busy, bus):
     """Real ones are crowded out of the reports, which then prove less, never too much."""
     changing = busy.spawn(busy.change_for(1.0))
-    while not changing.done():
+
+    async def crowd_out():
         for source_id in range(200):
             await bus.client.publish(SUBJECTS.beacons, encode_beacon(Beacon(source_id, 1)))
-        await asyncio.sleep(0.05)
-    await changing
+        return changing.done()
+
+    await eventually(crowd_out, poll_s=0.05)
     await busy.until_right()

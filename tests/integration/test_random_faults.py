@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from scenarios import Scenario
+from support.fleets.scenarios import Scenario
 
 FIRST_SEED = int(os.environ.get("FUZZ_SERVER_FIRST", "1"))
 RUNS = int(os.environ.get("FUZZ_SERVER_RUNS", "1"))
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + RUNS))
-async def test_whatever_happens_the_index_is_right_again(plane, seed):
+async def test_random_faults_leave_the_index_right(plane, seed):
     scenario = Scenario(plane, seed)
     try:
         async with asyncio.timeout(300):

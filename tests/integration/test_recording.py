@@ -6,17 +6,18 @@ from random import Random
 
 import pytest
 
-from builders import IDENTITY, rank
-from direct import DirectEngine, DirectRouter
-from processes import Fleet
 from router.cli import main
 from router.errors import ConfigError
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Tier
-from router.sequence.prompt import prepare
+from router.runtime.process.settings import configured
+from router.sequence.active.prompt import prepare
 from router.tools.recordings.record import RecordConfig, Recording
-from running import RunningRouter, RunningService
-from servers import equals, eventually, free_port
+from support.fleets.direct import DirectEngine, DirectRouter
+from support.processes.processes import Fleet
+from support.processes.running import RunningRouter, RunningService
+from support.processes.servers import equals, eventually, free_port
+from support.values.builders import IDENTITY, rank
 
 RNG = Random(9)
 SHARED = [RNG.randrange(200) for _ in range(64)]
@@ -49,7 +50,7 @@ def replayed(capsys, *arguments):
     return status, printed.out
 
 
-async def test_decisions_of_a_router_under_traffic_are_decided_again(fleet, recording, capsys):
+async def test_recorded_decisions_under_traffic_replay_equal(fleet, recording, capsys):
     await fleet.start(workers=2, dp_size=2, **SMALL)
     await place_some(fleet, 60)
     await fleet.client.post(f"{fleet.url}/potential_loads", json={"token_ids": SHARED})
@@ -69,7 +70,7 @@ async def test_decisions_of_a_router_under_traffic_are_decided_again(fleet, reco
     assert status == 0
 
 
-async def test_what_a_killed_router_leaves_can_be_replayed(fleet, recording, capsys):
+async def test_recording_of_a_killed_router_replays(fleet, recording, capsys):
     await fleet.start(workers=1, **SMALL)
     await place_some(fleet, 20)
     await eventually(lambda: recording.read_bytes().count(b'"kind":"submit"') == 20)
@@ -80,7 +81,9 @@ async def test_what_a_killed_router_leaves_can_be_replayed(fleet, recording, cap
     assert status == 0
 
 
-async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, recording, capsys):
+async def test_recording_from_a_snapshot_beside_another_router_replays(
+    nats_server, recording, capsys
+):
     port, prompt = free_port(), [RNG.randrange(200) for _ in range(40_000)]
     async with RunningRouter(nats_server.url, snapshot_threshold=3).running() as router:
         worker = await router.worker(1)
@@ -95,7 +98,7 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
             await worker.deliver()
         written = "kv_router_snapshots_written_total"
         await eventually(lambda: router.metric(written))
-        config = RecordConfig(
+        config = configured(RecordConfig,
             nats_url=nats_server.url, namespace="test", name="beside", http_port=port,
             drain_s=0.0, output=str(recording), snapshot_threshold=3,
         )  # fmt: skip
@@ -115,15 +118,19 @@ async def test_one_that_goes_on_from_a_snapshot_beside_another(nats_server, reco
 
 async def test_a_port_that_is_taken_leaves_no_file(nats_server, recording):
     async with RunningRouter(nats_server.url).running() as router:
-        taken = router.config.http_port
-        config = RecordConfig(nats_url=nats_server.url, http_port=taken, output=str(recording))
+        taken = router.config.http.http_port
+        config = configured(
+            RecordConfig, nats_url=nats_server.url, http_port=taken, output=str(recording)
+        )
         with pytest.raises(ConfigError, match="http_port"):
             await Recording(config).run(asyncio.Event())
     assert not recording.exists()
 
 
-async def test_it_ends_by_itself_after_so_long(recording):
-    limited = RecordConfig(http_port=free_port(), output=str(recording), seconds=0.1, drain_s=0.0)
+async def test_recording_ends_after_its_configured_seconds(recording):
+    limited = configured(
+        RecordConfig, http_port=free_port(), output=str(recording), seconds=0.1, drain_s=0.0
+    )
     await Recording(limited).run(asyncio.Event())
     assert b'"seconds"' in recording.read_bytes()
 
@@ -134,12 +141,12 @@ class RecordedRouter(DirectRouter):
     def __init__(self, recording, **fields):
         port = free_port()
         settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
-        self.config = RecordConfig(http_port=port, output=str(recording), **settings)
+        self.config = configured(RecordConfig, http_port=port, output=str(recording), **settings)
         RunningService.__init__(self, Recording(self.config), port)
 
 
 @pytest.mark.parametrize("shadow", [False, True])
-async def test_engines_heard_by_the_router_itself(recording, capsys, shadow):
+async def test_recording_of_a_direct_router_replays_equal(recording, capsys, shadow):
     prompt = [RNG.randrange(200) for _ in range(64)]
     with DirectEngine(1) as first, DirectEngine(2, ranks=2) as second:
         async with RecordedRouter(recording, router_temperature=0.5, shadow=shadow).running() as r:

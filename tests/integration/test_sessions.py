@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from processes import Process
-from servers import eventually, free_port
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
 
 WORKERS, SESSIONS, CLIENTS, TURNS = 6, 12, 4, 6
 
@@ -22,7 +22,7 @@ async def client():
 
 
 async def started(client, stack, directory, name, redis_port):
-    """A router, by its URL: with everybody's workers, of which it knows nothing."""
+    """A router, by its URL, with the workers of all routers; it knows nothing of them."""
     port = free_port()
     settings = {
         "name": name, "http-port": port, "drain-s": 0, "overlap-score-weight": 0,
@@ -66,7 +66,7 @@ class Conversations:
                 group.create_task(self.talk(session, number))
 
     async def talk(self, session, number):
-        """The first half beside everybody else, the second once one router has died."""
+        """The first half beside all other callers, the second once one router has died."""
         choose = random.Random(f"{session} {number}")
         for turn in range(TURNS):
             if turn == TURNS // 2:
@@ -89,9 +89,7 @@ class Conversations:
             await self.client.delete(f"{url}/reservations/{request_id}")
 
 
-async def test_no_session_has_two_homes_whoever_asks_where_and_whoever_dies(
-    tmp_path, redis_port, client
-):
+async def test_session_keeps_one_worker_across_routers_and_restarts(tmp_path, redis_port, client):
     with ExitStack() as stack:
         started_routers = [
             await started(client, stack, tmp_path, name, redis_port) for name in ("a", "b")

@@ -5,8 +5,8 @@ import ssl
 import httpx
 import pytest
 
-from certificates import Authority
-from servers import eventually
+from support.processes.certificates import Authority
+from support.processes.servers import eventually
 
 SMALL = {"num-blocks": 64, "max-model-len": 1024}
 TEXT = list(b"It was the best of times, it was the worst of times, it was the age of wisdom, " * 8)
@@ -30,7 +30,7 @@ async def sharing(fleet, tmp_path):
     """Starts workers that share, and a router that knows their secret."""
     key = tmp_path / "block.key"
     key.write_text("5e" * 32)
-    fleet._router_options["block-key-file"] = key
+    fleet.router_options["block-key-file"] = key
 
     async def start(workers=2, dp_size=1, settings=(), **options):
         ours = {"share": True, "onboard_always": True, "block_key_file": str(key), **dict(settings)}
@@ -67,13 +67,13 @@ async def counted(fleet, worker_id, name):
 
 
 async def pulled(fleet, worker_id, dp_rank, token_ids, source):
-    """Ask a rank, saying who else has it."""
+    """Ask a rank, naming another holder."""
     hint = {"kv_transfer_params": {"source": source}}
     return await fleet.complete(worker_id, dp_rank, token_ids, **hint)
 
 
 @pytest.mark.parametrize("is_on_one_host", [True, False])
-async def test_what_is_forced_elsewhere_is_pulled(sharing, tmp_path, is_on_one_host):
+async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, is_on_one_host):
     settings = {"share_dir": str(tmp_path)} if is_on_one_host else {}
     fleet = await sharing(settings=settings)
     right = [await fleet.complete(1, 0, prompt(number)) for number in range(2)]
@@ -93,7 +93,7 @@ async def test_what_is_forced_elsewhere_is_pulled(sharing, tmp_path, is_on_one_h
     await eventually(is_known)
 
 
-async def test_who_computes_a_prompt_for_another_says_who_has_it(sharing):
+async def test_prefill_response_names_the_holder_for_the_decode_worker(sharing):
     """In vLLM's words: what the one answers is what the other is sent."""
     fleet = await sharing()
     asked = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1}
@@ -132,7 +132,7 @@ async def test_shared_memory_is_read_where_it_lies(sharing, tmp_path):
     assert await counted(fleet, 1, "mapped_blocks_total") == 18
 
 
-async def test_over_tls_and_between_the_ranks_of_one_worker(sharing, fleet, tmp_path):
+async def test_sharing_works_over_tls_and_between_ranks(sharing, fleet, tmp_path):
     authority = Authority(tmp_path)
     certificate, key = authority.issue("worker")
     settings = {
@@ -148,7 +148,7 @@ async def test_over_tls_and_between_the_ranks_of_one_worker(sharing, fleet, tmp_
     assert (tokens(answer), cached(answer)) == (tokens(right), CACHED_TOKENS)
 
 
-async def test_a_worker_that_stops_giving_is_not_waited_for(sharing):
+async def test_stalled_peer_is_not_awaited(sharing):
     fleet = await sharing(settings={"onboard_timeout_s": 4.0})
     right = [await fleet.complete(1, 0, prompt(number)) for number in range(3)]
     sources = [await source_for(fleet, 2, prompt(number)) for number in range(3)]

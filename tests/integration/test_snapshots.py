@@ -5,15 +5,15 @@ import asyncio
 import httpx
 import pytest
 
-from builders import rank
-from indexing import announced
-from processes import Process
-from proxies import NONE, Faults, Proxy
-from router.object_bucket import CHUNK_BYTES
-from router.process.settings import id_of_name
+from router.ingest.object_store import CHUNK_BYTES
 from router.protocol.values import Tier
-from running import SUBJECTS
-from servers import eventually, free_port
+from router.runtime.process.settings import id_of_name
+from support.processes.processes import Process
+from support.processes.proxies import NONE, Faults, Proxy
+from support.processes.running import SUBJECTS
+from support.processes.servers import eventually, free_port
+from support.values.builders import rank
+from support.values.indexing import announced
 
 BLOCKS = 200_000
 STREAM = f"OBJ_{SUBJECTS.snapshot_bucket}"
@@ -32,7 +32,7 @@ class RouterProcess:
         )  # fmt: skip
 
     async def holds(self, blocks):
-        """Whether it is ready, and sure that the worker holds so many."""
+        """Whether it is ready, and exact about the `blocks` blocks of the worker."""
         try:
             ready, view = [await self._client.get(path) for path in ("/ready", "/workers/1")]
         except httpx.HTTPError:
@@ -91,7 +91,7 @@ async def chunk_count(bus):
     return sum((info.state.subjects or {}).values())
 
 
-async def test_a_router_killed_in_the_middle_of_a_snapshot(bus, link, routers, worker):
+async def test_router_killed_during_a_snapshot_recovers(bus, link, routers, worker):
     first, second = routers
     chunks = await bus.client.subscribe(CHUNKS)
     link.from_client = Faults(bytes_per_s=1e6)

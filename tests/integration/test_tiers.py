@@ -1,8 +1,8 @@
-"""A worker with blocks in several tiers: what it tells, what it finds, and what a kill leaves."""
+"""A worker with blocks in several tiers: what it publishes and finds, and what a kill leaves."""
 
 import httpx
 
-from servers import eventually
+from support.processes.servers import eventually
 
 SMALL = {
     "num-blocks": 64,
@@ -38,7 +38,7 @@ async def held_by_index(fleet):
     }
 
 
-async def until_told(fleet, is_there):
+async def until_published(fleet, is_there):
     """Until the router knows what the worker holds, and that is what it is to be."""
 
     async def is_told():
@@ -65,13 +65,13 @@ async def test_blocks_outlive_a_kill_and_the_router_knows_in_which_tier(fleet, t
     }  # fmt: skip
     await fleet.start(workers=1, **SMALL, **tiers)
     said = [(await fleet.complete(1, 0, prompt(number)))["choices"] for number in range(8)]
-    held = await until_told(fleet, lambda held: len(held["disk"]) == 8 * 19)
+    held = await until_published(fleet, lambda held: len(held["disk"]) == 8 * 19)
     assert len(held["host"]) == 100
     overlap = (await fleet.select(prompt(0)))["overlap"]
     assert (overlap["gpu"], overlap["disk"]) == (0, 288)
     fleet.workers[1].kill()
     fleet.workers[1].start()
-    again = await until_told(fleet, lambda now: now.get("disk") == held["disk"])
+    again = await until_published(fleet, lambda now: now.get("disk") == held["disk"])
     assert again == {tier: held[tier] for tier in ("host", "disk")}
     for number in range(8):
         predicted = await fleet.select(prompt(number))
@@ -79,4 +79,4 @@ async def test_blocks_outlive_a_kill_and_the_router_knows_in_which_tier(fleet, t
         assert predicted["predicted_cached_blocks"] == 288 // 16
         answer = await fleet.complete(1, 0, prompt(number))
         assert (answer["choices"], cached(answer)) == (said[number], 288)
-    await until_told(fleet, lambda now: len(now["disk"]) == 8 * 19)
+    await until_published(fleet, lambda now: len(now["disk"]) == 8 * 19)

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from servers import eventually
-from up_command import SMALL_MODEL, ups
+from support.processes.servers import eventually
+from support.processes.up_command import SMALL_MODEL, ups
 
 SAID = [{"role": "user", "content": "Once upon a time"}]
 CHAT = {"model": "default", "messages": SAID, "max_tokens": 12, "temperature": 0}
@@ -48,7 +48,7 @@ async def until_booked(up, requests):
     await eventually(are_booked)
 
 
-async def test_both_clients_models_answers_streams_errors_and_hanging_up(up):
+async def test_openai_clients_are_served_alike(up):
     await asyncio.to_thread(_with_its_blocking_client, up)
     async with AsyncOpenAI(**options(up)) as ai:
         assert [each.id async for each in ai.models.list()] == ["default"]

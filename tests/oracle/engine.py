@@ -3,7 +3,12 @@
 from collections import Counter
 
 from router.protocol.values import Doubt, Tier
-from router.sequence.hashing import chain_hash, hash_seed, local_block_hash, token_array
+from router.sequence.hashing.block_hashes import (
+    chain_hash,
+    hash_seed,
+    local_block_hash,
+    token_array,
+)
 
 FULL_GROUPS = (0, 2)
 
@@ -19,7 +24,7 @@ class Block:
 
 
 class EngineModel:
-    """Copies of (group, block) per tier as told, and which of them can be named."""
+    """Copies of (group, block) per tier as published, and which of them can be named."""
 
     def __init__(self, *, held_back_blocks, held_back_s, settings):
         self.settings = settings
@@ -101,5 +106,5 @@ class EngineModel:
         keys = [key for key, count in self.copies[tier].items() if count and key in self.named]
         return {block.name for _, block in keys}
 
-    def said_doubts(self):
+    def received_doubts(self):
         return self.doubts | (Doubt.ORPHANS if self.orphans() else 0)

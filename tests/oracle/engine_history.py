@@ -2,7 +2,12 @@
 
 from collections import Counter
 
-from router.sequence.hashing import chain_hash, hash_seed, local_block_hash, token_array
+from router.sequence.hashing.block_hashes import (
+    chain_hash,
+    hash_seed,
+    local_block_hash,
+    token_array,
+)
 
 
 def held_sequence_hashes(events):
@@ -21,7 +26,7 @@ def held_sequence_hashes(events):
 
 
 def _name(event, names, seeds):
-    """A salt is told with a prompt's first block; the others have it from their parents."""
+    """A salt comes with a prompt's first block; the others have it from their parents."""
     parent, size = event["parent_block_hash"], event["block_size"]
     salts = (event["extra_keys"] or [None])[0]
     seed = hash_seed(None, salts and salts[0]) if parent is None else seeds[parent]

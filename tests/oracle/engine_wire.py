@@ -1,11 +1,11 @@
-"""An engine, its lives and the wire to it, as `EngineLog` sees them: what it applies is checked
+"""An engine, its lives and the wire to it, as `BatchOrder` sees them: what it applies is checked
 after every step against what the engine really published.
 """
 
 from random import Random
 
-from router.publisher.engine_log import EngineLog, EngineLogSettings
-from router.publisher.engine_steps import Apply, Lost, NewLife, Replay
+from router.publisher.batch_order.batch_order import BatchOrder, BatchOrderSettings
+from router.publisher.batch_order.steps import Apply, Lost, NewLife, Replay
 
 TICK_S = 0.05
 
@@ -58,7 +58,7 @@ class EngineWorld:
 
     def __init__(self, random, settings=None, *, buffer=10_000, early_events=False):
         self.random = random
-        self.settings = settings or EngineLogSettings()
+        self.settings = settings or BatchOrderSettings()
         self.buffer = buffer
         self.early_events = early_events
         self.now_s = 0.0
@@ -67,7 +67,7 @@ class EngineWorld:
         self.is_connected = False
         self.pipe = []
         self.answer = None
-        self.log = EngineLog(0.0, self.settings)
+        self.log = BatchOrder(0.0, self.settings)
         self.applied = Applied()
         self.asked = []
 
@@ -80,7 +80,7 @@ class EngineWorld:
             self.count += 1
 
     def restart(self, count=0):
-        """Another life, which has published so much before anybody connects."""
+        """Another life, which has published `count` batches before any connection."""
         self.disconnect()
         self.life += 1
         self.count = 0
@@ -134,7 +134,7 @@ class EngineWorld:
                 self._take(self.log.live(item[1], encode(*item), self.now_s, self.now_s))
 
     def replay(self, count=1):
-        """Let so many frames of the answer arrive; the engine answers all at once."""
+        """Let `count` frames of the answer arrive; the engine answers all at once."""
         for _ in range(count):
             if isinstance(self.answer, int):
                 first = max(self.answer, self.count - self.buffer)
@@ -173,7 +173,7 @@ class EngineWorld:
         self.pipe = []
         self.is_connected = False
         self.answer = None
-        self.log = EngineLog(self.now_s, self.settings, saved)
+        self.log = BatchOrder(self.now_s, self.settings, saved)
 
     # What must hold.
 
@@ -196,7 +196,7 @@ class EngineWorld:
 
 
 def run_lives(seed, steps, settings=None, *, failures=True, **fields):
-    """A world after so many random operations and a quiet time."""
+    """A world after `steps` random operations and a quiet time."""
     random = Random(seed)
     world = EngineWorld(random, settings, **fields)
     operations = [

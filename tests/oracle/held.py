@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from router.protocol.values import FASTEST_TIER, TIERS, HashArray, HeldState, Tier
-from router.sequence.digest import digest
+from router.sequence.hashing._digest import digest
 
 
 class _Block:

@@ -5,7 +5,7 @@ import numpy as np
 from router.indexer.base import (
     DIFFERENT,
     DONE,
-    HeldBlocks,
+    ExportedBlocks,
     HeldSlice,
     HeldSummary,
     IndexStats,
@@ -13,7 +13,7 @@ from router.indexer.base import (
 )
 from router.protocol.events import Cleared, Stored
 from router.protocol.values import Tier, unpack_hashes
-from router.sequence.digest import digest
+from router.sequence.hashing._digest import digest
 
 
 class ExactIndex:
@@ -99,7 +99,7 @@ class ExactIndex:
     def dump(self):
         for rank, tier in sorted(self.sets):
             if self.sets[rank, tier]:
-                yield HeldBlocks(rank, tier, self.held(rank, tier))
+                yield ExportedBlocks(rank, tier, self.held(rank, tier))
 
     def dump_slices(self):
         rank_of = dict(enumerate(sorted({rank for rank, _ in self.sets})))

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fuzzing import examples
 from oracle.index import ExactIndex
 from router.indexer.base import DIFFERENT, DONE, REFUSED
-from router.indexer.radix_tree import MULTIPLIER
+from router.indexer.radix_tree.radix_tree import MULTIPLIER
 from router.protocol.events import Cleared, EventBatch, Removed, Stored, pack_batch
 from router.protocol.values import SCHEME, U64_MAX, Identity, Rank, Tier, pack_hashes
-from router.publisher.held import HeldBlocks
+from router.publisher.journal.held_blocks import HeldBlocks
+from support.chaos.fuzzing import examples
 
 RANKS = [Rank(0, 0), Rank(0, 1), Rank(1, 0), Rank(2, 0), Rank(3, 0)]
 TREE_BLOCKS = 28

@@ -5,13 +5,12 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from servers import free_port
+from support.processes.servers import free_port, until
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("RELEASE_PYTHON", sys.executable)
@@ -127,11 +126,12 @@ def serves(*command_and_folder):
 
 
 def wait_until_healthy(port, process):
-    deadline_s = time.monotonic() + START_S
-    while subprocess.run(["curl", "-sf", f"localhost:{port}/health"], check=False).returncode:
+    def is_healthy():
         assert process.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.5)
+        asked = ["curl", "-sf", f"localhost:{port}/health"]
+        return not subprocess.run(asked, check=False).returncode
+
+    until(is_healthy, START_S, poll_s=0.5)
 
 
 ONE_LINERS = re.findall(r"^\$ pipx run (.*?)(?: +#.*)?$", INSTALL, re.MULTILINE)

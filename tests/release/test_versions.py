@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from lowest import lowest
+from support.values.lowest import lowest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

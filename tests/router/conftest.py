@@ -2,9 +2,9 @@
 
 import pytest
 
-from indexing import PROMPT, Engine, RunningIndex, publishing
-from running import RunningRouter
-from servers import equals
+from support.processes.running import RunningRouter
+from support.processes.servers import equals
+from support.values.indexing import PROMPT, Engine, RunningIndex, publishing
 
 
 @pytest.fixture

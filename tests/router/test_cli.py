@@ -10,7 +10,7 @@ from router.cli import main
 
 
 @pytest.mark.parametrize(("run", "command"), [(main, "serve"), (worker_agent.cli.main, "tiers")])
-def test_help_is_an_answer_and_nothing_is_a_mistake(run, command, capsys):
+def test_help_exits_with_0_and_no_command_with_2(run, command, capsys):
     assert run(["--help"]) == 0
     assert f"\n  {command} " in capsys.readouterr().out
     assert run([""]) == 2
@@ -23,12 +23,12 @@ def test_an_unknown_command_is_named(run, capsys):
     assert "there is no command 'servee'" in capsys.readouterr().err
 
 
-def test_what_was_probably_meant_is_said(capsys):
+def test_similar_command_is_suggested(capsys):
     assert main(["servee"]) == 2
     assert "did you mean serve?" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys):
+def test_version_option_prints_the_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("kv-router ")
 
@@ -43,7 +43,7 @@ def test_help_of_a_command_names_it(capsys):
 
 def test_ctrl_c_before_there_is_anything_to_stop_ends_a_command_without_a_traceback(tmp_path):
     os.mkfifo(trace := tmp_path / "trace")
-    # Whoever runs these tests in the background has Ctrl-C ignored by all of them.
+    # A shell that runs these tests in the background has Ctrl-C ignored by all of them.
     at_terminal = ["env", "--default-signal=INT"]
     command = [*at_terminal, sys.executable, "-m", "router", "simulate", str(trace)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

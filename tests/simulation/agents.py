@@ -6,20 +6,19 @@
 import asyncio
 from functools import partial
 
-from router.bus_errors import BusError, TwinError
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import LoadReport, decode_beacon
 from router.protocol.values import SCHEME, Identity
-from router.publisher.announcer import RENEW_S
-from router.publisher.beacons import HeardBeacons
-from router.publisher.events import KvEventPublisher
-from router.publisher.loads import LoadPublisher
+from router.publisher.event_publisher import KvEventPublisher
+from router.publisher.load_publisher import LoadPublisher, ReceivedBeacons
+from router.runtime.bus.errors import BusError, TwinError
+from router.runtime.bus.kv_lease import RENEW_S
 from simulation.clients import SimulatedTransport
 from simulation.corpus import BLOCK_SIZE
 from simulation.engine import BlockRemoved, BlockStored, CacheCleared, SetChanges
 from simulation.link import Link
 from simulation.truth import RecordedJournal
-from worker_agent.control import CHECKPOINT_INTERVAL_S
+from worker_agent.process.control import CHECKPOINT_INTERVAL_S
 
 IDENTITY = Identity(SCHEME, BLOCK_SIZE)
 LOAD_INTERVAL_S = 0.4
@@ -35,7 +34,7 @@ class Agent:
         self.incarnation = incarnation
         self.link = Link(world.server, f"worker {worker_id}", self._connected)
         self.transport = SimulatedTransport(self.link)
-        self.beacons = HeardBeacons()
+        self.beacons = ReceivedBeacons()
         self.is_stopped = False
         self._tasks = []
         self.ranks = [world.new_rank(self, rank) for rank in world.scenario.ranks_of(worker_id)]
@@ -44,7 +43,7 @@ class Agent:
 
     def start_task(self, work):
         """Run this coroutine function for as long as the agent lives."""
-        self._tasks.append(asyncio.create_task(self._until_told(work)))
+        self._tasks.append(asyncio.create_task(self._until_published(work)))
 
     def stop(self):
         """Die at once, in the middle of whatever was going on."""
@@ -62,8 +61,8 @@ class Agent:
         if owner is not None and owner.incarnation != self.incarnation:
             raise TwinError(f"worker.{self.worker_id}", "taken over")
 
-    async def _until_told(self, work):
-        """Whoever has lost its id ends, as the real agent does."""
+    async def _until_published(self, work):
+        """End an agent that has lost its id, as the real agent does."""
         try:
             await work()
         except TwinError:
@@ -93,7 +92,7 @@ class Agent:
                 return
 
     async def _claim(self):
-        """Take the id, unless somebody lives who has it. Raises TwinError."""
+        """Take the id, unless a live agent has it. Raises TwinError."""
         seen = await self.link.request(self._owner)
         if await self.link.request(lambda: self.world.answers_ping(self)):
             raise TwinError(f"worker.{self.worker_id}", "somebody answers")
@@ -138,11 +137,11 @@ class Agent:
             self.start_task(partial(self._announce, self._renew))
 
     def _hear_beacon(self, subject, payload):
-        self.beacons.hear(decode_beacon(payload), self.world.loop.time())
+        self.beacons.record(decode_beacon(payload), self.world.loop.time())
 
 
 class AgentRank:
-    """One rank of an agent: its journal, and everything that tells of it."""
+    """One rank of an agent: its journal, and everything that publishes it."""
 
     def __init__(self, agent, rank):
         world = agent.world
@@ -167,7 +166,7 @@ class AgentRank:
 
     @property
     def life(self):
-        """What is true of the life that the journal tells of."""
+        """What is true of the life that the journal describes."""
         return self.journal.life
 
     def start(self):
@@ -220,7 +219,7 @@ class OwnRank(AgentRank):
         return self._cache.held()
 
     def is_knowable(self):
-        """Whether somebody who listens well can know the truth."""
+        """Whether a perfect listener can know the truth."""
         return True
 
     def is_provable(self):

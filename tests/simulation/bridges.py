@@ -2,11 +2,11 @@
 
 import asyncio
 
-from router.publisher.engine_feed import EngineFeed
-from router.publisher.engine_log import EngineLog, EngineLogSettings
-from router.publisher.engine_steps import Apply, Replay
-from router.publisher.normalizer import Normalizer
-from router.publisher.normalizer_settings import EngineSettings
+from router.publisher.batch_order.batch_order import BatchOrder, BatchOrderSettings
+from router.publisher.batch_order.steps import Apply, Replay
+from router.publisher.feed.engine_feed import EngineFeed
+from router.publisher.normalizer.normalizer import Normalizer
+from router.publisher.normalizer.settings import EngineSettings
 from simulation.agents import IDENTITY, AgentRank
 from simulation.wire import MAX_DELAY_S, Wire
 
@@ -30,8 +30,8 @@ class BridgedRank(AgentRank):
         )
         self._normalizer = Normalizer(self.journal, IDENTITY, settings=settings)
         position = self._restore()
-        log_settings = EngineLogSettings(can_replay=scenario.can_replay)
-        self._log = EngineLog(self._clock(), log_settings, position)
+        log_settings = BatchOrderSettings(can_replay=scenario.can_replay)
+        self._log = BatchOrder(self._clock(), log_settings, position)
         self._feed = EngineFeed(self.journal, self._normalizer, rank.dp_rank)
         self._batches = 0
         self._as_of_s = self._clock()
@@ -48,8 +48,8 @@ class BridgedRank(AgentRank):
         return self._process.cache.held()
 
     def is_knowable(self):
-        """Whether somebody who listens well can know the truth: what was lost without a trace, on a
-        connection that stood, only a replay can tell.
+        """Whether a perfect listener can know the truth: what was lost without a trace, on a
+        connection that stood, only a replay can show.
         """
         return self._world.scenario.can_replay or not self._wire.has_lost
 
@@ -59,7 +59,7 @@ class BridgedRank(AgentRank):
 
     def has_held(self, held, since_s):
         """Whether the engine has held exactly this at some moment since, or while the wire was slow
-        before: of that, nobody knows.
+        before: that is unknown.
         """
         return self._process.has_held(held, since_s - 2 * MAX_DELAY_S)
 
@@ -80,7 +80,7 @@ class BridgedRank(AgentRank):
         ghosts, lost = len(held - self.life.held), len(self.life.held - held)
         return f"{self.rank}: the journal has {ghosts} ghosts, and lacks {lost}"
 
-    # ── What the wire tells ──────────────────────────────────────────────────────────────────────
+    # ── What the wire delivers ───────────────────────────────────────────────────────────────────
 
     def connected(self):
         self._take(self._log.connected(self._clock()))

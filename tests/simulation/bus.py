@@ -11,7 +11,7 @@ that really happened is counted. Times are those of the real adapters.
 
 from collections import Counter
 
-from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError
+from router.runtime.bus.errors import BusUnavailableError, LogConflictError, LogFullError
 
 
 class Log:
@@ -54,7 +54,7 @@ class Log:
 
 
 class Server:
-    """The server, its store, and everybody connected. `counts`: faults that really happened."""
+    """The server, its store, and all connections. `counts`: faults that really happened."""
 
     def __init__(self, loop, random, trace):
         self.loop = loop
@@ -116,7 +116,7 @@ class Server:
         self.links.remove(link)
 
     def tell(self, sender, subject, payload):
-        """Core NATS: to whoever listens and can be reached."""
+        """Core NATS: to every subscriber that can be reached."""
         wide = subject.rsplit(".", 2)[0] + ".*.*"
         for pattern in (subject, wide):
             for link, callback in self._listeners.get(pattern, ()):

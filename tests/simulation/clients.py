@@ -3,8 +3,8 @@
 from collections import deque
 from contextlib import asynccontextmanager
 
-from router.bus_errors import BusUnavailableError
-from router.stream_reader import Delivery, StreamState
+from router.ingest.event_stream import Delivery, StreamState
+from router.runtime.bus.errors import BusUnavailableError
 
 SILENCE_S = 1.0
 

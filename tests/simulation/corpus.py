@@ -4,7 +4,12 @@ for all seeds.
 
 from random import Random
 
-from router.sequence.hashing import chain_hash, hash_seed, local_block_hash, token_array
+from router.sequence.hashing.block_hashes import (
+    chain_hash,
+    hash_seed,
+    local_block_hash,
+    token_array,
+)
 
 BLOCK_SIZE = 4
 SALTS = (None, None, "tenant-a")

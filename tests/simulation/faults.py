@@ -49,7 +49,7 @@ class Faults:
     def _later(self, fault, function, *arguments):
         self._loop.call_later(fault.lasts_s, function, *arguments)
 
-    # ── Who is struck ────────────────────────────────────────────────────────────────────────────
+    # ── Targets of faults ────────────────────────────────────────────────────────────────────────
 
     def _links(self, fault):
         """One, or all of them."""
@@ -134,13 +134,13 @@ class Faults:
         self._restart_agent(fault, clock_step=-999_999)
 
     def _lose_worker(self, fault):
-        """It is gone for good; of several that go together nobody could tell."""
+        """It is gone for good; several that go together could not be distinguished."""
         worker_id = self._worker_id(fault)
         if worker_id is not None and not (self._world.gone or self._world.scenario.is_bridged):
             self._world.lose(worker_id)
 
     def _replace_agent(self, fault):
-        """Cut off and taken for dead: somebody else begins in its place, and it comes back."""
+        """Cut off and taken for dead: another begins in its place, and it comes back."""
         worker_id = self._worker_id(fault)
         if worker_id is not None:
             former = self._world.agents[worker_id].link

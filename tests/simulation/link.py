@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.bus_errors import BusUnavailableError, LogConflictError, LogFullError
+from router.runtime.bus.errors import BusUnavailableError, LogConflictError, LogFullError
 
 REQUEST_TIMEOUT_S = 5.0
 RECONNECT_S = 0.3
@@ -161,7 +161,7 @@ class Link:
             callback(subject, payload)
 
     def notify(self, worker_id):
-        """Somebody announced itself: say so to whoever watches here."""
+        """Report a new announcement to the watchers here."""
         if self._on_announced is not None:
             self.loop.call_later(self.delay_s("delay"), self._announced, worker_id)
 

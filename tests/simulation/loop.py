@@ -40,7 +40,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self):
-        """Nobody else is here to wake us."""
+        """Do nothing: no other thread wakes this loop."""
 
 
 def run(coroutine_of):

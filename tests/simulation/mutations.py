@@ -10,19 +10,19 @@ import sys
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from router.beacons import Beacons
-from router.indexer.event_log import EventLog, Verdict
-from router.indexer.healing import Healing
+from router.core.fleet import Beacons
+from router.core.membership import Membership
+from router.indexer.event_log import EventLog, LogVerdict
+from router.indexer.healing import Resync
 from router.indexer.rank_index import RankIndex
 from router.indexer.trusted_index import TrustedIndex
-from router.membership import Membership
+from router.ingest.event_stream import StreamReader
 from router.protocol.events import EventBatch
-from router.publisher.engine_feed import EngineFeed
-from router.publisher.events import KvEventPublisher
-from router.publisher.journal import EventJournal
-from router.publisher.normalizer import Normalizer
-from router.publisher.replay_schedule import ReplaySchedule
-from router.stream_reader import StreamReader
+from router.publisher.batch_order.replay_schedule import ReplaySchedule
+from router.publisher.event_publisher import KvEventPublisher
+from router.publisher.feed.engine_feed import EngineFeed
+from router.publisher.journal.journal import EventJournal
+from router.publisher.normalizer.normalizer import Normalizer
 from simulation import run
 from simulation.agents import Agent
 from simulation.bus import Server
@@ -38,13 +38,13 @@ _drop_before = SimulatedTransport.drop_before
 def _gaps_accepted(log, message):
     verdict = _classify(log, message)
     is_ours = isinstance(message, EventBatch) and message.incarnation == log.incarnation
-    return Verdict.APPLY if verdict is Verdict.GAP and is_ours else verdict
+    return LogVerdict.APPLY if verdict is LogVerdict.GAP and is_ours else verdict
 
 
 def _duplicates_applied(log, message):
     verdict = _classify(log, message)
     is_batch = isinstance(message, EventBatch)
-    return Verdict.APPLY if verdict is Verdict.DUPLICATE and is_batch else verdict
+    return LogVerdict.APPLY if verdict is LogVerdict.DUPLICATE and is_batch else verdict
 
 
 def _parts_mixed(log, checkpoint):
@@ -85,7 +85,7 @@ def _removals_kept(journal, tier, sequence_hashes):
     return journal._held.remove(tier, sequence_hashes)
 
 
-UNCHECKED = (Healing, "break_off", lambda *_: None)
+UNCHECKED = (Resync, "break_off", lambda *_: None)
 """Counts and digests are not compared."""
 
 MUTATIONS = {
@@ -106,7 +106,7 @@ MUTATIONS = {
     "never lagging": [(RankIndex, "_lag", lambda *_, **__: None)],
     "nothing ever waits": [(KvEventPublisher, "waiting_s", property(lambda _: 0.0))],
     "any report is fresh": [
-        (Beacons, "as_of_s", lambda beacons, _: max(beacons._sent_s.values(), default=None))
+        (Beacons, "fresh_at_s", lambda beacons, _: max(beacons._sent_s.values(), default=None))
     ],
     "no checkpoint is asked for": [(TrustedIndex, "take_wanted_checkpoints", lambda *_: [])],
     "reports are not compared": [(TrustedIndex, "compare", lambda *_: None)],

@@ -3,18 +3,19 @@
 import asyncio
 from random import Random
 
-from builders import settings
-from router.bus_errors import BusError
-from router.core import RouterCore
-from router.core_host import TICK_S, TIDY_SLICES
-from router.effects import FetchWorker, RequestCheckpoint, SendBeacon
-from router.indexer.radix_tree import RadixTree
+from router.core.commands import MarkBeacon, SetConnected, Tick, Tidy, UpsertWorker
+from router.core.core import RouterCore
+from router.core.effects import FetchWorker, RequestCheckpoint, SendBeacon
+from router.indexer.radix_tree.radix_tree import RadixTree
+from router.ingest.subscriber import Subscriber
+from router.observability.health import ServiceStatus
 from router.protocol.loads import encode_beacon
-from router.publisher.turns import Turns
-from router.status import ServiceStatus
-from router.subscriber import Subscriber
+from router.publisher.follower.loop_slices import SliceScheduler
+from router.runtime.bus.errors import BusError
+from router.service.host import TICK_S, TIDY_SLICES
 from simulation.clients import SimulatedStream
 from simulation.link import Link
+from support.values.builders import settings
 
 
 class Router:
@@ -27,14 +28,14 @@ class Router:
         seed = world.random.getrandbits(64)
         self.core = RouterCore(settings(router_id=router_id), _small_index, Random(seed))
         self.link = Link(world.server, f"router {router_id}", self._connected, self._announced)
-        self.core.set_connected(True, self._clock())
+        self.core.handle(SetConnected(True), self._clock())
         self.subscriber = Subscriber(
             self.core,
             self,
             ServiceStatus("nats://simulated", needs_workers=True),
             world.shared.metrics,
             world.subjects,
-            Turns(self._clock),
+            SliceScheduler(self._clock),
             self._clock,
         )
         world.server.listen(self.link, world.subjects.all_loads, self.subscriber.take_load)
@@ -81,9 +82,11 @@ class Router:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock()
-            self.perform([*self.core.tick(now_s), self.core.beacon(now_s)])
+            self.perform(
+                [*self.core.handle(Tick(), now_s)[1], *self.core.handle(MarkBeacon(), now_s)[1]]
+            )
             for _ in range(TIDY_SLICES):
-                if not self.core.tidy(self._clock()):
+                if not self.core.handle(Tidy(), self._clock())[0]:
                     break
                 await asyncio.sleep(0)
 
@@ -96,10 +99,10 @@ class Router:
             self._announced(worker_id, found)
 
     def _announced(self, worker_id, announcement):
-        self.core.upsert_worker(announcement, self._clock())
+        self.core.handle(UpsertWorker(announcement), self._clock())
 
     def _connected(self, is_connected):
-        self.core.set_connected(is_connected, self._clock())
+        self.core.handle(SetConnected(is_connected), self._clock())
 
 
 def _small_index():

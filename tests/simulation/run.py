@@ -28,7 +28,7 @@ def play(scenario, shared, tell=None):
 
     try:
         return loop.run(main)
-    except Exception as error:  # noqa: BLE001 - the seed has to be told
+    except Exception as error:  # noqa: BLE001 - the seed has to be printed
         counts = Counter() if world is None else world.server.counts
         return Result(scenario.seed, [f"{type(error).__name__}: {error}"], counts)
 
@@ -113,7 +113,7 @@ def failure_lines(result):
 
 
 def show(seed, faults, shrink):
-    """One run, told as it happens."""
+    """One run, printed as it happens."""
     shared = Shared()
     scenario = draw(seed) if faults is None else draw(seed).first(faults)
     if shrink:

@@ -1,4 +1,4 @@
-"""What happens in a run: who there is, how they are set, and which faults strike when.
+"""What happens in a run: its processes, their settings, and which faults strike when.
 
 All of it is drawn from one seed, and printable: a run is its scenario.
 """
@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.protocol.values import Tier, ranks_of
-from router.publisher.journal import JournalLimits
+from router.publisher.journal.journal import JournalLimits
 
 RATES = (
     "lose",
@@ -40,7 +40,7 @@ EVENTS = (
     "poison_load",
     "ask_for_checkpoints",
 )
-"""Faults that happen to somebody, once."""
+"""Faults that happen to one target, once."""
 
 
 WIRE_RATES = (

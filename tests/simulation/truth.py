@@ -1,6 +1,6 @@
 """What is true of a rank: what its engine held as of every event, and until when."""
 
-from router.publisher.journal import EventJournal
+from router.publisher.journal.journal import EventJournal
 
 
 class Life:
@@ -37,7 +37,7 @@ class Life:
             self._as_of[event_id] = self._version, self.held
 
     def as_of(self, event_id):
-        """What was held as of an event; None if there never was one that was told without doubt."""
+        """What was held as of an event. Returns None if none was published without doubt."""
         known = self._as_of.get(event_id)
         return None if known is None else known[1]
 

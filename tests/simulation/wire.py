@@ -1,6 +1,6 @@
 """An engine in a process of its own, and the sockets on which it publishes: lossy, and replayed.
 
-EngineProcess ──publish──▶ Wire ──live──▶ whoever follows      batches are numbered from 0 in
+EngineProcess ──publish──▶ Wire ──live──▶ its follower         batches are numbered from 0 in
   numbers, buffer  ◀─ask──  │ ──replayed──▶                    every life, and name no life
 """
 
@@ -123,7 +123,7 @@ class EngineProcess:
 class Wire:
     """One follower's sockets: a connection that is lost and made again, and one replay at a time.
 
-    `follower` is told what happens: connected, disconnected, live, replayed, replay_ended,
+    `follower` gets what happens: connected, disconnected, live, replayed, replay_ended,
     replay_failed.
     """
 
@@ -165,7 +165,7 @@ class Wire:
         for _ in range(2 if engine.hits("zmq_double") else 1):
             due_s = self._loop.time() + self._delay_s()
             if engine.hits("zmq_reorder"):
-                self.has_lost = True  # it may come too late to be told from a batch of a new life
+                self.has_lost = True  # it may seem to be of a new life
             else:
                 due_s = self._due_s = max(self._due_s + 1e-6, due_s)
             self._loop.call_at(due_s, self._arrive, self._connection, sequence, payload)

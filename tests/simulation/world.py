@@ -12,7 +12,7 @@ from random import Random
 
 from msgspec import Struct, field
 
-from router.metrics import RouterMetrics
+from router.observability.metrics import RouterMetrics
 from router.protocol.subjects import Subjects
 from simulation.agents import Agent, OwnRank
 from simulation.bridges import BridgedRank
@@ -50,7 +50,7 @@ class Result(Struct, frozen=True):
 
 
 class World:
-    """Everybody in a run, and the state that they share."""
+    """All processes of a run, and the state that they share."""
 
     def __init__(self, loop, scenario, shared, tell=None):
         self.loop = loop
@@ -74,7 +74,7 @@ class World:
         self._incarnation = FIRST_INCARNATION
 
     def trace(self, *words):
-        """Tell what happens, if somebody listens."""
+        """Report what happens, if there is a listener."""
         if self._tell is not None:
             self._tell(" ".join([f"{self.loop.time():9.4f} ", *map(str, words)]))
 
@@ -135,7 +135,7 @@ class World:
         return [r for r in self.scenario.all_ranks() if r.worker_id not in self.gone]
 
     def present_rank(self, rank):
-        """Who tells of this rank now."""
+        """The agent that publishes this rank now."""
         return self.agents[rank.worker_id].ranks[rank.dp_rank]
 
     def new_rank(self, agent, rank):

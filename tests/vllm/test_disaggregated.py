@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from openai import AsyncOpenAI
 
-from processes import Process, is_ready
-from servers import eventually, free_port
-from tiny_llama import WORDS, word, write_tiny_llama
-from vllm_engines import MODEL_NAME, VllmEngine
+from support.engines.tiny_llama import WORDS, word, write_tiny_llama
+from support.processes.processes import Process, is_ready
+from support.processes.servers import eventually, free_port
+from support.vllm.vllm_engines import MODEL_NAME, VllmEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -58,19 +58,19 @@ async def ai(tmp_path, direct, engines):
 
 
 async def answered(create, **fields):
-    """(who computed the prompt, who answered, tokens) of one answer."""
+    """(worker of the prompt, worker of the answer, tokens) of one answer."""
     answer = await create(**SETTINGS, **fields)
     ids = [answer.headers.get(name) for name in ("x-prefill-worker-id", "x-worker-id")]
     return *ids, answer.parse().choices[0].token_ids
 
 
 async def is_of(engine, source, tokens):
-    """Whether so many tokens of prompts came from there."""
+    """Whether `tokens` tokens of prompts came from there."""
     return await engine.metric("vllm:prompt_tokens_by_source_total", f'"{source}"') == tokens
 
 
 async def is_free(engine):
-    """Whether it keeps no blocks for anybody."""
+    """Whether it keeps no blocks for another worker."""
     return await engine.metric("vllm:kv_cache_usage_perc") == 0
 
 
@@ -99,7 +99,7 @@ async def test_prompts_are_computed_by_one_engine_and_answered_by_the_other(
     received = await decode.metric("vllm:nixl_bytes_transferred_sum")
     record_property("measured", f"{given} tokens, {received:.0f} bytes, came through NIXL")
 
-    # Nobody computes prompts for others any more: who answers computes them.
+    # No worker computes prompts for others any more: the decode worker computes them.
     prefill.kill()
     *ids, tokens = await answered(texts.create, prompt=[*prompts[1], *prompts[0]])
     assert ids == [None, str(DECODE)]

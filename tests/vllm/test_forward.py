@@ -8,11 +8,11 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from processes import Process
-from servers import eventually, free_port
-from tiny_llama import WORDS, word, write_tiny_llama
-from vllm_engines import MODEL_NAME
-from vllm_placing import Bench
+from support.engines.tiny_llama import WORDS, word, write_tiny_llama
+from support.processes.processes import Process
+from support.processes.servers import eventually, free_port
+from support.vllm.vllm_engines import MODEL_NAME
+from support.vllm.vllm_placing import Bench
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -73,7 +73,7 @@ async def streamed(create, **fields):
     return predicted, (details.cached_tokens or 0) if details else 0, text
 
 
-async def test_what_is_predicted_is_reused(forward, direct, engines):
+async def test_predicted_tokens_are_reused(forward, direct, engines):
     rng, bench, found = Random(3), Bench([direct], engines), []
     async with AsyncOpenAI(base_url=f"{forward}/v1", api_key="none", max_retries=0) as ai:
         chats = ai.chat.completions.with_raw_response.create

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vllm_placing import Bench
-from vllm_routers import DirectRouter
-from vllm_traffic import Traffic
+from support.vllm.vllm_placing import Bench
+from support.vllm.vllm_routers import DirectRouter
+from support.vllm.vllm_traffic import Traffic
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -12,7 +12,7 @@ REQUESTS = 80
 
 
 async def test_full_reports_are_never_exact_and_wrong(engines, tmp_path, record_property):
-    """Neither by a router that was told of them, nor by one that finds more copies than blocks."""
+    """Neither by a router with the setting, nor by one that finds more copies than blocks."""
     routers = [DirectRouter(tmp_path, report_mode) for report_mode in ("new", "full")]
     try:
         for router in routers:

@@ -8,17 +8,17 @@ import httpx
 import pytest
 
 from oracle.engine_history import held_sequence_hashes
-from servers import eventually
-from tiny_llama import WORDS, word
-from vllm_placing import Bench
-from vllm_traffic import Ask, Traffic
+from support.engines.tiny_llama import WORDS, word
+from support.processes.servers import eventually
+from support.vllm.vllm_placing import Bench
+from support.vllm.vllm_traffic import Ask, Traffic
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 REQUESTS = 300
 IDLE_RESTART, ROUTER_RESTART, BUSY_RESTART = 100, 160, 220
 WITHOUT_IT = 20
-"""So many requests are placed on the other engine while one restarts."""
+"""Requests that are placed on the other engine while one restarts."""
 
 CHAT_TURNS = 8
 
@@ -82,7 +82,7 @@ class Run:
         await self.check_what_is_held()
 
     async def check_what_is_held(self):
-        """What the routers' indexes hold is what is left of all that the engines ever told."""
+        """The routers' indexes hold what is left of all that the engines ever published."""
         for worker_id, engine in self.engines.items():
             held = held_sequence_hashes(await asyncio.to_thread(engine.history))
             for router in self.routers:
@@ -127,7 +127,7 @@ def _events(engines):
 
 
 async def test_chats_are_placed_by_what_the_engine_makes_of_them(direct, engines):
-    """The template is the engine's: its `/tokenize` tells the prompt that a chat becomes."""
+    """The template is the engine's: its `/tokenize` returns the prompt that a chat becomes."""
     await direct.attach(engines)
     bench, rng, messages = Bench([direct], engines), Random(1), []
     for _ in range(CHAT_TURNS):

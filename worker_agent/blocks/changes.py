@@ -1,34 +1,35 @@
-"""What happened to names: in a tier, and in all tiers together."""
+"""Changes of block names, in one tier and in all tiers, and other ranks that have a prefix."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from router.protocol.values import Rank
 from worker_agent.blocks.names import BlockName
 
 
 class BlockStored(Struct, frozen=True, gc=False, tag=True):
-    """A block got its name."""
+    """A block that was named."""
 
     name: BlockName
 
 
 class BlockRemoved(Struct, frozen=True, gc=False, tag=True):
-    """A named block was given up."""
+    """A named block that was evicted or lost its name."""
 
     name: BlockName
 
 
 class CacheCleared(Struct, frozen=True, tag=True):
-    """Every name was taken away."""
+    """The removal of every name."""
 
 
 Change: TypeAlias = BlockStored | BlockRemoved | CacheCleared
 
 
 class MergedTiers:
-    """Which tiers hold what, as one: stored with the first tier that has it, removed with the last.
+    """The names that the tiers hold, merged: stored with the first tier, removed with the last.
 
     Invariant: a name is here exactly while a tier holds it, so that nothing is removed before it
     was stored.
@@ -43,11 +44,11 @@ class MergedTiers:
         return len(self._held)
 
     def tiers(self, identity: bytes) -> int:
-        """A mask of the tiers that hold this."""
+        """Return a mask of the tiers that hold this block."""
         return self._held[identity][1] if identity in self._held else 0
 
     def apply(self, tier: int, changes: Iterable[Change]) -> list[Change]:
-        """What the changes of a tier (a single bit) mean for all of them. O(changes)."""
+        """Apply a tier's changes (`tier` is one bit); return those of all tiers. O(changes)."""
         return [each for change in changes for each in self._merged(tier, change)]
 
     def _merged(self, tier: int, change: Change) -> list[Change]:
@@ -69,3 +70,14 @@ class MergedTiers:
             return []
         del self._held[name.identity]
         return [BlockRemoved(name)]
+
+
+class PeerSource(Struct, frozen=True):
+    """A rank of another worker, or of this one, that has the first `blocks` of a prompt.
+
+    `addresses`: where it serves them, `tcp://host:port` or, on its host, `unix:///path`.
+    """
+
+    rank: Rank
+    addresses: Sequence[str]
+    blocks: int

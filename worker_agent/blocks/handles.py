@@ -1,12 +1,12 @@
-"""Who uses which blocks of a pool, with an end to it.
+"""Handles: the use of a pool's blocks by one request, with an end.
 
     Tier.allocate ─▶ MutableBlocks ──register──▶ ImmutableBlocks ─▶ released
     Tier.match ──────────────────────────────────────▲    │ weak
-                                                     └── WeakBlocks   (keeps nothing in the pool)
+                                                     └── WeakBlocks   (keeps no block in the pool)
                                                   upgrade
 
-A handle stands for the blocks of one request, in prompt order, and is released once: by hand, by
-`with`, or, if its owner forgot it, when it is collected; that is counted.
+A handle has the blocks of one request, in prompt order, and is released once: by a call, by `with`,
+or, if its owner lost it, when it is garbage-collected. The last case is counted.
 """
 
 import weakref
@@ -15,33 +15,36 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from router.block_errors import NotEnoughBlocksError, PoolClosedError, ReleasedBlocksError
 from router.errors import InvalidFieldError
+from worker_agent.blocks.errors import NotEnoughBlocksError, PoolClosedError, ReleasedBlocksError
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.blocks.pool_values import PoolStatus
 
 
 class Tier:
-    """A pool whose blocks are handed out in handles, until it is closed."""
+    """A pool that allocates its blocks in handles, until it is closed."""
 
     __slots__ = ("__weakref__", "_collected", "_is_closed", "leaked_blocks", "pool")
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.leaked_blocks = 0
-        """Blocks that nobody released before their handle was collected."""
+        """Blocks that were not released before their handle was garbage-collected."""
         self._collected: deque[tuple[int, ...]] = deque()
         self._is_closed = False
 
     @property
     def status(self) -> PoolStatus:
-        """All blocks, by what becomes of them."""
+        """The numbers of active, inactive and empty blocks."""
         self._take_back()
         return self.pool.status
 
     def allocate(self, count: int) -> "MutableBlocks":
-        """Blocks to fill. Raises NotEnoughBlocksError, allocating none; PoolClosedError."""
+        """Allocate blocks to fill.
+
+        Raises NotEnoughBlocksError, allocating none; PoolClosedError.
+        """
         self._ready()
         blocks = self.pool.allocate(count)
         if blocks is None:
@@ -49,19 +52,22 @@ class Tier:
         return MutableBlocks(self, blocks)
 
     def match(self, identities: Sequence[bytes]) -> "ImmutableBlocks":
-        """The leading blocks of a prompt that are here; there may be none. Raises
-        PoolClosedError.
+        """Use the leading blocks of a prompt that are in the pool; there may be none.
+
+        Raises PoolClosedError.
         """
         self._ready()
         return ImmutableBlocks(self, self.pool.match(identities))
 
     def close(self) -> None:
-        """Hand out no block any more; those in use are released as ever."""
+        """Allocate no further blocks; those in use can still be released."""
         self._is_closed = True
 
     def collected(self, blocks: tuple[int, ...]) -> None:
-        """A handle was collected that nobody released. This may be in the middle of any call of the
-        pool, so that its blocks go back before the next.
+        """Queue the blocks of a handle that was collected without a release.
+
+        This may happen in the middle of any call of the pool, so its blocks are released before the
+        next call.
         """
         self._collected.append(blocks)
 
@@ -78,7 +84,7 @@ class Tier:
 
 
 class Handle:
-    """Blocks that somebody uses until `release`."""
+    """Blocks in use until `release`."""
 
     __slots__ = ("__weakref__", "_blocks", "_finalizer", "tier")
 
@@ -105,18 +111,18 @@ class Handle:
 
     @property
     def is_live(self) -> bool:
-        """Whether the blocks are still its own."""
+        """True until the handle is released."""
         return self._blocks is not None
 
     @property
     def block_ids(self) -> tuple[int, ...]:
-        """Which blocks, in prompt order. Raises ReleasedBlocksError."""
+        """The blocks, in prompt order. Raises ReleasedBlocksError."""
         if self._blocks is None:
             raise ReleasedBlocksError
         return self._blocks
 
     def release(self) -> None:
-        """Use them no longer. Raises ReleasedBlocksError the second time."""
+        """Stop using the blocks. Raises ReleasedBlocksError the second time."""
         self.tier.pool.release(self._given_up())
 
     def _given_up(self) -> tuple[int, ...]:
@@ -127,41 +133,41 @@ class Handle:
 
 
 class MutableBlocks(Handle):
-    """Blocks that only this one fills."""
+    """Blocks that only this handle's owner may fill."""
 
     __slots__ = ()
 
     def register(self, names: Sequence[BlockName], priority: int = 0) -> "ImmutableBlocks":
-        """They are filled, and others may use them; this handle is no more.
+        """Name the filled blocks, so that other requests may use them; this handle ends.
 
-        Where another block holds the same, that one may take the place of ours. Raises
+        If another block holds the same content, it may replace the block in the new handle. Raises
         ReleasedBlocksError; InvalidFieldError for another number of names, changing nothing.
         """
         if len(names) != len(self):
-            raise InvalidFieldError("names", f"{len(names)}", f"{len(self)}, one a block")
+            raise InvalidFieldError("names", f"{len(names)}", f"{len(self)}, one per block")
         blocks = self.tier.pool.register(self.block_ids, names, priority)
         self._given_up()
         return ImmutableBlocks(self.tier, blocks)
 
 
 class ImmutableBlocks(Handle):
-    """Filled blocks, which others may use, too."""
+    """Filled blocks, which other requests may use, too."""
 
     __slots__ = ()
 
     def share(self) -> "ImmutableBlocks":
-        """Another handle on the same blocks, to be released by itself."""
+        """Return another handle on the same blocks, to be released separately."""
         return ImmutableBlocks(self.tier, self.tier.pool.use_again(self.block_ids))
 
     def weak(self) -> "WeakBlocks":
-        """What finds them again while they are there, and keeps none."""
+        """Return a weak handle, which can find these blocks again and does not keep them."""
         pool = self.tier.pool
         names = [pool.name(block) for block in self.block_ids]
         return WeakBlocks(self.tier, [name.identity for name in names if name is not None])
 
 
 class WeakBlocks:
-    """Blocks that may be given up at any time."""
+    """Blocks that may be evicted at any time."""
 
     __slots__ = ("_identities", "_tier")
 
@@ -170,5 +176,5 @@ class WeakBlocks:
         self._identities = identities
 
     def upgrade(self) -> ImmutableBlocks:
-        """As many of the leading ones as are still there; there may be none."""
+        """Use the leading blocks that are still in the pool; there may be none."""
         return self._tier.match(self._identities)

@@ -1,7 +1,7 @@
-"""What every block of a pool is, and the steps from one state to the next.
+"""The state of every block of a pool, and the steps from one state to the next.
 
-A step takes blocks that are in the state it begins with, and checks nothing: whoever asks for one
-(`BlockPool`) has.
+A step takes blocks that are in the state it begins with, and checks nothing: its caller
+(`BlockPool`) has checked them.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from worker_agent.blocks.pool_values import FREE, NAMELESS, PRIVATE, SHARED, UNU
 
 
 class BlockLedger:
-    """Of blocks 0 to `num_blocks` - 1.
+    """The states of blocks 0 to `num_blocks` - 1.
 
     Invariants: a name leads to one block and back; a block has users exactly if it is private,
     shared or nameless, and one if it is private; the eviction policy has exactly the unused blocks.
@@ -47,14 +47,14 @@ class BlockLedger:
         self.changes: list[Change] = []
         self.tick = 0
 
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── Lookups ──────────────────────────────────────────────────────────────────────────────────
 
     def found(self, identities: Iterable[bytes]) -> list[int | None]:
-        """The block that holds each of these, if one does."""
+        """Return the block of each identity, or None if there is none."""
         return list(map(self.by_identity.get, identities))
 
     def leading(self, identities: Iterable[bytes]) -> list[int]:
-        """The leading blocks that are here. O(matches)."""
+        """Return the leading blocks that are in the pool. O(matches)."""
         known, blocks = self.by_identity, []
         for identity in identities:
             block = known.get(identity)
@@ -66,21 +66,21 @@ class BlockLedger:
     # ── Steps ────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, count: int) -> list[int]:
-        """Free blocks become private."""
+        """Make free blocks private, and return them."""
         popleft = self.free.popleft
         blocks = [popleft() for _ in range(count)]
         self._acquire(blocks)
         return blocks
 
     def claim(self, blocks: Iterable[int]) -> list[int]:
-        """The same of these, as far as they are free. O(blocks)."""
+        """Make those of these blocks private that are free, and return them. O(pool size)."""
         claimed = [block for block in blocks if self.states[block] == FREE]
         self._acquire(claimed)
         self.free = deque(block for block in self.free if self.states[block] == FREE)
         return claimed
 
     def use(self, blocks: Sequence[int]) -> None:
-        """Unused and shared blocks have a user more."""
+        """Add a user to unused or shared blocks."""
         users, returned = self.users, []
         for block in blocks:
             if not users[block]:
@@ -100,7 +100,7 @@ class BlockLedger:
         identities: Sequence[bytes],
         priority: int,
     ) -> None:
-        """Private blocks become shared, under names that no block has."""
+        """Make private blocks shared, under names that no block has yet."""
         for block, name in zip(blocks, names, strict=True):
             self.states[block] = SHARED
             self.names[block] = name
@@ -109,7 +109,7 @@ class BlockLedger:
         self.changes.extend(map(BlockStored, names))
 
     def retire(self, blocks: Sequence[int]) -> None:
-        """Nobody uses these any more: with a name they are unused, without one free."""
+        """Make blocks without users unused if they have a name, free if they have none."""
         named, unused = [], []
         tick = self.tick
         for block in blocks:
@@ -127,11 +127,11 @@ class BlockLedger:
         self.eviction.add(named, unused)
 
     def evict(self, count: int) -> None:
-        """So many unused blocks are free."""
+        """Free `count` unused blocks."""
         self._free_unused(self.eviction.pop(count))
 
     def forget(self, block: int) -> None:
-        """A named block loses its name: it is nameless while somebody uses it, else free."""
+        """Remove a block's name: it becomes nameless while it is in use, else free."""
         if self.users[block]:
             self._unname([block])
             self.states[block] = NAMELESS
@@ -140,7 +140,7 @@ class BlockLedger:
         self._free_unused([block])
 
     def clear(self) -> None:
-        """All blocks lose their names, which is told as one change."""
+        """Remove all names, recorded as one change."""
         self._free_unused(self.eviction.pop(len(self.eviction)))
         for block in self.by_identity.values():
             self.names[block] = None
@@ -163,7 +163,7 @@ class BlockLedger:
             assert name is None or self.by_identity[name.identity] == block
         assert len(self.by_identity) == states.count(SHARED) + states.count(UNUSED)
 
-    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
 
     def _acquire(self, blocks: Sequence[int]) -> None:
         states, users, ticks = self.states, self.users, self.acquired_ticks
@@ -174,7 +174,7 @@ class BlockLedger:
             ticks[block] = self.tick
 
     def _free_unused(self, blocks: Sequence[int]) -> None:
-        """What the eviction policy has given up."""
+        """Free blocks that the eviction policy has given up."""
         self._unname(blocks)
         for block in blocks:
             self.states[block] = FREE

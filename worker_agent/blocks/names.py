@@ -1,12 +1,15 @@
-"""What a block is called, inside a pool and outside.
+"""Names of blocks, inside a pool and on the bus, and of the levels of the cache.
 
-`sequence_hash` is public: it names blocks on the bus, for routing, and 64 bits can be made to
-collide on purpose. So pools go by `identity`: 128 bits under a secret of the deployment, over
-everything that a block's bytes depend on. Whoever crafts a collision gets a wrong route, and nobody
-else's keys and values.
+Names of blocks, inside a pool and on the bus.
+
+`sequence_hash` is public: it names blocks on the bus, for routing, and collisions of its 64 bits
+can be made on purpose. Pools therefore use `identity`: 128 bits under a secret of the deployment,
+over everything that a block's bytes depend on. An attacker that makes a collision gets a wrong
+route, but never the keys and values of another prompt.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from hashlib import blake2b
 from itertools import pairwise
 from struct import pack
@@ -14,7 +17,32 @@ from struct import pack
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
-from router.sequence.tokens import TokenBlock
+from router.protocol.values import Tier
+from router.sequence.hashing.tokens import TokenBlock
+
+
+class CacheLevel(StrEnum):
+    """A level of the cache, fastest first."""
+
+    G1 = "G1"
+    """Memory of the device."""
+    G2 = "G2"
+    """Memory of the host."""
+    G3 = "G3"
+    """Disk."""
+    G4 = "G4"
+    """A store that workers share."""
+
+    @property
+    def tier(self) -> Tier:
+        """The tier, as messages on the bus name it."""
+        return Tier(int(self[1]) - 1)
+
+
+def level_of(tier: Tier) -> CacheLevel:
+    """Return the level of a tier, as operators name it."""
+    return CacheLevel(f"G{tier + 1}")
+
 
 IDENTITY_BYTES = 16
 SECRET_BYTES = range(16, 65)
@@ -30,14 +58,15 @@ class BlockName(Struct, frozen=True, gc=False):
 
 
 class Naming:
-    """Names blocks of one model under one secret; immutable."""
+    """A naming of one model's blocks under one secret; immutable."""
 
     __slots__ = ("_model", "_secret")
 
     def __init__(self, secret: bytes, model: str) -> None:
-        """`model`: everything that is the same for all blocks: model, dtype, parallelism.
+        """Initialise from a secret and everything that is the same for all blocks.
 
-        Raises InvalidFieldError for a secret that is too short or too long.
+        `model`: model, dtype, parallelism. Raises InvalidFieldError for a secret that is too short
+        or too long.
         """
         if len(secret) not in SECRET_BYTES:
             raise InvalidFieldError("secret", f"{len(secret)} bytes", "16 to 64 bytes")
@@ -45,14 +74,14 @@ class Naming:
         self._model = model.encode()
 
     def root(self, lora_name: str | None, cache_salt: str | None) -> bytes:
-        """Where the prompts of one LoRA and salt begin."""
+        """Return the identity from which the prompts of one LoRA adapter and salt begin."""
         parts = (self._model, (lora_name or "").encode(), (cache_salt or "").encode())
         return self._digest(b"".join(pack("<I", len(part)) + part for part in parts))
 
     def named(
         self, blocks: Sequence[TokenBlock], root: bytes, parent: BlockName | None = None
     ) -> list[BlockName]:
-        """Names of blocks that follow each other, the first of them after `parent`. O(tokens)."""
+        """Name blocks that follow each other, the first of them after `parent`. O(tokens)."""
         names = [parent]
         for block in blocks:
             before = names[-1]

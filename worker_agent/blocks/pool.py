@@ -1,4 +1,4 @@
-"""The block pool of one tier: which block holds what, who uses it, and which goes next.
+"""The block pool of one tier: the content and the users of each block, and the eviction.
 
 Every block is in exactly one state:
 
@@ -13,15 +13,18 @@ Every block is in exactly one state:
      │                                                       │
      └──────────── evict (the pool's eviction policy) ───────┘
 
-private: in use, and to be named. shared: in use, under its name. unused: kept under its name.
-nameless: in use, and never to be named: another block has the name, or it was taken away. Prompts
-are released tail first, so that a suffix is older than the prefix it is worthless without.
+- private: in use, and to be named.
+- shared: in use, under its name.
+- unused: not in use, and kept under its name.
+- nameless: in use, and never to be named, because another block has the name, or it was removed.
+
+Prompts are released tail first, so that a suffix is evicted before the prefix that it needs.
 """
 
 from collections.abc import Iterable, Sequence
 
-from router.block_errors import BlockStateError, PoolInUseError
 from worker_agent.blocks.changes import Change
+from worker_agent.blocks.errors import BlockStateError, PoolInUseError
 from worker_agent.blocks.eviction.base import Eviction
 from worker_agent.blocks.ledger import BlockLedger
 from worker_agent.blocks.names import BlockName
@@ -40,9 +43,9 @@ from worker_agent.blocks.pool_values import (
 
 
 class BlockPool:
-    """Blocks 0 to `num_blocks` - 1, by number: what handles and engines are built on.
+    """Blocks 0 to `num_blocks` - 1, by number: the base of handles and engines.
 
-    Every call is done whole or not at all.
+    Every call either succeeds or changes nothing.
     """
 
     __slots__ = ("_duplicates", "_ledger", "counters")
@@ -56,34 +59,34 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
+        """The number of blocks."""
         return len(self._ledger.users)
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be allocated now: free or unused."""
+        """The number of blocks that could be allocated now: free or unused."""
         return len(self._ledger.free) + len(self._ledger.eviction)
 
     @property
     def used_blocks(self) -> int:
-        """Blocks in use by somebody."""
+        """The number of blocks in use."""
         return self.num_blocks - self.available_blocks
 
     @property
     def status(self) -> PoolStatus:
-        """All blocks, by what becomes of them."""
+        """The numbers of active, inactive and empty blocks."""
         return PoolStatus(self.used_blocks, len(self._ledger.eviction), len(self._ledger.free))
 
     def name(self, block: int) -> BlockName | None:
-        """What a block is called, if it has a name."""
+        """Return the name of a block. Returns None if it has none."""
         return self._ledger.names[block]
 
     def state(self, block: int) -> str:
-        """Which of the states in the module's docstring."""
+        """Return the state of a block, as in the module's docstring."""
         return STATES[self._ledger.states[block]]
 
     def metadata(self, block: int) -> BlockMetadata:
-        """Its priority, and when it was last given back and taken: counts that grow."""
+        """Return a block's priority, and the ticks of its last release and allocation."""
         of = self._ledger
         return BlockMetadata(
             of.priorities[block], of.returned_ticks[block], of.acquired_ticks[block]
@@ -91,50 +94,54 @@ class BlockPool:
 
     @property
     def private_blocks(self) -> int:
-        """Blocks in use that are to be named. O(blocks), of a byte each."""
+        """The number of blocks in use that are to be named. O(blocks), of a byte each."""
         return self._ledger.states.count(PRIVATE)
 
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── Lookups ──────────────────────────────────────────────────────────────────────────────────
 
     def matching(self, identities: Sequence[bytes]) -> int:
-        """How many leading blocks of a prompt are here. Mutates nothing. O(matches)."""
+        """Return the number of leading blocks in the pool. Mutates nothing. O(matches)."""
         return len(self._ledger.leading(identities))
 
     def scan(self, identities: Iterable[bytes]) -> list[int | None]:
-        """The block that holds each of these, if one does. Mutates nothing but what it counts."""
+        """Return the block of each identity, or None. Mutates nothing but counters."""
         found = self._ledger.found(identities)
         self.counters.scanned += len(found)
         self.counters.found += len(found) - found.count(None)
         return found
 
     def named(self) -> NamedBlocks:
-        """All named blocks, as of now. O(blocks)."""
+        """Return all named blocks, as of now. O(blocks)."""
         return NamedBlocks(list(self._ledger.names), bytes(self._ledger.states))
 
-    # ── Using ────────────────────────────────────────────────────────────────────────────────────
+    # ── Use ──────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, identities: Sequence[bytes]) -> list[int]:
-        """Use the leading blocks of a prompt that are here. O(matches)."""
+        """Use the leading blocks of a prompt that are in the pool. O(matches)."""
         blocks = self._ledger.leading(identities)
         self._use_asked(blocks, identities[: len(blocks)], len(identities))
         return blocks
 
     def match_scattered(self, identities: Sequence[bytes]) -> list[int | None]:
-        """Use those of these blocks that are here, wherever there are gaps."""
+        """Use those of these blocks that are in the pool, also after gaps."""
         found = self._ledger.found(identities)
         here = [(block, i) for block, i in zip(found, identities, strict=True) if block is not None]
         self._use_asked([block for block, _ in here], [i for _, i in here], len(identities))
         return found
 
     def hold(self, identities: Sequence[bytes]) -> list[int | None]:
-        """The same, but nobody asked for them: it counts for no rate and no frequency."""
+        """Use those of these blocks that are in the pool, as `match_scattered` does.
+
+        No request needs them: this counts toward no hit rate and no frequency.
+        """
         found = self._ledger.found(identities)
         self._ledger.use([block for block in found if block is not None])
         return found
 
     def use_again(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Another user of blocks that are in use, named or nameless. Raises BlockStateError for
-        one that is neither, using none.
+        """Add a user to blocks in use, named or nameless.
+
+        Raises BlockStateError for a block that is neither, using none.
         """
         states, users = self._ledger.states, self._ledger.users
         for block in blocks:
@@ -145,7 +152,7 @@ class BlockPool:
         return blocks
 
     def allocate(self, count: int) -> list[int] | None:
-        """Use so many private blocks, evicting what is needed; None, and nothing done, if not."""
+        """Use `count` private blocks, evicting unused ones. Returns None if there are too few."""
         if count > self.available_blocks:
             return None
         lacking = count - len(self._ledger.free)
@@ -156,15 +163,16 @@ class BlockPool:
         return self._ledger.take(count)
 
     def claim(self, blocks: Iterable[int]) -> list[int]:
-        """Use these blocks, which a former life has filled, as far as they are free: they are
-        private until they are registered, or released. O(blocks).
+        """Use those of these blocks that are free; a former process has filled them.
+
+        They are private until they are registered, or released. O(blocks).
         """
         return self._ledger.claim(blocks)
 
     def register(
         self, blocks: Sequence[int], names: Sequence[BlockName], priority: int = 0
     ) -> list[int]:
-        """Name private blocks by what they hold; the blocks to use from now on in their places.
+        """Name private blocks by their content; return the blocks to use in their places.
 
         Raises BlockStateError for one that is not private, naming none.
         """
@@ -181,8 +189,9 @@ class BlockPool:
         ]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Use these blocks, in prompt order, no longer. Raises BlockStateError for one that has
-        no user left, releasing none.
+        """Stop using these blocks, in prompt order.
+
+        Raises BlockStateError for a block without users, releasing none.
         """
         users, retired = self._ledger.users, []
         for position in range(len(blocks) - 1, -1, -1):
@@ -197,22 +206,22 @@ class BlockPool:
                 retired.append(block)
         self._ledger.retire(retired)
 
-    # ── Tending ──────────────────────────────────────────────────────────────────────────────────
+    # ── Maintenance ──────────────────────────────────────────────────────────────────────────────
 
     def touch(self, identities: Sequence[bytes]) -> int:
-        """Treat the leading blocks of a prompt as if they were used now; how many there are."""
+        """Mark the leading blocks of a prompt as used now; return their number."""
         blocks = self.match(identities)
         self.release(blocks)
         return len(blocks)
 
     def reset(self) -> None:
-        """Give up every name. Raises PoolInUseError while blocks are in use."""
+        """Remove all names. Raises PoolInUseError while blocks are in use."""
         if self.used_blocks:
             raise PoolInUseError(self.num_blocks, self.available_blocks)
         self.clear()
 
     def reset_blocks(self, identities: Iterable[bytes]) -> ResetOutcome:
-        """Give up these names, as far as nobody uses them."""
+        """Remove these names, except those of blocks in use."""
         outcome = ResetOutcome([], [], [])
         for identity in identities:
             [block] = self._ledger.found([identity])
@@ -226,8 +235,9 @@ class BlockPool:
         return outcome
 
     def forget(self, identities: Iterable[bytes]) -> int:
-        """Take these names away: what is kept under them is wrong. Blocks in use go on without;
-        how many there were.
+        """Remove these names, because their content is wrong; return their number.
+
+        Blocks in use stay in use without a name.
         """
         found = self._ledger.found(dict.fromkeys(identities))
         known = [block for block in found if block is not None]
@@ -236,19 +246,19 @@ class BlockPool:
         return len(known)
 
     def clear(self) -> None:
-        """Take every name away; blocks in use go on without."""
+        """Remove all names; blocks in use stay in use without one."""
         self._ledger.clear()
 
     def take_changes(self) -> list[Change]:
-        """What happened to names since the last call, in order."""
+        """Return the changes of names since the last call, in order."""
         changes, self._ledger.changes = self._ledger.changes, []
         return changes
 
     def check_invariants(self) -> None:
-        """Assert those of the ledger. O(blocks)."""
+        """Assert the invariants of the ledger. O(blocks)."""
         self._ledger.check_invariants()
 
-    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
 
     def _use_asked(
         self, blocks: Sequence[int], identities: Sequence[bytes], requested: int
@@ -264,7 +274,7 @@ class BlockPool:
                 raise BlockStateError(block, self.state(block), "a private block")
         if len(set(blocks)) < len(blocks):
             twice = next(block for block in blocks if blocks.count(block) > 1)
-            raise BlockStateError(twice, "there twice", "each block once")
+            raise BlockStateError(twice, "listed twice", "each block once")
 
     def _register_one(self, block: int, name: BlockName, identity: bytes, priority: int) -> int:
         [known] = self._ledger.found([identity])

@@ -1,4 +1,4 @@
-"""What is said of a pool, and the numbers of its blocks' states."""
+"""Values that describe a pool, and the numbers of its blocks' states."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -17,16 +17,16 @@ STATES: Final = ("free", "private", "shared", "nameless", "unused")
 
 
 class Duplicates(StrEnum):
-    """What happens to a block whose name another block already has."""
+    """A treatment of a block if another one already has its name."""
 
     KEPT = "kept"
     """It stays in use as it is, until its user releases it."""
     REJECTED = "rejected"
-    """Its user is given the other block, and it is free."""
+    """Its user receives the other block, and it becomes free."""
 
 
 class PoolStatus(Struct, frozen=True):
-    """How many blocks are in use, kept unused, and empty."""
+    """The numbers of blocks that are in use, kept unused, and empty."""
 
     active_blocks: int
     inactive_blocks: int
@@ -34,36 +34,37 @@ class PoolStatus(Struct, frozen=True):
 
 
 class ResetOutcome(Struct, frozen=True):
-    """What became of names that were to be given up."""
+    """The results of removing names, by identity."""
 
     reset_blocks: list[bytes]
     not_found: list[bytes]
     not_reset: list[bytes]
-    """Somebody uses them."""
+    """Blocks in use, which keep their names."""
 
 
 class PoolCounters(Struct):
-    """What a pool did since it was made."""
+    """Totals of a pool since it was made."""
 
     allocations: int = 0
     evictions: int = 0
-    """Of those, so many had held something."""
+    """Allocated blocks that had a name before."""
     registrations: int = 0
     duplicates: int = 0
-    """Blocks whose name another had."""
+    """Registered blocks with a name that another block had."""
     kept_duplicates: int = 0
-    """Of those, so many stayed in use."""
+    """Duplicates that stayed in use."""
     requested: int = 0
-    """Blocks somebody wanted to use."""
+    """Blocks that requests needed."""
     matched: int = 0
     scanned: int = 0
-    """Blocks somebody looked for."""
+    """Blocks that were looked up without use."""
     found: int = 0
 
 
 class BlockMetadata(Struct, frozen=True, order=True):
-    """What eviction goes by: lower goes first. Returned ticks are distinct, so that the acquired
-    one never decides.
+    """The order of eviction: the lowest goes first.
+
+    Returned ticks are distinct, so the acquired tick never decides.
     """
 
     priority: int
@@ -72,7 +73,7 @@ class BlockMetadata(Struct, frozen=True, order=True):
 
 
 class NamedBlocks:
-    """The names of a pool's blocks as they were: taken at once, and sorted at leisure."""
+    """The names of a pool's blocks at one time: copied at once, sorted later."""
 
     __slots__ = ("_names", "_states")
 
@@ -81,7 +82,7 @@ class NamedBlocks:
         self._states = states
 
     def by_use(self) -> tuple[list[BlockName], list[BlockName]]:
-        """Those in use, and the unused ones. O(blocks)."""
+        """Return the names of blocks in use, and those of unused blocks. O(blocks)."""
         names: tuple[list[BlockName], list[BlockName]] = [], []
         for name, state in zip(self._names, self._states, strict=True):
             if name is not None:

@@ -1,6 +1,6 @@
-"""The engine's own KV tensors, as blocks that can be gathered and scattered.
+"""The engine's own KV tensors as blocks that can be gathered and scattered.
 
-Whoever registers them says how they are laid out; nothing is guessed from shapes.
+The caller that registers them states their layout; it is not derived from shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from router.block_errors import LayoutError
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup, grouped
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.storage.base import StorageKind
@@ -18,21 +18,27 @@ from worker_agent.transfer.physical import PhysicalLayout, physical
 
 
 class DeviceMemory:
-    """Blocks over the tensors of all layers. A row is a block: its part in each group in turn."""
+    """Blocks over the tensors of all layers.
+
+    A row is a block: its part in the first group, then in the second, and so on.
+    """
 
     __slots__ = ("_copies", "_sizes_bytes", "block_bytes", "layers", "num_blocks")
 
     def __init__(
         self, agent: str, tensors: Mapping[str, Tensor], groups: Sequence[LayoutGroup]
     ) -> None:
-        """Raises LayoutError, naming the tensor, for what is not as the groups say."""
+        """Register the tensors.
+
+        Raises LayoutError with the tensor's name if one differs from its group.
+        """
         if not groups:
             raise LayoutError("groups", "none", "at least one", rule="groups_must_not_be_empty")
         counts = {group.config.num_blocks for group in groups}
         if len(counts) > 1:
             shown = " and ".join(str(count) for count in sorted(counts))
             rule = "groups_must_have_as_many_blocks"
-            raise LayoutError("groups", f"{shown} blocks", "equally many", rule=rule)
+            raise LayoutError("groups", f"{shown} blocks", "the same number in all", rule=rule)
         [self.num_blocks] = counts
         members = grouped(tensors, groups)
         self.layers = tuple(layer for group in groups for layer in group.layers)
@@ -43,7 +49,7 @@ class DeviceMemory:
         ]
 
     def gather(self, blocks: Sequence[int]) -> Tensor:
-        """(blocks, block bytes) on the host. Raises TransferError for a block that is none."""
+        """Return (blocks, block bytes) on the host. Raises TransferError for an invalid block."""
         parts = []
         for copies in self._copies:
             rows = copies.host_rows(len(blocks))
@@ -52,7 +58,7 @@ class DeviceMemory:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """The first rows, on the host, into blocks. Raises TransferError."""
+        """Copy the first rows, on the host, into blocks. Raises TransferError."""
         start = 0
         for copies, size_bytes in zip(self._copies, self._sizes_bytes, strict=True):
             part = rows[: len(blocks), start : start + size_bytes]
@@ -61,7 +67,7 @@ class DeviceMemory:
 
 
 def _laid_out(agent: str, group: LayoutGroup, tensors: Sequence[Tensor]) -> PhysicalLayout:
-    """Raises RegionError for memory that is too small."""
+    """Return the layout over the tensors. Raises RegionError if a tensor is too small."""
     regions = tensors[:1] if group.kind is LayoutKind.CONTIGUOUS else tensors
     storages = [MemoryStorage(_bytes(group, each), StorageKind.DEVICE) for each in regions]
     return physical(agent).configured(group.config).laid_out(group.kind).over_memory(storages)
@@ -71,5 +77,5 @@ def _bytes(group: LayoutGroup, tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous():
         reason = f"strides {list(tensor.stride())}"
         rule = "tensor_must_be_contiguous"
-        raise LayoutError(group.name, reason, "one piece of memory", rule=rule)
+        raise LayoutError(group.name, reason, "contiguous memory", rule=rule)
     return tensor.view(torch.uint8).flatten()

@@ -1,11 +1,11 @@
-"""Moves blocks between the engine's memory and the tiers below it.
+"""Copies of blocks between the engine's memory and the tiers below it.
 
-    load:   stack ─▶ rows on the host, proven ─▶ scatter ─▶ Completion: an error for each other
-    store:  offer ─▶ due ─▶ gather ─▶ stack             ─▶ Completion, once nothing of it waits
+    load:   stack ─▶ verified rows on the host ─▶ scatter ─▶ Completion: an error for each other
+    store:  offer ─▶ due ─▶ gather ─▶ stack               ─▶ Completion, once none of it waits
 
-Everything happens on the engine's worker thread, between forward passes: what is not scattered when
-a transfer is given up never will be, and what is not gathered neither. So no transfer touches the
-engine's blocks after its completion.
+All copies run on the engine's worker thread, between forward passes: when a transfer is given up,
+blocks not yet scattered or gathered stay untouched. Therefore no transfer accesses the engine's
+blocks after its completion.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from worker_agent.connector.device_memory import DeviceMemory
-from worker_agent.connector.protocol import Completion, Operation
-from worker_agent.tiers.loading import Loading
+from worker_agent.connector.slots.protocol import Completion, Operation
+from worker_agent.tiers.onboarding import Loading
 from worker_agent.tiers.stack import TierChange, TierStack
 
 
@@ -24,14 +24,20 @@ class _Load(Struct, frozen=True):
 
 
 class _Store(Struct):
-    """`waiting`: blocks that are not gathered, by identity, as places in the operation."""
+    """A store in progress.
+
+    `waiting`: places in the operation of the blocks that are not gathered, by identity.
+    """
 
     operation: Operation
     waiting: dict[bytes, int]
 
 
 class StackMover:
-    """Transfers under way, by uuid. `load_timeout_s`: after so long what has come is all."""
+    """Transfers in progress, by uuid.
+
+    `load_timeout_s`: limit of a load; blocks not loaded by then have failed.
+    """
 
     __slots__ = (
         "_completions",
@@ -47,7 +53,7 @@ class StackMover:
     def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
         self.load_timeout_s = load_timeout_s
         self.changes: list[TierChange] = []
-        """What happened in the tiers, until somebody takes it."""
+        """Changes of the tiers that have not been taken."""
         self._stack = stack
         self._device = device
         self._loads: dict[int, _Load] = {}
@@ -55,13 +61,8 @@ class StackMover:
         self._wanted: dict[bytes, list[int]] = {}
         self._completions: list[Completion] = []
 
-    @property
-    def under_way(self) -> int:
-        """Transfers that are not over."""
-        return len(self._loads) + len(self._stores)
-
     def load(self, operation: Operation, now_s: float) -> None:
-        """Begin to load."""
+        """Begin a load."""
         identities = [name.identity for name in operation.names]
         loading = self._stack.load(identities, now_s, self.load_timeout_s)
         if loading is None:
@@ -70,7 +71,7 @@ class StackMover:
             self._loads[operation.uuid] = _Load(operation, loading)
 
     def store(self, operation: Operation) -> None:
-        """Begin to store."""
+        """Begin a store."""
         waiting = {name.identity: place for place, name in enumerate(operation.names)}
         self._stores[operation.uuid] = _Store(operation, waiting)
         for identity in waiting:
@@ -78,7 +79,7 @@ class StackMover:
         self._stack.offer(operation.names, container=operation.uuid)
 
     def give_up(self, uuid: int, reason: str) -> bool:
-        """End a transfer with what it has done so far; False if it is over."""
+        """End a transfer with the blocks moved so far. Returns False if it is already over."""
         if uuid in self._loads:
             load = self._loads.pop(uuid)
             load.loading.cancel()
@@ -91,9 +92,10 @@ class StackMover:
             return True
         return False
 
-    def sift(self, uuid: int) -> None:
-        """Names of a store that nobody waits for any more (there already, or not worth it) are
-        over. O(its blocks).
+    def drop_cancelled(self, uuid: int) -> None:
+        """End a store of which no remaining name is queued. O(its blocks).
+
+        Such names are already stored, or were not admitted to the tier.
         """
         store = self._stores.get(uuid)
         if store is None or any(self._stack.is_offered(each) for each in store.waiting):
@@ -101,13 +103,13 @@ class StackMover:
         self._end_store(store, "not stored")
 
     def poll(self, now_s: float, *, is_decoding: bool) -> None:
-        """Scatter what has come."""
+        """Process the tiers' results, and scatter loaded blocks."""
         self.changes += self._stack.poll(now_s, is_decoding=is_decoding)
         for load in [each for each in self._loads.values() if each.loading.is_done]:
             self._land(load)
 
     def gather_due(self, now_s: float) -> None:
-        """Gather what is to be stored now; a name comes up once, for all that want it."""
+        """Gather the blocks that are due, each name once for all stores that contain it."""
         while due := self._stack.due(now_s):
             wanted = [each for each in due if each.name.identity in self._wanted]
             if not wanted:
@@ -118,7 +120,7 @@ class StackMover:
                 self._gathered(each.name.identity)
 
     def take_completions(self) -> list[Completion]:
-        """What is over since the last call."""
+        """Return the transfers completed since the last call."""
         completions, self._completions = self._completions, []
         return completions
 

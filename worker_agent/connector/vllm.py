@@ -1,13 +1,17 @@
-"""vLLM's KV connector over the tiers: `--kv-transfer-config '{"kv_connector": "KvRouterConnector",
-"kv_connector_module_path": "worker_agent.connector.vllm", "kv_role": "kv_both", …}'`.
+"""vLLM's KV connector over the tiers.
 
-vLLM makes two of it, in two processes as a rule: one in the scheduler, one in every worker, where
-the tiers are. They tell each other what they have to within vLLM's own messages. Here is what vLLM
-calls, and nothing else; see `vllm_parts`.
+Option of `vllm serve`:
 
-What is imported here is imported before vLLM's workers start, and they must not find numba's
-LLVM then (vLLM looks through all modules, and stumbles): so the rest is imported when it is needed,
-and `vllm_metrics` imports nothing else of ours.
+    --kv-transfer-config '{"kv_connector": "KvRouterConnector",
+        "kv_connector_module_path": "worker_agent.connector.vllm", "kv_role": "kv_both", …}'
+
+vLLM creates the connector in the scheduler and in every worker, usually in separate processes; the
+tiers are in the workers. The halves exchange messages within vLLM's own. This module contains only
+the methods that vLLM calls; see `vllm_parts`.
+
+This module is imported before vLLM's workers start, and numba's LLVM must not be loaded by then
+(vLLM inspects all modules, and fails). Therefore the rest is imported when it is needed, and
+`vllm_metrics` imports one small module of this project only.
 """
 
 import secrets
@@ -25,7 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from worker_agent.connector.vllm_metrics import ConnectorMetrics, ConnectorStats
+from worker_agent.connector.vllm_parts.metrics import ConnectorMetrics, ConnectorStats
 
 if TYPE_CHECKING:
     from worker_agent.connector.vllm_parts.scheduler_side import SchedulerSide
@@ -34,36 +38,42 @@ if TYPE_CHECKING:
 
 @dataclass
 class InstructionsMetadata(KVConnectorMetadata):
-    """From the scheduler to every worker."""
+    """Message from the scheduler to every worker."""
 
     message: bytes
 
 
 @dataclass
-class NewsMetadata(KVConnectorWorkerMetadata):
-    """From a worker, or several, to the scheduler."""
+class TierEventsMetadata(KVConnectorWorkerMetadata):
+    """Messages from one or more workers to the scheduler."""
 
     messages: list[bytes]
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "NewsMetadata":
-        """What all of these workers did."""
-        assert isinstance(other, NewsMetadata)
-        return NewsMetadata([*self.messages, *other.messages])
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "TierEventsMetadata":
+        """Return the messages of both."""
+        assert isinstance(other, TierEventsMetadata)
+        return TierEventsMetadata([*self.messages, *other.messages])
 
 
 class KvRouterConnector(KVConnectorBase_V1):
-    """Loads are asynchronous, always: a request is computed once its blocks are there, or are known
-    not to come.
+    """The connector as vLLM creates it.
+
+    Loads are always asynchronous: a request is computed once its blocks are loaded, or known to be
+    missing.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Raises ConfigError for settings, or an engine, that do not go with it."""
+        """Create one half. Raises ConfigError for invalid settings or an unsupported engine."""
         super().__init__(vllm_config, role, kv_cache_config)
-        from worker_agent.connector.vllm_parts.engine import check_cache, engine_facts, settings_of
+        from worker_agent.connector.vllm_parts.engine import (
+            check_cache,
+            engine_geometry,
+            settings_of,
+        )
 
         self.settings = settings_of(vllm_config)
         check_cache(kv_cache_config, FullAttentionSpec)
-        self.facts = engine_facts(vllm_config, kv_cache_config, self.settings)
+        self.facts = engine_geometry(vllm_config, kv_cache_config, self.settings)
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -73,7 +83,7 @@ class KvRouterConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A block that is not stored is computed another time."""
+        """False: a block that is not stored is computed again when it is needed."""
         return False
 
     @property
@@ -112,10 +122,10 @@ class KvRouterConnector(KVConnectorBase_V1):
         return InstructionsMetadata(self._scheduler.instructions(scheduler_output, now_s))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """See KVConnectorBase_V1. What it names twice is not passed on."""
-        told = connector_output.kv_connector_worker_meta
-        if isinstance(told, NewsMetadata):
-            self._scheduler.learn(told.messages)
+        """See KVConnectorBase_V1. Requests that the result names twice are passed on once."""
+        events = connector_output.kv_connector_worker_meta
+        if isinstance(events, TierEventsMetadata):
+            self._scheduler.learn(events.messages)
         connector_output.finished_sending = self._scheduler.still_to_free(
             connector_output.finished_recving or (), connector_output.finished_sending or ()
         )
@@ -128,11 +138,11 @@ class KvRouterConnector(KVConnectorBase_V1):
         return self._scheduler.finished(request.request_id, time.monotonic()), None
 
     def has_pending_push_work(self) -> bool:
-        """Whether vLLM is to go on stepping, for blocks that are going down."""
+        """Return whether vLLM should keep stepping, because blocks are being offloaded."""
         return self._scheduler.has_work(time.monotonic())
 
     def reset_cache(self) -> bool:
-        """The weights may be others from now on."""
+        """Change the names of all blocks, because the weights may have changed."""
         self._scheduler.rename(secrets.token_hex(16))
         return True
 
@@ -145,13 +155,13 @@ class KvRouterConnector(KVConnectorBase_V1):
         self.worker_side = worker_side.WorkerSide(self.settings, self.facts, kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """See KVConnectorBase_V1: their blocks are written over from now on."""
-        self._worker.void(_told(kv_connector_metadata))
+        """See KVConnectorBase_V1: the engine now overwrites the blocks of these requests."""
+        self._worker.void(_instructions(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """See KVConnectorBase_V1."""
         super().bind_connector_metadata(connector_metadata)
-        self._worker.begin(_told(connector_metadata))
+        self._worker.begin(_instructions(connector_metadata))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See KVConnectorBase_V1."""
@@ -159,15 +169,15 @@ class KvRouterConnector(KVConnectorBase_V1):
         self._worker.worker.start_load(time.monotonic())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is loaded into what this step reads."""
+        """Return at once: no load writes into blocks that this step reads."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Blocks are stored when the step is over."""
+        """Return at once: blocks are stored after the step."""
 
     def wait_for_save(self) -> None:
-        """The step is over."""
+        """End the step, and begin its stores."""
         self._worker.worker.end_step(time.monotonic())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
@@ -181,7 +191,7 @@ class KvRouterConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata:
         """See KVConnectorBase_V1."""
-        return NewsMetadata([self._worker.news()])
+        return TierEventsMetadata([self._worker.take_events()])
 
     # ── In both ──────────────────────────────────────────────────────────────────────────────────
 
@@ -213,7 +223,7 @@ class KvRouterConnector(KVConnectorBase_V1):
             self.worker_side.close()
 
 
-def _told(metadata: KVConnectorMetadata) -> bytes:
+def _instructions(metadata: KVConnectorMetadata) -> bytes:
     assert isinstance(metadata, InstructionsMetadata)
     return metadata.message
 

@@ -1,10 +1,10 @@
-"""The connector in the engine's worker: does what the leader plans, and says what became of it.
+"""The connector in the engine's worker: executes the leader's plans and reports the results.
 
     engine's step:  bind ─▶ start_load ─▶ (wait_for_layer, save_layer) ×layers ─▶ end_step
                          ─▶ get_finished ─▶ take_load_errors ─▶ take_report
 
-Everything is asynchronous: the engine computes a request after `get_finished` has named it, so a
-layer never waits. All calls are made on one thread; time is an argument.
+All transfers are asynchronous: the engine computes a request after `get_finished` has returned it,
+so a layer never waits. All calls are made on one thread; time is an argument.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from router.errors import InvalidFieldError
-from router.slot_errors import RequestKey
-from worker_agent.connector.counters import WorkerCounters
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.mover import StackMover
-from worker_agent.connector.progress import Progress
-from worker_agent.connector.protocol import (
+from worker_agent.connector.slots.errors import RequestKey
+from worker_agent.connector.slots.in_flight import InFlightTransfers
+from worker_agent.connector.slots.progress import Progress
+from worker_agent.connector.slots.protocol import (
     Completion,
     LeaderTransferRequest,
     Operation,
@@ -29,25 +29,30 @@ from worker_agent.connector.protocol import (
     WorkerTransferRequest,
     failed,
 )
-from worker_agent.connector.scheduler import TransferScheduler
-from worker_agent.connector.under_way import UnderWay
+from worker_agent.connector.slots.rank_reports import WorkerCounters
+from worker_agent.connector.slots.scheduler import TransferScheduler
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.tiers.stack import TierChange, TierStack
 
 LINGER_S = 1.0
-"""So long blocks of a finished request wait to be stored: the engine misses them."""
+"""Longest time that a finished request's blocks wait to be stored and cannot be reused."""
 
 
 class FinishedTransfers(Struct, frozen=True):
-    """Requests whose blocks the engine may free, and requests whose loads are over."""
+    """Requests with completed transfers.
+
+    `stored`: the engine may free their blocks. `loaded`: their loads are over.
+    """
 
     stored: set[RequestKey]
     loaded: set[RequestKey]
 
 
 class ConnectorWorker:
-    """Invariant: a request that the leader told of is named by `get_finished` once it is over, at
-    most `LINGER_S` later, and forgotten; no transfer touches its blocks after that.
+    """The worker half of a connector.
+
+    Invariant: a request that the leader announced is returned by `get_finished` once it is over, at
+    most `LINGER_S` later, and then forgotten; no transfer accesses its blocks after that.
     """
 
     __slots__ = (
@@ -65,12 +70,12 @@ class ConnectorWorker:
     )
 
     def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
-        """`load_timeout_s`: what has not come by then has failed."""
+        """Create the worker. `load_timeout_s`: blocks not loaded by then have failed."""
         self.counters = WorkerCounters()
         self._num_blocks = device.num_blocks
         self._mover = StackMover(stack, device, load_timeout_s)
         self._scheduler = TransferScheduler(Progress(device.layers))
-        self._under_way = UnderWay()
+        self._under_way = InFlightTransfers()
         self._finished_s: dict[RequestKey, float] = {}
         self._loaded: set[RequestKey] = set()
         self._load_errors: set[int] = set()
@@ -80,21 +85,22 @@ class ConnectorWorker:
 
     @property
     def under_way(self) -> int:
-        """Transfers that are not over."""
+        """Number of transfers in progress."""
         return len(self._under_way)
 
     # ── A step ───────────────────────────────────────────────────────────────────────────────────
 
     def void(self, uuids: Iterable[int]) -> None:
-        """The engine writes over the blocks of these from now on; again is nothing."""
+        """Give up transfers before the engine overwrites their blocks; may be repeated."""
         for uuid in uuids:
             self.counters.voided += self._give_up(uuid, "voided")
         self._take_completions()
 
     def bind(self, plan: StepPlan) -> None:
-        """What is to be done in this step. Raises InvalidFieldError for one out of order.
+        """Begin a step with the leader's plan. Raises InvalidFieldError if it is out of order.
 
-        A step before it that never ended may have computed nothing: none of it is stored.
+        If the previous step never ended, it may have computed nothing: none of its blocks is
+        stored.
         """
         is_after_end = self._scheduler.progress.is_over
         self._scheduler.progress.begin(plan.iteration)
@@ -112,28 +118,29 @@ class ConnectorWorker:
             self._take_on(operation)
 
     def give_up_load(self, key: RequestKey, blocks: Iterable[int]) -> None:
-        """The engine waits for blocks that nobody told of: they have failed, and it is named."""
+        """Report a load as failed that the engine waits for although no plan contains it."""
         self._load_errors.update(blocks)
         self._loaded.add(key)
 
     def start_load(self, now_s: float) -> None:
-        """Begin what waits for nothing."""
+        """Begin the transfers without a requirement."""
         self._run_decided(now_s)
 
     def wait_for_layer(self, name: str) -> None:
-        """A layer is to be computed; nothing is loaded into what it reads. Raises InvalidFieldError
-        for a layer nobody registered.
+        """Do nothing: no load writes into blocks that this layer reads.
+
+        Raises InvalidFieldError if the layer is not registered.
         """
         self._scheduler.progress.check_layer(name)
 
     def save_layer(self, name: str) -> None:
-        """A layer was computed. Raises InvalidFieldError."""
+        """Mark a layer as computed. Raises InvalidFieldError."""
         self._scheduler.progress.complete_layer(name)
         self.counters.saved_layers += 1
         self._scheduler.advance()
 
     def end_step(self, now_s: float) -> None:
-        """The forward pass is over, if there was one: stores begin, unless a load failed."""
+        """End the forward pass, if one is running, and begin the stores unless a load failed."""
         self._mover.poll(now_s, is_decoding=self._is_decoding)
         self._take_completions()
         if self._load_errors:
@@ -143,9 +150,9 @@ class ConnectorWorker:
         self._run_decided(now_s)
 
     def get_finished(self, finished: Iterable[RequestKey], now_s: float) -> FinishedTransfers:
-        """The engine is done with these requests; what is over since the last call.
+        """Finish requests, and return those with transfers that ended since the last call.
 
-        Each request is named once as stored, and at most once for each time that it is loaded.
+        Each request is returned once as stored, and at most once as loaded for each load.
         """
         if not self._scheduler.progress.is_over:
             self.end_step(now_s)
@@ -157,18 +164,18 @@ class ConnectorWorker:
         return FinishedTransfers(stored, loaded)
 
     def take_load_errors(self) -> set[int]:
-        """The engine's blocks that were to be loaded, and were not, since the last call."""
+        """Return the engine's blocks that loads failed to fill since the last call."""
         errors, self._load_errors = self._load_errors, set()
         return errors
 
     def take_report(self) -> StepReport:
-        """What is over since the last call, for the leader."""
+        """Return the results since the last call, for the leader."""
         completions, self._completions = self._completions, []
         stored, self._stored = self._stored, []
         return StepReport(completions, stored)
 
     def take_changes(self) -> list[TierChange]:
-        """What happened to names in the lower tiers since the last call."""
+        """Return the changes of names in the lower tiers since the last call."""
         changes, self._mover.changes = self._mover.changes, []
         return changes
 
@@ -208,7 +215,7 @@ class ConnectorWorker:
         self._take_completions()
 
     def _cancel_stores(self) -> None:
-        """What was computed in this step may come from what was not loaded."""
+        """Cancel this step's stores: their blocks may depend on blocks that were not loaded."""
         stores = self._under_way.stores()
         self.counters.cancelled_stores += sum(self._scheduler.cancel(uuid) for uuid in stores)
 
@@ -222,13 +229,13 @@ class ConnectorWorker:
         self._take_completions()
 
     def _is_stored(self, key: RequestKey, now_s: float) -> bool:
-        """Whether nothing of it is under way any more, or has to be."""
+        """Return whether the request has no transfers left, or is late."""
         is_late = now_s >= self._finished_s[key] + LINGER_S
         for uuid in self._under_way.of(key):
             if is_late:
                 self._give_up(uuid, "not stored in time")
             else:
-                self._mover.sift(uuid)
+                self._mover.drop_cancelled(uuid)
         self._take_completions()
         if not (is_late or self._scheduler.is_complete(key)):
             return False
@@ -238,7 +245,7 @@ class ConnectorWorker:
         return True
 
     def _give_up(self, uuid: int, reason: str) -> bool:
-        """Whatever it is doing; False if it is over."""
+        """Give up a transfer in any state; return False if it is already over."""
         operation = self._under_way.get(uuid)
         if operation is None:
             return False
@@ -273,13 +280,13 @@ def register_kv_caches(
     groups: Sequence[LayoutGroup],
     load_timeout_s: float,
 ) -> ConnectorWorker:
-    """A worker over the engine's own tensors, laid out as the groups say.
+    """Return a worker over the engine's own tensors, with the layout that `groups` state.
 
-    Raises LayoutError for tensors that are not; InvalidFieldError for blocks of another size than
-    the tiers'.
+    Raises LayoutError if a tensor differs, and InvalidFieldError if the size of a block differs
+    from the tiers'.
     """
     device = DeviceMemory(agent, tensors, groups)
     if device.block_bytes != stack.block_bytes:
         reason = f"blocks of {device.block_bytes} bytes"
-        raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, as the tiers have")
+        raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, the size in the tiers")
     return ConnectorWorker(stack, device, load_timeout_s)

@@ -1,35 +1,35 @@
-"""What a tier's blocks are made of: counts and sizes, from which every stride follows.
+"""The counts and sizes of a tier's blocks, from which every stride follows.
 
     block = num_layers × outer_dim × page_size × inner_dim numbers
                          (K, V)     (tokens)    (heads × head_dim of this tensor-parallel rank)
 
-Source: Dynamo's `LayoutConfig`, both generations; the rules carry the names of its validation.
+Source: Dynamo's `LayoutConfig`, both generations; the rules have the names of its validation.
 """
 
 from msgspec import Struct
 
-from router.block_errors import LayoutError
+from worker_agent.layout.errors import LayoutError
 
 
 class LayoutConfig(Struct, frozen=True):
-    """Counts and sizes of a tier's blocks. Raises LayoutError when they do not fit together."""
+    """Counts and sizes of a tier's blocks. Raises LayoutError if they are inconsistent."""
 
     num_blocks: int
-    """At least 1."""
+    """The number of blocks, at least 1."""
     num_layers: int
-    """At least 1."""
+    """The number of layers, at least 1."""
     outer_dim: int
-    """2 for keys and values, 1 where one tensor holds both (MLA)."""
+    """2 for keys and values, 1 if one tensor holds both (MLA)."""
     page_size: int
     """Tokens of a block; a power of two."""
     inner_dim: int
     """Numbers of one token in one layer: heads × head size."""
     dtype_width_bytes: int = 2
-    """1, 2, 4 or 8."""
+    """Bytes of a number: 1, 2, 4 or 8."""
     alignment: int = 1
-    """Blocks begin at multiples of so many bytes; a power of two."""
+    """Blocks begin at multiples of this number of bytes; a power of two."""
     num_heads: int | None = None
-    """Where the order within a block has to be known; divides `inner_dim`."""
+    """Required where the order within a block matters; divides `inner_dim`."""
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "num_layers", "inner_dim"):
@@ -49,7 +49,7 @@ class LayoutConfig(Struct, frozen=True):
 
     @property
     def head_dim(self) -> int:
-        """Size of a head. Raises LayoutError when the number of heads is not known."""
+        """The size of a head. Raises LayoutError if the number of heads is unknown."""
         if self.num_heads is None:
             rule = "num_heads_required_for_kv_block_layout"
             raise self._refusal("num_heads", "a divisor of inner_dim", rule)
@@ -57,17 +57,17 @@ class LayoutConfig(Struct, frozen=True):
 
     @property
     def region_bytes(self) -> int:
-        """What lies in one piece in every layout: one block, one layer, keys or values."""
+        """Bytes that are contiguous in every layout: one block, one layer, keys or values."""
         return self.page_size * self.inner_dim * self.dtype_width_bytes
 
     @property
     def block_bytes(self) -> int:
-        """All of a block, without padding."""
+        """Bytes of a block, without padding."""
         return self.num_layers * self.outer_dim * self.region_bytes
 
     @property
     def required_bytes(self) -> int:
-        """All blocks, without padding."""
+        """Bytes of all blocks, without padding."""
         return self.num_blocks * self.block_bytes
 
     def _check_heads(self) -> None:

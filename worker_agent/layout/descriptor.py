@@ -1,4 +1,4 @@
-"""A layout as JSON, so that a peer can compute where a block's bytes lie in memory not its own.
+"""A layout as JSON, from which a peer computes the addresses of blocks in the owner's memory.
 
 Source: Dynamo's `LayoutDescriptor`, version 1. Addresses and sizes are whole 64-bit integers.
 """
@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from router.block_errors import LayoutError, RegionError
 from router.protocol.values import U64_MAX
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import LayoutError, RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind
 
@@ -30,13 +30,13 @@ class MemoryDescriptor(Struct, frozen=True):
     size: Natural
 
     def __post_init__(self) -> None:
-        if self.addr + self.size > U64_MAX:  # msgspec knows no bound above an i64
+        if self.addr + self.size > U64_MAX:  # msgspec supports no bound above an i64.
             rule = "region_within_address_space"
             raise RegionError("memory_descriptors", f"{self.addr}", "64-bit addresses", rule=rule)
 
 
 class AgentMetadata(Struct, frozen=True):
-    """Under which name the owner's memory can be reached."""
+    """The name and device under which the owner's memory can be reached."""
 
     agent_name: str
     mem_type: str
@@ -44,21 +44,21 @@ class AgentMetadata(Struct, frozen=True):
 
 
 class FullyContiguousDetails(Struct, frozen=True):
-    """Blocks in one piece."""
+    """A contiguous layout: each block in one piece."""
 
     kv_block_layout: BlockOrderName = "Unknown"
     block_format: Literal["Operational"] = "Operational"
 
 
 class LayerSeparateDetails(Struct, frozen=True):
-    """A region a layer."""
+    """A layout with one region per layer."""
 
     block_dim: Literal["BlockIsFirstDim", "BlockIsSecondDim"]
     kv_block_layout: BlockOrderName = "Unknown"
 
 
 class LayoutDetails(Struct, frozen=True, omit_defaults=True):
-    """One of the two."""
+    """The details of one of the two layout types."""
 
     FullyContiguous: FullyContiguousDetails | None = None
     LayerSeparate: LayerSeparateDetails | None = None
@@ -79,7 +79,7 @@ class LayoutDetails(Struct, frozen=True, omit_defaults=True):
 
 
 class LayoutDescriptor(Struct, frozen=True):
-    """What a peer has to know of a layout."""
+    """The facts that a peer needs about a layout."""
 
     layout_config: LayoutConfig
     location: Location
@@ -89,7 +89,7 @@ class LayoutDescriptor(Struct, frozen=True):
     version: Annotated[int, Meta(ge=1)] = VERSION
 
     def layout(self) -> Layout:
-        """The layout, over memory that only its owner can read. Raises RegionError."""
+        """Return the layout, over memory that only its owner can read. Raises RegionError."""
         regions = [MemoryRegion(each.addr, each.size) for each in self.memory_descriptors]
         return Layout(self.layout_config, self.layout_type_details.kind, regions)
 
@@ -97,7 +97,7 @@ class LayoutDescriptor(Struct, frozen=True):
 def described(
     layout: Layout, location: Location, metadata: AgentMetadata, order: BlockOrderName = "Unknown"
 ) -> LayoutDescriptor:
-    """What a peer has to know of a layout of ours.
+    """Return the descriptor of a layout of this process.
 
     Raises LayoutError for an order that memory by layer cannot have.
     """
@@ -111,12 +111,12 @@ def described(
 
 
 def encode_descriptor(descriptor: LayoutDescriptor) -> bytes:
-    """As JSON."""
+    """Encode a descriptor as JSON."""
     return msgspec.json.encode(descriptor)
 
 
 def decode_descriptor(data: bytes) -> LayoutDescriptor:
-    """From JSON. Raises LayoutError, also for what no layout can be made of."""
+    """Decode a descriptor from JSON. Raises LayoutError, also if it makes no valid layout."""
     try:
         descriptor = msgspec.json.decode(data, type=LayoutDescriptor)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,8 +1,9 @@
-"""Which layers' tensors are laid out alike, said by whoever knows the model.
+"""Groups of layers with the same tensor layout, as the integration of a model defines them.
 
 A model with several kinds of attention (MLA beside an indexer, sliding windows, linear layers) has
-KV tensors of several shapes. Each kind is a group with a configuration of its own; a tensor of no
-group, of two, or of another shape than its group's is refused. Nothing is told from sizes alone.
+KV tensors of several shapes. Each kind is a group with a configuration of its own. A tensor of no
+group, of two, or of another shape than its group's is refused. Nothing is inferred from sizes
+alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,34 +12,33 @@ from itertools import pairwise
 from msgspec import Struct
 from torch import Tensor
 
-from router.block_errors import LayoutError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.strides import LayoutKind
-from worker_agent.layout.tensors import InnerShape
 
 
 class LayoutGroup(Struct, frozen=True):
-    """Layers laid out alike, by the engine's names of them, in order.
+    """Layers of one layout, by the engine's names of them, in order.
 
-    Raises LayoutError when the configuration is of another number of layers.
+    Raises LayoutError if the configuration has another number of layers.
     """
 
     name: str
     layers: tuple[str, ...]
     config: LayoutConfig
     kind: LayoutKind
-    inner_shape: InnerShape = InnerShape.NHD
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.config.num_layers:
             reason = f"{len(self.layers)} of {self.name}"
-            allowed = f"{self.config.num_layers}, as num_layers says"
+            allowed = f"{self.config.num_layers}, as in num_layers"
             raise LayoutError("layers", reason, allowed, rule="layers_must_match_config")
 
     @property
     def leading_shape(self) -> list[int]:
-        """The dimensions of a layer's tensor before those of a page; of the one tensor of all
-        layers, where blocks are contiguous.
+        """The dimensions of a layer's tensor before those of a page.
+
+        If blocks are contiguous, those of the one tensor of all layers.
         """
         config = self.config
         outer = [config.outer_dim] if config.outer_dim > 1 else []
@@ -54,7 +54,7 @@ class LayoutGroup(Struct, frozen=True):
 def grouped(
     tensors: Mapping[str, Tensor], groups: Sequence[LayoutGroup]
 ) -> dict[str, list[Tensor]]:
-    """The tensors of each group, layer by layer. Raises LayoutError, naming the tensor."""
+    """Return the tensors of each group, layer by layer. Raises LayoutError with the tensor."""
     _check_membership(tensors, groups)
     for group in groups:
         for layer in group.layers:
@@ -69,7 +69,7 @@ def _check_membership(tensors: Mapping[str, Tensor], groups: Sequence[LayoutGrou
             other = group_of.setdefault(layer, group.name)
             if other is not group.name:
                 reason = f"{layer} is in {other} and {group.name}"
-                raise LayoutError("groups", reason, "one group a layer", rule="one_group_a_layer")
+                raise LayoutError("groups", reason, "one group per layer", rule="one_group_a_layer")
             if layer not in tensors:
                 reason = f"{layer} of {group.name} has no tensor"
                 raise LayoutError("tensors", reason, ", ".join(tensors), rule="tensor_missing")
@@ -84,11 +84,11 @@ def _check_tensor(layer: str, tensor: Tensor, group: LayoutGroup) -> None:
     shape = list(tensor.shape)
     rest = tensor.shape[len(leading) :].numel()
     if shape[: len(leading)] != leading or rest != page:
-        allowed = f"{leading} and a page of {page} numbers, as {group.name} says"
+        allowed = f"{leading} and a page of {page} numbers, as {group.name} requires"
         raise LayoutError(layer, f"shape {shape}", allowed, rule="tensor_shape_mismatch")
     if tensor.element_size() != group.config.dtype_width_bytes:
-        allowed = f"{group.config.dtype_width_bytes} bytes a number"
+        allowed = f"{group.config.dtype_width_bytes} bytes per number"
         raise LayoutError(layer, f"dtype {tensor.dtype}", allowed, rule="dtype_width_mismatch")
     if any(inner > outer for outer, inner in pairwise(tensor.stride())):
         reason = f"strides {list(tensor.stride())}"
-        raise LayoutError(layer, reason, "none that grows", rule="strides_must_not_increase")
+        raise LayoutError(layer, reason, "non-increasing ones", rule="strides_must_not_increase")

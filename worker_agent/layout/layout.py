@@ -1,6 +1,6 @@
-"""Where every byte of every block lies, over memory that somebody else owns.
+"""The address of every byte of every block, over memory that the layout does not own.
 
-A layout allocates nothing, knows no kind of storage, and never reads what it describes.
+A layout allocates nothing, is independent of the kind of storage, and never reads the memory.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from router.block_errors import BlockIndexError, RegionError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import BlockIndexError, RegionError
 from worker_agent.layout.strides import LayoutKind, round_up, strides
 
 
@@ -26,9 +26,9 @@ class MemoryRegion(Struct, frozen=True):
 
 
 class Layout:
-    """Blocks of one configuration laid on regions of memory; immutable.
+    """Blocks of one configuration laid out on regions of memory; immutable.
 
-    Invariants: no two (block, layer, outer) share a byte; every one lies in its region.
+    Invariants: no two (block, layer, outer) share a byte; every one is inside its region.
     """
 
     __slots__ = ("_bases", "_strides", "config", "kind", "regions")
@@ -36,8 +36,9 @@ class Layout:
     def __init__(
         self, config: LayoutConfig, kind: LayoutKind, regions: Sequence[MemoryRegion]
     ) -> None:
-        """`regions`: one, or one a layer. Raises RegionError for another number, one that is too
-        small, and ones that overlap.
+        """Lay out blocks on one region, or on one per layer.
+
+        Raises RegionError for another number of regions, one that is too small, and overlaps.
         """
         self.config = config
         self.kind = kind
@@ -48,16 +49,16 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether a block lies in one piece."""
+        """True if a block is in one piece."""
         return self.kind is LayoutKind.CONTIGUOUS
 
     @property
     def block_stride_bytes(self) -> int:
-        """From a block to the next in the same region."""
+        """The distance from a block to the next in the same region."""
         return self._strides.block_bytes
 
     def memory_region(self, block: int, layer: int, outer: int) -> MemoryRegion:
-        """Keys or values of one layer of a block. Raises BlockIndexError."""
+        """Return the keys or values of one layer of a block. Raises BlockIndexError."""
         config = self.config
         _check_index("block", block, config.num_blocks)
         _check_index("layer", layer, config.num_layers)
@@ -70,22 +71,6 @@ class Layout:
             + outer * self._strides.outer_bytes
         )
         return MemoryRegion(address, config.region_bytes)
-
-    def memory_regions(self, block: int) -> list[MemoryRegion]:
-        """All of a block, in as few pieces as possible, layers in order. Raises BlockIndexError."""
-        config = self.config
-        if self.is_contiguous:
-            start = self.memory_region(block, 0, 0)
-            return [MemoryRegion(start.address, config.block_bytes)]
-        if self.kind is LayoutKind.BLOCK_FIRST:
-            size_bytes = config.outer_dim * config.region_bytes
-            starts = [self.memory_region(block, layer, 0) for layer in range(config.num_layers)]
-            return [MemoryRegion(start.address, size_bytes) for start in starts]
-        return [
-            self.memory_region(block, layer, outer)
-            for layer in range(config.num_layers)
-            for outer in range(config.outer_dim)
-        ]
 
     def _check_regions(self) -> None:
         expected = self.config.num_layers if self.kind.is_layer_separate else 1
@@ -107,8 +92,8 @@ class Layout:
             if first.end > second.address:
                 raise RegionError(
                     "regions",
-                    f"{second.address:#x} is in that which begins at {first.address:#x}",
-                    "memory of its own for each",
+                    f"{second.address:#x} is inside the region at {first.address:#x}",
+                    "regions that do not overlap",
                     rule="regions_overlap",
                 )
 

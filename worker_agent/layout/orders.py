@@ -1,17 +1,16 @@
-"""The order of the numbers within a block, from one order to another, and cut by heads.
+"""The order of the numbers within a block, its conversion, and its split by heads.
 
-Universal orders are for keeping and exchanging: with heads first, another tensor-parallel degree is
-a slice of the first dimension. Operational orders are what attention kernels read.
+Universal orders are for storage and exchange: with heads first, another tensor-parallel degree is a
+slice of the first dimension. Operational orders are those that attention kernels read.
 """
 
 from enum import StrEnum
 
-import torch
 from msgspec import Struct
 from torch import Tensor
 
-from router.block_errors import LayoutError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import LayoutError
 
 
 class BlockDim(StrEnum):
@@ -24,8 +23,17 @@ class BlockDim(StrEnum):
     HEAD_DIM = "head_dim"
 
 
+class InnerShape(StrEnum):
+    """The order within a region of memory."""
+
+    NHD = "nhd"
+    """[tokens, heads, head size]"""
+    HND = "hnd"
+    """[heads, tokens, head size]"""
+
+
 class BlockOrder(Struct, frozen=True):
-    """Dimensions of a block from the outermost in; none where the order is not known.
+    """The dimensions of a block from the outermost in; empty if the order is unknown.
 
     Raises LayoutError for dimensions that are doubled or missing.
     """
@@ -39,25 +47,17 @@ class BlockOrder(Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether blocks of this order can be made into another."""
+        """True if blocks of this order can be converted to another."""
         return bool(self.dims)
 
-    @property
-    def is_operational(self) -> bool:
-        """Whether every layer lies by itself, as attention kernels and memory by layer need."""
-        return self.dims[:2] == (BlockDim.LAYERS, BlockDim.OUTER)
-
     def shape(self, config: LayoutConfig) -> list[int]:
-        """Of a block in this order. Raises LayoutError where the number of heads is not known."""
+        """Return a block's shape in this order. Raises LayoutError if num_heads is unknown."""
         sizes = _sizes(config)
         return [sizes[dim] for dim in self.dims]
 
 
 UNIVERSAL_TP = BlockOrder(
     (BlockDim.HEADS, BlockDim.LAYERS, BlockDim.OUTER, BlockDim.TOKENS, BlockDim.HEAD_DIM)
-)
-UNIVERSAL_PP = BlockOrder(
-    (BlockDim.LAYERS, BlockDim.HEADS, BlockDim.OUTER, BlockDim.TOKENS, BlockDim.HEAD_DIM)
 )
 OPERATIONAL_HND = BlockOrder(
     (BlockDim.LAYERS, BlockDim.OUTER, BlockDim.HEADS, BlockDim.TOKENS, BlockDim.HEAD_DIM)
@@ -69,17 +69,17 @@ UNKNOWN_ORDER = BlockOrder(())
 
 
 def requires_transform(source: BlockOrder, target: BlockOrder) -> bool:
-    """Whether a block's numbers have to move. Two unknown orders are taken to be the same."""
+    """Return whether a block's numbers have to move. Two unknown orders count as the same."""
     return source != target
 
 
 def reordered(
     blocks: Tensor, source: BlockOrder, target: BlockOrder, config: LayoutConfig
 ) -> Tensor:
-    """Blocks in another order; the same tensor if it is the same.
+    """Return blocks in another order; the same tensor if the order is the same.
 
-    `blocks`: (n, numbers of a block) of any dtype; so is what comes back. O(bytes). Raises
-    LayoutError for an order that is not known.
+    `blocks`: (n, numbers of a block) of any dtype; the result has the same. O(bytes). Raises
+    LayoutError for an unknown order.
     """
     if not requires_transform(source, target):
         return blocks
@@ -89,32 +89,6 @@ def reordered(
     shaped = blocks.view(len(blocks), *source.shape(config))
     places = [source.dims.index(dim) + 1 for dim in target.dims]
     return shaped.permute(0, *places).reshape(len(blocks), -1)
-
-
-def heads_of_rank(
-    blocks: Tensor, order: BlockOrder, config: LayoutConfig, tp_rank: int, tp_size: int
-) -> Tensor:
-    """What one of several tensor-parallel ranks has of whole blocks, in the same order.
-
-    `blocks`: (n, numbers of a block). Raises LayoutError when heads cannot be dealt out evenly.
-    """
-    heads = config.num_heads or 0
-    if not 0 <= tp_rank < tp_size or heads % tp_size or not order.is_known:
-        allowed = f"a rank below tp_size, and a tp_size that divides {heads} heads"
-        raise LayoutError("tp_rank", f"{tp_rank} of {tp_size}", allowed, rule="heads_divide_evenly")
-    shaped = blocks.view(len(blocks), *order.shape(config))
-    a_rank = heads // tp_size
-    place = order.dims.index(BlockDim.HEADS) + 1
-    return shaped.narrow(place, tp_rank * a_rank, a_rank).reshape(len(blocks), -1)
-
-
-def joined_heads(parts: list[Tensor], order: BlockOrder, part_config: LayoutConfig) -> Tensor:
-    """Whole blocks of what tensor-parallel ranks have of them, in rank order; undoes
-    `heads_of_rank`. `part_config` is that of one rank.
-    """
-    shaped = [part.view(len(part), *order.shape(part_config)) for part in parts]
-    place = order.dims.index(BlockDim.HEADS) + 1
-    return torch.cat(shaped, dim=place).reshape(len(parts[0]), -1)
 
 
 def _sizes(config: LayoutConfig) -> dict[BlockDim, int]:

@@ -1,45 +1,48 @@
-"""Which blocks are worth a place in a slower tier.
+"""Policies that decide which blocks are copied to a slower tier.
 
-A policy looks at a run of blocks in prompt order, none of which the tier has, and answers for each.
-What it counts on the way is its own. Sources: the filters of Dynamo's offload managers, both
-generations; its `presence` goes without saying here.
+A policy decides on a run of blocks in prompt order, none of which the tier has, for each block. It
+may keep counts of them. Sources: the filters of Dynamo's offload managers, both generations; its
+`presence` is implied here.
 """
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
 from worker_agent.offload.queue import Waiting
-from worker_agent.offload_rule import OffloadRule
+
+OffloadRule: TypeAlias = Literal["all", "frequency", "popularity"]
+"""The policy of a tier: PassAll, Frequency or Popularity."""
+
 
 FREQUENCY_COUNTS_A_BLOCK = 4
-"""Blocks that Frequency remembers to have seen, for each that the tier has room for."""
+"""Blocks that `Frequency` remembers, per block of the tier."""
 
 
 class OffloadPolicy(Protocol):
-    """Decides for a run of blocks; may count that they were asked about."""
+    """A decision on a run of blocks; may count that they were seen."""
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those worth copying, in order."""
+        """Return the blocks worth copying, in order."""
 
 
 class PassAll:
-    """Every block."""
+    """A policy that admits every block."""
 
     __slots__ = ()
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """All of them."""
+        """Return all of them."""
         del now_s
         return waiting
 
 
 class Frequency:
-    """Blocks seen a second time, while the first is not forgotten.
+    """A policy that admits blocks seen a second time, while the first is remembered.
 
-    A count begins at 1 and doubles with each sight; every `decay_s` all go down by one, and those
-    at nothing are forgotten.
+    A count begins at 1 and doubles each time the block is seen. Every `decay_s` all counts decrease
+    by one, and those at 0 are forgotten.
     """
 
     __slots__ = ("_counts", "_decay_s", "_decayed_s", "_max_counts")
@@ -54,7 +57,7 @@ class Frequency:
         return len(self._counts)
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those seen before."""
+        """Return the blocks seen before."""
         self._decay(now_s)
         return [each for each in waiting if self._note(each.name.identity) >= 2]
 
@@ -62,7 +65,7 @@ class Frequency:
         count = self._counts.pop(identity, 0)
         self._counts[identity] = count = min(count * 2, 2**16) or 1
         if len(self._counts) > self._max_counts:
-            del self._counts[next(iter(self._counts))]  # not seen for the longest
+            del self._counts[next(iter(self._counts))]  # The one not seen for the longest time.
         return count
 
     def _decay(self, now_s: float) -> None:
@@ -76,19 +79,21 @@ class Frequency:
 
 
 class Popularity:
-    """Blocks seen more than `min_count` times, as a TinyLFU sketch has it: in 4 to 8 bytes a block
-    of the tier, and forgetting by how much else was seen instead of by time.
+    """A policy that admits blocks seen more than `min_count` times, by a TinyLFU sketch.
+
+    It takes 4 to 8 bytes per block of the tier, and counts decay with the number of other blocks
+    seen, not with time.
     """
 
     __slots__ = ("_frequency", "_min_count")
 
     def __init__(self, num_blocks: int, min_count: int = 1) -> None:
-        """`num_blocks`: of the tier."""
+        """Initialise for a tier of `num_blocks` blocks."""
         self._frequency = TinyLfu(num_blocks)
         self._min_count = min_count
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those seen often."""
+        """Return the blocks seen often."""
         del now_s
         identities = [each.name.identity for each in waiting]
         self._frequency.note(identities)
@@ -97,7 +102,10 @@ class Popularity:
 
 
 class MinPriorityPrefix:
-    """The leading blocks whose priority suffices: behind a gap nothing is of use."""
+    """A policy that admits leading blocks of sufficient priority, up to the first gap.
+
+    Blocks behind a gap are useless.
+    """
 
     __slots__ = ("_min_priority",)
 
@@ -105,13 +113,13 @@ class MinPriorityPrefix:
         self._min_priority = min_priority
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those before the first that does not suffice."""
+        """Return the blocks before the first of too low priority."""
         del now_s
         return list(takewhile(lambda each: each.priority >= self._min_priority, waiting))
 
 
 class All:
-    """Blocks that each of several policies admits, asked in turn."""
+    """A policy that admits blocks that all of several policies admit, applied in order."""
 
     __slots__ = ("_policies",)
 
@@ -119,14 +127,14 @@ class All:
         self._policies = policies
 
     def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
-        """Those that are left."""
+        """Return the blocks that every policy admits."""
         for policy in self._policies:
             waiting = policy.admitted(waiting, now_s)
         return waiting
 
 
 def policy_of(rule: OffloadRule, num_blocks: int) -> OffloadPolicy:
-    """The policy of this name for a tier of so many blocks."""
+    """Return the policy of this name for a tier of `num_blocks` blocks."""
     match rule:
         case "all":
             return PassAll()

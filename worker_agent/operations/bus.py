@@ -1,8 +1,9 @@
-"""NATS: what operators ask of an agent's tiers, on kv.{namespace}.worker.{id}.tiers.
+"""Control of an agent's tiers over NATS, on kv.{namespace}.worker.{id}.tiers.
 
-The bodies of HTTP, with what is asked as `method`: tiers_status, tiers_reset_pool,
-tiers_reset_blocks, tiers_reset_all; a token in the header `authorization`. A refusal has HTTP's
-body, and says its text and status as NATS's services do. One command is answered at a time.
+Bodies are the same as over HTTP, with the command as `method`: tiers_status, tiers_reset_pool,
+tiers_reset_blocks, tiers_reset_all; a token is in the header `authorization`. An error has the body
+as over HTTP, with its text and status in the headers of NATS services. Commands are executed one at
+a time.
 """
 
 import logging
@@ -12,15 +13,15 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from router.body_errors import BodyTooLargeError
-from router.bus_errors import BusError
 from router.errors import InvalidFieldError, KvRouterError
-from router.process.bodies import decode_body
 from router.protocol.subjects import Subjects
-from router.publisher.bus import Bus, is_inbox, subscribe, translated
-from router.security.guard import Guard
-from router.security.guarded import identify
-from router.security.route_scopes import BUS
+from router.runtime.bus.connection import Bus, is_inbox, subscribe, translated
+from router.runtime.bus.errors import BusError
+from router.runtime.process.errors import BodyTooLargeError
+from router.runtime.process.json_bodies import decode_body
+from router.runtime.security.guard import Guard
+from router.runtime.security.guarded import identify
+from router.runtime.security.route_scopes import BUS
 from worker_agent.operations.control import TierControl
 from worker_agent.operations.http import BODY_LIMIT_BYTES
 from worker_agent.operations.messages import TierCommand
@@ -28,8 +29,8 @@ from worker_agent.operations.messages import TierCommand
 log = logging.getLogger(__name__)
 
 
-class TierAnswers:
-    """Answers commands of callers that the guard admits."""
+class TierResponder:
+    """A responder to commands of callers that the guard admits."""
 
     def __init__(self, control: TierControl, worker_id: int, guard: Guard) -> None:
         self._control = control
@@ -38,7 +39,7 @@ class TierAnswers:
         self._decode = msgspec.json.Decoder(TierCommand).decode
 
     async def run(self, bus: Bus, subjects: Subjects) -> None:
-        """Answer until cancelled."""
+        """Respond until cancelled."""
         subscription = await subscribe(bus, subjects.tiers(self._worker_id))
         async for message in subscription.messages:
             if is_inbox(message.reply):
@@ -49,16 +50,16 @@ class TierAnswers:
 
     async def _answer(self, message: Msg, limit_bytes: int) -> tuple[bytes, dict[str, str]]:
         try:
-            body = msgspec.json.encode(await self._asked(message))
+            body = msgspec.json.encode(await self._reply(message))
             if len(body) > limit_bytes:
-                allowed = f"an answer of {limit_bytes} bytes: one level of one dp_rank, or HTTP"
+                allowed = f"a response of {limit_bytes} bytes: one level of one dp_rank, or HTTP"
                 raise InvalidFieldError("hashes", f"{len(body)} bytes", allowed)
         except KvRouterError as error:
             log.debug("refused (%s): %s", error.code, error)
             return _refusal(error)
         return body, {"Content-Type": "application/json"}
 
-    async def _asked(self, message: Msg) -> Any:
+    async def _reply(self, message: Msg) -> Any:
         caller = identify(self._guard, message.headers)
         if len(message.data) > BODY_LIMIT_BYTES:
             raise BodyTooLargeError(BODY_LIMIT_BYTES)

@@ -1,4 +1,4 @@
-"""Asks a running agent how its tiers are: over HTTP, or over NATS."""
+"""Clients for the tier status of a running agent: over HTTP, or over NATS."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,11 +9,11 @@ import httpx
 import msgspec
 from nats.errors import Error as NatsError
 
-from router.bus_errors import BusUnavailableError
 from router.errors import ServerError
 from router.protocol.subjects import Subjects
-from router.publisher.bus import connection
-from router.security.http_access import HttpAccess
+from router.runtime.bus.connection import connection
+from router.runtime.bus.errors import BusUnavailableError
+from router.runtime.security.http_access import HttpAccess
 from worker_agent.operations.messages import StatusQuery, StatusReply
 
 Ask: TypeAlias = Callable[[], Awaitable[StatusReply]]
@@ -24,10 +24,10 @@ _ERROR = "Nats-Service-Error"
 
 @asynccontextmanager
 async def over_http(url: str, access: HttpAccess) -> AsyncIterator[Ask]:
-    """The agent at a URL. Raises ConfigError; what it gives raises ServerError."""
+    """Yield a client of the agent at a URL, which raises ServerError. Raises ConfigError."""
     address = f"{url.rstrip('/')}/tiers"
 
-    async def ask() -> StatusReply:
+    async def query() -> StatusReply:
         try:
             answer = await client.get(address)
         except httpx.HTTPError as error:
@@ -38,25 +38,26 @@ async def over_http(url: str, access: HttpAccess) -> AsyncIterator[Ask]:
 
     options = access.options("client")
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, **options) as client:
-        yield ask
+        yield query
 
 
 @asynccontextmanager
 async def over_nats(
     url: str, subjects: Subjects, worker_id: int, access: HttpAccess
 ) -> AsyncIterator[Ask]:
-    """A worker on the bus. Raises ConfigError, and ServerError where there is no bus; what it gives
-    raises ServerError.
+    """Yield a client of a worker on the bus, which raises ServerError.
+
+    Raises ConfigError, and ServerError if the bus is unavailable.
     """
     subject = subjects.tiers(worker_id)
     headers = access.options("client").get("headers")
     question = msgspec.json.encode(StatusQuery())
 
-    async def ask() -> StatusReply:
+    async def query() -> StatusReply:
         try:
             answer = await bus.client.request(subject, question, timeout=TIMEOUT_S, headers=headers)
         except (NatsError, TimeoutError) as error:
-            raise ServerError(subject, f"no answer: {error}") from error
+            raise ServerError(subject, f"no response: {error}") from error
         if answer.headers and _ERROR in answer.headers:
             raise ServerError(subject, answer.headers[_ERROR])
         return _decoded(subject, answer.data)
@@ -65,13 +66,13 @@ async def over_nats(
         async with asyncio.timeout(TIMEOUT_S) as connecting:
             async with connection(url, "kv-worker-agent tiers", lambda _: None) as bus:
                 connecting.reschedule(None)
-                yield ask
+                yield query
     except (TimeoutError, BusUnavailableError) as error:
-        raise ServerError(url, f"no bus there: {error}") from error
+        raise ServerError(url, f"bus unavailable: {error}") from error
 
 
 def _decoded(place: str, body: bytes) -> StatusReply:
     try:
         return msgspec.json.decode(body, type=StatusReply)
     except msgspec.DecodeError as error:
-        raise ServerError(place, f"not what an agent answers: {error}") from error
+        raise ServerError(place, f"not a response of an agent: {error}") from error

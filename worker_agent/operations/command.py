@@ -1,6 +1,6 @@
-"""`kv-worker-agent tiers`: how the tiers of a running agent are, again and again.
+"""`kv-worker-agent tiers`: periodic status of the tiers of a running agent.
 
-Exit status: 0; 1 if the agent is not there, or refuses; 2 for a wrong command line.
+Exit status: 0; 1 if the agent is unavailable or responds with an error; 2 for a wrong command line.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from router.errors import ConfigError, KvRouterError
-from router.process.settings import CLIENT_PREFIX, id_of_name
 from router.protocol.subjects import Subjects
-from router.security.http_access import HttpAccess
+from router.runtime.process.settings import CLIENT_PREFIX, id_of_name
+from router.runtime.security.http_access import HttpAccess
 from worker_agent.operations.client import Ask, over_http, over_nats
 from worker_agent.operations.messages import StatusReply
 from worker_agent.operations.table import tier_table
@@ -32,7 +32,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def tiers(arguments: Sequence[str]) -> int:
-    """Ask, print, and again until interrupted; the exit status."""
+    """Print the status until interrupted. Returns the exit status."""
     asked = _parse(arguments)
     try:
         asyncio.run(_watch(asked))
@@ -77,12 +77,12 @@ def _shown(asked: Namespace, now: StatusReply, before: StatusReply | None, passe
 def _parse(arguments: Sequence[str]) -> Namespace:
     parser = argparse.ArgumentParser(
         prog="kv-worker-agent tiers",
-        description="Show how full and how busy the block tiers of a running agent are.",
+        description="Show usage and traffic of the block tiers of a running agent.",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default=DEFAULT_URL, help="URL of the agent (default: %(default)s)")
     where.add_argument(
-        "--nats", metavar="URL", help="NATS server of the fleet, to ask over the bus instead"
+        "--nats", metavar="URL", help="NATS server of the fleet, to use in place of HTTP"
     )
     parser.add_argument(
         "--namespace", default="default", help="namespace of the fleet (default: %(default)s)"
@@ -96,7 +96,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     )
     parser.add_argument("--once", action="store_true", help="print once, and exit")
     parser.add_argument(
-        "--json", action="store_true", help="print the agent's answers as JSON lines"
+        "--json", action="store_true", help="print the agent's responses as JSON lines"
     )
     for name, what in _ACCESS.items():
         variable = f"{CLIENT_PREFIX}{name.upper()}"
@@ -109,11 +109,11 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 
 
 def _check(parser: argparse.ArgumentParser, asked: Namespace) -> None:
-    """Exits with 2."""
+    """Exit with status 2 if an argument is invalid."""
     if not 0.05 <= asked.interval <= 3600:
         parser.error(f"--interval: {asked.interval} (allowed: 0.05 to 3600 seconds)")
     if asked.nats is not None and asked.worker_id is None and asked.name is None:
-        parser.error("--nats: whose tiers? (allowed: with --worker-id, or --name)")
+        parser.error("--nats: no worker is named (allowed: with --worker-id, or --name)")
     try:
         Subjects(asked.namespace)
     except ValueError as error:

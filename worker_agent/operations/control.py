@@ -1,7 +1,7 @@
-"""What operators ask of an agent's tiers: how they are, and to give blocks up.
+"""Control of an agent's tiers by operators: status, and removal of blocks.
 
-Each call reaches a tier on its own thread, where what it changes is told to routers like any other
-change; none waits for more than `TIMEOUT_S`.
+Each call runs on the tier's own thread, where its changes are published to routers like any others;
+no call waits longer than `TIMEOUT_S`.
 """
 
 import asyncio
@@ -10,13 +10,12 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from router.block_errors import StorageError
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import U64_MAX
-from router.sequence.naming import BlockNaming
-from worker_agent.blocks.levels import CacheLevel
+from router.sequence.hashing.keyed_hashes import HashKeying
+from worker_agent.blocks.names import CacheLevel
 from worker_agent.blocks.pool_values import NamedBlocks, ResetOutcome
-from worker_agent.manager import KvBlockManager
+from worker_agent.manager.manager import KvBlockManager
 from worker_agent.operations.messages import (
     BlocksReply,
     BlocksReset,
@@ -31,6 +30,7 @@ from worker_agent.operations.messages import (
     TierReply,
 )
 from worker_agent.operations.reports import levels_of, on_bus, reports
+from worker_agent.storage.errors import StorageError
 from worker_agent.transfer.block_tier import BlockTier
 
 T = TypeVar("T")
@@ -39,30 +39,32 @@ TIMEOUT_S = 10.0
 
 
 class ControlledRank(Struct, frozen=True):
-    """A rank's tiers. `wake` makes its engine tell what changed on the device."""
+    """A rank's tiers. `wake` makes its engine publish changes on the device."""
 
     manager: KvBlockManager
     wake: Callable[[], None]
 
 
 class TierControl:
-    """Of all ranks of a worker. `status` may be called on any thread, the others on the loop."""
+    """Control of all ranks of a worker; `status` runs on any thread, the rest on the loop."""
 
     def __init__(
-        self, worker_id: int, naming: BlockNaming, ranks: Mapping[int, ControlledRank]
+        self, worker_id: int, naming: HashKeying, ranks: Mapping[int, ControlledRank]
     ) -> None:
-        """`naming`: what blocks are called on the bus."""
+        """Set up the control; `naming`: the scheme of block hashes on the bus."""
         self._worker_id = worker_id
         self._naming = naming
         self._ranks = ranks
 
     async def answer(self, command: TierCommand) -> TierReply:
-        """Raises InvalidFieldError for a rank or a level that this worker does not have, and
-        StorageError for a tier that does not answer in time.
+        """Execute a command.
+
+        Raises InvalidFieldError for a rank or a level that this worker does not have, and
+        StorageError for a tier that does not respond in time.
         """
         match command:
             case StatusQuery():
-                if command.hashes:  # of a million blocks that takes a second
+                if command.hashes:  # takes a second for a million blocks
                     return await asyncio.to_thread(self.status, command)
                 return self.status(command)
             case ResetPool():
@@ -74,7 +76,7 @@ class TierControl:
                 return await self._reset_blocks(command)
 
     def status(self, query: StatusQuery) -> StatusReply:
-        """Raises InvalidFieldError for a rank or a level that this worker does not have."""
+        """Return the status. Raises InvalidFieldError for a rank or level this worker lacks."""
         chosen = self._chosen(query.dp_rank)
         if query.level is not None:
             self._check_level(query.level, chosen)
@@ -88,7 +90,7 @@ class TierControl:
         advice = {line: None for rank in chosen.values() for line in rank.manager.advice()}
         return StatusReply(self._worker_id, found, list(advice))
 
-    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Parts ────────────────────────────────────────────────────────────────────────────────────
 
     async def _reset(self, dp_rank: int | None, levels: Sequence[CacheLevel]) -> ResetReply:
         ranks = []
@@ -121,7 +123,7 @@ class TierControl:
         self._check_level(level, chosen)
         if level is CacheLevel.G4:
             raise InvalidFieldError(
-                "level", level, "G1, G2, G3: other workers name G4's blocks, too"
+                "level", level, "G1, G2, G3: blocks of G4 are shared with other workers"
             )
         wanted = _u64("sequence_hashes", command.sequence_hashes)
         ranks = [
@@ -140,14 +142,14 @@ class TierControl:
             rank.wake()
         else:
             outcome = await _on_tier(rank.manager, level, lambda tier: tier.remove(found))
-        return _told(dp_rank, wanted, identities, outcome)
+        return _rank_reset(dp_rank, wanted, identities, outcome)
 
     def _identities(self, named: NamedBlocks) -> dict[int, list[bytes]]:
-        """What pools go by, of each name on the bus."""
+        """Return the identities in a pool by block hash on the bus."""
         names = [name for names in named.by_use() for name in names]
         identities: dict[int, list[bytes]] = {}
-        for name, told in zip(names, on_bus(names, self._naming), strict=True):
-            identities.setdefault(told, []).append(name.identity)
+        for name, bus_hash in zip(names, on_bus(names, self._naming), strict=True):
+            identities.setdefault(bus_hash, []).append(name.identity)
         return identities
 
     def _chosen(self, dp_rank: int | None) -> Mapping[int, ControlledRank]:
@@ -165,32 +167,32 @@ class TierControl:
 
 
 async def _on_tier(manager: KvBlockManager, level: CacheLevel, call: Callable[[BlockTier], T]) -> T:
-    """Make a call on a tier's thread. Raises what it raises, and StorageError when it is late."""
+    """Call a tier on its thread. Raises what the call raises; StorageError if it is late."""
 
     def refusing(tier: BlockTier) -> T | KvRouterError:
         try:
             return call(tier)
-        except KvRouterError as error:  # expected: the tier goes on
+        except KvRouterError as error:  # expected: the tier stays usable
             return error
 
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            answer = await asyncio.wrap_future(manager.stack.ask(level.tier, refusing))
+            answer = await asyncio.wrap_future(manager.stack.call(level.tier, refusing))
     except TimeoutError as error:
-        allowed = f"a tier that answers within {TIMEOUT_S:g} s"
-        raise StorageError(level, "no answer", allowed) from error
+        allowed = f"a tier that responds within {TIMEOUT_S:g} s"
+        raise StorageError(level, "no response", allowed) from error
     if isinstance(answer, KvRouterError):
         raise answer
     return answer
 
 
-def _told(
+def _rank_reset(
     dp_rank: int,
     wanted: Sequence[int],
     identities: Mapping[int, Sequence[bytes]],
     outcome: ResetOutcome,
 ) -> BlocksReset:
-    """A hash that two blocks have is reset if both are."""
+    """Return the outcome; a hash of two blocks counts as reset if both are."""
     kept = set(outcome.not_reset)
     found = [each for each in wanted if each in identities]
     in_use = {each for each in found if kept.intersection(identities[each])}
@@ -203,7 +205,7 @@ def _told(
 
 
 def _u64(field: str, hashes: Sequence[int]) -> list[int]:
-    """Distinct, in order; signed ones are as good. Raises InvalidFieldError."""
+    """Return distinct unsigned hashes, in order. Raises InvalidFieldError."""
     for each in hashes:
         if not -(1 << 63) <= each <= U64_MAX:
             raise InvalidFieldError(field, f"{each}", "64-bit hashes", status=422)

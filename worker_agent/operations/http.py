@@ -1,4 +1,4 @@
-"""HTTP: what operators ask of an agent's tiers.
+"""Control of an agent's tiers over HTTP.
 
 GET  /tiers                 ?dp_rank= &level=G2 &hashes=true
 POST /tiers/reset_pool      {"level": "G2"}
@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.errors import InvalidFieldError
-from router.process.bodies import decode_body, read_body
-from worker_agent.http import Handler, json_response
+from router.runtime.process.json_bodies import decode_body, read_body
 from worker_agent.operations.control import TierControl
 from worker_agent.operations.messages import (
     ResetAll,
@@ -24,6 +23,7 @@ from worker_agent.operations.messages import (
     StatusQuery,
     TierCommand,
 )
+from worker_agent.process.http import Handler, json_response
 
 C = TypeVar("C", bound=TierCommand)
 
@@ -32,13 +32,13 @@ BODY_TIMEOUT_S = 30.0
 
 
 class TierRoutes:
-    """The handlers."""
+    """The request handlers."""
 
     def __init__(self, control: TierControl) -> None:
         self._control = control
 
     def routes(self) -> tuple[tuple[str, str, Handler], ...]:
-        """Method, path and handler of each."""
+        """Return method, path and handler of each route."""
         return (
             ("GET", "/tiers", self.tiers),
             ("POST", "/tiers/reset_pool", self._posted(ResetPool)),
@@ -47,7 +47,7 @@ class TierRoutes:
         )
 
     async def tiers(self, request: Request) -> Response:
-        """How they are."""
+        """Return the status of the tiers."""
         query = _query(dict(request.query_params))
         return json_response(await self._control.answer(query))
 

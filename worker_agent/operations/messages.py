@@ -1,4 +1,4 @@
-"""What operators ask of an agent's tiers, and are told: over HTTP, and over NATS by `method`.
+"""Commands and replies of tier control: over HTTP, and over NATS by `method`.
 
 Source: the controller of Dynamo's block manager.
 """
@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from worker_agent.blocks.levels import CacheLevel
+from worker_agent.blocks.names import CacheLevel
 from worker_agent.blocks.pool_values import PoolCounters
 from worker_agent.offload.probe import TierProbe
 
@@ -19,19 +19,19 @@ class StatusQuery(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
     tag="tiers_status",
 ):  # fmt: skip
-    """How are these tiers? All that are not named."""
+    """A query for the status of tiers: of all ranks and levels that are not restricted."""
 
     dp_rank: DpRank | None = None
     level: CacheLevel | None = None
     hashes: bool = False
-    """Also which blocks they hold, as routers name them; G4's are not known."""
+    """Include the hashes of held blocks, as routers name them; G4's are not known."""
 
 
 class ResetPool(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
     tag="tiers_reset_pool",
 ):  # fmt: skip
-    """Give up everything in a tier, of one rank or of all, unless blocks are in use."""
+    """A command to remove all blocks of a tier, of one rank or of all, if none is in use."""
 
     level: CacheLevel
     dp_rank: DpRank | None = None
@@ -41,11 +41,11 @@ class ResetBlocks(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
     tag="tiers_reset_blocks",
 ):  # fmt: skip
-    """Give up these blocks in a tier, as far as nobody uses them."""
+    """A command to remove these blocks from a tier, except those in use."""
 
     level: CacheLevel
     sequence_hashes: Annotated[list[int], Meta(max_length=MAX_HASHES)]
-    """As routers name them."""
+    """Hashes as routers name them."""
     dp_rank: DpRank | None = None
 
 
@@ -53,7 +53,7 @@ class ResetAll(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
     tag="tiers_reset_all",
 ):  # fmt: skip
-    """Give up everything in every tier, where no blocks are in use."""
+    """A command to remove all blocks of every tier that has none in use."""
 
     dp_rank: DpRank | None = None
 
@@ -62,99 +62,99 @@ TierCommand: TypeAlias = StatusQuery | ResetPool | ResetBlocks | ResetAll
 
 
 class TierTraffic(Struct, frozen=True, kw_only=True):
-    """What went through a tier below the device since the agent started."""
+    """Traffic of a tier below the device since the agent started."""
 
     stored_blocks: int
-    """Taken from the tier above."""
+    """Blocks taken from the tier above."""
     stored_bytes: int
     store_s: float
     """Time spent storing."""
     store_calls: int
     store_failures: int
-    """Blocks."""
+    """Number of blocks."""
     loaded_blocks: int
-    """Given to the device."""
+    """Blocks copied to the device."""
     loaded_bytes: int
     load_s: float
     load_failures: int
-    """Blocks."""
+    """Number of blocks."""
     corrupt_blocks: int
-    """Given up: their bytes were not what was stored."""
+    """Blocks dropped because their bytes differed from what was stored."""
     adopted_blocks: int
-    """Taken over from a former life."""
+    """Blocks recovered from an earlier incarnation."""
     unproven_blocks: int
-    """Left there: they could not be read, or not in time."""
+    """Persisted blocks not recovered: unreadable, or not read in time."""
     waiting_blocks: int
-    """To be stored."""
+    """Blocks queued for storing."""
     dropped_blocks: int
-    """They waited, and gave way to more urgent ones, or to the end."""
+    """Queued blocks dropped for more urgent ones, or at shutdown."""
     pace_bytes_per_s: float
-    """At most so many are stored now."""
+    """The present limit of storing."""
     is_broken: bool
-    """It failed, and is asked no more."""
+    """True if it failed, and is no longer used."""
     probe: TierProbe | None
-    """What was measured at start; None where it could not be."""
+    """Measurements at start; None if measuring failed."""
 
 
 class LevelReport(Struct, frozen=True, kw_only=True):
-    """A tier of a rank."""
+    """The state of one tier of a rank."""
 
     dp_rank: int
     level: CacheLevel
     num_blocks: int
     active_blocks: int
-    """In use."""
+    """Blocks in use."""
     inactive_blocks: int
-    """Kept, and not in use."""
+    """Blocks kept, but not in use."""
     empty_blocks: int
     private_blocks: int = 0
-    """In use, and to be named."""
+    """Blocks in use that are not registered yet."""
     pool: PoolCounters | None = None
-    """What its pool did since the agent started; none of G4, which is everybody's."""
+    """Counters of its pool since the agent started; None for G4, which is shared."""
     traffic: TierTraffic | None = None
-    """None of the device, which is where all of it begins and ends."""
+    """Its traffic; None for the device, where all transfers begin and end."""
     active_hashes: list[int] | None = None
     inactive_hashes: list[int] | None = None
 
 
 class StatusReply(Struct, frozen=True):
-    """Every tier that was asked for."""
+    """The state of every requested tier."""
 
     worker_id: int
     tiers: list[LevelReport]
     advice: list[str]
-    """What whoever configured the tiers should know."""
+    """Advice on the configuration of the tiers."""
 
 
 class RankReset(Struct, frozen=True):
-    """What became of a rank's tiers."""
+    """The outcome of a reset of a rank's tiers."""
 
     dp_rank: int
     reset: list[CacheLevel]
     failed: dict[CacheLevel, str]
-    """Why not."""
+    """The reason for each failed level."""
     skipped_unconfigured: list[CacheLevel]
 
 
 class ResetReply(Struct, frozen=True):
-    """What became of every rank that was asked for."""
+    """The outcome of a reset for every requested rank."""
 
     worker_id: int
     ranks: list[RankReset]
 
 
 class BlocksReset(Struct, frozen=True):
-    """What became of blocks of a rank."""
+    """The outcome of a reset of single blocks of a rank."""
 
     dp_rank: int
     reset_blocks: list[int]
     not_found: list[int]
     not_reset: list[int]
-    """Somebody uses them."""
+    """Blocks that are in use."""
 
 
 class BlocksReply(Struct, frozen=True):
-    """What became of blocks of every rank that was asked for."""
+    """The outcome of a reset of single blocks for every requested rank."""
 
     worker_id: int
     level: CacheLevel

@@ -1,25 +1,24 @@
-"""How the tiers of a rank are: read on any thread, without waiting for any of them."""
+"""Reports of a rank's tiers, readable on any thread without waiting for a tier."""
 
 from collections.abc import Iterator, Sequence
 
-from router.sequence.naming import BlockNaming
-from worker_agent.blocks.levels import CacheLevel, level_of
-from worker_agent.blocks.names import BlockName
+from router.sequence.hashing.keyed_hashes import HashKeying
+from worker_agent.blocks.names import BlockName, CacheLevel, level_of
 from worker_agent.blocks.pool_values import PoolStatus
-from worker_agent.manager import KvBlockManager
+from worker_agent.manager.manager import KvBlockManager
 from worker_agent.operations.messages import LevelReport, TierTraffic
 from worker_agent.tiers.level import TierStatus
 
 
 def levels_of(manager: KvBlockManager) -> set[CacheLevel]:
-    """Which tiers a rank has."""
+    """Return the levels of a rank's tiers."""
     return {*manager.pools(), *(level_of(each.tier) for each in manager.stack.status())}
 
 
 def reports(
-    dp_rank: int, manager: KvBlockManager, naming: BlockNaming | None = None
+    dp_rank: int, manager: KvBlockManager, naming: HashKeying | None = None
 ) -> Iterator[LevelReport]:
-    """Every tier of a rank, fastest first; with `naming` also what it holds, as the bus says it."""
+    """Yield reports of a rank's tiers, fastest first; with `naming` also their hashes."""
     below = {level_of(each.tier): each for each in manager.stack.status()}
     pools = manager.pools()
     for level in sorted({*pools, *below}):
@@ -41,13 +40,13 @@ def reports(
         )
 
 
-def on_bus(names: Sequence[BlockName], naming: BlockNaming) -> list[int]:
-    """What blocks are called on the bus."""
+def on_bus(names: Sequence[BlockName], naming: HashKeying) -> list[int]:
+    """Return the block hashes as used on the bus."""
     return [int(each) for each in naming.listed([name.sequence_hash for name in names])]
 
 
 def _hashes(
-    manager: KvBlockManager, level: CacheLevel, naming: BlockNaming
+    manager: KvBlockManager, level: CacheLevel, naming: HashKeying
 ) -> tuple[list[int] | None, list[int] | None]:
     pool = manager.pools().get(level)
     if pool is None:
@@ -57,7 +56,7 @@ def _hashes(
 
 
 def _known(tier: TierStatus) -> PoolStatus:
-    """Of a tier without a pool here: what is known of it."""
+    """Return the known state of a tier that has no pool in this process."""
     return PoolStatus(0, tier.held_blocks, max(tier.num_blocks - tier.held_blocks, 0))
 
 

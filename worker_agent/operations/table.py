@@ -1,8 +1,8 @@
-"""The tiers of an agent as a table, and as lines of JSON."""
+"""The tiers of an agent as a table."""
 
 from collections.abc import Sequence
 
-from router.process.tables import table
+from router.runtime.process.tables import table
 from worker_agent.operations.messages import LevelReport, StatusReply, TierTraffic
 
 HEADS = (
@@ -14,10 +14,10 @@ _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def tier_table(now: StatusReply, before: StatusReply | None = None, passed_s: float = 0.0) -> str:
-    """Every tier, a line each, and advice.
+    """Return a table with a line per tier, and advice.
 
-    Hits: of the prompt blocks that the rank was asked for. Bytes per second: since `before`,
-    `passed_s` ago; without it, of the time that was spent storing and loading.
+    Hits: the share of the prompt blocks requested from the rank. Bytes per second: since `before`,
+    `passed_s` ago; without it, over the time spent storing and loading.
     """
     wanted = {
         each.dp_rank: each.pool.requested

@@ -1,15 +1,15 @@
-"""What every storage has, whatever it is made of: a kind, a region, and who relies on it."""
+"""The interface of every storage: its kind, its region, and its registered users."""
 
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
-from router.block_errors import RegistrationError
 from worker_agent.layout.layout import MemoryRegion
+from worker_agent.storage.errors import RegistrationError
 
 
 class StorageKind(StrEnum):
-    """Where bytes lie."""
+    """The kind of memory or medium that holds the bytes."""
 
     SYSTEM = "system"
     PINNED = "pinned"
@@ -20,7 +20,7 @@ class StorageKind(StrEnum):
 
 
 class Registrations:
-    """Who else relies on a storage, by name."""
+    """The registered users of a storage, by name."""
 
     __slots__ = ("_releases",)
 
@@ -34,20 +34,21 @@ class Registrations:
         return key in self._releases
 
     def add(self, key: str, release: Callable[[], None]) -> None:
-        """`release` is called when the storage is to go. Raises RegistrationError for a name that
-        is registered.
+        """Register a user; `release` is called when the storage closes.
+
+        Raises RegistrationError for a name that is already registered.
         """
         if key in self._releases:
-            raise RegistrationError(key, "registered already", "a name that is not")
+            raise RegistrationError(key, "registered already", "an unused name")
         self._releases[key] = release
 
     def drop(self, key: str) -> None:
-        """It relies on the storage no longer. Raises RegistrationError for one that never did."""
+        """Remove a user. Raises RegistrationError for one that is not registered."""
         if self._releases.pop(key, None) is None:
             raise RegistrationError(key, "not registered", ", ".join(self._releases) or "none")
 
     def release_all(self) -> None:
-        """Tell everybody, the last to come first. One that fails stays registered, and raises."""
+        """Release all users, the latest first. One that fails stays registered, and raises."""
         while self._releases:
             key = next(reversed(self._releases))
             self._releases[key]()
@@ -55,23 +56,23 @@ class Registrations:
 
 
 class Storage(Protocol):
-    """Bytes that blocks lie in: memory, or a file."""
+    """The bytes that blocks are stored in: memory, or a file."""
 
     @property
     def kind(self) -> StorageKind:
-        """What it is made of."""
+        """The kind of storage."""
 
     @property
     def device_id(self) -> int:
-        """Which of several devices; 0 where there is but one."""
+        """The index of the device; 0 if there is only one."""
 
     @property
     def region(self) -> MemoryRegion:
-        """Where it lies, in addresses of its own. Raises StorageError once it is closed."""
+        """The address range, in its own address space. Raises StorageError after `close`."""
 
     @property
     def registrations(self) -> Registrations:
-        """Who relies on it."""
+        """The registered users."""
 
     def close(self) -> None:
-        """Give it back, once everybody registered has let go."""
+        """Release all registered users, then free the storage."""

@@ -1,7 +1,8 @@
-"""Blocks in one file, at aligned offsets, past the page cache where the file system can.
+"""Blocks in one file, at aligned offsets, bypassing the page cache where possible.
 
-Adjacent blocks are read and written in one call. What the file system lacks is done without, step
-by step, and told (`abilities`): O_DIRECT, room reserved at once, room reserved by writing zeros.
+Adjacent blocks are read and written in one call. Each feature that the file system lacks is
+replaced by the next best and reported (`abilities`): O_DIRECT, preallocated space, space reserved
+by writing zeros.
 """
 
 import errno
@@ -15,43 +16,43 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from router.block_errors import StorageError
 from worker_agent.layout.layout import MemoryRegion
 from worker_agent.layout.strides import round_up
 from worker_agent.storage.base import Registrations, StorageKind
-from worker_agent.storage.own_file import own_file
+from worker_agent.storage.errors import StorageError
+from worker_agent.storage.mapped_file import exclusive_file
 
 PAGE_BYTES = 4096
 ZERO_BYTES = 16 * 1024 * 1024
 MAX_BUFFERS = 1024
-"""What one call takes (IOV_MAX)."""
+"""Limit of buffers in one call (IOV_MAX)."""
 _LACKING = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS})
 
 
 Step: TypeAlias = Callable[[int, Sequence[memoryview], int], int]
-"""`os.preadv` or `os.pwritev`."""
+"""The type of `os.preadv` and `os.pwritev`."""
 
 
 class Reserved(StrEnum):
-    """How sure it is that there is room for all blocks."""
+    """The degree to which space for all blocks is reserved."""
 
     ALLOCATED = "allocated"
     ZEROED = "zeroed"
     SPARSE = "sparse"
-    """Not at all: the disk may be full when a block is written."""
+    """No space is reserved: the disk may be full when a block is written."""
 
 
 class DiskAbilities(Struct, frozen=True):
-    """What the file system could do."""
+    """The features that the file system supports."""
 
     is_direct: bool
     reserved: Reserved
 
 
 class DiskStorage:
-    """`num_blocks` blocks of `block_bytes` in a file; blocking calls, for a thread.
+    """`num_blocks` blocks of `block_bytes` in a file; calls block, so use a thread.
 
-    A buffer holds one block, takes `stride_bytes` as in the file, and begins at a page
+    A buffer holds one block, has `stride_bytes` bytes as in the file, and begins at a page boundary
     (`aligned_buffer`).
     """
 
@@ -76,15 +77,17 @@ class DiskStorage:
         zero_fill: bool = False,
         wants_direct: bool = True,
     ) -> None:
-        """`zero_fill`: where room cannot be reserved at once, reserve it by writing zeros.
-        `wants_direct`: go past the page cache, if the file system can.
+        """Open or create the file, and reserve its space.
 
-        Raises StorageError when there is no room, and when another process has the file.
+        `zero_fill`: reserve space by writing zeros if it cannot be preallocated. `wants_direct`:
+        bypass the page cache if the file system supports that.
+
+        Raises StorageError if there is no space, or if another process has locked the file.
         """
         self.path = path
         self.num_blocks = num_blocks
         self.stride_bytes = round_up(block_bytes, PAGE_BYTES)
-        with own_file(path) as self._descriptor:
+        with exclusive_file(path) as self._descriptor:
             reserved = self._reserve(zero_fill=zero_fill)
             self.abilities = DiskAbilities(wants_direct and self._go_direct(), reserved)
         self.registrations = Registrations()
@@ -92,30 +95,31 @@ class DiskStorage:
 
     @property
     def region(self) -> MemoryRegion:
-        """All of the file, by offset. Raises StorageError once it is closed."""
+        """The whole file, by offset. Raises StorageError after `close`."""
         if not self._is_open:
             raise StorageError("storage", "closed", "an open one")
         return MemoryRegion(0, self.num_blocks * self.stride_bytes)
 
     def read(self, blocks: Sequence[int], buffers: Sequence[memoryview]) -> list[OSError | None]:
-        """Read each block into its buffer; what went wrong with each, if anything did. Raises
-        StorageError for a block that is none, and buffers that are too few or too small.
+        """Read each block into its buffer. Returns the error of each block, or None.
+
+        Raises StorageError for an invalid block, and for too few or too small buffers.
         """
         return self._transfer(blocks, buffers, os.preadv)
 
     def write(self, blocks: Sequence[int], buffers: Sequence[memoryview]) -> list[OSError | None]:
-        """Write each buffer to its block; like `read`."""
+        """Write each buffer to its block; errors as for `read`."""
         return self._transfer(blocks, buffers, os.pwritev)
 
     def close(self) -> None:
-        """Let the file go, once everybody registered has; it stays. Again is nothing."""
+        """Release all registered users, and close the file, which remains. Idempotent."""
         self.registrations.release_all()
         if self._is_open:
             self._is_open = False
             os.close(self._descriptor)
 
     def remove(self) -> None:
-        """No later process is to find it."""
+        """Delete the file, so that no later process finds it."""
         self.path.unlink(missing_ok=True)
 
     def _transfer(
@@ -129,12 +133,12 @@ class DiskStorage:
             if error is None or count == 1:
                 errors += [error] * count
                 continue
-            # Which of them it was, one by one says.
+            # Repeat the transfer block by block, to find the failed ones.
             errors += [self._move(blocks[first + i], run[i : i + 1], step) for i in range(count)]
         return errors
 
     def _move(self, block: int, buffers: Sequence[memoryview], step: Step) -> OSError | None:
-        """Whole adjacent blocks, in as many calls as the system makes of it."""
+        """Transfer adjacent blocks, in the system calls needed. Returns the error, if any."""
         stride = self.stride_bytes
         done, size_bytes = 0, len(buffers) * stride
         while done < size_bytes:
@@ -146,7 +150,7 @@ class DiskStorage:
             except OSError as error:
                 return error
             if not moved:
-                return OSError(errno.EIO, "the file ends here")
+                return OSError(errno.EIO, "unexpected end of the file")
             done += moved
         return None
 
@@ -155,14 +159,14 @@ class DiskStorage:
             if not 0 <= block < self.num_blocks:
                 raise StorageError("block", f"{block}", f"0 to {self.num_blocks - 1}")
         if len(buffers) < len(blocks):
-            raise StorageError("buffers", f"{len(buffers)}", f"{len(blocks)}, one a block")
+            raise StorageError("buffers", f"{len(buffers)}", f"{len(blocks)}, one per block")
         for buffer in buffers:
             if buffer.nbytes != self.stride_bytes:
                 allowed = f"{self.stride_bytes}"
                 raise StorageError("buffers", f"one of {buffer.nbytes} bytes", allowed)
 
     def _reserve(self, *, zero_fill: bool) -> Reserved:
-        """By the first of these steps that the file system can take."""
+        """Reserve space by the first method that the file system supports."""
         size_bytes = self.num_blocks * self.stride_bytes
         if os.fstat(self._descriptor).st_size > size_bytes:
             os.ftruncate(self._descriptor, size_bytes)
@@ -199,12 +203,12 @@ class DiskStorage:
 
 
 def aligned_buffer(size_bytes: int) -> memoryview:
-    """Memory that begins at a page."""
+    """Return page-aligned memory."""
     return memoryview(mmap.mmap(-1, size_bytes))
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where runs of adjacent blocks begin in the list, and how long they are."""
+    """Yield the start index and the length of each run of adjacent blocks."""
     first = 0
     for place in range(1, len(blocks) + 1):
         is_end = place == len(blocks) or place - first == MAX_BUFFERS

@@ -1,10 +1,11 @@
-"""Which slot of a tier holds what, in a file that a killed process leaves behind.
+"""A journal of a tier's slots and their contents, in a file that outlives a killed process.
 
-One record a slot. A slot is struck out before its bytes change, and written down only after they
-have: whatever is read back was once whole. Whether it still is, its checksum says.
+There is one record per slot. A record is invalidated before the slot's bytes change, and written
+only after they have: an entry that is read back was complete when written. Its checksum shows
+whether it still is.
 
     begin(slot) ─▶ bytes are written ─▶ commit(slot, name, checksum)
-                          killed here: struck out
+                          killed here: record stays invalid
 """
 
 import struct
@@ -35,7 +36,7 @@ _NAMED, _HAS_PARENT = 1, 2
 
 
 class Entry(Struct, frozen=True):
-    """What a slot held when it was written."""
+    """The content of a slot when it was written."""
 
     slot: int
     name: BlockName
@@ -43,14 +44,16 @@ class Entry(Struct, frozen=True):
 
 
 class SlotJournal:
-    """Records of `num_slots` slots. `fingerprint` stands for everything that their bytes depend on
-    beside the name; a journal with another one is begun anew.
+    """Records of `num_slots` slots.
+
+    `fingerprint` identifies everything else that the bytes depend on; a journal with another one
+    is reset.
     """
 
     __slots__ = ("_file", "_records")
 
     def __init__(self, path: Path, num_slots: int, fingerprint: int) -> None:
-        """Raises StorageError when the file cannot be had."""
+        """Open or create the file. Raises StorageError if it is not accessible."""
         size_bytes = _HEADER.size + num_slots * _RECORD.itemsize
         self._file = MappedFile(path, size_bytes)
         header = _HEADER.pack(_MAGIC, num_slots, fingerprint)
@@ -59,20 +62,20 @@ class SlotJournal:
         self._records = np.frombuffer(self._file.buffer, dtype=_RECORD, offset=_HEADER.size)
 
     def written(self) -> list[int]:
-        """Slots that something is written down of, in order. O(slots), of an instruction each."""
+        """Return the slots with a record, in order. O(slots), one instruction each."""
         slots: list[int] = np.flatnonzero(self._records["has"] & np.uint64(_NAMED)).tolist()
         return slots
 
     def entries(self, slots: Iterable[int]) -> list[Entry]:
-        """What is written down whole of these."""
+        """Return the valid entries of these slots."""
         return [entry for slot in slots if (entry := self._read(slot)) is not None]
 
     def begin(self, slot: int) -> None:
-        """The bytes of a slot are about to change."""
+        """Invalidate the record of a slot, before its bytes change."""
         self._records[slot] = np.zeros((), _RECORD)
 
     def commit(self, slot: int, name: BlockName, checksum: int) -> None:
-        """The bytes of a slot are written, and this is what they are."""
+        """Record the content of a slot, after its bytes are written."""
         has = _NAMED if name.parent_identity is None else _NAMED | _HAS_PARENT
         record = np.array(
             (
@@ -90,7 +93,7 @@ class SlotJournal:
         self._records[slot] = record
 
     def close(self) -> None:
-        """Let the file go; it stays."""
+        """Close the file, which remains."""
         del self._records
         self._file.close()
 
@@ -106,5 +109,5 @@ class SlotJournal:
 
 
 def _seal(slot: int, record: bytes) -> int:
-    """Of a record in its place, but for the seal itself."""
+    """Return the checksum of a record and its slot, without the seal itself."""
     return xxh3_64_intdigest(record[: -_RECORD["seal"].itemsize], slot)

@@ -1,7 +1,7 @@
-"""Layouts by handle: what transfers and peers may name, for as long as the memory is there.
+"""Layouts by handle, as transfers and peers name them, while their memory exists.
 
     storages ─▶ Layout ─▶ register ─▶ LayoutHandle ─▶ get, descriptor
-                             └─ entered with every storage: one that is closed takes the layout away
+                             └─ registered with every storage: closing one removes the layout
 
 Source: registered layouts of Dynamo's second block manager.
 """
@@ -11,7 +11,6 @@ from functools import partial
 
 from msgspec import Struct
 
-from router.block_errors import RegionError, RegistrationError
 from router.errors import InvalidFieldError
 from router.protocol.values import U64_MAX, Tier
 from worker_agent.layout.descriptor import (
@@ -21,26 +20,28 @@ from worker_agent.layout.descriptor import (
     Location,
     described,
 )
+from worker_agent.layout.errors import RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.storage.base import Storage, StorageKind
+from worker_agent.storage.errors import RegistrationError
 
 MAX_LAYOUTS = 1 << 16
 _MEMORY_TYPES = {StorageKind.DEVICE: "VRAM", StorageKind.DISK: "FILE"}
 
 
 class LayoutHandle(Struct, frozen=True, order=True):
-    """Names a layout in the fleet."""
+    """The name of a layout in the fleet."""
 
     worker_id: int
     layout_id: int
-    """0 to 65,535, in order of registration; never another layout's."""
+    """A number from 0 to 65,535, in order of registration; never reused."""
 
     def __str__(self) -> str:
         return f"{self.worker_id}/{self.layout_id}"
 
 
 class RegisteredLayout(Struct, frozen=True):
-    """A layout, the tier whose blocks lie there, and the memory it is laid on."""
+    """A layout, the tier of its blocks, and the storages it covers."""
 
     handle: LayoutHandle
     tier: Tier
@@ -57,7 +58,7 @@ class RegisteredLayouts:
     __slots__ = ("_layouts", "_next_id", "worker_id")
 
     def __init__(self, worker_id: int) -> None:
-        """Raises InvalidFieldError."""
+        """Create an empty set. Raises InvalidFieldError for an invalid worker id."""
         if not 0 <= worker_id <= U64_MAX:
             raise InvalidFieldError("worker_id", f"{worker_id}", "0 to 2^64 - 1")
         self.worker_id = worker_id
@@ -68,14 +69,16 @@ class RegisteredLayouts:
         return len(self._layouts)
 
     def register(self, tier: Tier, layout: Layout, storages: Sequence[Storage]) -> LayoutHandle:
-        """Name a layout. Raises RegistrationError for memory that has a layout of this worker, and
-        for one layout too many; RegionError for a region that is in none of the storages. Nothing
-        is registered then.
+        """Register a layout, and return its handle.
+
+        Raises RegistrationError for a storage that already has a layout of this worker, and beyond
+        the limit of layouts; RegionError for a region in none of the storages. Nothing is then
+        registered.
         """
         for index, region in enumerate(layout.regions):
             _check_within(index, region, storages)
         if self._next_id == MAX_LAYOUTS:
-            raise RegistrationError("layout", "one too many", f"{MAX_LAYOUTS} in a worker's life")
+            raise RegistrationError("layout", "one too many", f"{MAX_LAYOUTS} per worker process")
         handle = LayoutHandle(self.worker_id, self._next_id)
         self._enter(handle, storages)
         self._next_id += 1
@@ -83,7 +86,7 @@ class RegisteredLayouts:
         return handle
 
     def get(self, handle: LayoutHandle) -> RegisteredLayout:
-        """Raises RegistrationError for one that is not, or no longer, registered."""
+        """Return a registered layout. Raises RegistrationError if it is not registered."""
         registered = self._layouts.get(handle)
         if registered is None:
             allowed = ", ".join(map(str, self._layouts)) or "none"
@@ -93,8 +96,9 @@ class RegisteredLayouts:
     def descriptor(
         self, handle: LayoutHandle, order: BlockOrderName = "Unknown"
     ) -> LayoutDescriptor:
-        """What a peer has to know of it. Raises RegistrationError; LayoutError for an order that
-        the layout cannot have.
+        """Return the descriptor of a layout for peers.
+
+        Raises RegistrationError; LayoutError for an order that the layout cannot have.
         """
         registered = self.get(handle)
         first = registered.storages[0]
@@ -103,13 +107,13 @@ class RegisteredLayouts:
         return described(registered.layout, _location(first), metadata, order)
 
     def release(self, handle: LayoutHandle) -> None:
-        """Nobody relies on it any more. Raises RegistrationError for one that is not registered."""
+        """Release a layout that is no longer used. Raises RegistrationError for an unknown one."""
         for storage in self.get(handle).storages:
             storage.registrations.drop(self._key)
         del self._layouts[handle]
 
     def close(self) -> None:
-        """Release all, those registered last first."""
+        """Release all layouts, the last registered first."""
         for handle in reversed(tuple(self._layouts)):
             self.release(handle)
 
@@ -121,7 +125,7 @@ class RegisteredLayouts:
 
     @property
     def _key(self) -> str:
-        """Under which storages know this worker: an agent's name is its worker id, in digits."""
+        """The name of this worker in its storages, as agents use it: its worker id in digits."""
         return f"{self.worker_id}"
 
     def _enter(self, handle: LayoutHandle, storages: Sequence[Storage]) -> None:
@@ -136,7 +140,7 @@ class RegisteredLayouts:
             raise
 
     def _forget(self, handle: LayoutHandle, closing: Storage) -> None:
-        """A storage is to go: it drops its own registration, we drop the others."""
+        """Remove the layout of a closing storage, which drops its own registration itself."""
         for storage in self._layouts.pop(handle).storages:
             if storage is not closing:
                 storage.registrations.drop(self._key)

@@ -1,14 +1,14 @@
-"""Blocks in a Redis that workers share (G4).
+"""Blocks in a Redis server that workers share (G4).
 
     {namespace}:{fingerprint}:{identity}          a block; expires
-    {namespace}:{fingerprint}:{identity}:seal     its checksum, 8 bytes; expires after it
-    {namespace}:{fingerprint}:{identity}:lease    who writes it now; expires soon
-    {namespace}:{fingerprint}:stored              identities by when they were stored, for the bound
+    {namespace}:{fingerprint}:{identity}:seal     its seal (`seals.py`); expires after it
+    {namespace}:{fingerprint}:{identity}:lease    the worker that writes it now; expires soon
+    {namespace}:{fingerprint}:stored              identities by time of storing, for the limit
 
-The fingerprint stands for model, dtype and layout: blocks of another one are not found. A block is
-written by one worker, its seal first: the others see its lease, and leave it be. A key of its own
-for the seal spares the copy that brings both into one value; one without the other is not there.
-Whatever fails is told of the block it was.
+The fingerprint identifies model, dtype, layout and secret: blocks with another one are not found. A
+block is written by one worker, its seal first; other workers find its lease, and skip the block. A
+separate key for the seal avoids a copy that would join both into one value; a block without its
+seal, or the reverse, counts as missing. Failures are reported per block.
 """
 
 from collections.abc import Sequence
@@ -21,62 +21,63 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from router.block_errors import StorageError
+from worker_agent.storage.errors import StorageError
 
 
 class Lease(StrEnum):
-    """Whether a block is to be written by whoever asks."""
+    """The permission of a worker to write a block."""
 
     GRANTED = "granted"
     ALREADY_STORED = "already_stored"
     LEASED = "leased"
-    """Another worker writes it."""
+    """Another worker is writing it."""
 
 
 CLEARED_AT_ONCE = 1000
 BRIEFLY_MS = 10_000
-SEAL_BYTES = 8
 _OUTLIVING_MS = 1_000
-"""By so much a seal outlives its block, so that none is found without."""
+"""Time by which a seal outlives its block, so that no block is found without a seal."""
 
 
 class Sealed(Struct, frozen=True):
-    """A block's bytes, and its checksum."""
+    """A block's bytes, and its seal."""
 
     data: bytes | memoryview
     seal: bytes
 
 
 class RemoteSettings(Struct, frozen=True):
-    """Of the shared store."""
+    """Settings of the shared store."""
 
     namespace: str
     fingerprint: str
-    """Of model, dtype and layout."""
+    """A fingerprint of model, dtype, layout and secret."""
     owner: str
-    """Who leases: unique to this life of this worker."""
+    """The name that leases are taken under, unique to this incarnation of this worker."""
     block_bytes: int
     max_blocks: int
-    """Of all workers together; what was stored first goes first."""
+    """The limit for all workers together; beyond it the blocks stored first are removed."""
     ttl_s: float
     lease_s: float = 30.0
 
 
 class RemoteStorage:
-    """Each call is a round trip or two of one pipeline, and blocks for as long as the client's
-    timeouts allow: for a thread. Raises StorageError from every call when nobody answers.
+    """The shared store; call it on a thread, for calls block up to the client's timeouts.
+
+    Each call takes one or two pipelined round trips. Every call raises StorageError if Redis does
+    not respond.
     """
 
     __slots__ = ("_client", "_prefix", "_settings")
 
     def __init__(self, client: Redis, settings: RemoteSettings) -> None:
-        """`client`: of bytes, with timeouts (`redis_client`)."""
+        """Create the storage; `client`: one of bytes, with timeouts (`redis_client`)."""
         self._client = client
         self._settings = settings
         self._prefix = f"{settings.namespace}:{settings.fingerprint}:".encode()
 
     def has(self, identities: Sequence[bytes]) -> list[bool]:
-        """Which of these are stored."""
+        """Return whether each of these blocks is stored."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
                 key = self._key(identity)
@@ -84,7 +85,7 @@ class RemoteStorage:
             return [each == _BOTH for each in _answers(pipeline)]
 
     def lease(self, identities: Sequence[bytes]) -> list[Lease | StorageError]:
-        """Ask to write these. What is granted is ours for `lease_s`, or until it is put."""
+        """Request leases for writing these; granted ones last for `lease_s`, or until `put`."""
         lease_ms = int(self._settings.lease_s * 1000)
         keys = [self._key(identity) for identity in identities]
         with self._client.pipeline(transaction=False) as pipeline:
@@ -99,8 +100,10 @@ class RemoteStorage:
     def put(
         self, identities: Sequence[bytes], sealed: Sequence[Sealed], now_s: float
     ) -> list[StorageError | None]:
-        """Store sealed blocks, at least one, and give their leases back; what went wrong with each,
-        if anything did. More than `max_blocks` are not kept: those stored first go.
+        """Store sealed blocks, at least one, and release their leases.
+
+        Returns the error of each block, or None. Beyond `max_blocks`, the blocks stored first are
+        removed.
         """
         ttl_ms = int(self._settings.ttl_s * 1000)
         keys = [self._key(identity) for identity in identities]
@@ -120,7 +123,7 @@ class RemoteStorage:
     def put_briefly(
         self, identities: Sequence[bytes], sealed: Sequence[Sealed]
     ) -> list[StorageError | None]:
-        """Store blocks that nobody is to find, and that count for no bound: to measure."""
+        """Store blocks that are not found and not counted, for measurements."""
         with self._client.pipeline(transaction=False) as pipeline:
             keys = [self._key(identity) for identity in identities]
             _set_all(pipeline, keys, sealed, BRIEFLY_MS)
@@ -128,7 +131,7 @@ class RemoteStorage:
         return [_error(each) or _error(is_sealed) for each in answers]
 
     def get(self, identities: Sequence[bytes]) -> list[Sealed | StorageError | None]:
-        """Sealed blocks as they are there, None for one that is not; not yet proven right."""
+        """Return sealed blocks as stored, None for missing ones; seals are not verified."""
         with self._client.pipeline(transaction=False) as pipeline:
             keys = [self._key(identity) for identity in identities]
             pipeline.mget(*(key + _SEAL for key in keys))
@@ -140,7 +143,7 @@ class RemoteStorage:
         return [_sealed(*each) for each in zip(answers, seals, strict=True)]
 
     def touch(self, identities: Sequence[bytes], now_s: float) -> None:
-        """Keep these, at least one, as long as if they had been stored now."""
+        """Extend the lifetime of these, at least one, as if they had been stored now."""
         ttl_ms = int(self._settings.ttl_s * 1000)
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
@@ -151,7 +154,7 @@ class RemoteStorage:
             _answers(pipeline)
 
     def remove(self, identities: Sequence[bytes]) -> list[bool]:
-        """Nobody is to find these, at least one; which of them were there."""
+        """Remove these blocks, at least one. Returns whether each was stored."""
         with self._client.pipeline(transaction=False) as pipeline:
             for identity in identities:
                 key = self._key(identity)
@@ -162,7 +165,7 @@ class RemoteStorage:
         return [each == 1 for each in answers[1::2]]
 
     def clear(self) -> None:
-        """Nobody is to find any of this fingerprint, whoever stored it."""
+        """Remove all blocks of this fingerprint, of all workers."""
         with self._client.pipeline(transaction=False) as pipeline:
             pipeline.zrange(self._prefix + _STORED, 0, -1)
             [stored] = _answers(pipeline)
@@ -171,7 +174,7 @@ class RemoteStorage:
             self.remove(identities[start : start + CLEARED_AT_ONCE])
 
     def close(self) -> None:
-        """Let the client go; what is stored stays."""
+        """Close the client; stored blocks remain."""
         self._client.close()
 
     def _key(self, identity: bytes) -> bytes:
@@ -190,7 +193,7 @@ for i, key in ipairs(KEYS) do
 end
 return answers
 """
-"""At once for all: nobody stores between the question and the lease."""
+"""One script for all: no worker can store a block between the check and the lease."""
 _SEAL_ALL = """
 for i, key in ipairs(KEYS) do redis.call('SET', key .. ':seal', ARGV[i + 1], 'PX', ARGV[1]) end
 """
@@ -200,7 +203,7 @@ _STORED = b"stored"
 def _set_all(
     pipeline: Pipeline, keys: Sequence[bytes], sealed: Sequence[Sealed], ttl_ms: int
 ) -> None:
-    """All seals with one command, then a command a block."""
+    """Set all seals with one command, then each block with one command."""
     seals = [block.seal for block in sealed]
     pipeline.eval(_SEAL_ALL, len(keys), *keys, ttl_ms + _OUTLIVING_MS, *seals)
     for key, block in zip(keys, sealed, strict=True):
@@ -214,24 +217,24 @@ def _sealed(data: object, seal: object) -> Sealed | StorageError | None:
 
 
 def _answers(pipeline: Pipeline) -> list[object]:
-    """One answer a command; a command's own error is its answer. Raises StorageError."""
+    """Return one result per command, which may be its error. Raises StorageError."""
     try:
         answers: list[object] = pipeline.execute(raise_on_error=False)
-    except (RedisError, OSError, ValueError) as error:  # ValueError: an answer that is no answer
-        raise _told(error) from error
+    except (RedisError, OSError, ValueError) as error:  # ValueError: an invalid response
+        raise _storage_error(error) from error
     return answers
 
 
 def _error(answer: object) -> StorageError | None:
-    return _told(answer) if isinstance(answer, RedisError) else None
+    return _storage_error(answer) if isinstance(answer, RedisError) else None
 
 
-def _told(error: Exception) -> StorageError:
-    return StorageError("redis", str(error), "a Redis that answers, with room")
+def _storage_error(error: Exception) -> StorageError:
+    return StorageError("redis", str(error), "a Redis server that responds, with free memory")
 
 
 def redis_client(url: str, timeout_s: float) -> Redis:
-    """A client that waits so long for an answer, and does not ask again."""
+    """Return a client with this timeout and without retries."""
     return Redis.from_url(
         url,
         socket_timeout=timeout_s,

@@ -1,6 +1,7 @@
-"""What all tiers below the device have in common, whatever their blocks lie in."""
+"""Interfaces and counters common to all tiers below the device, and measurement of speed."""
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,85 +11,113 @@ from worker_agent.blocks.changes import Change
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.offload.probe import TierProbe
-from worker_agent.transfer.outcome import Outcome
+from worker_agent.transfer.plan import BlockResult
 
 
 class TierCounters(Struct):
-    """What went through a tier since it was made, in blocks."""
+    """Counters of a tier since creation, in blocks."""
 
     stored: int = 0
     loaded: int = 0
     full: int = 0
-    """Not stored, for every slot was in use."""
+    """Not stored: every slot was in use."""
     failed: int = 0
-    """Neither stored nor loaded, for the storage said so."""
+    """Neither stored nor loaded: the storage reported an error."""
     corrupt: int = 0
-    """Given up, for their bytes were not those that were stored."""
+    """Dropped: the bytes differ from those stored."""
     adopted: int = 0
     unproven: int = 0
-    """A former life left them, and they could not be read, or not in time."""
+    """Left by an earlier process, and not readable, or not verified in time."""
 
 
 class BlockGiver(Protocol):
-    """Gives blocks by their names. Calls block, for a thread, one at a time, and raise nothing:
-    what went wrong is an outcome. `rows`: (n, block bytes) uint8 on the host; `rows[i]` is block i.
+    """A source of blocks by name.
+
+    Calls block and belong to a thread, one at a time. They do not raise: errors are outcomes.
+    `rows`: (n, block bytes) uint8 on the host; `rows[i]` is block i.
     """
 
     counters: TierCounters
 
     def load(
         self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
-    ) -> Sequence[Outcome]:
-        """Copy blocks into rows, each proven to be what was stored. A row that is not DONE may hold
-        anything. `is_sampled`: memory may prove some only; never for what is to be stored again,
-        where it would be certified.
+    ) -> Sequence[BlockResult]:
+        """Copy blocks into rows and verify that they are what was stored.
+
+        A row may hold any bytes if its outcome is not DONE. `is_sampled`: a tier in memory may
+        verify only some of the blocks. Not for blocks that will be stored again, because storing
+        would certify wrong bytes with a new checksum.
         """
 
     def take_changes(self) -> list[Change]:
-        """What happened to names since the last call, in order."""
+        """Return the changes of names since the last call, in order."""
 
     def close(self) -> None:
-        """Let go of what the blocks lie in; what outlives a process stays."""
+        """Release the storage; blocks in persistent storage stay there."""
 
 
 class BlockTier(BlockGiver, Protocol):
-    """Blocks kept under their names."""
+    """A tier that stores blocks by name."""
 
     @property
     def num_blocks(self) -> int:
-        """Room, in blocks."""
+        """Capacity in blocks."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether blocks outlive this process."""
+        """True if blocks outlive this process."""
 
     @property
     def status(self) -> PoolStatus:
-        """All blocks, by what becomes of them."""
+        """Number of blocks by state."""
 
     def store(
         self, names: Sequence[BlockName], rows: Tensor, priority: int = 0
-    ) -> Sequence[Outcome]:
-        """Keep blocks."""
+    ) -> Sequence[BlockResult]:
+        """Store blocks."""
 
     def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
-        """Take over what a former life of this process left, part by part, until then
-        (`time.monotonic`). `rows`: room for as many as are read at a time.
+        """Recover the blocks that an earlier process left, part by part, until `until_s`.
+
+        `until_s`: in the time of `time.monotonic`. `rows`: a buffer; its length is the number of
+        blocks read at a time.
         """
 
     def probe(self, rows: Tensor) -> TierProbe | None:
-        """How fast it is, changing no name; None if that cannot be found out. `rows`: at least one,
-        written and read.
+        """Measure the tier without changing a name; return None if that is not possible.
+
+        `rows`: at least one; they are written and read.
         """
 
     def touch(self, identities: Sequence[bytes]) -> None:
-        """Treat these as if they were used now."""
+        """Mark these blocks as used now."""
 
     def remove(self, identities: Sequence[bytes]) -> ResetOutcome:
-        """Give these up, as far as nobody uses them."""
+        """Remove these blocks, except those in use."""
 
     def reset(self) -> None:
-        """Give everything up. Raises PoolInUseError while somebody uses a block."""
+        """Remove all blocks. Raises PoolInUseError if a block is in use."""
 
     def clear(self) -> None:
-        """Give everything up."""
+        """Remove all blocks."""
+
+
+def measured(
+    rows: Tensor,
+    write: Callable[[], Sequence[BlockResult]],
+    read: Callable[[int], Sequence[BlockResult]],
+) -> TierProbe | None:
+    """Write all rows, read them, read the first again, and return the speeds.
+
+    Returns None if any block fails.
+    """
+    times_s = [time.perf_counter()]
+    written = write()
+    times_s.append(time.perf_counter())
+    arrived = read(len(rows))
+    times_s.append(time.perf_counter())
+    again = read(1)
+    times_s.append(time.perf_counter())
+    if {*written, *arrived, *again} != {BlockResult.DONE}:
+        return None
+    return TierProbe.of(rows.numel(), len(rows), times_s)

@@ -1,32 +1,68 @@
-"""Blocks of a layout to and from rows on the host, beside the engine's own work.
+"""Copies between a layout and rows on the host, concurrent with the engine's work.
 
     gather    blocks ─index_select▶ staging on the device ─one copy▶ rows on the host
     scatter   blocks ◀─index_copy── staging on the device ◀─one copy─ rows on the host
 
-Instead of a copy for every layer of every block there is one for many blocks. (Gathering takes a
-fiftieth of the time of the way over PCIe, so that nothing is won by doing both at once.) On the CPU
-the same calls go straight.
+One copy moves many blocks, instead of one for every layer of every block. Gathering takes a
+fiftieth of the time of the PCIe copy, so overlapping the two would gain nothing. On the CPU the
+same calls copy directly.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from router.block_errors import TransferError
 from worker_agent.storage.memory import pinned_memory
-from worker_agent.transfer.lane import Lane
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.physical import PhysicalLayout
 from worker_agent.transfer.plan import check_distinct
 from worker_agent.transfer.rows import Rows
 from worker_agent.transfer.slots import aligned_rows
 
+
+class CopyStream:
+    """One direction of copies. It waits for the engine's stream, which never waits for it."""
+
+    __slots__ = ("_engine_stream", "_stream")
+
+    def __init__(
+        self, device: torch.device, engine_stream: "torch.cuda.Stream | None" = None
+    ) -> None:
+        """Create the stream. `engine_stream`: the engine's stream; None: the device's default."""
+        self._stream = _stream_of(device) if device.type == "cuda" else None
+        self._engine_stream = engine_stream
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Run the copies of the body after the engine's queued work; they are complete at the end.
+
+        The engine's streams are not synchronized: only an event is waited for.
+        """
+        if self._stream is None:
+            yield
+            return
+        engine = self._engine_stream or torch.cuda.default_stream(self._stream.device)
+        self._stream.wait_event(engine.record_event())
+        with torch.cuda.stream(self._stream):
+            yield
+            done = self._stream.record_event()
+        done.synchronize()
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 STAGING_BLOCKS = 16
 
 
 class DeviceCopies:
-    """Copies of one layout, one call at a time. `rows`: (n, block bytes) uint8 on the host, best
-    from `host_rows`; they are done when a call returns.
+    """Copies of one layout, one call at a time.
+
+    `rows`: (n, block bytes) uint8 on the host, preferably from `host_rows`. The copies are complete
+    when a call returns.
     """
 
     __slots__ = ("_layout", "_loads", "_staging", "_stores")
@@ -34,22 +70,22 @@ class DeviceCopies:
     def __init__(
         self, layout: PhysicalLayout, engine_stream: "torch.cuda.Stream | None" = None
     ) -> None:
-        """`engine_stream`: where the engine computes; None: the device's default stream."""
+        """Create the copier. `engine_stream`: the engine's stream; None: the device's default."""
         self._layout = layout
-        self._loads = Lane(layout.device, engine_stream)
-        self._stores = Lane(layout.device, engine_stream)
+        self._loads = CopyStream(layout.device, engine_stream)
+        self._stores = CopyStream(layout.device, engine_stream)
         is_host = layout.device.type == "cpu"
         self._staging = None if is_host else Rows.of(layout, STAGING_BLOCKS)
 
     def host_rows(self, count: int) -> Tensor:
-        """Rows that a device copies by itself, and that a disk reads and writes where they are."""
+        """Return rows that suit DMA by a device and direct reads and writes by a disk."""
         size_bytes = self._layout.layout.config.block_bytes
         if self._layout.device.type == "cpu":
             return aligned_rows(count, size_bytes)
         return pinned_memory(count * size_bytes).tensor.view(count, size_bytes)
 
     def gather(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """Copy blocks into rows. Raises TransferError for a block that is none or there twice."""
+        """Copy blocks into rows. Raises TransferError for an unknown or repeated block."""
         self._check(blocks, rows)
         with self._stores.copying():
             for part, staging in self._parts(rows[: len(blocks)]):
@@ -57,7 +93,7 @@ class DeviceCopies:
                 _copy(staging.tensor, rows[part])
 
     def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """Copy rows into blocks; like `gather`."""
+        """Copy rows into blocks. Raises TransferError like `gather`."""
         self._check(blocks, rows)
         with self._loads.copying():
             for part, staging in self._parts(rows[: len(blocks)]):
@@ -81,7 +117,7 @@ class DeviceCopies:
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
-    """As many rows as both have; nothing where both are the same."""
+    """Copy as many rows as both have; do nothing if both are the same memory."""
     if source.data_ptr() != target.data_ptr():
         count = min(len(source), len(target))
         target[:count].copy_(source[:count], non_blocking=True)

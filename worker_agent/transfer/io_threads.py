@@ -1,4 +1,4 @@
-"""Calls that may take long or never come back, on threads of their own, each with a deadline."""
+"""Threads for calls that may block for long or forever, each with a deadline."""
 
 import threading
 import time
@@ -7,24 +7,26 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from router.block_errors import StorageError
+from worker_agent.storage.errors import StorageError
 
 T = TypeVar("T")
 
 
 class IoThreads:
-    """Begins one call after the other, and has as many under way as there are threads.
+    """Threads that run calls in order of arrival, as many at once as there are threads.
 
-    A call that is not back in time is *late*: it may still write into the memory it was given.
-    While one is late nothing else is begun, and whoever asks is refused at once. The threads end
-    with the process: a disk that never answers does not keep it.
+    A call that has not returned in time is *late*: it may still write into the memory it was given.
+    While a call is late no other one begins, and callers get StorageError at once. The threads are
+    daemons: a disk that never responds does not keep the process alive.
     """
 
     __slots__ = ("_calls", "_late", "_name", "_threads", "_timeout_s")
 
     def __init__(self, name: str, timeout_s: float, count: int = 1) -> None:
-        """`name` is what errors call it; `timeout_s`: how long a call is waited for; `count`: of
-        threads.
+        """Start the threads.
+
+        `name`: name of the storage in errors. `timeout_s`: longest wait for a call. `count`: number
+        of threads.
         """
         self._name = name
         self._timeout_s = timeout_s
@@ -39,21 +41,21 @@ class IoThreads:
 
     @property
     def count(self) -> int:
-        """As many calls are under way at once."""
+        """Number of threads, and so of calls that run at once."""
         return len(self._threads)
 
     @property
     def is_late(self) -> bool:
-        """Whether a call is still out that was given up."""
+        """True if a call that was given up has not returned."""
         return not all(late.done() for late in self._late)
 
     def check(self) -> None:
-        """Raises StorageError while a call is late."""
+        """Raise StorageError while a call is late."""
         if self.is_late:
-            raise StorageError(self._name, "an earlier call never came back", "one that answers")
+            raise StorageError(self._name, "an earlier call has not returned", "one that responds")
 
     def begin(self, call: Callable[[], T]) -> "Future[T]":
-        """Make a call, behind those begun before. Raises StorageError while one is late."""
+        """Queue a call behind earlier ones. Raises StorageError while a call is late."""
         self.check()
         self._late.clear()
         begun: Future[T] = Future()
@@ -61,18 +63,18 @@ class IoThreads:
         return begun
 
     def wait(self, begun: "Future[T]") -> T:
-        """What a call came to. Raises what it raised, and StorageError when it is late."""
+        """Return a call's result. Raises the call's own error, and StorageError if it is late."""
         try:
             return begun.result(self._timeout_s)
         except TimeoutError as error:
             if begun.done():
                 raise
             self._late.append(begun)
-            reason = f"no answer within {self._timeout_s:g} s"
-            raise StorageError(self._name, reason, "one that answers") from error
+            reason = f"no result within {self._timeout_s:g} s"
+            raise StorageError(self._name, reason, "one that responds") from error
 
     def close(self) -> None:
-        """Make no more calls; those begun are waited for until the deadline."""
+        """Accept no more calls, and wait for those begun until the deadline."""
         for _ in self._threads:
             self._calls.put(None)
         until_s = time.monotonic() + self._timeout_s
@@ -86,5 +88,5 @@ class IoThreads:
                 continue
             try:
                 begun.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits for it
+            except BaseException as error:  # noqa: BLE001 - raised again by `wait`
                 begun.set_exception(error)

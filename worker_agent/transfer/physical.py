@@ -1,7 +1,6 @@
-"""A layout over real memory, put together in an order that cannot be got wrong.
+"""A layout over real memory, built in steps of which only the right order is possible.
 
     physical(agent).configured(config).laid_out(kind).allocated_on_host() ─▶ PhysicalLayout
-                                                     .allocated_pinned()
                                                      .allocated_on_device(device)
                                                      .over_memory(storages)
 
@@ -14,23 +13,24 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from router.block_errors import RegionError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind, required_allocations, round_up
 from worker_agent.storage.memory import (
     MemoryStorage,
     device_memory,
     host_memory,
-    pinned_memory,
 )
 
 LAYER_ALIGNMENT_BYTES = 512
-"""Layers that share one allocation begin at multiples of this."""
+"""Alignment of the layers that share one allocation."""
 
 
 class PhysicalLayout:
-    """Blocks in memory. `layout` says where, `regions` are the memory: (bytes,) uint8 each, in
+    """Blocks in memory.
+
+    `layout`: the addresses of the blocks. `regions`: the memory, (bytes,) uint8 each, in
     `storages`.
     """
 
@@ -51,63 +51,61 @@ class PhysicalLayout:
 
     @property
     def device(self) -> torch.device:
-        """Where the memory is."""
+        """Device of the memory."""
         return self.regions[0].device
 
     def is_same_memory(self, other: "PhysicalLayout") -> bool:
-        """Whether blocks of both are the same bytes."""
+        """Return whether the blocks of both layouts are the same bytes."""
         return self.device == other.device and self.layout.regions == other.layout.regions
 
     def close(self) -> None:
-        """Give the memory back, once everybody registered with it has let go."""
+        """Release the memory; it is freed when all its registrations are released."""
         self.regions = ()
         for storage in self.storages:
             storage.close()
 
 
 class Agent(Struct, frozen=True):
-    """First the agent whose memory it is."""
+    """Builder with the agent that owns the memory."""
 
     name: str
 
     def configured(self, config: LayoutConfig) -> "Configured":
-        """Then what blocks are made of."""
+        """Return a builder with the blocks' configuration."""
         return Configured(self.name, config)
 
 
 class Configured(Struct, frozen=True):
-    """An agent, and what blocks are made of."""
+    """Builder with the agent and the blocks' configuration."""
 
     agent: str
     config: LayoutConfig
 
     def laid_out(self, kind: LayoutKind) -> "LaidOut":
-        """Then in which order they lie."""
+        """Return a builder with the order of the data."""
         return LaidOut(self.agent, self.config, kind)
 
 
 class LaidOut(Struct, frozen=True):
-    """All but the memory."""
+    """Builder of everything except the memory."""
 
     agent: str
     config: LayoutConfig
     kind: LayoutKind
 
     def allocated_on_host(self) -> PhysicalLayout:
-        """In memory of this process. Raises StorageError."""
+        """Allocate the layout in this process's memory. Raises StorageError."""
         return self._allocated(host_memory)
 
-    def allocated_pinned(self) -> PhysicalLayout:
-        """In host memory that a device copies from by itself. Raises StorageError."""
-        return self._allocated(pinned_memory)
-
     def allocated_on_device(self, device: torch.device) -> PhysicalLayout:
-        """In memory of a device. Raises StorageError."""
+        """Allocate the layout in a device's memory. Raises StorageError."""
         return self._allocated(lambda size_bytes: device_memory(size_bytes, device))
 
     def over_memory(self, storages: Sequence[MemoryStorage]) -> PhysicalLayout:
-        """In memory that is there, a storage a region. Raises RegionError for another number, one
-        that is too small, and memory of several kinds.
+        """Build the layout over existing memory, one storage per region.
+
+        Raises RegionError if the number of storages is wrong, one is too small, or their kinds
+        differ.
         """
         kinds = {storage.kind for storage in storages}
         if len(kinds) > 1:
@@ -119,7 +117,7 @@ class LaidOut(Struct, frozen=True):
         return PhysicalLayout(self.agent, layout, regions, storages)
 
     def _allocated(self, allocate: Callable[[int], MemoryStorage]) -> PhysicalLayout:
-        """One allocation, cut into regions."""
+        """Allocate once and split the memory into regions."""
         sizes = required_allocations(self.config, self.kind)
         starts = [0]
         for size_bytes in sizes:

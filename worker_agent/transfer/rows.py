@@ -1,25 +1,33 @@
-"""Blocks gathered from any layout into rows of bytes, and scattered from them.
+"""Copies between blocks of any layout and rows of bytes: gather, scatter and checksum.
 
-A row is a block as it lies in contiguous memory: [layer, outer, page]. Between two layouts, two
-tiers, or memory and a file, everything goes through rows: one gather, one copy, one scatter,
-instead of a copy for each layer and outer dimension of each block. The same functions run on CUDA
-and on the CPU.
+Copies between blocks of any layout and rows of bytes: gather and scatter.
+
+A row is a block as it lies in contiguous memory: [layer, outer, page]. Copies between two layouts,
+two tiers, or memory and a file all use rows: one gather, one copy, one scatter, instead of a copy
+for each layer and outer dimension of each block. The same functions run on CUDA and on the CPU.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.transfer.physical import PhysicalLayout
 
+
+def checksum(row: Tensor) -> int:
+    """Return the checksum of one block, (block bytes,) uint8 on the host, with the GIL released."""
+    return xxh3_64_intdigest(row.numpy().data)
+
+
 _LANES = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-"""Indexing by bytes takes three to six times as long as by eight of them."""
+"""Element types by width in bytes; indexing by bytes takes three to six times as long as by 8."""
 
 
 class Rows:
-    """Rows for up to `num_rows` blocks of a layout, and the ways between the two.
+    """Rows for up to `num_rows` blocks of a layout, with gather and scatter.
 
     `tensor`: (rows, block bytes) uint8, contiguous, on the layout's device.
     """
@@ -33,7 +41,7 @@ class Rows:
 
     @classmethod
     def of(cls, layout: PhysicalLayout, num_rows: int) -> "Rows":
-        """Rows of their own memory, on the layout's device."""
+        """Allocate rows on the layout's device."""
         shape = num_rows, layout.layout.config.block_bytes
         return cls(layout, torch.empty(shape, dtype=torch.uint8, device=layout.device))
 
@@ -44,14 +52,14 @@ class Rows:
             torch.index_select(piece, 0, index, out=columns[: len(blocks)])
 
     def scatter(self, blocks: Sequence[int]) -> None:
-        """Copy the first rows into blocks, each of which may be there once. O(bytes)."""
+        """Copy the first rows into distinct blocks. O(bytes)."""
         index = _index(blocks, self._layout)
         for piece, columns in self._pieces:
             piece.index_copy_(0, index, columns[: len(blocks)])
 
 
 def block_views(layout: PhysicalLayout) -> Tensor | None:
-    """(blocks, block bytes) uint8, not copied; None where a block lies in several pieces."""
+    """Return a view of (blocks, block bytes) uint8. Returns None if blocks are not contiguous."""
     if not layout.layout.is_contiguous:
         return None
     [region] = layout.regions
@@ -62,9 +70,9 @@ def block_views(layout: PhysicalLayout) -> Tensor | None:
 
 
 def _pieces(layout: PhysicalLayout, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every piece that blocks are laid out in, and the columns of rows that hold it.
+    """Yield each piece that blocks consist of, with the columns of rows that hold it.
 
-    Both are views in lanes as wide as fit: (blocks, lanes of a piece) and (rows, the same).
+    Both are views in the widest possible lanes: (blocks, lanes of a piece) and (rows, the same).
     """
     config, kind = layout.layout.config, layout.layout.kind
     size_bytes = _piece_bytes(layout)
@@ -85,7 +93,7 @@ def _pieces(layout: PhysicalLayout, rows: Tensor) -> Iterator[tuple[Tensor, Tens
 
 
 def _piece_bytes(layout: PhysicalLayout) -> int:
-    """How much of a block lies in one piece."""
+    """Return the number of bytes of a block that are contiguous."""
     config = layout.layout.config
     match layout.layout.kind:
         case LayoutKind.CONTIGUOUS:
@@ -97,12 +105,12 @@ def _piece_bytes(layout: PhysicalLayout) -> int:
 
 
 def _lane_bytes(*sizes_bytes: int) -> int:
-    """The widest lane that all of these are multiples of."""
+    """Return the widest lane that divides all of these sizes."""
     return next((lane for lane in _LANES if not any(size % lane for size in sizes_bytes)), 1)
 
 
 def _in_lanes(tensor: Tensor, lane: int) -> Tensor:
-    """A view in lanes; a rest that fills none is left out."""
+    """Return a view in lanes, without the rest that fills none."""
     if lane == 1:
         return tensor
     return tensor[..., : tensor.shape[-1] // lane * lane].view(_LANES[lane])

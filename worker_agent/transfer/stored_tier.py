@@ -1,40 +1,116 @@
-"""A slower tier of this machine: which blocks it keeps, their bytes, and what proves these right.
+"""A slower tier of this machine: its blocks, their bytes, and recovery from its journal.
 
-    store: a slot for each new block ─▶ struck out ─▶ bytes ─▶ written down with checksum ─▶ named
-    load:  named? ─▶ bytes ─▶ checksum ─▶ told block by block; a wrong one is dropped
+in the journal? ─▶ claimed ─▶ bytes ─▶ checksum ─▶ registered; wrong ones are invalidated   by parts
 
-Nobody is ever given a byte that was not proven to be what was stored under that name. With a thread
-for its reads and writes, checksums are made meanwhile.
+A claimed slot is not allocated until it has been processed.
+
+A slower tier of this machine: its blocks, their bytes and their checksums.
+
+    store: a slot for each new block ─▶ journal entry removed ─▶ bytes ─▶ journal ─▶ registered
+    load:  registered? ─▶ bytes ─▶ checksum ─▶ an outcome a block; a wrong one is dropped
+
+Loaded bytes are always verified to be those stored under that name, except where sampling is
+allowed. With a thread for reads and writes, checksums are computed meanwhile.
 """
 
+import time
 from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from router.block_errors import StorageError, TransferError
 from worker_agent.blocks.changes import Change
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.offload.probe import TierProbe
-from worker_agent.storage.journal import SlotJournal
-from worker_agent.transfer.adoption import Adoption
-from worker_agent.transfer.block_tier import TierCounters
-from worker_agent.transfer.checksums import checksum
-from worker_agent.transfer.hops import batches_of, inward, outward
+from worker_agent.storage.errors import StorageError
+from worker_agent.storage.journal import Entry, SlotJournal
+from worker_agent.transfer.block_tier import TierCounters, measured
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.io_threads import IoThreads
-from worker_agent.transfer.measuring import measured
-from worker_agent.transfer.outcome import Outcome
-from worker_agent.transfer.proofs import SlotProofs
-from worker_agent.transfer.slots import Slots
+from worker_agent.transfer.pipeline import batches_of, inward, outward
+from worker_agent.transfer.plan import BlockResult
+from worker_agent.transfer.rows import checksum
+from worker_agent.transfer.slots import SlotChecksums, Slots
+
+
+class PersistedBlocks:
+    """Recovery into a pool in which block and slot have the same number.
+
+    Calls block; they are for the tier's thread.
+    """
+
+    __slots__ = ("_counters", "_io", "_pool", "_proofs", "_slots")
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: Slots,
+        proofs: SlotChecksums,
+        counters: TierCounters,
+        io: IoThreads | None,
+    ) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._proofs = proofs
+        self._counters = counters
+        self._io = io
+
+    def run(self, rows: Tensor, until_s: float) -> Generator[None]:
+        """Recover `len(rows)` blocks at a time, and yield after each part.
+
+        Ends at `until_s` (`time.monotonic`) at the latest.
+        """
+        claimed = self._pool.claim(self._proofs.written())
+        try:
+            while claimed and time.monotonic() < until_s:
+                slots, claimed = claimed[: len(rows)], claimed[len(rows) :]
+                self._adopt(slots, rows)
+                yield
+            self._counters.unproven += len(claimed)
+        finally:
+            self._pool.release(claimed)
+
+    def _adopt(self, slots: Sequence[int], rows: Tensor) -> None:
+        # The journal has no entry for blocks that were cleared after their slots were claimed.
+        entries = self._proofs.left_behind(slots)
+        outcomes = self._proven(entries, list(rows[: len(entries)]))
+        results = list(zip(entries, outcomes, strict=True))
+        right = [entry for entry, outcome in results if outcome is BlockResult.DONE]
+        unread = [entry.slot for entry, outcome in results if outcome is BlockResult.FAILED]
+        named = [entry.slot for entry in right]
+        kept = self._pool.register(named, [entry.name for entry in right])
+        adopted = {slot for slot, each in zip(named, kept, strict=True) if slot == each}
+        self._proofs.invalidate(set(slots).difference(adopted, unread))
+        self._pool.release([*kept, *set(slots).difference(named)])
+        self._counters.adopted += len(adopted)
+        self._counters.corrupt += outcomes.count(BlockResult.CORRUPT)
+        self._counters.unproven += len(unread)
+
+    def _proven(self, entries: Sequence[Entry], rows: Sequence[Tensor]) -> list[BlockResult]:
+        def read(batch: range, _: int) -> list[StorageError | None]:
+            slots = [entries[place].slot for place in batch]
+            return self._slots.read(slots, rows[batch.start : batch.stop])
+
+        def prove(batch: range, _: int, errors: list[StorageError | None]) -> list[BlockResult]:
+            return [
+                BlockResult.FAILED
+                if error
+                else self._proofs.proof(entries[place].slot, rows[place])
+                for place, error in zip(batch, errors, strict=True)
+            ]
+
+        batches = batches_of(len(entries), self._slots.batch_blocks)
+        return inward(self._io, batches, read, prove)
 
 
 class StoredTier:
-    """Blocks of `pool` in `slots`; block and slot are one number. Calls block: for a thread, one at
-    a time.
+    """A tier of the blocks of `pool` in `slots`; block and slot have the same number.
 
-    Invariant: a named slot has the checksum of what was stored there; so has the journal, which
-    never has more than that.
+    Calls block and belong to a thread, one at a time.
+
+    Invariant: a registered slot has the checksum of the bytes stored there. So has the journal,
+    which never has more than that.
     """
 
     __slots__ = (
@@ -56,38 +132,41 @@ class StoredTier:
         io: IoThreads | None = None,
         check_every: int = 1,
     ) -> None:
-        """`check_every`: of so many blocks loaded sampled one is checked; for memory, which seldom
-        errs.
+        """Create the tier.
 
-        While a call of `io` is late the tier refuses everything, and rows that were being loaded
-        may still change.
+        `check_every`: in sampled loads, one of this many blocks is verified; for memory, which
+        rarely errs. While a call of `io` is late the tier refuses all calls, and rows that were
+        being loaded may still change.
         """
         self.pool = pool
         self.counters = TierCounters()
         self._slots = slots
-        self._proofs = SlotProofs(pool.num_blocks, journal)
+        self._proofs = SlotChecksums(pool.num_blocks, journal)
         self._io = io
         self._check_every = check_every
         self._unchecked = 0
 
     @property
     def status(self) -> PoolStatus:
-        """All blocks, by what becomes of them."""
+        """Number of blocks by state."""
         return self.pool.status
 
     @property
     def num_blocks(self) -> int:
-        """Room, in blocks."""
+        """Capacity in blocks."""
         return self.pool.num_blocks
 
     @property
     def is_kept(self) -> bool:
-        """With a journal."""
+        """True if there is a journal."""
         return self._proofs.is_kept
 
-    def store(self, names: Sequence[BlockName], rows: Tensor, priority: int = 0) -> list[Outcome]:
-        """Keep blocks. `rows[i]` holds the block of `names[i]`; as many of the leading new ones as
-        fit. Raises TransferError for a name that is there twice, and fewer rows than names.
+    def store(
+        self, names: Sequence[BlockName], rows: Tensor, priority: int = 0
+    ) -> list[BlockResult]:
+        """Store the leading new blocks as far as they fit. `rows[i]` is the block of `names[i]`.
+
+        Raises TransferError for a repeated name, and for fewer rows than names.
         """
         identities = [name.identity for name in names]
         _check(identities, rows)
@@ -95,23 +174,23 @@ class StoredTier:
         new = [place for place, block in enumerate(held) if block is None]
         fitting = new[: self.pool.available_blocks]
         blocks = self.pool.allocate(len(fitting))
-        if blocks is None:  # others took them in between
+        if blocks is None:  # Other threads allocated blocks in between.
             fitting, blocks = [], []
-        outcomes = [Outcome.FULL if block is None else Outcome.KNOWN for block in held]
+        outcomes = [BlockResult.FULL if block is None else BlockResult.KNOWN for block in held]
         written, checksums = self._write(blocks, [rows[place] for place in fitting])
         for number, (place, block) in enumerate(zip(fitting, blocks, strict=True)):
             outcomes[place], held[place] = written[number], block
-            if written[number] is Outcome.DONE:
+            if written[number] is BlockResult.DONE:
                 held[place] = self._name(block, names[place], checksums[number], priority)
         self.pool.release([block for block in held if block is not None])
         self.counters.full += len(new) - len(fitting)
-        self.counters.stored += written.count(Outcome.DONE)
-        self.counters.failed += written.count(Outcome.FAILED)
+        self.counters.stored += written.count(BlockResult.DONE)
+        self.counters.failed += written.count(BlockResult.FAILED)
         return outcomes
 
     def load(
         self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
-    ) -> list[Outcome]:
+    ) -> list[BlockResult]:
         """Copy blocks into rows. Raises TransferError for fewer rows than identities."""
         _check(identities, rows, may_repeat=True)
         held = self.pool.match_scattered(identities)
@@ -121,43 +200,43 @@ class StoredTier:
         every = self._check_every if is_sampled else 1
         read, bad = self._read(blocks, known, [rows[place] for place in places], every)
         self.pool.release(blocks)
-        self._proofs.strike_out(blocks[each] for each in bad)
+        self._proofs.invalidate(blocks[each] for each in bad)
         self.pool.forget([known[each] for each in bad])
-        outcomes = [Outcome.MISSING] * len(identities)
+        outcomes = [BlockResult.MISSING] * len(identities)
         for place, outcome in zip(places, read, strict=True):
             outcomes[place] = outcome
-        self.counters.loaded += outcomes.count(Outcome.DONE)
-        self.counters.failed += outcomes.count(Outcome.FAILED)
-        self.counters.corrupt += outcomes.count(Outcome.CORRUPT)
+        self.counters.loaded += outcomes.count(BlockResult.DONE)
+        self.counters.failed += outcomes.count(BlockResult.FAILED)
+        self.counters.corrupt += outcomes.count(BlockResult.CORRUPT)
         return outcomes
 
     def adopt(self, rows: Tensor, until_s: float) -> Generator[None]:
-        """Take over what a former life wrote down, as far as its bytes are still right: as many
-        blocks as there are rows at a time, between which others may have their turn.
+        """Recover the blocks in the journal that are intact, `len(rows)` at a time.
 
-        What is not proven by then (`time.monotonic`), or cannot be read now, is left to a later
-        life, as long as its slot is not needed.
+        Other calls may run between the parts. Blocks not verified by `until_s` (`time.monotonic`),
+        or not readable now, are left to a later process unless their slots are needed.
         """
-        adoption = Adoption(self.pool, self._slots, self._proofs, self.counters, self._io)
+        adoption = PersistedBlocks(self.pool, self._slots, self._proofs, self.counters, self._io)
         return adoption.run(rows, until_s)
 
     def probe(self, rows: Tensor) -> TierProbe | None:
-        """How fast it is, on at most half of the blocks that are empty; None if there are none, or
-        it fails. `rows` are written and read.
+        """Measure the tier on at most half of its empty blocks. `rows`: written and read.
+
+        Returns None if no block is empty, or a read or write fails.
         """
-        at_most = (self.pool.status.empty_blocks + 1) // 2  # others may allocate meanwhile
+        at_most = (self.pool.status.empty_blocks + 1) // 2  # Other threads may allocate meanwhile.
         blocks = self.pool.allocate(min(len(rows), at_most))
         if not blocks:
             return None
         parts, nobody = list(rows[: len(blocks)]), [b""] * len(blocks)
 
-        def write() -> list[Outcome]:
+        def write() -> list[BlockResult]:
             written, checksums = self._write(blocks, parts)
             for block, of_row in zip(blocks, checksums, strict=True):
                 self._proofs.note(block, b"", of_row)
             return written
 
-        def read(count: int) -> list[Outcome]:
+        def read(count: int) -> list[BlockResult]:
             return self._read(blocks[:count], nobody, parts, every=1)[0]
 
         try:
@@ -166,40 +245,41 @@ class StoredTier:
             self.pool.release(blocks)
 
     def touch(self, identities: Sequence[bytes]) -> None:
-        """Treat these as if they were used now."""
+        """Mark these blocks as used now."""
         held = self.pool.hold(identities)
         self.pool.release([block for block in held if block is not None])
 
     def remove(self, identities: Sequence[bytes]) -> ResetOutcome:
-        """Give these up, as far as nobody uses them; also for a later life."""
+        """Remove these blocks, also from the journal, except those in use."""
         known = zip(identities, self.pool.scan(identities), strict=True)
         blocks = {identity: block for identity, block in known if block is not None}
         outcome = self.pool.reset_blocks(identities)
-        self._proofs.strike_out(blocks[identity] for identity in outcome.reset_blocks)
+        self._proofs.invalidate(blocks[identity] for identity in outcome.reset_blocks)
         return outcome
 
     def reset(self) -> None:
-        """Give everything up. Raises PoolInUseError while somebody uses a block."""
+        """Remove all blocks. Raises PoolInUseError if a block is in use."""
         self.pool.reset()
-        self._proofs.strike_out(range(self.pool.num_blocks))
+        self._proofs.invalidate(range(self.pool.num_blocks))
 
     def clear(self) -> None:
-        """Give everything up, also for a later life."""
-        self._proofs.strike_out(range(self.pool.num_blocks))
+        """Remove all blocks, also from the journal."""
+        self._proofs.invalidate(range(self.pool.num_blocks))
         self.pool.clear()
 
     def proof(self, block: int, identity: bytes) -> int | None:
-        """What was noted of a block when it was stored; None: nothing, or not by this tier. From
-        any thread that holds the block under this name.
+        """Return the checksum recorded when this tier stored a block, or None if it did not.
+
+        Any thread that holds the block under this name may call it.
         """
         return self._proofs.of(block, identity)
 
     def take_changes(self) -> list[Change]:
-        """What happened to names since the last call, in order."""
+        """Return the changes of names since the last call, in order."""
         return self.pool.take_changes()
 
     def close(self) -> None:
-        """Let go of the memory or file, which stays, and of the journal."""
+        """Release the memory or file and the journal; files stay."""
         if self._io is not None:
             self._io.close()
         self._slots.close()
@@ -209,19 +289,19 @@ class StoredTier:
 
     def _write(
         self, blocks: Sequence[int], rows: Sequence[Tensor]
-    ) -> tuple[list[Outcome], list[int]]:
-        """Rows into slots: what became of each, and its checksum."""
+    ) -> tuple[list[BlockResult], list[int]]:
+        """Write rows into slots; return the outcome and the checksum of each."""
         checksums = [0] * len(blocks)
-        self._proofs.strike_out(blocks)
+        self._proofs.invalidate(blocks)
 
         def prove(batch: range, _: int) -> None:
             for each in batch:
                 checksums[each] = checksum(rows[each])
 
-        def write(batch: range, _: int) -> list[Outcome]:
+        def write(batch: range, _: int) -> list[BlockResult]:
             part = slice(batch.start, batch.stop)
             errors = self._slots.write(blocks[part], rows[part])
-            return [Outcome.FAILED if error else Outcome.DONE for error in errors]
+            return [BlockResult.FAILED if error else BlockResult.DONE for error in errors]
 
         batches = batches_of(len(blocks), self._slots.batch_blocks)
         return outward(self._io, batches, prove, write), checksums
@@ -232,36 +312,40 @@ class StoredTier:
         identities: Sequence[bytes],
         rows: Sequence[Tensor],
         every: int,
-    ) -> tuple[list[Outcome], list[int]]:
-        """Slots into rows: what became of each, and the places of those to be dropped."""
+    ) -> tuple[list[BlockResult], list[int]]:
+        """Read slots into rows; return the outcome of each and the places of blocks to drop."""
         bad: list[int] = []
 
         def read(batch: range, _: int) -> list[StorageError | None]:
             part = slice(batch.start, batch.stop)
             return self._slots.read(blocks[part], rows[part])
 
-        def prove(batch: range, _: int, errors: list[StorageError | None]) -> list[Outcome]:
-            told = [
-                Outcome.FAILED if error else self._proof(blocks[i], identities[i], rows[i], every)
+        def prove(batch: range, _: int, errors: list[StorageError | None]) -> list[BlockResult]:
+            results = [
+                BlockResult.FAILED
+                if error
+                else self._proof(blocks[i], identities[i], rows[i], every)
                 for i, error in zip(batch, errors, strict=True)
             ]
-            bad.extend(i for i, each in zip(batch, told, strict=True) if each is not Outcome.DONE)
-            return told
+            bad.extend(
+                i for i, each in zip(batch, results, strict=True) if each is not BlockResult.DONE
+            )
+            return results
 
         batches = batches_of(len(blocks), self._slots.batch_blocks)
         return inward(self._io, batches, read, prove), bad
 
-    def _proof(self, block: int, identity: bytes, row: Tensor, every: int) -> Outcome:
+    def _proof(self, block: int, identity: bytes, row: Tensor, every: int) -> BlockResult:
         if not self._proofs.is_of(block, identity):
-            return Outcome.CORRUPT
+            return BlockResult.CORRUPT
         self._unchecked += 1
         if self._unchecked < every:
-            return Outcome.DONE
+            return BlockResult.DONE
         self._unchecked = 0
         return self._proofs.proof(block, row)
 
     def _name(self, block: int, name: BlockName, of_block: int, priority: int) -> int:
-        """The block that holds this from now on: another, if that came first."""
+        """Register a block and return its number, or that of the block already registered."""
         [kept] = self.pool.register([block], [name], priority)
         if kept == block:
             self._proofs.note(block, name.identity, of_block)

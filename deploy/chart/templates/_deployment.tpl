@@ -1,5 +1,5 @@
-{{- /* Whoever answers HTTP and keeps nothing: its account, service, budget and deployment.
-`root`, `component`, `command`, `prefix` of its variables; `values`: what the user set; `own`: settings
+{{- /* A stateless HTTP component: its account, service, budget and deployment.
+`root`, `component`, `command`, `prefix` of its variables; `values`: the user's values; `own`: settings
 that the chart makes; `drainSeconds`, unless `config` says; `hasApi`: it asks the cluster; `isScaled`;
 `isNamed`: its name is its pod's. */ -}}
 {{- define "kv-router.deployment" -}}
@@ -55,7 +55,7 @@ spec:
       serviceAccountName: {{ .root.Release.Name }}-{{ .component }}
       automountServiceAccountToken: {{ .hasApi | default false }}
       enableServiceLinks: false
-      # The hook, what it says it drains, what is in flight (5 s), and some to spare.
+      # The hook, the drain time, requests in flight (5 s), and a reserve.
       terminationGracePeriodSeconds: {{ add $values.preStopSeconds ($values.config.drain_s | default .drainSeconds | int) 10 }}
       securityContext:
         {{- include "kv-router.podSecurity" . | nindent 8 }}

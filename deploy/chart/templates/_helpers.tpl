@@ -52,8 +52,8 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end }}
 {{- end -}}
 
-{{- /* Where the bus is, and who may ask, and what a component has of its own; its `config` counts
-before them. As variables, in the order of their names. */ -}}
+{{- /* The bus, access, and the settings of a component; its `config` takes precedence over
+them. As variables, in the order of their names. */ -}}
 {{- define "kv-router.settings" -}}
 {{- $values := .root.Values }}
 {{- $all := dict "namespace" $values.namespace }}

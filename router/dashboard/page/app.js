@@ -1,4 +1,4 @@
-// Puts the page together: frames into the store, the store onto the page.
+// The page's main module: it applies frames to the store, and renders the store.
 
 import { Decisions } from "./decisions.js";
 import { byId, h, replace, say, set } from "./dom.js";
@@ -44,7 +44,7 @@ function show() {
   lookBox.showScopes();
 }
 
-/** Frames may come faster than a screen is drawn. */
+/** Render at most once per animation frame: frames may arrive faster. */
 function showSoon() {
   if (isDue) return;
   isDue = true;
@@ -96,7 +96,7 @@ function askForToken({ status, text }) {
   document.body.dataset.live = "no";
   state("lost", status === 401 ? "Sign in to watch" : "This token may not watch");
   byId("sign-in").hidden = false;
-  const known = status === 403 ? " You may still ask where a prompt would go." : "";
+  const known = status === 403 ? " You may still preview where a prompt would go." : "";
   say(byId("sign-in-why"), token.get() ? `${text}.${known}` : "This router requires a bearer token.");
   if (status === 401) byId("token").focus();
 }

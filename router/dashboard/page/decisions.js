@@ -1,4 +1,4 @@
-// Decisions as they fall; one of them explained.
+// The list of the latest decisions, and the explanation of one of them.
 
 import { byId, h, Keyed, replace, say } from "./dom.js";
 import { cachedShare, explained, heldBar } from "./explain.js";
@@ -59,7 +59,7 @@ export class Decisions {
     }
     const { decision, is_booked } = this.chosen;
     const element = explained(decision, this.store);
-    if (!is_booked) element.append(h("p", { class: "note" }, "Only asked: nothing was booked."));
+    if (!is_booked) element.append(h("p", { class: "note" }, "A selection only: nothing was reserved."));
     if (!this.isFollowing) {
       element.append(h("button", { type: "button", click: () => this.follow() }, "Follow the newest"));
     }

@@ -1,8 +1,8 @@
-// Elements, made of text and nothing else: no string is ever read as HTML.
+// Functions that create elements from text only: no string is ever parsed as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element. `attributes`: text; functions listen; null and false are left out. */
+/** Create an element. `attributes`: text; functions become listeners; null and false are omitted. */
 export function h(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -23,7 +23,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Change a text only where it differs: screen readers and selections are left in peace. */
+/** Change a text only if it differs, so that screen readers and selections are not disturbed. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -32,7 +32,7 @@ export function set(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-/** A bar of parts: [class, share of the whole, what it is]. It says in words what it shows. */
+/** Create a bar of parts: [class, share of the whole, name], with a label for screen readers. */
 export function bar(parts, label, className = "bar") {
   const element = h("div", { class: className, role: "img", "aria-label": label, title: label });
   for (const [name, share] of parts) {
@@ -44,12 +44,12 @@ export function bar(parts, label, className = "bar") {
   return element;
 }
 
-/** Put these where what was there is, unless it is the same. */
+/** Replace the children, unless they are the same. */
 export function replace(element, ...children) {
   element.replaceChildren(...children.flat().filter(Boolean));
 }
 
-/** Keep a list of elements in step with items: those with known keys stay, and their focus. */
+/** Update a list of elements from items; elements with known keys stay, with their focus. */
 export class Keyed {
   constructor(parent, make) {
     this.parent = parent;

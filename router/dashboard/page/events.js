@@ -1,4 +1,4 @@
-// Faults and resyncs, on a line of the last half hour and in words.
+// Faults and resyncs: a timeline of the last half hour, and a list.
 
 import { byId, h, Keyed, replace, say, svg } from "./dom.js";
 import { ago, clock, count } from "./format.js";

@@ -1,4 +1,4 @@
-// One decision, told so that somebody who has never seen one understands it.
+// The explanation of one decision, for readers without experience of the router.
 
 import { bar, h } from "./dom.js";
 import { amount, clock, count, percent, plural, seconds } from "./format.js";
@@ -10,12 +10,12 @@ export const TIERS = [
   ["remote", "in a remote store"],
 ];
 
-/** What each policy's cost is the sum of. Those that end in _s are seconds. */
+/** The parts of each policy's cost, with label and style; those that end in _s are seconds. */
 const PARTS = {
   queue_s: ["waiting for its turn", "part-5"],
   room_s: ["waiting for cache space", "part-4"],
   prefill_s: ["computing the prompt", "part-1"],
-  stream_s: ["writing the answer", "part-6"],
+  stream_s: ["writing the response", "part-6"],
   delay_s: ["delaying current requests", "part-2"],
   future_s: ["delaying future requests", "part-7"],
   pushed_s: ["recomputing evicted blocks", "part-3"],
@@ -47,7 +47,7 @@ const FILTERS = {
 
 const isInSeconds = (candidate) => Object.keys(candidate.parts).some((name) => name.endsWith("_s"));
 
-/** The tiers' own parts of the held prefix, in tokens: what a faster one has counts there. */
+/** Return each tier's part of the held prefix, in tokens; a block counts for its fastest tier. */
 export function heldTokens(candidate, decision) {
   const running = [
     candidate.device_blocks,
@@ -74,7 +74,7 @@ export function heldBar(candidate, decision) {
   return bar([...parts, ["compute", missing / decision.isl_tokens]], label);
 }
 
-/** In a sentence or three. Also what screen readers are told. */
+/** Return the reasons in up to three sentences, also for screen readers. */
 export function because(decision, store) {
   const chosen = decision.shown[0];
   const rest = decision.shown.slice(1);
@@ -116,7 +116,7 @@ function compared(decision, chosen, rest, store) {
   return [time, `Its cost of ${unit(chosen.cost)} is ${rival}.`];
 }
 
-/** The whole explanation. */
+/** Create the whole explanation. */
 export function explained(decision, store, heading = null) {
   return h(
     "div",

@@ -1,4 +1,4 @@
-// What is likely misconfigured: predictions that engines do not meet, one card a cause.
+// Likely misconfigurations: predictions that engines do not meet, one card per cause.
 
 import { byId, h, replace } from "./dom.js";
 import { plural } from "./format.js";
@@ -18,7 +18,7 @@ export class Findings {
     replace(byId("findings-list"), cards.map((each) => h("li", {}, this.card(each))));
   }
 
-  /** The widest finding speaks for those of the same cause, and all of them are listed. */
+  /** Create the card of a cause, from its widest finding; all findings are listed. */
   card(found) {
     const [cause, ...others] = found[0].causes;
     const also = others.map((each) => h("li", {}, h("b", {}, words(each.name)), `: ${each.because}. What to do: ${each.remedy}.`));
@@ -39,7 +39,7 @@ export class Findings {
   }
 }
 
-/** Findings of one cause together, in the order of their first. */
+/** Group the findings by cause, in the order of each cause's first one. */
 function byCause(findings) {
   const cards = new Map();
   for (const each of findings) {

@@ -1,11 +1,11 @@
-// Numbers and times as people read them.
+// Formats of numbers and times for readers.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
 export const compact = (n) => (Math.abs(n) < 10_000 ? count(n) : short.format(n));
-/** Only all is 100%, and only nothing 0%. */
+/** Format a share; only 1 is shown as 100%, and only 0 as 0%. */
 export function percent(share) {
   if (share === null || share === undefined) return "–";
   if (share <= 0 || share >= 1) return share > 0 ? "100%" : "0%";
@@ -44,7 +44,7 @@ export function ago(at, now) {
   return passed < 86_400 ? `${Math.floor(passed / 3600)} h ago` : clock(at);
 }
 
-/** JSON whose large whole numbers stay exact, as texts: ids have 64 bits, numbers here 53. */
+/** Parse JSON with large integers as strings: ids have 64 bits, numbers only 53. */
 export function parse(text) {
   return JSON.parse(text, (_, value, context) =>
     typeof value === "number" && !Number.isSafeInteger(value) && /^\d{16,}$/.test(context?.source ?? "")

@@ -1,4 +1,4 @@
-// The tiles: does it help, how much is there to do, can the caches be believed.
+// The tiles: cache hits, load, and trust in the caches.
 
 import { bar, byId, h, replace, say, svg } from "./dom.js";
 import { compact, count, percent, plural, rate } from "./format.js";
@@ -54,7 +54,7 @@ const WIDTH = 300;
 const HEIGHT = 40;
 const FEW_POINTS = 60;
 
-/** Curves over the last minutes; `top` is the scale's end, 0 the highest value. */
+/** Draw curves over the last minutes; `top` is the end of the scale, 0 for the highest value. */
 function curve(place, history, names, top, label) {
   const highest = top || Math.max(1, ...history.map((point) => point[names[0]] ?? 0));
   const lines = names.map((name, i) => svg("path", { d: path(history, name, highest), class: i ? "second" : "first" }));

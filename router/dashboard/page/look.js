@@ -1,4 +1,4 @@
-// Where would this prompt go? Asks, books nothing.
+// Preview of a prompt's placement, without a reservation.
 
 import { byId, h, replace, say } from "./dom.js";
 import { because, explained } from "./explain.js";
@@ -26,7 +26,7 @@ export class LookBox {
     });
   }
 
-  /** The models that may be asked for. */
+  /** Show the models that may be selected. */
   showScopes() {
     const scopes = this.store.scopes();
     const key = JSON.stringify(scopes);
@@ -50,7 +50,7 @@ export class LookBox {
     try {
       const body = this.body();
       button.disabled = true;
-      say(button, "Asking …");
+      say(button, "Requesting …");
       const answer = await ask("dashboard/look", {
         method: "POST",
         headers: { "content-type": "application/json" },

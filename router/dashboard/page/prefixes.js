@@ -1,4 +1,4 @@
-// The prefixes whose caching saves most.
+// The prefixes that save most tokens in caches.
 
 import { bar, byId, h, Keyed, replace, say } from "./dom.js";
 import { compact, count, percent, plural } from "./format.js";
@@ -28,7 +28,7 @@ export class Prefixes {
     const holders = h("td");
     const name = h("th", { scope: "row" }, h("code", { title: prefix.sequence_hash }, `…${prefix.sequence_hash.slice(-8)}`));
     if (prefix.model_name !== "default") name.append(h("span", { class: "sub" }, prefix.model_name));
-    const button = h("button", { type: "button", "aria-label": `Who holds the prefix ${prefix.sequence_hash}?` }, "Show");
+    const button = h("button", { type: "button", "aria-label": `Show the ranks that hold the prefix ${prefix.sequence_hash}` }, "Show");
     const answer = h("p", { class: "holders", role: "status" });
     button.addEventListener("click", () => this.find(prefix, answer));
     holders.append(button, answer);
@@ -52,7 +52,7 @@ export class Prefixes {
       const { holders } = await ask(`blocks/${BigInt(`0x${prefix.sequence_hash}`)}`);
       const names = holders.map((each) => `${this.store.nameOf(each.worker_id, each.dp_rank)} (${each.fastest_tier.replace("_", " ")})`);
       const first = names.slice(0, 6).join(", ");
-      say(place, names.length ? `${first}${names.length > 6 ? ` and ${names.length - 6} more` : ""}` : "nobody any more");
+      say(place, names.length ? `${first}${names.length > 6 ? ` and ${names.length - 6} more` : ""}` : "no rank any more");
     } catch (error) {
       say(place, error.message);
     }

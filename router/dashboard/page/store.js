@@ -1,4 +1,4 @@
-// What the frames say, put together. Nothing here knows of the page.
+// The state accumulated from the frames, independent of the page.
 
 const MOST_DECISIONS = 50;
 const MOST_EVENTS = 256;
@@ -60,14 +60,14 @@ export class Store {
     this.history = [];
   }
 
-  /** What people call a worker, or one of its ranks. */
+  /** Return the display name of a worker, or of one of its ranks. */
   nameOf(worker_id, dp_rank = null) {
     const worker = this.workers.get(String(worker_id));
     const name = worker?.name ?? `worker ${worker_id}`;
     return dp_rank === null || this.ranksOf(worker_id) < 2 ? name : `${name} rank ${dp_rank}`;
   }
 
-  /** The same of an event's "about": an id, or an id and a rank. */
+  /** Return the display name of an event's "about": an id, or an id and a rank. */
   nameOfAbout(about) {
     const [worker_id, dp_rank] = about.split(".");
     return this.nameOf(worker_id, dp_rank === undefined ? null : Number(dp_rank));
@@ -79,7 +79,7 @@ export class Store {
     return ranks;
   }
 
-  /** Every model and group that somebody serves. */
+  /** Return all models and groups that any worker serves. */
   scopes() {
     const scopes = new Map();
     for (const { model_name, routing_group } of this.workers.values()) {

@@ -1,4 +1,4 @@
-// The router's frames, by fetch: EventSource cannot present a token.
+// The stream of the router's frames, by fetch: EventSource cannot send a token.
 
 import { parse } from "./format.js";
 
@@ -16,23 +16,23 @@ export function authorized(headers = {}) {
   return token.get() ? { ...headers, authorization: `Bearer ${token.get()}` } : headers;
 }
 
-/** Ask the router; its answer, or an Error with its `status` and `code`. */
+/** Send a request; return the response, or throw an Error with its `status` and `code`. */
 export async function ask(path, options = {}) {
   let answer;
   try {
     answer = await fetch(path, { ...options, headers: authorized(options.headers) });
   } catch {
-    throw new Error("The router does not answer.");
+    throw new Error("The router does not respond.");
   }
   const text = await answer.text();
   let said = null;
   try {
     said = parse(text);
   } catch {
-    // Not JSON: its status has to do.
+    // Not JSON: only the status is known.
   }
   if (!answer.ok) {
-    throw Object.assign(new Error(said?.error ?? `The router answered ${answer.status}.`), {
+    throw Object.assign(new Error(said?.error ?? `The router responded ${answer.status}.`), {
       status: answer.status,
       code: said?.code,
     });
@@ -40,7 +40,7 @@ export async function ask(path, options = {}) {
   return said;
 }
 
-/** Watches until `stop`; `onFrame(frame)`, `onState(state, detail)`. */
+/** A stream that reconnects until `stop`; calls `onFrame(frame)` and `onState(state, detail)`. */
 export class Watching {
   constructor(onFrame, onState) {
     this.onFrame = onFrame;
@@ -65,7 +65,7 @@ export class Watching {
       if (answer.ok) await this.read(answer.body.getReader(), controller);
       else problem = { status: answer.status, text: parse(await answer.text()).error };
     } catch (error) {
-      problem = { text: error.name === "AbortError" ? "Nothing came for a while." : "The router does not answer." };
+      problem = { text: error.name === "AbortError" ? "No data for a while." : "The router does not respond." };
     }
     if (controller !== this.controller) return;
     if (problem.status === 401 || problem.status === 403) {

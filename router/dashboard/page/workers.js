@@ -1,4 +1,4 @@
-// Every rank of every worker: found, sorted, a page at a time.
+// The table of all ranks: filtered, sorted, in pages.
 
 import { bar, byId, h, Keyed, replace, say, set } from "./dom.js";
 import { TIERS } from "./explain.js";
@@ -88,7 +88,7 @@ export class Workers {
     if (place.querySelector("code")) return;
     replace(
       place,
-      h("p", {}, "No workers yet. A worker appears once an agent runs beside its engine:"),
+      h("p", {}, "No workers yet. A worker appears once an agent runs next to its engine:"),
       h("p", {}, h("code", {}, "kv-worker-agent run --nats-url nats://… --name worker-1")),
       h("p", {}, "or once it is registered with POST /workers."),
     );
@@ -120,7 +120,7 @@ function found(worker, rank, wanted) {
     .some((text) => text.toLowerCase().includes(wanted));
 }
 
-/** A row whose cells are changed only where what they say differs. */
+/** A row that changes only cells with different content. */
 function makeRow() {
   const cells = [h("th", { scope: "row" }), ...["cell-trust", "cell-load", "cell-tiers", "cell-hits", "cell-hits"].map((c) => h("td", { class: c }))];
   const element = h("tr", {}, cells);

@@ -1,4 +1,4 @@
-"""A chat as clients send it: what of it decides its tokens."""
+"""The fields of a chat request that determine its tokens."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
@@ -6,11 +6,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Raw, Struct
 
-from router.forward.bodies import UNREADABLE
+from router.forward.request_body import UNREADABLE
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 
 Kind: TypeAlias = Literal["text", "chat", "parts", "tools", "continued"]
-"""Of prompts: each is made otherwise, so tokenizers may agree on one and differ on another."""
+"""Kinds of prompts; a tokenizer may agree with engines on one kind and differ on another."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -22,14 +22,14 @@ _FOR_ENGINES = ("chat_template", "documents", "truncate_prompt_tokens", "mm_proc
 
 
 class Part(Struct, frozen=True):
-    """A piece of a message."""
+    """A part of a message."""
 
     type: str | None = None
     text: str | None = None
 
 
 class Message(Struct, frozen=True):
-    """Who said what, and called which tools."""
+    """A message of a chat."""
 
     role: str
     content: str | list[str | Part] | None = None
@@ -43,7 +43,7 @@ class Message(Struct, frozen=True):
 
 
 class Function(Struct, frozen=True):
-    """What a tool is called, and how."""
+    """The function of a tool."""
 
     name: str
     description: str | None = None
@@ -57,8 +57,8 @@ class Tool(Struct, frozen=True):
     function: Function
     type: Literal["function"] = "function"
 
-    def told(self) -> dict[str, Any]:
-        """To a template; in this order, which it may write down."""
+    def described(self) -> dict[str, Any]:
+        """Return the tool for a template, in this field order, which templates may print."""
         function = msgspec.to_builtins(self.function)
         if self.function.strict is None:
             del function["strict"]
@@ -66,7 +66,7 @@ class Tool(Struct, frozen=True):
 
 
 class Chat(Struct, frozen=True, kw_only=True):
-    """What decides the tokens of a chat."""
+    """The fields that determine the tokens of a chat."""
 
     messages: list[Message]
     tools: list[Tool] | None = None
@@ -79,7 +79,7 @@ class Chat(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        """The most unusual of what it has."""
+        """The most unusual kind that applies."""
         if self.continue_final_message:
             return "continued"
         if self.tools is not None or any(
@@ -95,8 +95,10 @@ _NAMES = tuple(field.name for field in msgspec.structs.fields(Chat) if field.nam
 
 
 def read_chat(fields: Mapping[str, Raw]) -> Chat:
-    """Of a request's fields. Raises PromptRefusedError for messages that are none, NotLocalError
-    for what only an engine understands.
+    """Parse a chat from a request's fields.
+
+    Raises PromptRefusedError for invalid messages, NotLocalError for options that only engines
+    support.
     """
     messages = read_messages(bytes(fields["messages"]))
     given = {name: fields[name] for name in _NAMES if name in fields and not _is_null(fields[name])}
@@ -112,23 +114,28 @@ def read_chat(fields: Mapping[str, Raw]) -> Chat:
 
 
 def read_messages(raw: bytes) -> list[Message]:
-    """Raises PromptRefusedError."""
+    """Parse messages. Raises PromptRefusedError."""
     try:
         return _messages(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _refusal(str(error)) from error
+    except RecursionError as error:
+        raise PromptRefusedError("messages", "Invalid value for 'messages': too deep.") from error
 
 
 def _refusal(text: str) -> PromptRefusedError:
-    """msgspec says «Expected X, got Y - at `$[0].role`» or «Object missing required field `f`»."""
+    """Convert a msgspec message to an error in OpenAI's words.
+
+    The messages are «Expected X, got Y - at `$[0].role`» or «Object missing required field `f`».
+    """
     reason, _, place = text.partition(" - at `$")
     field = f"messages{place.removesuffix('`')}"
     expected, _, got = reason.removeprefix("Expected ").partition(", got ")
     if not got:
         name = reason.rpartition(" field ")[2].strip("`")
         return PromptRefusedError(field, f"Missing required parameter: '{field}.{name}'.")
-    said = f"Invalid type for '{field}': expected {expected}, but got {got} instead."
-    return PromptRefusedError(field, said.replace("`", ""))
+    message = f"Invalid type for '{field}': expected {expected}, but got {got} instead."
+    return PromptRefusedError(field, message.replace("`", ""))
 
 
 def _check(chat: Chat) -> None:
@@ -138,7 +145,7 @@ def _check(chat: Chat) -> None:
     if chat.continue_final_message and chat.add_generation_prompt:
         raise NotLocalError("continue_final_message with add_generation_prompt")
     if chat.tools is not None and chat.tool_choice == "none":
-        raise NotLocalError("tools that may not be called")  # engines differ, and by setting
+        raise NotLocalError("tools that may not be called")  # engines differ here, also by setting
 
 
 def _is_null(raw: Raw) -> bool:

@@ -1,4 +1,4 @@
-"""What a template is given of a chat, and the text it makes of it: as in vLLM's server."""
+"""The variables of a chat template, and the rendered text of a chat: as in vLLM's server."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,11 +9,11 @@ from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 from router.forward.tokenizer.template import ChatTemplate
 
 _BILLING = "x-anthropic-billing-header"
-"""A line of system messages that vLLM takes out."""
+"""The prefix of a line of system messages that vLLM removes."""
 
 
 def rendered(chat: Chat, template: ChatTemplate, special_tokens: Mapping[str, str]) -> str:
-    """The text of a chat. Raises PromptRefusedError, NotLocalError."""
+    """Return the text of a chat. Raises PromptRefusedError, NotLocalError."""
     reads = template.variables
     if chat.reasoning_effort is not None and reads & {"reasoning_effort", "enable_thinking"}:
         raise NotLocalError("reasoning_effort")
@@ -25,35 +25,35 @@ def rendered(chat: Chat, template: ChatTemplate, special_tokens: Mapping[str, st
     variables = {
         **special_tokens,
         **own,
-        "tools": None if chat.tools is None else [tool.told() for tool in chat.tools],
+        "tools": None if chat.tools is None else [tool.described() for tool in chat.tools],
         "documents": None,
         "add_generation_prompt": chat.add_generation_prompt,
     }
-    messages = [_told(each, template.takes_parts) for each in chat.messages]
+    messages = [_described(each, template.takes_parts) for each in chat.messages]
     if not template.knows_developer and any(each["role"] == "developer" for each in messages):
         messages = _without_developers(messages)
     return template.render(messages, variables, continues=chat.continue_final_message)
 
 
-def _told(message: Message, takes_parts: bool) -> dict[str, Any]:
-    """What a template is told of a message. Raises NotLocalError."""
+def _described(message: Message, takes_parts: bool) -> dict[str, Any]:
+    """Return a message for a template. Raises NotLocalError."""
     texts = list(_texts(message))
     as_parts = takes_parts and message.role != "tool"
     content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
-    told: dict[str, Any] = {"role": message.role, "content": content}
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "assistant":
         if message.tool_calls:
-            told["tool_calls"] = [_call(each) for each in message.tool_calls]
+            fields["tool_calls"] = [_call(each) for each in message.tool_calls]
         if message.reasoning is not None:
-            told["reasoning"] = told["reasoning_content"] = message.reasoning
+            fields["reasoning"] = fields["reasoning_content"] = message.reasoning
         elif message.reasoning_content is not None:
-            raise NotLocalError("reasoning_content")  # some engines read it
+            raise NotLocalError("reasoning_content")  # some engines use it
     if message.role == "tool" and message.tool_call_id is not None:
-        told["tool_call_id"] = message.tool_call_id
-    told |= {n: v for n in ("name", "task") if isinstance(v := getattr(message, n), str)}
+        fields["tool_call_id"] = message.tool_call_id
+    fields |= {n: v for n in ("name", "task") if isinstance(v := getattr(message, n), str)}
     if message.role == "developer":
-        told["tools"] = message.tools
-    return told
+        fields["tools"] = message.tools
+    return fields
 
 
 def _texts(message: Message) -> Iterable[str]:
@@ -68,7 +68,7 @@ def _texts(message: Message) -> Iterable[str]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool, its arguments as an object. Raises PromptRefusedError."""
+    """Return a tool call with its arguments as an object. Raises PromptRefusedError."""
     function = call.get("function")
     if call.get("type", "function") != "function" or not isinstance(function, dict):
         said = "Invalid value for 'messages': tool_calls are of type 'function'."
@@ -79,13 +79,16 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
             arguments = {}
+        except (RecursionError, ValueError) as error:  # too deep, or a number of many digits
+            said = "Invalid value for 'messages': arguments of a tool call too deep or long."
+            raise PromptRefusedError("messages", said) from error
     if not isinstance(arguments, dict):
         arguments = {}
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _without_developers(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What developers say is said by the system, which speaks once, and first."""
+    """Return messages in which developers' messages are part of the first, system message."""
     renamed = [
         {**each, "role": "system"} if each["role"] == "developer" else each for each in messages
     ]

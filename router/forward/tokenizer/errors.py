@@ -1,9 +1,9 @@
-"""What goes wrong between a prompt in words and its tokens.
+"""Errors between a text prompt and its tokens.
 
 KvRouterError
 ├── InvalidFieldError
-│   └── PromptRefusedError       no engine could make anything of it; said as OpenAI says it
-├── NotLocalError                its tokens are for the engine to say; nothing is wrong with it
+│   └── PromptRefusedError       every engine would refuse the prompt; in OpenAI's words
+├── NotLocalError                only an engine can tokenize it; the prompt is valid
 └── ConfigError
     └── TokenizerFilesError      a tokenizer that cannot be used
 """
@@ -12,17 +12,17 @@ from router.errors import ConfigError, InvalidFieldError, KvRouterError
 
 
 class PromptRefusedError(InvalidFieldError):
-    """What was sent is no prompt. `field`: where, as a path."""
+    """The prompt is invalid. `field`: the path of the invalid field."""
 
     code = "invalid_prompt"
 
-    def __init__(self, field: str, said: str) -> None:
-        super().__init__(field, said, "see OpenAI's reference")
-        self.args = (said,)
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message, "see OpenAI's reference")
+        self.args = (message,)
 
 
 class NotLocalError(KvRouterError):
-    """Only an engine knows these tokens. `reason`: what the prompt has that is not known here."""
+    """Only an engine can tokenize this prompt. `reason`: the feature that is not supported here."""
 
     code = "not_local"
     http_status = 422
@@ -33,7 +33,7 @@ class NotLocalError(KvRouterError):
 
 
 class TokenizerFilesError(ConfigError):
-    """A tokenizer that cannot be used. `path`: of the file that is at fault."""
+    """A tokenizer that cannot be used. `path`: the path of the faulty file."""
 
     def __init__(self, path: str, reason: str, allowed: str) -> None:
         super().__init__("tokenizer", f"{path}: {reason}", allowed)

@@ -1,8 +1,8 @@
-"""A model's tokenizer as it lies in a folder: `tokenizer.json`, and what is said beside it.
+"""A model's tokenizer files in a folder: `tokenizer.json`, and the files beside it.
 
 tokenizer.json          the tokenizer
 tokenizer_config.json   special tokens, and the chat template
-chat_template.jinja     the same template, in a file of its own: this one counts
+chat_template.jinja     the chat template in its own file, which takes precedence
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _FOLDER = "a folder with tokenizer.json, or such a file"
 
 
 class ExtraToken(Struct, frozen=True):
-    """A special token that is told beside the tokenizer, and may be unknown to it."""
+    """A special token defined outside the tokenizer, which may lack it."""
 
     content: str
     lstrip: bool = False
@@ -32,8 +32,10 @@ class ExtraToken(Struct, frozen=True):
 
 
 class TokenizerFiles(Struct, frozen=True):
-    """What is in them. `templates`: by name, "default" and "tool_use"; `special_tokens`: what a
-    template knows them by.
+    """The content of the files.
+
+    `templates`: by name, "default" and "tool_use". `special_tokens`: by the names that templates
+    use.
     """
 
     path: str
@@ -49,7 +51,7 @@ class _Named(Struct, frozen=True):
 
 
 def read_files(path: str) -> TokenizerFiles:
-    """From a folder, or a tokenizer's file and what lies beside it. Raises TokenizerFilesError."""
+    """Read a folder, or a tokenizer's file and the files beside it. Raises TokenizerFilesError."""
     place = Path(path)
     file = place / "tokenizer.json" if place.is_dir() else place
     folder = file.parent
@@ -59,7 +61,7 @@ def read_files(path: str) -> TokenizerFiles:
     templates = _templates(config, folder / "tokenizer_config.json")
     if template.is_file():
         templates = {**templates, "default": _text(template)}
-    named = {name: said for name in NAMED if (said := _content(special_tokens.get(name)))}
+    named = {name: value for name in NAMED if (value := _content(special_tokens.get(name)))}
     extra = list(_extra(special_tokens))
     return TokenizerFiles(str(file), _text(file), templates, named, extra)
 
@@ -74,12 +76,12 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _templates(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """One, or several of names."""
-    said = config.get("chat_template")
-    if said is None:
+    """Return the templates by name; a single one is the default."""
+    value = config.get("chat_template")
+    if value is None:
         return {}
     try:
-        several = msgspec.convert(said, str | list[_Named])
+        several = msgspec.convert(value, str | list[_Named])
     except msgspec.ValidationError as error:
         reason = f"chat_template: {error}"
         raise TokenizerFilesError(str(path), reason, "a template, or a list of them") from error
@@ -95,15 +97,15 @@ def _extra(config: Mapping[str, Any]) -> Iterator[ExtraToken]:
         several += more if isinstance(more, list) else ()
     decoder = config.get("added_tokens_decoder")
     several += decoder.values() if isinstance(decoder, dict) else ()
-    for said in several:
-        if isinstance(said, str):
-            yield ExtraToken(said)
-        elif isinstance(said, dict) and isinstance(said.get("content"), str):
-            yield msgspec.convert(said, ExtraToken)
+    for value in several:
+        if isinstance(value, str):
+            yield ExtraToken(value)
+        elif isinstance(value, dict) and isinstance(value.get("content"), str):
+            yield msgspec.convert(value, ExtraToken)
 
 
-def _content(said: Any) -> str | None:
-    content = said.get("content") if isinstance(said, dict) else said
+def _content(value: Any) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 
 

@@ -1,40 +1,169 @@
-"""A model's own tokenizer, in this process: of texts and of chats, each piece tokenised once.
+"""A model's tokenizer in this process; texts are split, and each piece is tokenized once.
+
+A model's tokenizer in this process, for texts and chats; each piece is tokenized once.
 
 chat ─template─▶ text ─seams─▶ pieces ─┬─ known ──────────────┬─▶ tokens
                                        └─ tokenizers ─ known ─┘
+
+Positions at which a text can be cut, so that its pieces have the tokens of the whole.
+
+    …<|im_end|>\n<|im_start|>  user\nHow are you?<|im_end|>  \n<|im_start|>  assistant\n
+
+A tokenizer first finds its added tokens in the raw text: from left to right, without overlap, the
+longest at each position. The text between two of them is tokenized separately. So the text after an
+added token does not depend on the text before it, if this token takes no white space with it, need
+not stand alone as a word, and is found before normalisation. A text may be cut after such a token.
+The following piece is tokenized with that token in front, which may affect it: some tokenizers
+treat the start of a text differently.
 """
 
+import re
 from array import array
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from hashlib import blake2b
 from secrets import token_bytes
+from threading import Lock
 from typing import Any
 
 from jinja2 import TemplateError
+from msgspec import Struct
 from tokenizers import AddedToken as Token
 from tokenizers import Tokenizer
 
-from router.forward.bodies import CHAT, Asked
+from router.forward.request_body import CHAT, CompletionRequest
 from router.forward.tokenizer.chats import KINDS, Chat, Kind, read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.errors import NotLocalError, TokenizerFilesError
 from router.forward.tokenizer.files import TokenizerFiles
-from router.forward.tokenizer.known_pieces import KnownPieces
-from router.forward.tokenizer.seams import AddedToken, Seams
 from router.forward.tokenizer.template import ChatTemplate
+
+OVERHEAD_TOKENS = 32
+"""Tokens that an entry counts in addition to its own, for its key and table slot."""
+
+
+class TokenCache:
+    """An LRU cache of up to `most_tokens` tokens in all, 4 bytes each. Thread-safe."""
+
+    __slots__ = ("_held_tokens", "_known", "_lock", "_most_tokens")
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._held_tokens = 0
+        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def held_tokens(self) -> int:
+        """The size of the cache in tokens, including the overhead of each entry."""
+        return self._held_tokens
+
+    def get(self, key: bytes) -> "array[int] | None":
+        """Return cached tokens, which must not be changed, or None. Marks them as recently used."""
+        with self._lock:
+            tokens = self._known.get(key)
+            if tokens is not None:
+                self._known.move_to_end(key)
+            return tokens
+
+    def put(self, key: bytes, tokens: "array[int]") -> None:
+        """Store tokens, and evict the least recently used ones beyond the limit."""
+        with self._lock:
+            before = self._known.pop(key, None)
+            self._held_tokens -= _size(before) if before is not None else 0
+            self._known[key] = tokens
+            self._held_tokens += _size(tokens)
+            while self._held_tokens > self._most_tokens:
+                self._held_tokens -= _size(self._known.popitem(last=False)[1])
+
+
+def partition_key(secret: bytes, partition: bytes) -> bytes:
+    """Return the key under which a partition's texts are named; `secret` keys the empty one."""
+    return blake2b(partition, digest_size=16, key=secret).digest() if partition else secret
+
+
+def _size(tokens: "array[int]") -> int:
+    return len(tokens) + OVERHEAD_TOKENS
+
+
+LEAST_CHARACTERS = 512
+"""Minimum length of a piece. Cuts are found from the left, so a growing text keeps its cuts."""
+
+
+class AddedToken(Struct, frozen=True):
+    """A text that is one token. `is_seam`: a text may be cut after it."""
+
+    text: str
+    is_seam: bool
+
+
+class SplitPoints:
+    """Cuts texts into pieces. `tokens`: all added tokens that are found in raw text."""
+
+    __slots__ = ("_find", "_is_seam", "_least")
+
+    def __init__(self, tokens: Iterable[AddedToken], least: int = LEAST_CHARACTERS) -> None:
+        self._is_seam = {each.text: _may_cut(each) for each in tokens if each.text}
+        pattern = _longest_of(self._is_seam)
+        self._find = re.compile(pattern).finditer if any(self._is_seam.values()) else None
+        self._least = least
+
+    def pieces(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield each piece with its preceding token ("" for the first); O(text)."""
+        begin, before = 0, ""
+        for match in self._find(text) if self._find is not None else ():
+            end = match.end()
+            if end - begin >= self._least and self._is_seam[match[0]] and end < len(text):
+                yield before, text[begin:end]
+                begin, before = end, match[0]
+        yield before, text[begin:]
+
+
+def _may_cut(token: AddedToken) -> bool:
+    """Return whether a text may be cut after a token.
+
+    A token that begins with white space may be absorbed by the preceding one.
+    """
+    return token.is_seam and not token.text[0].isspace()
+
+
+def _longest_of(texts: Iterable[str]) -> str:
+    """Return a pattern that finds the longest of these texts at each position.
+
+    It is built as a tree, because some tokenizers have thousands of added tokens.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern(tree)
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    """Return a node's pattern; longer alternatives are tried first."""
+    literal = ""
+    while len(node) == 1 and "" not in node:
+        ((character, node),) = node.items()
+        literal += re.escape(character)
+    if node.keys() <= {""}:
+        return literal
+    ways = "|".join(re.escape(each) + _pattern(rest) for each, rest in node.items() if each)
+    return f"{literal}(?:{ways}){'?' if '' in node else ''}"
 
 
 class LocalTokenizer:
-    """One model's. May be used by several threads at once. Raises TokenizerFilesError.
+    """One model's tokenizer. Thread-safe. Raises TokenizerFilesError.
 
-    `counted` is told of each prompt: how many tokens were known, and how many were made; `least`:
-    characters of a piece.
+    `counted`: called for each prompt with the numbers of cached and new tokens. `least`: characters
+    of a piece, at least.
     """
 
     def __init__(
         self,
         files: TokenizerFiles,
-        known: KnownPieces,
+        known: TokenCache,
         counted: Callable[[int, int], None] | None = None,
         **seams: int,
     ) -> None:
@@ -42,57 +171,64 @@ class LocalTokenizer:
         self._special_tokens = files.special_tokens
         self._templates = {name: _template(name, files) for name in files.templates}
         self._backend = _backend(files)
-        self._seams = Seams(map(_added, self._backend.get_added_tokens_decoder().values()), **seams)
+        self._seams = SplitPoints(
+            map(_added, self._backend.get_added_tokens_decoder().values()), **seams
+        )
         self._front, self._back = self._around()
         self._known = known
         self._counted = counted
-        self._secret = token_bytes(16)  # or who knows the hash could make two pieces one
+        self._secret = token_bytes(16)  # keyed, so that callers cannot construct collisions
 
-    def tokens(self, asked: Asked, kinds: Collection[Kind] = KINDS) -> tuple[Kind, list[int]]:
-        """Of a prompt, and what kind it is; only of these kinds. Raises NotLocalError,
-        PromptRefusedError.
+    def tokens(
+        self, asked: CompletionRequest, kinds: Collection[Kind] = KINDS, partition: bytes = b""
+    ) -> tuple[Kind, list[int]]:
+        """Return the kind and the tokens of a prompt of one of `kinds`.
+
+        `partition`: the part of the cache that is used. Raises NotLocalError, PromptRefusedError.
         """
         if asked.path == CHAT:
             chat = read_chat(asked.fields)
             if chat.kind not in kinds:
-                raise NotLocalError(f"{chat.kind}: engines say otherwise")
-            return chat.kind, self.chat_tokens(chat)
+                raise NotLocalError(f"{chat.kind}: engines differ")
+            return chat.kind, self.chat_tokens(chat, partition)
         if "text" not in kinds:
-            raise NotLocalError("text: engines say otherwise")
-        return "text", self._prompt_tokens(asked)
+            raise NotLocalError("text: engines differ")
+        return "text", self._prompt_tokens(asked, partition)
 
-    def _prompt_tokens(self, asked: Asked) -> list[int]:
+    def _prompt_tokens(self, asked: CompletionRequest, partition: bytes) -> list[int]:
         if not isinstance(asked.prompt, str) or asked.has_several_prompts:
-            raise NotLocalError("several prompts, or none in words")
-        said = bytes(asked.fields.get("add_special_tokens", b"true"))
-        if said not in (b"true", b"false") or "truncate_prompt_tokens" in asked.fields:
+            raise NotLocalError("several prompts, or no text prompt")
+        value = bytes(asked.fields.get("add_special_tokens", b"true"))
+        if value not in (b"true", b"false") or "truncate_prompt_tokens" in asked.fields:
             raise NotLocalError("truncate_prompt_tokens")
-        return self.text_tokens(asked.prompt, adds_special_tokens=said == b"true")
+        return self.text_tokens(asked.prompt, partition, adds_special_tokens=value == b"true")
 
-    def text_tokens(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        """Of a text as it is, and what belongs around one."""
-        tokens = self._pieces_tokens(text)
+    def text_tokens(
+        self, text: str, partition: bytes = b"", *, adds_special_tokens: bool = True
+    ) -> list[int]:
+        """Return the tokens of a text, with the special tokens around it by default."""
+        tokens = self._pieces_tokens(text, partition_key(self._secret, partition))
         return [*self._front, *tokens, *self._back] if adds_special_tokens else tokens
 
-    def chat_tokens(self, chat: Chat) -> list[int]:
-        """Of a chat. Raises NotLocalError, PromptRefusedError."""
+    def chat_tokens(self, chat: Chat, partition: bytes = b"") -> list[int]:
+        """Return the tokens of a chat. Raises NotLocalError, PromptRefusedError."""
         name = "tool_use" if chat.tools is not None else "default"
         template = self._templates.get(name) or self._templates.get("default")
         if template is None:
             raise NotLocalError(f"no chat template beside {self.path}")
         text = rendered(chat, template, self._special_tokens)
-        return self.text_tokens(text, adds_special_tokens=chat.add_special_tokens)
+        return self.text_tokens(text, partition, adds_special_tokens=chat.add_special_tokens)
 
     def added_texts(self) -> list[str]:
-        """Of its added tokens, in order of their ids."""
+        """Return the texts of the added tokens, in order of their ids."""
         tokens = sorted(self._backend.get_added_tokens_decoder().items())
         return [token.content for _, token in tokens]
 
-    def _pieces_tokens(self, text: str) -> list[int]:
-        """A piece is tokenised, and known, with the token that it is behind of."""
+    def _pieces_tokens(self, text: str, secret: bytes) -> list[int]:
+        """Return the tokens of a text; a piece is tokenized and cached with its preceding token."""
         pieces = list(self._seams.pieces(text))
         texts = [before + piece for before, piece in pieces]
-        keys = [blake2b(each.encode(), digest_size=16, key=self._secret).digest() for each in texts]
+        keys = [blake2b(each.encode(), digest_size=16, key=secret).digest() for each in texts]
         found = {key: tokens for key in keys if (tokens := self._known.get(key)) is not None}
         missing = {key: each for key, each in zip(keys, texts, strict=True) if key not in found}
         self._tokenise(missing, found)
@@ -105,7 +241,7 @@ class LocalTokenizer:
         return tokens.tolist()
 
     def _tokenise(self, missing: dict[bytes, str], found: "dict[bytes, array[int]]") -> None:
-        """As a batch, however few: then others may run meanwhile."""
+        """Tokenize the missing pieces as one batch, which releases the GIL even for few pieces."""
         if missing:
             several = self._backend.encode_batch_fast(
                 list(missing.values()), add_special_tokens=False
@@ -115,10 +251,10 @@ class LocalTokenizer:
                 self._known.put(key, found[key])
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """The tokens that belong before and behind a text."""
+        """Return the tokens that belong before and after a text."""
         (encoding,) = self._backend.encode_batch_fast(["a"])
         own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
-        if not own:  # it knows no "a"
+        if not own:  # its vocabulary lacks "a"
             return encoding.ids, []
         return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
@@ -147,6 +283,6 @@ def _backend(files: TokenizerFiles) -> Tokenizer:
 
 
 def _added(token: Any) -> AddedToken:
-    """Those that are looked for in normalised text are nothing that raw text can be cut at."""
+    """Return an added token; raw text cannot be cut at one that matches normalised text."""
     takes_more = token.lstrip or token.rstrip or token.single_word
     return AddedToken("" if token.normalized else token.content, not takes_more)

@@ -1,4 +1,4 @@
-"""Prompts of which a tokenizer and an engine have to say the same, and what it means if not."""
+"""Probe prompts on which a tokenizer and an engine must agree, and a description of differences."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from router.forward.bodies import CHAT, COMPLETIONS, Asked, OpenAiPath, read_asked
+from router.forward.request_body import (
+    CHAT,
+    COMPLETIONS,
+    CompletionRequest,
+    OpenAiPath,
+    read_completion_request,
+)
 from router.forward.tokenizer.chats import Kind
 
 _TEXT = (
@@ -34,20 +40,22 @@ _TOOL = {
 }
 _CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 MOST_ADDED = 16
-"""Added tokens that a probe's text has; some tokenizers have thousands."""
+"""Limit of added tokens in a probe's text; some tokenizers have thousands."""
 
 
 class Probe(Struct, frozen=True):
-    """One prompt. Of one kind several, as templates refuse some chats: one at least has to be
-    made, and all that either side makes have to be the same.
+    """One probe prompt.
+
+    There are several per kind, because templates refuse some chats: at least one must be tokenized,
+    and all that either side tokenizes must match.
     """
 
     kind: Kind
-    asked: Asked
+    asked: CompletionRequest
 
 
 def probes(model: str, added: Sequence[str]) -> Iterator[Probe]:
-    """Of every kind. `added`: texts of the tokenizer's added tokens."""
+    """Yield probes of every kind. `added`: texts of the tokenizer's added tokens."""
     special = f"a{' b'.join(added[:MOST_ADDED])}\n c{''.join(added[-MOST_ADDED:])} "
     for text in (_TEXT, special):
         yield _probe("text", COMPLETIONS, model, prompt=text)
@@ -65,7 +73,10 @@ def probes(model: str, added: Sequence[str]) -> Iterator[Probe]:
 
 
 def difference(ours: Sequence[int] | None, theirs: Sequence[int] | None) -> str | None:
-    """What two sides say otherwise of one prompt, in words; None for one that refuses it."""
+    """Return a description of the difference between two tokenizations, or None if they match.
+
+    None for a tokenization means that this side refuses the prompt.
+    """
     if ours == theirs:
         return None
     if ours is None or theirs is None:
@@ -87,4 +98,6 @@ def _chat(kind: Kind, model: str, messages: list[Any], **fields: Any) -> Probe:
 
 
 def _probe(kind: Kind, path: OpenAiPath, model: str, **fields: Any) -> Probe:
-    return Probe(kind, read_asked(path, json.dumps({"model": model, **fields}).encode()))
+    return Probe(
+        kind, read_completion_request(path, json.dumps({"model": model, **fields}).encode())
+    )

@@ -1,4 +1,4 @@
-"""Which model has which tokenizer, as a setting says it: `PATH`, or `MODEL=PATH,MODEL=PATH`."""
+"""The tokenizers by model, as in the setting: `PATH`, or `MODEL=PATH,MODEL=PATH`."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -6,38 +6,38 @@ from typing import TYPE_CHECKING
 from router.errors import ConfigError
 from router.forward.tokenizer.errors import TokenizerFilesError
 from router.forward.tokenizer.files import TokenizerFiles, read_files
-from router.forward.tokenizer.known_pieces import KnownPieces
+from router.forward.tokenizer.local import TokenCache
 
 if TYPE_CHECKING:
     from router.forward.tokenizer.local import LocalTokenizer
 
 Counted = Callable[[int, int], None]
-"""Told of each prompt: how many of its tokens were known, and how many were not."""
+"""A function called for each prompt with the numbers of cached and new tokens."""
 
 ALLOWED = "a folder with tokenizer.json, or such a file; of several models MODEL=PATH,MODEL=PATH"
 
 
 class Tokenizers:
-    """By model; under "" that of all others. They share what is `known`."""
+    """Tokenizers by model; "" is the one of all other models. They share the cache `known`."""
 
     __slots__ = ("_by_model", "known")
 
-    def __init__(self, by_model: "dict[str, LocalTokenizer]", known: KnownPieces) -> None:
+    def __init__(self, by_model: "dict[str, LocalTokenizer]", known: TokenCache) -> None:
         self._by_model = by_model
         self.known = known
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return whether there is any."""
         return bool(self._by_model)
 
     def of(self, model: str) -> "LocalTokenizer | None":
-        """That of a model, if it has one."""
+        """Return the tokenizer of a model, or None."""
         return self._by_model.get(model) or self._by_model.get("")
 
 
 def load_tokenizers(setting: str, most_tokens: int, counted: Counted) -> Tokenizers:
-    """As the setting says; each path is read once. Raises ConfigError."""
-    known = KnownPieces(most_tokens)
+    """Load the tokenizers of the setting; each path is read once. Raises ConfigError."""
+    known = TokenCache(most_tokens)
     by_path: dict[str, LocalTokenizer] = {}
     by_model: dict[str, LocalTokenizer] = {}
     for model, path in _named(setting):
@@ -50,8 +50,8 @@ def load_tokenizers(setting: str, most_tokens: int, counted: Counted) -> Tokeniz
     return Tokenizers(by_model, known)
 
 
-def _loaded(files: TokenizerFiles, known: KnownPieces, counted: Counted) -> "LocalTokenizer":
-    """Needs packages that nothing else here needs."""
+def _loaded(files: TokenizerFiles, known: TokenCache, counted: Counted) -> "LocalTokenizer":
+    """Create a tokenizer; imports optional packages."""
     try:
         from router.forward.tokenizer.local import LocalTokenizer
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How to attach this engine: to a router directly, or by an agent beside it."""
+"""Ways to attach this engine: to a router directly, or by an agent next to it."""
 
 from shlex import quote
 
@@ -6,8 +6,8 @@ from msgspec import Struct, json
 
 from router.protocol.values import Doubt
 from router.protocol.workers import WorkerRegistration
-from router.publisher.metrics_dialects import EngineFacts
-from router.tools.doctor.engine_seen import EngineSeen
+from router.publisher.engine_metrics.dialects import EngineLimits
+from router.tools.doctor.observed_engine import ObservedEngine
 
 _ROUTER = "http://localhost:8092"
 _SERVER = "http://ENGINE:8000"
@@ -21,17 +21,17 @@ class Attachment(Struct, frozen=True):
 
     @property
     def curl(self) -> str:
-        """The request, for a shell."""
+        """The request, as a shell command."""
         body = quote(json.encode(self.worker).decode())
         return f"curl -H 'content-type: application/json' {_ROUTER}/workers -d {body}"
 
 
-def attachment(seen: EngineSeen) -> Attachment:
-    """From what was given and heard; words in capitals are left to be filled in."""
+def attachment(seen: ObservedEngine) -> Attachment:
+    """Return both from the settings and observations; words in capitals are placeholders."""
     return Attachment(_worker(seen), _agent(seen))
 
 
-def _worker(seen: EngineSeen) -> WorkerRegistration:
+def _worker(seen: ObservedEngine) -> WorkerRegistration:
     config, dp_rank = seen.config, seen.dp_rank
     return WorkerRegistration(
         worker_id=1,
@@ -50,9 +50,9 @@ def _worker(seen: EngineSeen) -> WorkerRegistration:
     )
 
 
-def _agent(seen: EngineSeen) -> str:
-    """What metrics will tell the agent is left to them."""
-    config, facts = seen.config, seen.server.facts if seen.server else EngineFacts()
+def _agent(seen: ObservedEngine) -> str:
+    """Return the agent's command line, without flags that metrics provide to the agent."""
+    config, facts = seen.config, seen.server.facts if seen.server else EngineLimits()
     flags: dict[str, object] = {
         "engine": seen.engine or "vllm",
         "nats-url": "nats://localhost:4222",
@@ -78,15 +78,15 @@ def _agent(seen: EngineSeen) -> str:
 
 
 def _of_rank_0(endpoint: str, dp_rank: int) -> str:
-    """The endpoint to whose port the agent adds the rank."""
+    """Return the endpoint with rank 0's port; the agent adds the rank to it."""
     before, _, port = endpoint.rpartition(":")
     return f"{before}:{int(port) - dp_rank}" if port.isdecimal() else endpoint
 
 
-def _block_size(seen: EngineSeen) -> int:
-    told = seen.server.facts.block_size if seen.server else None
-    return seen.block_size or seen.config.block_size or told or 16
+def _block_size(seen: ObservedEngine) -> int:
+    engine_block_size = seen.server.facts.block_size if seen.server else None
+    return seen.block_size or seen.config.block_size or engine_block_size or 16
 
 
-def _is_full(seen: EngineSeen) -> bool:
+def _is_full(seen: ObservedEngine) -> bool:
     return seen.trial is not None and seen.trial.doubts(Doubt.COPIES)

@@ -3,45 +3,39 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from router.errors import ConfigError
-from router.process.settings import DOCTOR_PREFIX, load
+from router.runtime.process.settings import DOCTOR_PREFIX, about, load
 
 
 class DoctorConfig(Struct, frozen=True, kw_only=True):
-    """Which engine, and for how long."""
+    """The engine to examine, and the duration."""
 
     zmq: Annotated[
-        str,
-        Meta(description="event endpoint of one rank (required): tcp://host:port or ipc:///path"),
+        str, about("event endpoint of one rank (required): tcp://host:port or ipc:///path")
     ] = ""
-    replay: Annotated[str, Meta(description="replay endpoint of that rank; empty: none")] = ""
-    topic: Annotated[str, Meta(description="topic prefix that the router would subscribe to")] = ""
-    url: Annotated[str, Meta(description="the engine's OpenAI server, http://host:port")] = ""
-    model: Annotated[str, Meta(description="model that the engine serves; empty: ask it")] = ""
+    replay: Annotated[str, about("replay endpoint of that rank; empty: none")] = ""
+    topic: Annotated[str, about("topic prefix that the router would subscribe to")] = ""
+    url: Annotated[str, about("the engine's OpenAI server, http://host:port")] = ""
+    model: Annotated[str, about("the engine's model; empty: from the server")] = ""
     block_size: Annotated[
-        int,
-        Meta(ge=0, le=65_536, description="tokens per block, as configured; 0: as the events say"),
+        int, about("tokens per block; 0: taken from the events", ge=0, le=65_536)
     ] = 0
     engine: Annotated[
-        Literal["", "vllm", "sglang", "trtllm"],
-        Meta(description="vllm, sglang or trtllm; empty: detect it"),
+        Literal["", "vllm", "sglang", "trtllm"], about("vllm, sglang or trtllm; empty: detected")
     ] = ""
     seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long to listen to live events")
+        float, about("duration of the subscription to live events", gt=0, le=3600)
     ] = 10.0
     probe: Annotated[
-        bool,
-        Meta(
-            description=("send a few small requests to --url, and check the events that they cause")
-        ),
+        bool, about("send a few small requests to --url, and check the events that they cause")
     ] = False
-    json: Annotated[bool, Meta(description="print the findings as JSON")] = False
+    json: Annotated[bool, about("print the findings as JSON")] = False
 
 
 def load_doctor_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DoctorConfig:
-    """From flags, environment and file. Raises ConfigError."""
+    """Return the settings from flags, environment and file. Raises ConfigError."""
     config = load(DoctorConfig, arguments, environment, DOCTOR_PREFIX)
     if not config.zmq:
         raise ConfigError("zmq", "missing", "the engine's event endpoint, tcp://host:port")

@@ -1,4 +1,4 @@
-"""One examination: look at the ports, ask the server, listen, probe, ask for a replay.
+"""One examination: connect to the ports, query the server, listen, probe, request a replay.
 
 ports ─▶ server ─▶ watch ┬ probe       ─▶ replay ─▶ EngineSeen ─▶ findings
                          └ wait
@@ -10,45 +10,44 @@ from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from router.publisher.engine_batch import EngineBatch, EngineStored
-from router.publisher.zmq_context import open_context
-from router.publisher.zmq_sockets import Context
+from router.publisher.engine_events.batch import EngineBatch, EngineStored
+from router.publisher.zmq.sockets import Context, open_context
 from router.tools.doctor import listening
-from router.tools.doctor.block_checks import block_findings
+from router.tools.doctor.checks.blocks import block_findings
+from router.tools.doctor.checks.forms import form_findings
+from router.tools.doctor.checks.ports import port_findings
+from router.tools.doctor.checks.probes import probe_findings
+from router.tools.doctor.checks.replay import replay_findings
+from router.tools.doctor.checks.server import server_findings
+from router.tools.doctor.checks.stream import stream_findings
 from router.tools.doctor.config import DoctorConfig
-from router.tools.doctor.contents import Contents, stored_in
-from router.tools.doctor.engine_seen import EngineSeen
+from router.tools.doctor.event_totals import EventTotals, stored_in
 from router.tools.doctor.findings import Finding
-from router.tools.doctor.form_checks import form_findings
-from router.tools.doctor.messages import LiveSeen, ReplaySeen
-from router.tools.doctor.port_checks import port_findings
-from router.tools.doctor.ports import PortSeen, look_at
-from router.tools.doctor.probe_checks import probe_findings
-from router.tools.doctor.probe_seen import ProbeSeen
+from router.tools.doctor.messages import ObservedLive, ObservedReplay
+from router.tools.doctor.observed_engine import ObservedEngine
+from router.tools.doctor.observed_probe import ObservedProbe
+from router.tools.doctor.ports import ObservedPort, probe_port
 from router.tools.doctor.prober import Prober
-from router.tools.doctor.replay_checks import replay_findings
-from router.tools.doctor.server import Server, ServerSeen
-from router.tools.doctor.server_checks import server_findings
-from router.tools.doctor.stream_checks import stream_findings
+from router.tools.doctor.server import ObservedServer, Server
 from router.tools.doctor.trial import Trial
 from router.tools.doctor.wire_forms import WireForms
 
 SETTLE_S = 0.3
-"""Between a connection and the first request: the subscription is on its way."""
+"""The delay from the connection to the first request, until the subscription is active."""
 
 PROBE_S = 120.0
-"""For all of its requests."""
+"""The timeout of all probe requests together."""
 
 MAX_STORED_EVENTS = 20_000
-"""Kept for the probe to look among."""
+"""The limit of events kept for the probe."""
 
 
-def findings_of(seen: EngineSeen) -> list[Finding]:
-    """All checks; where nobody publishes, those of the ports and the server alone."""
+def findings_of(seen: ObservedEngine) -> list[Finding]:
+    """Return the findings of all checks; without a publisher, those of ports and server only."""
     return list(_findings_of(seen))
 
 
-def _findings_of(seen: EngineSeen) -> Iterator[Finding]:
+def _findings_of(seen: ObservedEngine) -> Iterator[Finding]:
     yield from port_findings(seen)
     yield from server_findings(seen)
     if seen.is_publisher:
@@ -60,25 +59,25 @@ def _findings_of(seen: EngineSeen) -> Iterator[Finding]:
 
 
 class Examination:
-    """Of one engine. `run` is to be called once."""
+    """An examination of one engine; `run` is to be called once."""
 
     def __init__(self, config: DoctorConfig, rng: Random) -> None:
         self._config = config
         self._rng = rng
-        self._live = LiveSeen()
-        self._replay: ReplaySeen | None = None
-        self._contents = Contents()
+        self._live = ObservedLive()
+        self._replay: ObservedReplay | None = None
+        self._contents = EventTotals()
         self._forms = WireForms()
         self._stored: list[EngineStored] = []
-        self._server: ServerSeen | None = None
-        self._probe: ProbeSeen | None = None
+        self._server: ObservedServer | None = None
+        self._probe: ObservedProbe | None = None
         self._trial = Trial(config.block_size or None, None)
 
-    async def run(self, stop: asyncio.Event) -> EngineSeen:
-        """Look at everything; `stop` ends the listening."""
+    async def run(self, stop: asyncio.Event) -> ObservedEngine:
+        """Make all observations; `stop` ends the subscription early."""
         config = self._config
-        events_port = await look_at(config.zmq)
-        replay_port = await look_at(config.replay) if config.replay else None
+        events_port = await probe_port(config.zmq)
+        replay_port = await probe_port(config.replay) if config.replay else None
         server = Server(config.url) if config.url else None
         try:
             if server is not None:
@@ -91,18 +90,21 @@ class Examination:
         finally:
             if server is not None:
                 await server.close()
-        return EngineSeen(
+        return ObservedEngine(
             config, events_port, replay_port, self._live, self._replay, self._contents,
             self._forms, self._trial.seen(), self._server, self._probe,
         )  # fmt: skip
 
     async def _listen(self, context: Context, server: Server | None, stop: asyncio.Event) -> None:
-        watch, over = listening.Watch(context, self._config.zmq, self._take_live), asyncio.Event()
+        watch, over = (
+            listening.ServerWatch(context, self._config.zmq, self._take_live),
+            asyncio.Event(),
+        )
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(over))
             if await _before(stop, watch.connected.wait(), listening.CONNECT_S):
-                began_s = time.monotonic()  # however long it took to connect
+                began_s = time.monotonic()  # the time to connect does not count
                 self._live.is_connected = True
                 if server is not None and self._config.probe:
                     await _before(stop, self._probed(server), PROBE_S)
@@ -133,20 +135,20 @@ class Examination:
         if not self._config.replay and last is not None:
             self._trial.take(last, batch)
 
-    async def _ask_for_replay(self, context: Context, port: PortSeen | None) -> None:
+    async def _ask_for_replay(self, context: Context, port: ObservedPort | None) -> None:
         is_there = port is not None and port.outcome == "zmtp" and port.socket_type != "PUB"
         if is_there:
-            self._replay = ReplaySeen()
+            self._replay = ObservedReplay()
             endpoint, take = self._config.replay, self._take_replayed
             self._replay.failure = await listening.replay(context, endpoint, take)
 
     def _take_replayed(self, frames: Sequence[bytes]) -> bool:
-        replay = self._replay or ReplaySeen()
+        replay = self._replay or ObservedReplay()
         numbered = replay.take(frames, self._live.sequences)
         if numbered is None:
             return True
         is_known = self._live.sequences.has(*numbered)
-        contents = Contents() if is_known else self._contents
+        contents = EventTotals() if is_known else self._contents
         batch = contents.add(numbered[1])
         if not is_known:
             self._forms.add(numbered[1])
@@ -162,7 +164,7 @@ _EMPTY = EngineBatch(None, [], [], ["a batch that is none"])
 
 
 async def _before(stop: asyncio.Event, wanted: Coroutine[Any, Any, object], seconds: float) -> bool:
-    """Did what is wanted come before the stop, and in time? If not, it is cancelled."""
+    """Return whether `wanted` finished before the stop and in time; else cancel it."""
     waiting, stopping = asyncio.create_task(wanted), asyncio.create_task(stop.wait())
     both, timeout_s = (waiting, stopping), max(seconds, 0.0)
     await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

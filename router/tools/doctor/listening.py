@@ -1,24 +1,24 @@
-"""The two sockets of an engine, listened to as a router listens to them."""
+"""Clients of an engine's two sockets, which behave as a router's do."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from router.publisher.zmq_sockets import Context, ReplayCalls, Subscription
-from router.publisher.zmq_wakeups import Wakeups
-from router.publisher.zmq_watch import Condition
+from router.publisher.zmq.connection_monitor import Condition
+from router.publisher.zmq.sockets import Context, ReplayCalls, Subscription
+from router.publisher.zmq.wakeups import Wakeups
 
 TICK_S = 0.05
 CONNECT_S = 3.0
 ANSWER_S = 2.0
-"""Between two answers of a replay: a router gives up after so long."""
+"""The timeout between two messages of a replay, as in a router."""
 
 REPLAY_S = 60.0
-"""For all of them."""
+"""The timeout of a whole replay."""
 
 
-class Watch:
-    """One subscription to every topic, which calls `take` for every message."""
+class ServerWatch:
+    """A subscription to every topic that calls `take` for each message."""
 
     def __init__(
         self, context: Context, endpoint: str, take: Callable[[list[bytes]], None]
@@ -30,7 +30,7 @@ class Watch:
         self.losses = 0
 
     async def run(self, until: asyncio.Event) -> None:
-        """Listen until told to stop; connects again when the connection is lost."""
+        """Listen until `until` is set; reconnects when the connection is lost."""
         while not until.is_set():
             wakeups = Wakeups()
             subscription = Subscription(self._context, self._endpoint, "", wakeups)
@@ -43,7 +43,7 @@ class Watch:
     async def _listen(
         self, subscription: Subscription, wakeups: Wakeups, until: asyncio.Event
     ) -> bool:
-        """Until the end, or until there is no connection: was there one before?"""
+        """Listen until the end or a lost connection; return whether that was connected before."""
         ends_s, was_connected = time.monotonic() + CONNECT_S, False
         while not until.is_set():
             await wakeups.wait(TICK_S)
@@ -62,20 +62,21 @@ class Watch:
 async def replay(
     context: Context, endpoint: str, take: Callable[[Sequence[bytes]], bool]
 ) -> str | None:
-    """Ask for everything; `take` says of each answer whether it was the last. Why it ended
-    otherwise, None if it did not.
+    """Request all batches; return the reason for an early end, or None if it was complete.
+
+    `take`: is called with each message, and returns True for the last one.
     """
     wakeups = Wakeups()
     calls = ReplayCalls(context, endpoint, wakeups)
     answered_s = began_s = time.monotonic()
     try:
-        calls.ask(0)
+        calls.request(0)
         while time.monotonic() < min(answered_s + ANSWER_S, began_s + REPLAY_S):
             await wakeups.wait(TICK_S)
             for frames in calls.receive():
                 answered_s = time.monotonic()
                 if take(frames):
                     return None
-        return calls.failure if answered_s == began_s else "its answers stopped"
+        return calls.failure if answered_s == began_s else "its responses stopped"
     finally:
         calls.close()

@@ -1,4 +1,4 @@
-"""Live messages and the answers of a replay, frame by frame.
+"""Live messages and the responses of a replay, frame by frame.
 
 Only sums and fingerprints are kept, so that an engine with a long history costs little memory.
 """
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from router.publisher.engine_events import bounded_name
-from router.publisher.engine_frames import END_OF_REPLAY, Numbered, parse_live, parse_replayed
+from router.publisher.batch_order.frames import END_OF_REPLAY, Numbered, parse_live, parse_replayed
+from router.publisher.engine_events.decoder import bounded_name
 
 MAX_FINGERPRINTS = 200_000
 _MAX_NAMES = 32
@@ -18,7 +18,7 @@ _TOPIC_ANSWER_FRAMES = 4
 
 
 class Sequences:
-    """Numbers of batches in the order they came, and a fingerprint of each one's payload."""
+    """Sequence numbers of batches in order of arrival, and fingerprints of the payloads."""
 
     __slots__ = ("count", "fingerprints", "first", "first_gap", "last", "missing", "returns")
 
@@ -29,11 +29,11 @@ class Sequences:
         self.missing = 0
         self.first_gap: tuple[int, int] | None = None
         self.returns = 0
-        """How often a number was not above the one before: a restart, or a repetition."""
+        """Numbers not above their predecessor: a restart, or a repetition."""
         self.fingerprints: dict[int, int] = {}
 
     def add(self, sequence: int, payload: bytes) -> None:
-        """Note the next batch."""
+        """Add the next batch."""
         if self.last is None:
             self.first = sequence
         elif sequence <= self.last:
@@ -47,12 +47,12 @@ class Sequences:
             self.fingerprints[sequence] = xxh3_64_intdigest(payload)
 
     def has(self, sequence: int, payload: bytes) -> bool:
-        """Did the same come under this number?"""
+        """Return whether the same payload arrived under this number."""
         return self.fingerprints.get(sequence) == xxh3_64_intdigest(payload)
 
 
-class LiveSeen:
-    """What a subscription to every topic brought. `losses`: how often the connection was lost."""
+class ObservedLive:
+    """The messages of a subscription to every topic; `losses` counts lost connections."""
 
     __slots__ = (
         "frame_counts",
@@ -70,12 +70,12 @@ class LiveSeen:
         self.watched_s = 0.0
         self.frame_counts: Counter[int] = Counter()
         self.garbage = 0
-        """Of three frames, and yet without a sequence of eight bytes in the middle."""
+        """Messages of three frames without a sequence of eight bytes in the middle."""
         self.topics: Counter[str] = Counter()
         self.sequences = Sequences()
 
     def take(self, frames: Sequence[bytes]) -> bytes | None:
-        """Note a message; its payload, if it has one."""
+        """Record a message; return its payload, or None if it has none."""
         self.frame_counts[len(frames)] += 1
         numbered = parse_live(frames)
         if numbered is None:
@@ -86,8 +86,8 @@ class LiveSeen:
         return numbered[1]
 
 
-class ReplaySeen:
-    """What a replay from batch 0 on brought; `has_ended`: it said that this was all."""
+class ObservedReplay:
+    """The responses of a replay from batch 0; `has_ended` is True after its end marker."""
 
     __slots__ = (
         "differing",
@@ -104,18 +104,18 @@ class ReplaySeen:
     def __init__(self) -> None:
         self.has_ended = False
         self.failure: str | None = None
-        """Why it ended otherwise."""
+        """The reason for an end without the marker."""
         self.garbage = 0
         self.with_topic = 0
         self.without_topic = 0
         self.topics: Counter[str] = Counter()
         self.sequences = Sequences()
         self.same = 0
-        """Batches that came live as well, byte for byte alike."""
+        """Batches that also arrived live, byte for byte equal."""
         self.differing = 0
 
     def take(self, frames: Sequence[bytes], live: Sequences) -> Numbered | None:
-        """Note an answer and hold it against what came live; the batch in it, if there is one."""
+        """Record a response and compare it with the live batches; return its batch, if any."""
         numbered = parse_replayed(frames)
         if numbered is None:
             self.garbage += 1

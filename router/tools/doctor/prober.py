@@ -1,11 +1,11 @@
-"""A few small requests to an engine, and the events that they caused.
+"""A few small requests to an engine, and the events that they cause.
 
-    plain twice   is anything published, and is anything reused?
-    salted        does the salt reach the event, and set the blocks apart?
+    plain twice   is any event published, and is any block reused?
+    salted        does the event contain the salt, and are the blocks separate?
     chat          are the tokens of the events those of the chat template?
 
-Every prompt begins with random words, so that nothing of it is cached yet. Who else uses the engine
-is not disturbed: of all events only those with the prompt's own tokens count.
+Every prompt begins with random words, so that none of its blocks is cached yet. Requests of other
+clients do not disturb the result: only events with the prompt's own tokens count.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from router.errors import ServerError
-from router.publisher.engine_batch import EngineStored
-from router.tools.doctor.probe_seen import Kind, ProbeSeen, RequestSeen, announced
-from router.tools.doctor.server import Server, ServerSeen
+from router.publisher.engine_events.batch import EngineStored
+from router.tools.doctor.observed_probe import Kind, ObservedProbe, ObservedRequest, announced
+from router.tools.doctor.server import ObservedServer, Server
 
 PROMPT_BLOCKS = 3
 MIN_TOKENS = 13
@@ -27,22 +27,22 @@ EVENT_WAIT_S = 3.0
 POLL_S = 0.05
 DEFAULT_BLOCK_SIZE = 16
 STEPS = 4
-"""Tokens to generate: an engine may publish what one step stored in the next one only."""
+"""Tokens to generate: an engine may publish the blocks of one step only in the next one."""
 
 MIN_VARIETY = 12
-"""Different tokens in a prompt that is to be new."""
+"""The minimum of different tokens in a prompt, so that it is new."""
 
 SAFE_TOKENS = (10, 250)
-"""Token ids that every vocabulary has, where the engine will not tokenise for us."""
+"""The range of token ids that every vocabulary has, for engines without /tokenize."""
 
 
 class Prober:
-    """Sender of the requests; `stored` lists what was stored since the watch began."""
+    """The sender of the requests; `stored` lists the events since the subscription began."""
 
     def __init__(
         self,
         server: Server,
-        seen: ServerSeen,
+        seen: ObservedServer,
         model: str,
         block_size: int | None,
         stored: Callable[[], Sequence[EngineStored]],
@@ -57,8 +57,8 @@ class Prober:
         self._before = 0
         self._salt = f"doctor-{rng.getrandbits(32):08x}"
 
-    async def run(self) -> ProbeSeen:
-        """Send them all, one after the other."""
+    async def run(self) -> ObservedProbe:
+        """Send all requests, one after the other."""
         tokens = await self._plain_tokens()
         body = {"prompt": tokens, "max_tokens": STEPS, "temperature": 0}
         plain = await self._completion("plain", tokens, body)
@@ -66,7 +66,7 @@ class Prober:
         salted = await self._completion("salted", tokens, {**body, "cache_salt": self._salt})
         requests = {"plain": plain, "again": again, "salted": salted}
         template_tokens = await self._chat(requests)
-        return ProbeSeen(requests, self._salt, template_tokens)
+        return ObservedProbe(requests, self._salt, template_tokens)
 
     async def _plain_tokens(self) -> list[int]:
         least = max(PROMPT_BLOCKS * self._block_size + 1, MIN_TOKENS)
@@ -75,13 +75,13 @@ class Prober:
         return tokens[:wanted] if _is_varied(tokens[:wanted], wanted) else self._any(wanted)
 
     async def _text(self, words: int) -> str:
-        """A text that nobody has sent before, also to a tokenizer that knows few words."""
+        """Return a new text, even for a tokenizer with a small vocabulary."""
         text = self._words(words)
         if _is_varied(await self._tokenized({"prompt": text}) or [], words):
             return text
         body = {"model": self._model, "tokens": self._any(words)}
         try:
-            return str((await self._server.ask("POST", "/detokenize", body)).get("prompt"))
+            return str((await self._server.send("POST", "/detokenize", body)).get("prompt"))
         except ServerError:
             return text
 
@@ -91,7 +91,7 @@ class Prober:
     def _words(self, count: int) -> str:
         return " ".join(f"{self._rng.getrandbits(20):05x}" for _ in range(count))
 
-    async def _chat(self, requests: dict[str, RequestSeen]) -> int | None:
+    async def _chat(self, requests: dict[str, ObservedRequest]) -> int | None:
         text = await self._text(2 * self._block_size)
         messages = {"messages": [{"role": "user", "content": text}]}
         expected = await self._tokenized(messages)
@@ -105,14 +105,16 @@ class Prober:
 
     async def _tokenized(self, body: dict[str, Any]) -> list[int] | None:
         try:
-            said = await self._server.ask("POST", "/tokenize", {"model": self._model, **body})
+            reply = await self._server.send("POST", "/tokenize", {"model": self._model, **body})
         except ServerError:
             return None
-        tokens = said.get("tokens")
+        tokens = reply.get("tokens")
         is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
         return tokens if is_list else None
 
-    async def _completion(self, kind: Kind, tokens: list[int], body: dict[str, Any]) -> RequestSeen:
+    async def _completion(
+        self, kind: Kind, tokens: list[int], body: dict[str, Any]
+    ) -> ObservedRequest:
         return await self._request(kind, "/v1/completions", tokens, body)
 
     async def _request(
@@ -121,23 +123,23 @@ class Prober:
         path: str,
         tokens: list[int],
         body: dict[str, Any],
-    ) -> RequestSeen:
+    ) -> ObservedRequest:
         if kind != "again":
             self._before = len(self._stored())
         hits = await self._server.cached_tokens()
         try:
-            said = await self._server.ask("POST", path, {"model": self._model, **body})
+            reply = await self._server.send("POST", path, {"model": self._model, **body})
         except ServerError as error:
-            return RequestSeen(kind, problem=error.reason)
-        cached = _cached_tokens(said)
+            return ObservedRequest(kind, problem=error.reason)
+        cached = _cached_tokens(reply)
         seen = await self._until_announced(kind, tokens)
         if cached is None and hits is not None:
             hits_now = await self._server.cached_tokens()
             cached = None if hits_now is None else round(hits_now - hits)
         return msgspec.structs.replace(seen, cached_tokens=cached)
 
-    async def _until_announced(self, kind: Kind, tokens: list[int]) -> RequestSeen:
-        """What was stored since; waits until it is all of the prompt, for a while."""
+    async def _until_announced(self, kind: Kind, tokens: list[int]) -> ObservedRequest:
+        """Return the blocks published since the request; waits a while until all are."""
         ends_s = time.monotonic() + EVENT_WAIT_S
         while True:
             seen = announced(kind, tokens, self._stored()[self._before :])
@@ -147,12 +149,12 @@ class Prober:
 
 
 def _is_varied(tokens: list[int], wanted: int) -> bool:
-    """Enough different tokens that nobody has sent the same by chance."""
+    """Return whether the tokens vary enough to be new with near certainty."""
     return len(tokens) >= wanted and len(set(tokens)) >= min(wanted, MIN_VARIETY)
 
 
-def _cached_tokens(said: dict[str, Any]) -> int | None:
-    usage = said.get("usage") or {}
+def _cached_tokens(reply: dict[str, Any]) -> int | None:
+    usage = reply.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens")
     return cached if isinstance(cached, int) else None

@@ -1,4 +1,4 @@
-"""An engine's OpenAI server, asked."""
+"""A client of an engine's OpenAI server."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import ServerError, WireError
-from router.publisher.engine_metrics import EngineMetrics
-from router.publisher.metrics_dialects import DIALECTS, EngineFacts, EngineKind
-from router.publisher.prometheus_text import Sample, parse_samples
+from router.publisher.engine_metrics.dialects import DIALECTS, EngineKind, EngineLimits
+from router.publisher.engine_metrics.metrics import EngineMetrics
+from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
 
 TIMEOUT_S = 30.0
 _CACHE_INFO = "vllm:cache_config_info"
@@ -22,11 +22,11 @@ _CACHED_TOKENS = (
 )
 
 
-class ServerSeen(Struct, frozen=True):
-    """What it says of itself; None and empty where it does not say.
+class ObservedServer(Struct, frozen=True):
+    """The server's description of itself; absent facts are None or empty.
 
-    `models`: names, adapters among them with the name of what they adapt. `problem`: why it could
-    not be asked at all.
+    `models`: names, including adapters with the name of their base model. `problem`: the reason why
+    the server could not be queried at all.
     """
 
     url: str
@@ -35,7 +35,7 @@ class ServerSeen(Struct, frozen=True):
     max_model_len: int | None = None
     version: str | None = None
     engine: EngineKind | None = None
-    facts: EngineFacts = EngineFacts()
+    facts: EngineLimits = EngineLimits()
     has_prefix_caching: bool | None = None
 
     @property
@@ -46,27 +46,27 @@ class ServerSeen(Struct, frozen=True):
 
 
 class Server:
-    """Requests to an OpenAI server; all raise ServerError. To be closed."""
+    """Requests to an OpenAI server; `ask` raises ServerError. To be closed."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
-    async def look(self) -> ServerSeen:
-        """What it says of itself."""
+    async def look(self) -> ObservedServer:
+        """Query the server's models, version and metrics."""
         try:
-            listed = await self.ask("GET", "/v1/models")
+            listed = await self.send("GET", "/v1/models")
         except ServerError as error:
-            return ServerSeen(self._url, problem=error.reason)
+            return ObservedServer(self._url, problem=error.reason)
         version = await self._optional("/version")
         metrics = await self._metrics()
         engine, facts = engine_in(metrics)
         models = [each for each in listed.get("data") or () if isinstance(each, dict)]
-        return ServerSeen(
+        return ObservedServer(
             self._url,
             models={str(each.get("id")): each.get("parent") for each in models},
             max_model_len=_longest(models),
@@ -77,14 +77,14 @@ class Server:
         )
 
     async def cached_tokens(self) -> float | None:
-        """Tokens that it found in its cache since its start; None if it does not count."""
+        """Return the tokens found in its cache since its start. Returns None if it has no count."""
         found = [sample.value for sample in _samples(await self._metrics(), *_CACHED_TOKENS)]
         return sum(found) if found else None
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The JSON object that it answers."""
+        """Return the JSON object of a response. Raises ServerError."""
         url = self._url + path
         try:
             response = await self._client.request(method, url, json=body)
@@ -94,19 +94,19 @@ class Server:
             reason = f"status {response.status_code}: {response.text[:200]}"
             raise ServerError(url, reason, response.status_code)
         try:
-            said: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
+            reply: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise ServerError(url, f"not an OpenAI server's answer: {error}") from error
-        return said
+            raise ServerError(url, f"not an OpenAI server's response: {error}") from error
+        return reply
 
     async def _optional(self, path: str) -> dict[str, Any]:
         try:
-            return await self.ask("GET", path)
+            return await self.send("GET", path)
         except ServerError:
             return {}
 
     async def _metrics(self) -> str:
-        """Its metrics; empty where it has none."""
+        """Return its metrics; empty if it has none."""
         try:
             response = await self._client.get(f"{self._url}/metrics", follow_redirects=True)
         except httpx.HTTPError:
@@ -114,14 +114,14 @@ class Server:
         return response.text if response.is_success else ""
 
 
-def engine_in(metrics: str) -> tuple[EngineKind | None, EngineFacts]:
-    """Whose metrics these are, and what they say of the engine."""
+def engine_in(metrics: str) -> tuple[EngineKind | None, EngineLimits]:
+    """Return the kind of engine with these metrics, and the facts in them."""
     for kind in DIALECTS:
         with suppress(WireError):
             read = EngineMetrics(kind, metrics)
             if not read.is_foreign:
                 return kind, read.facts()
-    return None, EngineFacts()
+    return None, EngineLimits()
 
 
 def _samples(metrics: str, *names: str) -> list[Sample]:
@@ -133,8 +133,8 @@ def _samples(metrics: str, *names: str) -> list[Sample]:
 
 def _prefix_caching(metrics: str) -> bool | None:
     for sample in _samples(metrics, _CACHE_INFO):
-        if said := sample.labels.get("enable_prefix_caching"):
-            return said.lower() == "true"
+        if reply := sample.labels.get("enable_prefix_caching"):
+            return reply.lower() == "true"
     return None
 
 

@@ -1,22 +1,22 @@
-"""A router's own normaliser, fed with what was heard: what would it hold, what would it doubt?"""
+"""A router's own normaliser, fed with the received events: its blocks and its doubts."""
 
 from msgspec import Struct
 
 from router.protocol.values import SCHEME, Doubt, HeldState, Identity, Rank
-from router.publisher.engine_batch import EngineBatch
-from router.publisher.journal import EventJournal
-from router.publisher.normalizer import Normalizer
-from router.publisher.normalizer_settings import EngineSettings, NormalizerStats
-from router.tools.doctor.contents import stored_in
+from router.publisher.engine_events.batch import EngineBatch
+from router.publisher.journal.journal import EventJournal
+from router.publisher.normalizer.normalizer import Normalizer
+from router.publisher.normalizer.settings import EngineSettings, NormalizerStats
+from router.tools.doctor.event_totals import stored_in
 
 _NOW_S = 0.0
-"""The trial knows no time: children wait for their parents as long as the history lasts."""
+"""The fixed time of the trial: orphans never time out."""
 
 _MAX_COMPLAINTS = 3
 
 
-class TrialSeen(Struct, frozen=True):
-    """How the trial ended."""
+class ObservedTrial(Struct, frozen=True):
+    """The result of the trial."""
 
     block_size: int
     is_eagle: bool
@@ -26,17 +26,18 @@ class TrialSeen(Struct, frozen=True):
 
     @property
     def extra_copies(self) -> int:
-        """Copies on the device beyond one of each block."""
+        """The copies on the device beyond one of each block."""
         return self.stats.device_copies - self.held.counts[0]
 
     def doubts(self, doubt: Doubt) -> bool:
-        """Does it have this doubt?"""
+        """Return whether the state has this doubt."""
         return bool(self.held.doubts & doubt)
 
 
 class Trial:
-    """The normaliser of the first rank that is heard; it begins with the first block of a known
-    size, as which `block_size` counts if it is given.
+    """The normaliser of the first rank received.
+
+    It starts with the first block of a known size; `block_size` takes precedence if given.
     """
 
     __slots__ = (
@@ -63,7 +64,7 @@ class Trial:
         self._normalizer: Normalizer | None = None
 
     def take(self, sequence: int, batch: EngineBatch) -> None:
-        """Apply a batch, or as much as a router could of it: one out of turn is a loss."""
+        """Apply a batch; one out of order is applied as after a loss, as in a router."""
         if batch.dp_rank is not None and self._dp_rank is None:
             self._dp_rank = batch.dp_rank
         if batch.dp_rank not in (None, self._dp_rank):
@@ -80,11 +81,11 @@ class Trial:
         self._complaints.extend(normalizer.take_complaints())
         del self._complaints[_MAX_COMPLAINTS:]
 
-    def seen(self) -> TrialSeen | None:
-        """How it stands; None if no block was heard of."""
+    def seen(self) -> ObservedTrial | None:
+        """Return the current result. Returns None if no block was received."""
         if self._normalizer is None or self._journal is None or self._block_size is None:
             return None
-        return TrialSeen(
+        return ObservedTrial(
             self._block_size,
             self._is_eagle,
             self._journal.state,
@@ -93,7 +94,7 @@ class Trial:
         )
 
     def _begun(self, batch: EngineBatch) -> Normalizer | None:
-        """A batch before the first block changes nothing: there is nothing yet to be removed."""
+        """Create the normaliser at the first block; batches before it change nothing."""
         first = next((event for event in stored_in(batch) if event.block_size), None)
         if first is None:
             return None

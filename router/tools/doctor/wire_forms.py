@@ -1,5 +1,6 @@
-"""In which of its forms an engine's format comes: what the decoder, which reads them all, does not
-keep. Nothing here says what an event means.
+"""The form of an engine's messages, which the decoder reads but does not keep.
+
+The meaning of the events is not examined here.
 """
 
 from collections import Counter
@@ -8,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from router.publisher._engine_rows import EVENT_TYPES, FIELDS
-from router.publisher.engine_events import bounded_name
+from router.publisher.engine_events._event_rows import EVENT_TYPES, FIELDS
+from router.publisher.engine_events.decoder import bounded_name
 
 _PASSED_OVER = frozenset({"ownership", "session_id", "lookahead_token_ids"})
-"""Fields that engines are known to send and that say nothing of what is cached."""
+"""Fields of known engines that do not concern cached blocks."""
 
 _KNOWN_FIELDS = _PASSED_OVER | set(FIELDS)
 _MAX_NAMES = 32
 
 
 class WireForms:
-    """What the messages so far looked like; every count is of events unless it says otherwise."""
+    """The form of the messages so far; counts are of events unless stated otherwise."""
 
     __slots__ = (
         "arrays",
@@ -35,16 +36,16 @@ class WireForms:
         self.maps = 0
         self.arrays = 0
         self.longest_array = 0
-        """Elements of a stored event, its type among them."""
+        """Elements of a stored event, including its type."""
         self.maps_without_lora_name = 0
-        """Stored events: vLLM always sends the field, SGLang only where there is one."""
+        """Stored events without it: vLLM always sends the field, SGLang only for a LoRA."""
         self.batches_without_rank = 0
         self.hash_kinds: Counter[str] = Counter()
-        """Of blocks: `unsigned`, `signed` (below 0), or how many bytes."""
+        """Counts of blocks: `unsigned`, `signed` (below 0), or the number of bytes."""
         self.unknown_fields: Counter[str] = Counter()
 
     def add(self, payload: bytes) -> None:
-        """Look at one message; one that is no batch is passed over. O(bytes)."""
+        """Examine one message; ignores any that is not a batch. O(bytes)."""
         try:
             batch = msgspec.msgpack.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

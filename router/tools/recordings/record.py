@@ -1,4 +1,4 @@
-"""`kv-router record`: a router like any other that writes down all it is told and asked."""
+"""`kv-router record`: a router that records its commands and decisions."""
 
 import asyncio
 import os
@@ -10,50 +10,54 @@ from pathlib import Path
 from secrets import randbits
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Struct, structs
 
-from router.config import RouterConfig
+from router.config.load import check_router, completed, load_extended
+from router.config.router import RouterConfig
 from router.errors import ConfigError
-from router.loading import load_router
-from router.process.logs import log_to_stderr
-from router.process.serving import run_until_signal
-from router.recorder import Recorder, RecorderCollector, RecordingLimits
+from router.observability.recorder import RECORDER_METRICS, Recorder, RecordingLimits
 from router.recording.format import Header
-from router.service import RouterService
+from router.runtime.http_server.server import run_until_signal
+from router.runtime.process.logs import log_to_stderr
+from router.runtime.process.metrics import expose
+from router.runtime.process.settings import about
+from router.service.router import RouterService
 from router.tools.recordings.cores import decision_settings, recorded_core
 
 
-class RecordConfig(RouterConfig, frozen=True, kw_only=True):
-    """What a router that records can be told: all that others can, and how much to record."""
+class RecordConfig(Struct, frozen=True, kw_only=True):
+    """Settings of a recording router: those of any router, and the limits of the recording."""
 
+    router: RouterConfig = RouterConfig()
     output: Annotated[
-        str, Meta(description="file to write; it must not exist yet, and will contain prompts")
+        str, about("file to write; it must not exist yet, and will contain prompts")
     ] = ""
-    max_records: Annotated[
-        int, Meta(ge=0, description="stop after this many records; 0: no limit")
-    ] = 0
-    max_bytes: Annotated[
-        int, Meta(ge=4096, description="stop before the file gets larger than this")
-    ] = 1 << 30
-    seconds: Annotated[float, Meta(ge=0, description="stop after this time; 0: no limit")] = 0.0
+    max_records: Annotated[int, about("stop after this many records; 0: no limit", ge=0)] = 0
+    max_bytes: Annotated[int, about("stop before the file gets larger than this", ge=4096)] = (
+        1 << 30
+    )
+    seconds: Annotated[float, about("stop after this time; 0: no limit", ge=0)] = 0.0
 
 
 def load_record_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RecordConfig:
-    """The configuration of a router that records. Raises ConfigError."""
-    loaded = load_router(RecordConfig, arguments, environment)
-    config = loaded.config
+    """Return the settings of a recording router. Raises ConfigError."""
+    loaded = load_extended(RecordConfig, arguments, environment)
+    config, router = loaded.config, loaded.config.router
+    check_router(router, loaded.sources)
     if not config.output:
         raise ConfigError("output", "missing", "a file to write, as --output FILE")
-    if config.event_threads != 1:
-        problem = f"{config.event_threads}: the timing of threads cannot be replayed"
+    if router.index.event_threads != 1:
+        problem = f"{router.index.event_threads}: the timing of threads cannot be replayed"
         raise ConfigError("event_threads", problem, "1")
-    return loaded.shown()
+    config = structs.replace(config, router=completed(router))
+    return structs.replace(loaded, config=config).shown()
 
 
 def record(arguments: Sequence[str]) -> int:
-    """Serve and record until a signal or a limit; 1 if the file could not be written."""
+    """Serve and record until a signal or a limit; return 1 if the file is incomplete."""
     config = load_record_config(arguments, os.environ)
-    log_to_stderr(config.log_level, config.log_format)
+    logs = config.router.logs
+    log_to_stderr(logs.log_level, logs.log_format)
     recording = Recording(config)
     run_until_signal(recording.run)
     sys.stderr.write(f"kv-router record: {recording.outcome}\n")
@@ -70,7 +74,7 @@ class Recording:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or a limit is reached. Raises ConfigError."""
         loop, config = asyncio.get_running_loop(), self._config
-        header = _header(config)
+        header = _header(config.router)
         limits = RecordingLimits(config.max_records, config.max_bytes)
         path = Path(config.output)
 
@@ -78,8 +82,8 @@ class Recording:
             loop.call_soon_threadsafe(stop.set)
 
         recorder = self._recorder = Recorder(path, header, limits, end)
-        service = RouterService(config, recorded_core(header, recorder.take))
-        service.metrics.registry.register(RecorderCollector(recorder))
+        service = RouterService(config.router, recorded_core(header, recorder.take))
+        expose(service.host.metrics.registry, "kv_router_", RECORDER_METRICS, recorder)
         if config.seconds:
             loop.call_later(config.seconds, recorder.end, "seconds")
         try:
@@ -95,12 +99,12 @@ class Recording:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the file could not be written to its end."""
+        """True if the file could not be written to its end."""
         return self._recorder is not None and self._recorder.failure is not None
 
     @property
     def outcome(self) -> str:
-        """What was recorded, in words."""
+        """The outcome of the recording, as a sentence."""
         recorder, path = self._recorder, self._config.output
         if recorder is None:
             return "nothing was recorded"
@@ -116,5 +120,5 @@ def _header(config: RouterConfig) -> Header:
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
         settings=decision_settings(config),
         seed=randbits(53),
-        multiplier=config.index.multiplier,
+        multiplier=config.index_settings.multiplier,
     )

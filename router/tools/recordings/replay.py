@@ -1,8 +1,8 @@
-"""`kv-router replay`: tell a recording to another core, and compare what it decides.
+"""`kv-router replay`: applies a recording to another core, and compares its decisions.
 
-Exit status: 0; 1 if a decision differs though the settings do not, or a line is damaged; 2 for a
-wrong command line, or a file that is no recording of this version. A recording that is cut off is
-replayed up to there.
+Exit status: 0; 1 if a decision differs without changed settings, or a line is damaged; 2 for a
+wrong command line, or a file that is not a recording of this version. A truncated recording is
+replayed up to its last complete line.
 """
 
 import argparse
@@ -15,26 +15,26 @@ from itertools import islice
 from math import inf
 from typing import BinaryIO
 
-from router.config import DECISION_SETTINGS, RouterConfig
+from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.errors import ConfigError
-from router.process.settings import checked, describe
-from router.recording.errors import RecordingError
 from router.recording.format import (
     LINE_LIMIT_BYTES,
     Header,
     Line,
+    RecordingError,
     Setting,
     decode_header,
     decode_lines,
 )
 from router.recording.replay import Replay
+from router.runtime.process.settings import checked, describe
 from router.tools.recordings import report
 from router.tools.recordings.cores import replayed_core
 from router.tools.recordings.tally import Tally
 
 
 def replay(arguments: Sequence[str]) -> int:
-    """Replay, print how it went, return the exit status. Raises ConfigError."""
+    """Replay, print the result, return the exit status. Raises ConfigError."""
     given = vars(_parser().parse_args(arguments))
     path, speed, limit = given.pop("file"), given.pop("speed"), given.pop("limit")
     settings = checked(RouterConfig, given, "flag")
@@ -42,7 +42,7 @@ def replay(arguments: Sequence[str]) -> int:
         with open(path, "rb") as file:
             header = decode_header(file.readline(LINE_LIMIT_BYTES))
             run = _Run(file, header, settings, speed, limit)
-            _say(report.opening(path, header, settings, version("kv-router")))
+            _print(report.opening(path, header, settings, version("kv-router")))
             return run.run()
     except OSError as error:
         raise ConfigError("FILE", f"{path}: {error.strerror}", "a readable recording") from error
@@ -52,7 +52,7 @@ def replay(arguments: Sequence[str]) -> int:
 
 
 class _Run:
-    """One replay, from the first line behind the header on."""
+    """One replay, from the first line after the header."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class _Run:
         self._start_s = time.monotonic()
 
     def run(self) -> int:
-        """Replay, tell how it went, return the exit status."""
+        """Replay, print the result, return the exit status."""
         problem, is_at_end = None, False
         try:
-            with suppress(KeyboardInterrupt):  # what was replayed so far is told all the same
-                is_at_end = self._tell_all()
+            with suppress(KeyboardInterrupt):  # the part replayed so far is reported nevertheless
+                is_at_end = self._run_to_end()
         except RecordingError as error:
             problem = error
         elapsed_s, tally = time.monotonic() - self._start_s, self._tally
@@ -83,13 +83,13 @@ class _Run:
             *report.closing(self._replay, tally, problem, elapsed_s, is_at_end=is_at_end),
             *(report.scores(tally) if self._is_rescoring else report.equality(tally)),
         ):
-            _say(text)
+            _print(text)
         is_damaged = problem is not None and problem.problem != "cut off"
         differs = tally.equal < tally.decisions and not self._is_rescoring
         return int(is_damaged or differs)
 
-    def _tell_all(self) -> bool:
-        """False if the limit came before the end."""
+    def _run_to_end(self) -> bool:
+        """Replay all lines; return False if the limit came before the end."""
         lines = decode_lines(iter(lambda: self._file.readline(LINE_LIMIT_BYTES), b""))
         for number, line in islice(_paced(lines, self._speed), self._limit):
             compared = self._replay.take(number, line)
@@ -97,12 +97,12 @@ class _Run:
                 continue
             self._tally.add(compared, is_behind_hole=self._replay.hole_line is not None)
             if self._speed:
-                _say(report.told(compared))
+                _print(report.decision_line(compared))
         return self._replay.lines != self._limit
 
 
 def _paced(lines: Iterator[tuple[int, Line]], speed: float) -> Iterator[tuple[int, Line]]:
-    """Each line when it is due; at speed 0 all at once."""
+    """Yield each line when it is due; at speed 0 without delay."""
     start_s = time.monotonic()
     for number, line in lines:
         if speed:
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="replay only the first N lines after the header; 0 (default): all",
     )
-    _add_settings(parser.add_argument_group("settings", "instead of the recorded ones"))
+    _add_settings(parser.add_argument_group("settings", "in place of the recorded ones"))
     return parser
 
 
@@ -159,6 +159,6 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,29 +1,29 @@
-"""A replay in words."""
+"""The result of a replay, as text."""
 
 from collections.abc import Iterator, Mapping
 
-from router.process.tables import table
-from router.recording.decisions import Admit, Decision, Outcome
-from router.recording.errors import RecordingError
-from router.recording.format import Header, Setting
+from router.core.commands import Placing
+from router.recording.entries import Entry, RecordedResult
+from router.recording.format import Header, RecordingError, Setting
 from router.recording.replay import Compared, Replay
+from router.runtime.process.tables import table
 from router.scheduler.terms import Terms
 from router.tools.recordings.tally import Tally, Totals, cached_tokens
 
 
 def opening(path: str, header: Header, settings: Mapping[str, Setting], product: str) -> str:
-    """Whose recording this is, and what is different now."""
+    """Return the origin of a recording, and the changed settings."""
     lines = [f"{path}: recorded {header.recorded_at} by kv-router {header.product_version}"]
     if product != header.product_version:
-        lines.append(f"replayed by kv-router {product}, which may decide otherwise")
+        lines.append(f"replayed by kv-router {product}, which may decide differently")
     lines += [
         f"  {name}: {header.settings.get(name)}, now {value}" for name, value in settings.items()
     ]
     return "\n".join(lines)
 
 
-def told(compared: Compared) -> str:
-    """One decision, as it is made."""
+def decision_line(compared: Compared) -> str:
+    """Return a line on a decision, as it is made."""
     verdict = "equal" if compared.is_equal else f"recorded {_place(compared.recorded.outcome)}"
     return f"{_head(compared)}: {_place(compared.now.outcome)}, {verdict}"
 
@@ -36,12 +36,12 @@ def closing(
     *,
     is_at_end: bool,
 ) -> Iterator[str]:
-    """How far it went, and why not further."""
+    """Yield the extent of the replay, and the reason for its end."""
     yield f"{replay.lines:,} lines of {replay.at_s:.1f} s, replayed in {elapsed_s:.2f} s"
     if replay.hole_line is not None:
         yield (
             f"line {replay.hole_line}: {replay.missing} records are missing, they came faster than "
-            f"they were written; {tally.unproven} decisions behind it are not compared"
+            f"they were written; {tally.unproven} decisions after it are not compared"
         )
     if problem is not None:
         last = f"the {replay.lines:,} lines before it were replayed"
@@ -53,14 +53,14 @@ def closing(
 
 
 def equality(tally: Tally) -> Iterator[str]:
-    """Whether all decisions came out as recorded; the first that did not."""
+    """Yield the number of decisions that equal the recorded ones, and the first differences."""
     yield f"decisions: {tally.equal:,} of {tally.decisions:,} equal"
     for compared in tally.first:
         yield _difference(compared)
 
 
 def scores(tally: Tally) -> Iterator[str]:
-    """What other settings would have changed, as far as a recording can tell."""
+    """Yield the changes due to the other settings, as far as a recording contains them."""
     part = tally.moved / tally.choices if tally.choices else 0.0
     yield f"choices: {tally.moved:,} of {tally.choices:,} of another rank ({part:.1%})"
     yield table(["", "recorded", "now", "change"], list(_sums(tally.recorded, tally.now)))
@@ -73,8 +73,8 @@ def scores(tally: Tally) -> Iterator[str]:
 def _sums(recorded: Totals, now: Totals) -> Iterator[tuple[str, str, str, str]]:
     names = {
         "cached_tokens": "tokens predicted to be cached",
-        "prefill_tokens": "tokens to prefill where it goes",
-        "decode_blocks": "blocks to decode where it goes",
+        "prefill_tokens": "prefill tokens, the chosen rank",
+        "decode_blocks": "decode blocks, the chosen rank",
     }
     for field, text in names.items():
         before, after = getattr(recorded, field), getattr(now, field)
@@ -84,7 +84,7 @@ def _sums(recorded: Totals, now: Totals) -> Iterator[tuple[str, str, str, str]]:
 
 def _difference(compared: Compared) -> str:
     before, after = compared.recorded.outcome, compared.now.outcome
-    _, isl_tokens = _asked(compared.recorded)
+    _, isl_tokens = _request_of(compared.recorded)
     lines = [
         f"  {_head(compared)}, {isl_tokens:,} tokens",
         f"    recorded    {_in_words(before)}",
@@ -99,7 +99,7 @@ def _difference(compared: Compared) -> str:
 
 
 def _now_there(compared: Compared) -> tuple[Terms, float] | None:
-    """What the rank chosen then is weighed with now."""
+    """Return the present terms and cost of the recorded rank; None if it is no candidate."""
     choice = compared.now.choice
     if choice is None:
         return None
@@ -109,25 +109,25 @@ def _now_there(compared: Compared) -> tuple[Terms, float] | None:
 
 def _head(compared: Compared) -> str:
     entry = compared.recorded
-    kind = str(entry.__struct_config__.tag)
-    request_id, _ = _asked(entry)
+    kind = str(entry.command.__struct_config__.tag)
+    request_id, _ = _request_of(entry)
     named = f"{kind} {request_id}" if request_id is not None else kind
     return f"line {compared.line}, +{compared.at_s:.3f} s, {named}"
 
 
-def _asked(entry: Decision) -> tuple[str | None, int]:
-    """Id and length of the prompt that was decided about."""
-    if isinstance(entry, Admit):
+def _request_of(entry: Entry) -> tuple[str | None, int]:
+    """Return the request id and the prompt length of a decision."""
+    if not isinstance(entry.command, Placing):
         return entry.request_id, entry.isl_tokens
-    request = entry.request
+    request = entry.command.request
     return request.request_id, request.isl_tokens or len(request.token_ids or ())
 
 
-def _place(outcome: Outcome) -> str:
+def _place(outcome: RecordedResult) -> str:
     return f"refused ({outcome.refused})" if outcome.rank is None else f"rank {outcome.rank}"
 
 
-def _in_words(outcome: Outcome) -> str:
+def _in_words(outcome: RecordedResult) -> str:
     if outcome.terms is None or outcome.cost is None:
         booked = f", {outcome.overlap_blocks} blocks cached" if outcome.rank is not None else ""
         return _place(outcome) + booked

@@ -1,36 +1,36 @@
-"""What a replay comes to: counts, sums, and the decisions worth telling of."""
+"""The totals of a replay: counts, sums, and the most notable differences."""
 
 from heapq import nlargest
 
 from msgspec import Struct
 
-from router.recording.decisions import Reserve
+from router.core.commands import Reserve
 from router.recording.replay import Compared
 from router.scheduler.terms import Terms
 
 TOLD = 5
-"""Differences that are told in words."""
+"""The limit of differences that are printed in full."""
 
 
 class Totals(Struct):
-    """Sums over the decisions that were answered both times."""
+    """Sums over the decisions that chose a rank both times."""
 
     cached_tokens: int = 0
     prefill_tokens: int = 0
     decode_blocks: int = 0
 
     def add(self, terms: Terms) -> None:
-        """Add what the chosen rank was to bring."""
+        """Add the terms of the chosen rank."""
         self.cached_tokens += cached_tokens(terms)
         self.prefill_tokens += terms.potential_prefill_tokens
         self.decode_blocks += terms.potential_decode_blocks
 
 
 class Tally:
-    """Decisions so far, and of them the choices, which callers left to the core.
+    """Counts of decisions, and of choices, in which the core selected the rank.
 
-    `unproven`: more decisions, made in another state than then. `first`: those that differ at all;
-    `largest`: those to another rank, by how many tokens that changes.
+    `unproven`: decisions not compared, since the state differs after a hole. `first`: the first
+    differences of any kind. `largest`: the largest differences in rank, by tokens.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Tally:
         self.equal += compared.is_equal
         if not compared.is_equal and len(self.first) < TOLD:
             self.first.append(compared)
-        if not isinstance(compared.recorded, Reserve):
+        if not isinstance(compared.recorded.command, Reserve):
             self._add_choice(compared)
 
     def _add_choice(self, compared: Compared) -> None:
@@ -63,12 +63,12 @@ class Tally:
 
 
 def cached_tokens(terms: Terms) -> int:
-    """Tokens of the prompt that the engine was predicted to reuse."""
+    """Return the tokens of the prompt that the engine was predicted to reuse."""
     return terms.predicted_cached_blocks * terms.block_size
 
 
 def weight_tokens(compared: Compared) -> int:
-    """By how many tokens, cached or to be computed first, a decision differs."""
+    """Return the difference of a decision in tokens, cached or to be prefilled."""
     before, after = compared.recorded.outcome.terms, compared.now.outcome.terms
     if before is None or after is None:
         return 0

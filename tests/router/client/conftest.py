@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from proxies import NONE, Faults, Proxy
 from router.client import ClientSettings, Retries, RouterClient
-from running import RunningRouter
-from servers import eventually, free_port
+from support.processes.proxies import NONE, Faults, Proxy
+from support.processes.running import RunningRouter
+from support.processes.servers import eventually, free_port
 
 RETRIES = Retries(attempts=20, longest_pause_s=1.0)
 PATIENT = ClientSettings(timeout_s=30.0, max_wait_s=2.0, retries=RETRIES)
@@ -58,7 +58,7 @@ class HttpLink:
 
 
 class NatsLink(Proxy):
-    """The same between a client and nats-server; who asks waits in vain."""
+    """The same between a client and nats-server; a request waits in vain."""
 
     target = None
 

@@ -8,6 +8,7 @@ import pytest
 
 from router.client import (
     ClientSettings,
+    EncodedTokens,
     PromptRequest,
     ReservationStep,
     ReserveRequest,
@@ -16,12 +17,12 @@ from router.client import (
     SelectRequest,
     UnansweredError,
     Usage,
-    WrittenTokens,
 )
-from router.errors import DuplicateReservationError, InvalidFieldError, ReservationNotFoundError
-from router.placement_errors import NoEndpointsError
-from running import RunningRouter
-from servers import equals, eventually
+from router.errors import InvalidFieldError
+from router.scheduler.errors import NoEndpointsError
+from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
+from support.processes.running import RunningRouter
+from support.processes.servers import equals, eventually
 
 PROMPT = list(range(100))
 IMPATIENT = ClientSettings(retries=Retries(attempts=20, longest_pause_s=5.0))
@@ -35,10 +36,10 @@ async def load(client):
 
 
 async def test_prompts_may_be_written_in_json_already(client):
-    written = WrittenTokens(msgspec.json.encode(PROMPT))
+    written = EncodedTokens(msgspec.json.encode(PROMPT))
     assert (await client.select(SelectRequest(token_ids=written))).isl_tokens == 100
     with pytest.raises(InvalidFieldError):
-        await client.select(SelectRequest(token_ids=WrittenTokens(b"[1, -1]")))
+        await client.select(SelectRequest(token_ids=EncodedTokens(b"[1, -1]")))
 
 
 async def test_the_life_of_a_request(client):
@@ -56,7 +57,7 @@ async def test_the_life_of_a_request(client):
     assert await client.fleet.metric("kv_router_usage_prompt_tokens_total") == 100
 
 
-async def test_many_are_asked_and_told_of_in_one_call(client):
+async def test_batches_select_and_report_in_one_call(client):
     chosen, refused = await client.select_batch(
         [REQUEST, SelectRequest(token_ids=PROMPT, model_name="zz")]
     )
@@ -72,7 +73,7 @@ async def test_many_are_asked_and_told_of_in_one_call(client):
     assert (await load(client))[:2] == (1, 0)
 
 
-async def test_what_else_can_be_asked(client):
+async def test_client_has_the_other_queries(client):
     prompt = PromptRequest(token_ids=PROMPT)
     (rank,) = await client.potential_loads(prompt)
     assert (rank.worker_id, rank.potential_prefill_tokens) == (1, 100)
@@ -92,14 +93,14 @@ async def test_reservations_can_be_looked_after_by_hand(client):
 
 
 @pytest.mark.parametrize("problem", [ValueError, asyncio.CancelledError])
-async def test_whatever_happens_it_is_freed(client, problem):
+async def test_reservation_is_freed_after_any_error(client, problem):
     with pytest.raises(problem):
         async with client.reserve(REQUEST):
             raise problem
     assert await load(client) == (0, 0, 0)
 
 
-async def test_cancelled_in_the_middle_it_is_freed(client):
+async def test_cancelled_reservation_is_freed(client):
     is_inside = asyncio.Event()
 
     async def hold():
@@ -115,7 +116,7 @@ async def test_cancelled_in_the_middle_it_is_freed(client):
     assert await load(client) == (0, 0, 0)
 
 
-async def test_errors_are_what_they_were(client):
+async def test_errors_are_rebuilt_from_responses(client):
     with pytest.raises(NoEndpointsError) as caught:
         await client.select(SelectRequest(token_ids=PROMPT, model_name="zz"))
     assert (caught.value.model_name, caught.value.http_status) == ("zz", 503)
@@ -153,7 +154,7 @@ async def entered(client):
         return await load(client)
 
 
-async def test_a_block_without_an_answer_is_not_told_twice(impatient):
+async def test_unanswered_output_block_is_not_repeated(impatient):
     async with impatient.reserve(REQUEST) as reservation:
         impatient.link.lose_answers(loses=True)
         with pytest.raises(UnansweredError) as caught:
@@ -163,7 +164,7 @@ async def test_a_block_without_an_answer_is_not_told_twice(impatient):
         assert await load(impatient) == (1, 100, 26)
 
 
-async def test_cancelled_while_it_is_booked_it_is_freed(impatient):
+async def test_reservation_cancelled_while_booking_is_freed(impatient):
     impatient.link.lose_answers(loses=True)
     reserving = asyncio.create_task(entered(impatient))
     await eventually(lambda: impatient.link.lost >= 1)
@@ -174,7 +175,7 @@ async def test_cancelled_while_it_is_booked_it_is_freed(impatient):
     await impatient.finish()
 
 
-async def test_a_router_that_was_started_again_is_told_anew(nats_server, connect):
+async def test_restarted_router_receives_the_reservation_again(nats_server, connect):
     async with AsyncExitStack() as life, AsyncExitStack() as afterlife:
         first = await life.enter_async_context(RunningRouter(nats_server.url).running())
         await first.worker(1)
@@ -194,15 +195,13 @@ async def test_a_router_that_was_started_again_is_told_anew(nats_server, connect
 
 @pytest.fixture
 async def deaf(nats_server):
-    """A router that hears nothing of what others have booked."""
+    """A router that does not see the bookings of others."""
     settings = {"name": "deaf", "router_replica_sync": False}
     async with RunningRouter(nats_server.url, **settings).running() as router:
         yield router
 
 
-async def test_a_router_that_has_not_heard_of_a_booking_is_told_again_of_its_end(
-    fleet, deaf, nats_server, connect_http
-):
+async def test_end_of_an_unknown_booking_is_repeated(fleet, deaf, nats_server, connect_http):
     async with connect_http(fleet, nats_server) as client:
         reservation = await client.reserved(REQUEST)
         client.link.turn_to(deaf)
@@ -211,7 +210,9 @@ async def test_a_router_that_has_not_heard_of_a_booking_is_told_again_of_its_end
         await eventually(lambda: equals(load(client), (0, 0, 0)))
 
 
-async def test_who_ends_waits_for_a_second_word(fleet, deaf, nats_server, connect_http):
+async def test_closing_client_waits_until_the_end_is_confirmed(
+    fleet, deaf, nats_server, connect_http
+):
     """The client is closed as soon as a router has said that it knows nothing of it."""
     async with connect_http(fleet, nats_server) as client:
         reservation = await client.reserved(REQUEST)
@@ -223,7 +224,7 @@ async def test_who_ends_waits_for_a_second_word(fleet, deaf, nats_server, connec
 
 
 async def test_a_router_that_dies_with_a_booking_is_not_waited_for(fleet, bus, nats_server):
-    """It would be for as long as a booking may wait, if nobody said that it waits."""
+    """Without the waiting notice it would take as long as a booking may wait."""
     taken, hour_s = asyncio.Event(), 3600.0
 
     async def take(message):
@@ -263,7 +264,7 @@ async def test_a_booking_that_waits_for_room_is_waited_for(nats_server):
 
 
 def waits(router):
-    return len(router.service._host.core.waiting) == 1
+    return len(router.service.host.core.waiting) == 1
 
 
 async def test_ids_may_be_any_text_that_a_path_can_say(client):
@@ -279,7 +280,7 @@ async def test_an_id_with_a_slash_is_refused_over_http_before_it_is_booked(fleet
             await client.select_and_reserve(SelectRequest(token_ids=PROMPT, request_id="a/b"))
 
 
-async def test_whoever_asks_too_often_is_heard_when_the_router_says(nats_server):
+async def test_rate_limited_client_retries_after_the_given_time(nats_server):
     async with (
         RunningRouter(nats_server.url, default_requests_per_s=5.0).running() as router,
         RouterClient.over_http(str(router.client.base_url), settings=IMPATIENT) as client,

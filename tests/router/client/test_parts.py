@@ -9,18 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from router.body_errors import BodyTooLargeError
-from router.client.bodies import encoded
-from router.client.calls import OVERLAP_SCORES, SELECT, Question, said
-from router.client.errors import RefusedError
-from router.client.refusals import rebuilt
+from router.api.errors import DrainingError
+from router.client.bodies import EncodedTokens, encoded
+from router.client.calls import OVERLAP_SCORES, SELECT, Question, received_fields
+from router.client.errors import RefusedError, rebuilt
 from router.client.settings import Retries
-from router.client.written_tokens import WrittenTokens
-from router.errors import InvalidFieldError, MissingRequestIdError
-from router.placement_errors import NoEndpointsError, RemovedRanks
+from router.core.errors import MissingRequestIdError
+from router.errors import InvalidFieldError
+from router.protocol.replies import RemovedRanks
 from router.protocol.requests import RankTarget, SelectRequest
-from router.queue_errors import DrainingError, QueueFullError
-from router.security.errors import RateLimitedError, UnauthenticatedError
+from router.runtime.process.errors import BodyTooLargeError
+from router.runtime.security.errors import RateLimitedError, UnauthenticatedError
+from router.scheduler.errors import NoEndpointsError
+from router.scheduler.queue.errors import QueueFullError
 
 LONG = list(range(100))
 
@@ -48,7 +49,7 @@ def test_errors_come_back_as_they_were(error):
 
 
 @pytest.mark.parametrize("body", [{"code": "novel", "error": "so", "x": 1}, {}, [1], "no"])
-def test_a_refusal_that_nobody_knows_is_one(body):
+def test_unknown_refusal_becomes_a_refused_error(body):
     error = rebuilt(body, 418, "7")
     assert isinstance(error, RefusedError)
     assert (error.http_status, error.retry_after_s) == (418, 7.0)
@@ -56,7 +57,7 @@ def test_a_refusal_that_nobody_knows_is_one(body):
 
 
 def question(call=SELECT, **fields):
-    return Question(call, said(SelectRequest(**fields)), fields.get("request_id"))
+    return Question(call, received_fields(SelectRequest(**fields)), fields.get("request_id"))
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.array, lambda t: array("l", t)])
@@ -80,7 +81,7 @@ def test_long_prompts_go_as_bytes_and_the_rest_as_parameters(make):
      np.array(LONG) * 1.0],
     ids=["short", "negative", "large", "float", "negative array", "float array"],
 )  # fmt: skip
-def test_what_is_short_or_unfit_goes_as_json(tokens):
+def test_short_or_unfit_prompts_are_sent_as_json(tokens):
     body = encoded(question(token_ids=tokens))
     assert body.media_type == "application/json"
     assert msgspec.json.decode(body.content) == {"token_ids": list(tokens)}
@@ -88,15 +89,15 @@ def test_what_is_short_or_unfit_goes_as_json(tokens):
 
 def test_written_tokens_go_as_they_are():
     fields = {"request_id": "r", "model_name": "m"}
-    content = encoded(question(token_ids=WrittenTokens(b"[1,  2]"), **fields)).content
+    content = encoded(question(token_ids=EncodedTokens(b"[1,  2]"), **fields)).content
     assert content == b'{"token_ids":[1,  2],"model_name":"m"}'
 
 
-def test_written_tokens_are_read_where_somebody_looks_at_them():
-    tokens = WrittenTokens(b"[1, 2, 3]")
+def test_encoded_tokens_are_decoded_on_first_access():
+    tokens = EncodedTokens(b"[1, 2, 3]")
     assert (list(tokens), len(tokens), tokens[1], tokens[1:]) == ([1, 2, 3], 3, 2, [2, 3])
     with pytest.raises(InvalidFieldError) as caught:
-        WrittenTokens(b"[1, -2]", "prompt").tolist()
+        EncodedTokens(b"[1, -2]", "prompt").tolist()
     assert (caught.value.field, caught.value.http_status) == ("prompt", 422)
 
 
@@ -104,8 +105,8 @@ def test_other_routes_take_json():
     assert encoded(question(OVERLAP_SCORES, token_ids=LONG)).media_type == "application/json"
 
 
-def test_only_what_is_said_is_sent():
-    assert said(SelectRequest(token_ids=[], strict_priority=1)) == {
+def test_unset_fields_are_not_sent():
+    assert received_fields(SelectRequest(token_ids=[], strict_priority=1)) == {
         "token_ids": [], "strict_priority": 1,
     }  # fmt: skip
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from direct import DirectRouter
 from router.dashboard import tokenizing
 from router.dashboard.page_files import page_files
-from router.security.route_scopes import OPEN
-from servers import eventually
-from upstreams import Upstream
+from router.runtime.security.route_scopes import OPEN
+from support.engines.upstreams import Upstream
+from support.fleets.direct import DirectRouter
+from support.processes.servers import eventually
 
 TOKENS = """
 [[tokens]]
@@ -101,7 +101,7 @@ async def test_unknown_files_and_paths_out_of_the_folder_are_not_there(router):
         assert (await router.client.get(f"/dashboard/files/{name}")).status_code == 404
 
 
-async def test_a_stream_tells_of_workers_and_decisions(router, eventually):
+async def test_stream_shows_workers_and_decisions(router, eventually):
     await register(router)
     watching = asyncio.create_task(frames(router, lambda frame: frame.get("decisions")))
     metric = "kv_router_dashboard_streams"
@@ -119,7 +119,7 @@ async def test_a_stream_tells_of_workers_and_decisions(router, eventually):
     assert await router.metric("kv_router_dashboard_seconds_total") > 0
 
 
-async def test_decisions_that_nobody_watches_are_passed_by(router):
+async def test_decisions_without_a_viewer_are_skipped(router):
     await register(router)
     for _ in range(3):
         assert (await router.post("/select", {"token_ids": [1]})).status_code == 200
@@ -127,14 +127,14 @@ async def test_decisions_that_nobody_watches_are_passed_by(router):
     assert await router.metric("kv_router_dashboard_skipped_decisions_total") == 0
 
 
-async def test_a_stream_tells_what_went_wrong(router):
+async def test_stream_shows_removed_workers_as_events(router):
     await register(router)
     assert (await router.client.delete("/workers/1")).status_code == 200
     (whole,) = await frames(router, bool)
     assert [(each["kind"], each["about"]) for each in whole["events"]] == [("worker_gone", "1")]
 
 
-async def test_so_many_may_watch():
+async def test_streams_beyond_the_limit_are_refused():
     router = DirectRouter(use_kv_events=False, max_dashboard_streams=1)
     async with router.running():
         async with router.client.stream("GET", "/dashboard/stream") as first:
@@ -144,16 +144,16 @@ async def test_so_many_may_watch():
         await eventually(lambda: _watches(router))
 
 
-async def test_a_router_that_stops_does_not_wait_for_who_watches(router):
+async def test_stopping_router_ends_open_streams(router):
     async with router.client.stream("GET", "/dashboard/stream") as answer:
         lines = answer.aiter_lines()
         await anext(lines)
-        router._stop.set()
+        router.stop()
         async for _ in lines:
             pass
 
 
-async def test_looking_books_and_counts_nothing(router):
+async def test_look_books_and_counts_nothing(router):
     await register(router)
     await register(router, 2)
     body = {"token_ids": [*range(40)], "allowed_worker_ids": [2], "request_id": "x"}
@@ -167,7 +167,7 @@ async def test_looking_books_and_counts_nothing(router):
     assert await router.metric("kv_router_reservations") == 0
 
 
-async def test_a_look_that_nobody_can_answer_says_why(router):
+async def test_look_without_an_answer_says_why(router):
     answer = await router.post("/dashboard/look", {"token_ids": [1]})
     assert (answer.status_code, answer.json()["code"]) == (503, "no_endpoints")
     answer = await router.post("/dashboard/look", {"text": "x", "token_ids": [1]})
@@ -176,14 +176,14 @@ async def test_a_look_that_nobody_can_answer_says_why(router):
         assert (await router.post("/dashboard/look", body)).status_code == 422
 
 
-async def test_without_an_engine_that_says_tokens_a_text_goes_nowhere(router):
+async def test_without_a_tokenizing_engine_a_text_is_refused(router):
     await register(router, endpoint="http://127.0.0.1:9")
     answer = await router.post("/dashboard/look", {"text": "x"})
     assert (answer.status_code, answer.json()["code"]) == (422, "no_tokenizer")
     assert "127.0.0.1" not in answer.text
 
 
-async def test_a_text_is_looked_at_by_the_tokens_that_an_engine_says(router):
+async def test_text_is_tokenized_by_an_engine(router):
     async def tokenize(upstream, writer):
         asked = msgspec.json.decode(upstream.requests[-1][1])
         text = asked["prompt"] if "prompt" in asked else f"chat:{asked['messages'][0]['content']}"
@@ -202,12 +202,14 @@ async def test_a_text_is_looked_at_by_the_tokens_that_an_engine_says(router):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "answers 404"),
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "responds 404"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "no list of tokens"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n", "timeout"),
     ],
 )
-async def test_an_engine_that_does_not_say_is_told_of(router, monkeypatch, answer, why):
+async def test_engine_without_a_tokenizer_is_an_error_with_its_reason(
+    router, monkeypatch, answer, why
+):
     if why == "timeout":
         monkeypatch.setattr(tokenizing, "PATIENCE_S", 0.2)
 
@@ -223,7 +225,7 @@ async def test_an_engine_that_does_not_say_is_told_of(router, monkeypatch, answe
         assert engine.url not in said.text
 
 
-async def test_without_a_token_nobody_sees_anything_but_the_page(guarded):
+async def test_without_a_token_only_the_page_is_served(guarded):
     assert (await guarded.client.get("/")).status_code == 200
     assert "GET /" in OPEN
     assert (await guarded.client.get("/dashboard/stream")).status_code == 401
@@ -232,7 +234,7 @@ async def test_without_a_token_nobody_sees_anything_but_the_page(guarded):
     assert whole["is_whole"]
 
 
-async def test_a_tenant_looks_in_its_own_group_and_watches_nobody(guarded):
+async def test_tenant_looks_in_its_own_group_and_gets_no_stream(guarded):
     await register(guarded, headers=BOSS)
     await register(guarded, 2, routing_group="acme", headers=BOSS)
     assert (await guarded.client.get("/dashboard/stream", headers=ACME)).status_code == 403

@@ -1,17 +1,17 @@
-"""Who watches gets frames; who is slow misses some, and then gets everything."""
+"""Viewers get frames; a slow one misses some, and then gets everything."""
 
 import asyncio
 
 import msgspec
 import pytest
 
-from builders import World
 from router.dashboard import streams as streams_module
-from router.dashboard.board import Board
+from router.dashboard.board.board import Board
 from router.dashboard.errors import TooManyStreamsError
 from router.dashboard.streams import Streams
-from router.status import ServiceStatus
-from router.timeline import Timeline
+from router.observability.event_timeline import EventTimeline
+from router.observability.health import ServiceStatus
+from support.values.builders import World
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def running(monkeypatch):
     world = World()
     world.worker(1)
     status = ServiceStatus("", needs_workers=False)
-    board = Board("r", world.core, status, lambda: (0, 0, 0), Timeline(lambda: 0.0))
+    board = Board("r", world.core, status, lambda: (0, 0, 0), EventTimeline(lambda: 0.0))
     attended = []
 
     def attend(*, is_watched):
@@ -34,7 +34,7 @@ async def running(monkeypatch):
     await asyncio.wait([task])
 
 
-def told(data):
+def reported(data):
     assert data.startswith(b"data: ")
     assert data.endswith(b"\n\n")
     assert data.count(b"\n") == 2
@@ -44,13 +44,13 @@ def told(data):
 async def test_the_first_frame_is_whole_and_the_others_are_news(running):
     streams, _ = running
     stream = streams.join()
-    first, second = told(await stream.take()), told(await stream.take())
+    first, second = reported(await stream.take()), reported(await stream.take())
     assert first["is_whole"]
     assert "is_whole" not in second
     assert second["number"] > first["number"]
 
 
-async def test_nothing_is_looked_at_while_nobody_watches(running, eventually):
+async def test_no_frames_are_made_without_viewers(running, eventually):
     streams, attended = running
     assert (streams.frames, attended) == (0, [])
     stream = streams.join()
@@ -59,12 +59,12 @@ async def test_nothing_is_looked_at_while_nobody_watches(running, eventually):
     streams.leave(stream)
     await eventually(lambda: attended == [True, False])
     again = streams.join()
-    assert told(await again.take())["is_whole"]
+    assert reported(await again.take())["is_whole"]
     assert attended == [True, False, True]
     assert streams.spent_s > 0
 
 
-async def test_who_is_slow_misses_frames_and_then_gets_everything(running, eventually):
+async def test_slow_viewer_misses_frames_and_then_gets_a_whole_one(running, eventually):
     streams, _ = running
     slow, quick = streams.join(), streams.join()
     await slow.take()
@@ -72,11 +72,11 @@ async def test_who_is_slow_misses_frames_and_then_gets_everything(running, event
     missed = streams.missed
     await eventually(lambda: streams.missed > missed)
     await slow.take()
-    assert told(await slow.take())["is_whole"]
+    assert reported(await slow.take())["is_whole"]
     await quick.take()
 
 
-async def test_so_many_may_watch(running):
+async def test_streams_beyond_the_limit_are_refused(running):
     streams, _ = running
     first = streams.join()
     streams.join()
@@ -87,7 +87,7 @@ async def test_so_many_may_watch(running):
     streams.join()
 
 
-async def test_streams_end_when_the_router_does(running):
+async def test_streams_end_with_the_router(running):
     streams, _ = running
     stream = streams.join()
     streams.close()

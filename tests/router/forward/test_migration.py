@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forwarding import COMPLETION, Scene, lines
-from router.forward.bodies import CHAT, COMPLETIONS, read_asked
 from router.forward.migration import continuation, is_migratable
-from router.forward.stream import StreamState, Wanted
-from servers import eventually
-from upstreams import STREAM_END, STREAM_HEAD, event, response, says
+from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.stream_state import StreamState, Wanted
+from support.engines.upstreams import STREAM_END, STREAM_HEAD, event, response, says
+from support.fleets.forwarding import COMPLETION, Scene, lines
+from support.processes.servers import eventually
 
 PROMPT = COMPLETION["prompt"]
 
 
 def asked(path=COMPLETIONS, **fields):
     base = {"messages": [{}]} if path == CHAT else {"prompt": PROMPT}
-    return read_asked(path, json.dumps({"stream": True, **base, **fields}).encode())
+    return read_completion_request(path, json.dumps({"stream": True, **base, **fields}).encode())
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -34,12 +34,12 @@ def asked(path=COMPLETIONS, **fields):
         ({"response_format": {"type": "json_object"}}, False),
     ],
 )
-def test_what_depends_on_its_beginning_stays(path, fields, may):
+def test_stateful_requests_are_not_migrated(path, fields, may):
     assert is_migratable(asked(path, **fields)) == may
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_of_several_prompts_nothing_is_migrated(prompt):
+def test_several_prompts_are_not_migrated(prompt):
     assert not is_migratable(asked(prompt=prompt))
 
 
@@ -134,7 +134,7 @@ async def test_the_client_sees_one_stream_where_a_worker_died_in_the_middle(nats
         await its.until_free()
 
 
-async def test_what_came_with_the_end_of_a_stream_is_neither_lost_nor_said_twice(nats_server):
+async def test_last_piece_of_a_broken_stream_is_sent_once(nats_server):
     """Two tokens, and in the same bytes that the engine cannot go on."""
 
     async def script(upstream, writer):
@@ -151,7 +151,7 @@ async def test_what_came_with_the_end_of_a_stream_is_neither_lost_nor_said_twice
         await its.until_free()
 
 
-async def test_who_has_all_its_tokens_needs_no_other_worker(nats_server):
+async def test_stream_with_all_tokens_is_not_migrated(nats_server):
     async with scene(nats_server, streams(range(4), ends=False)) as its:
         *texts, end = await texts_of(its)
         assert (texts, end) == ([f"{n} " for n in range(4)], "")
@@ -179,7 +179,7 @@ async def test_without_token_ids_a_stream_stays_broken(nats_server):
         await its.until_free()
 
 
-async def test_a_worker_that_fails_everybody_is_left_alone_until_it_answers_a_probe(nats_server):
+async def test_failing_worker_is_ejected_until_it_answers_a_probe(nats_server):
     is_well = []
 
     async def script(upstream, writer):

@@ -7,17 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body_errors import MalformedBodyError
 from router.errors import InvalidFieldError
-from router.forward.bodies import CHAT, COMPLETIONS, MOST_NAMES, MOST_PROMPTS, read_asked
-from router.forward.direct import demanded_worker, named_prefill_worker, named_worker
 from router.forward.errors import NoWorkerNamedError
-from router.forward.events import EventSplitter, EventTooLargeError, data_of
 from router.forward.headers import to_client, to_engine
-from router.forward.placing import TOKENS_AN_IMAGE, guessed
-from router.forward.stream import EngineErrorEvent, StreamState, Wanted
+from router.forward.placement import (
+    TOKENS_AN_IMAGE,
+    demanded_worker,
+    estimated,
+    named_prefill_worker,
+    named_worker,
+)
+from router.forward.request_body import (
+    CHAT,
+    COMPLETIONS,
+    MOST_NAMES,
+    MOST_PROMPTS,
+    read_completion_request,
+)
+from router.forward.sse import EventSplitter, EventTooLargeError, data_of
+from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision, OverlapTokens, Trust, TrustState
 from router.protocol.requests import RankTarget
+from router.runtime.process.errors import MalformedBodyError
 
 DECISION = Decision(
     model_name="m",
@@ -50,8 +61,6 @@ def test_events_are_whole_however_they_come(events, cuts, rest):
     splitter = EventSplitter()
     pieces = [data[a:b] for a, b in pairwise(bounds)]
     assert [event for piece in pieces for event in splitter.feed(piece)] == whole
-    assert splitter.rest() == rest.encode()
-    assert splitter.rest() == b""
 
 
 def test_an_event_without_end_is_not_kept_for_ever():
@@ -70,14 +79,14 @@ def test_an_event_without_end_is_not_kept_for_ever():
         (b"event: a\ndata: b\n\n", None),
     ],
 )
-def test_what_an_event_says(event, data):
+def test_events_are_parsed(event, data):
     assert data_of(event) == data
 
 
 # ── Headers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_belongs_to_a_connection_or_to_us_is_not_sent_on():
+def test_hop_by_hop_and_own_headers_are_not_forwarded():
     pairs = [
         (b"host", b"router"),
         (b"connection", b"keep-alive, X-Secret"),
@@ -102,7 +111,7 @@ def test_what_belongs_to_a_connection_or_to_us_is_not_sent_on():
     assert [*to_engine(pairs, DECISION, "id", b"Bearer engine")] == kept[:1] + token + ours
 
 
-def test_an_answer_tells_where_it_is_from():
+def test_response_headers_name_the_worker():
     pairs = [
         (b"content-type", b"x"),
         (b"content-length", b"1"),
@@ -122,7 +131,7 @@ def test_an_answer_tells_where_it_is_from():
 
 
 def asked(path=COMPLETIONS, **fields):
-    return read_asked(path, json.dumps(fields).encode())
+    return read_completion_request(path, json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,7 @@ def test_prompts_have_many_forms(prompt, read):
 @pytest.mark.parametrize(
     "prompt", ["", [], [""], [[]], {}, 5, None, [1, "a"], [-1], [1.5], [[1], "a"]]
 )
-def test_what_is_no_prompt_is_refused(prompt):
+def test_invalid_prompt_is_refused(prompt):
     with pytest.raises(InvalidFieldError) as caught:
         asked(prompt=prompt).check_prompt()
     assert caught.value.field == "prompt"
@@ -165,15 +174,15 @@ def test_what_is_no_prompt_is_refused(prompt):
         (b'{"messages": [{}], "nvext": {"backend_instance_id": -1}}', InvalidFieldError),
     ],
 )
-def test_what_is_no_chat_is_refused(body, error):
+def test_invalid_chat_is_refused(body, error):
     with pytest.raises(error):
-        read_asked(CHAT, body)
+        read_completion_request(CHAT, body)
 
 
 @pytest.mark.parametrize("prompt", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
 def test_texts_are_unicode(prompt):
     with pytest.raises(MalformedBodyError):
-        read_asked(COMPLETIONS, b'{"prompt": "' + prompt + b'"}')
+        read_completion_request(COMPLETIONS, b'{"prompt": "' + prompt + b'"}')
 
 
 @pytest.mark.parametrize(
@@ -187,19 +196,19 @@ def test_texts_are_unicode(prompt):
         (CHAT, {"messages": [{}], "prompt": [[1], "a"]}, 1),
     ],
 )
-def test_so_many_answers_are_asked_for(path, fields, choices):
+def test_choices_are_counted_from_the_request(path, fields, choices):
     assert asked(path, **fields).choices == choices
 
 
 def test_a_field_that_is_there_twice_goes_on_once():
     twice = b'{"prompt": "a", "prompt": "b", "x": 1}'
-    read = read_asked(COMPLETIONS, twice)
+    read = read_completion_request(COMPLETIONS, twice)
     assert read.prompt == "b"
     assert json.loads(read.to_engine()) == {"prompt": "b", "x": 1}
     assert read.to_engine().count(b"prompt") == 1
 
 
-def test_what_is_not_read_goes_on_as_it_is():
+def test_unread_fields_are_forwarded_unchanged():
     fields = {"prompt": "a", "logit_bias": {"5": 1.5}, "x": [1, {"y": None}], "stream": True}
     extensions = {"nvext": {"agent_hints": {"priority": 3}}}
     sent = json.loads(asked(**fields, **extensions).to_engine(stream_options={"a": 1}))
@@ -216,9 +225,9 @@ def test_what_is_not_read_goes_on_as_it_is():
         (b'{"prompt": "x"%s}' % (b',"":1' * MOST_NAMES), "body"),
     ],
 )
-def test_what_would_take_seconds_to_read_is_refused(body, field):
+def test_slow_to_parse_body_is_refused(body, field):
     with pytest.raises(InvalidFieldError, match="too many") as refused:
-        read_asked(COMPLETIONS, body)
+        read_completion_request(COMPLETIONS, body)
     assert refused.value.field == field
 
 
@@ -229,20 +238,20 @@ def test_colons_in_texts_are_no_names():
 
 
 @pytest.mark.parametrize("prompt", [[[1, 2], [3]], [[1, 2], [-1]], [[1, 2], [[]]]])
-def test_of_several_prompts_only_the_first_is_looked_at(prompt):
+def test_first_of_several_prompts_is_used(prompt):
     read = asked(prompt=prompt)
     assert (list(read.prompt), read.prompts) == ([1, 2], 2)
 
 
-def test_an_image_has_not_as_many_tokens_as_bytes():
+def test_image_bytes_are_not_counted_as_tokens():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000_000}}
-    tokens = len(guessed(asked(CHAT, messages=[{"content": [image, image]}])).token_ids)
+    tokens = len(estimated(asked(CHAT, messages=[{"content": [image, image]}])).token_ids)
     assert tokens < 3 * TOKENS_AN_IMAGE
 
 
-def test_tokens_that_nobody_counted_are_guessed():
-    assert len(guessed(asked(prompt="x" * 40)).token_ids) == 10
-    assert not guessed(asked(CHAT, messages=[{"content": "hello"}])).are_certain
+def test_uncounted_tokens_are_estimated():
+    assert len(estimated(asked(prompt="x" * 40)).token_ids) == 10
+    assert not estimated(asked(CHAT, messages=[{"content": "hello"}])).are_certain
 
 
 # ── Direct ───────────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +271,7 @@ def test_a_worker_may_be_named(headers, extensions, target):
     assert named_worker(asked(prompt="a", nvext=extensions), headers) == target
 
 
-def test_who_has_computed_the_prompt_may_be_named():
+def test_prefill_worker_may_be_named_by_body_or_header():
     named = asked(prompt="a", nvext={"prefill_worker_id": 4})
     assert named_prefill_worker(named, []) == 4
     assert named_prefill_worker(named, [(b"x-prefill-instance-id", b"3")]) == 3
@@ -271,12 +280,12 @@ def test_who_has_computed_the_prompt_may_be_named():
 @pytest.mark.parametrize(
     "value", [b"", b"x", b"-1", b"1" * 21, "²".encode(), b"18446744073709551616"]
 )
-def test_what_is_no_worker_is_refused(value):
+def test_invalid_worker_id_is_refused(value):
     with pytest.raises(InvalidFieldError, match="x-worker-id"):
         named_worker(asked(prompt="a"), [(b"x-worker-id", value)])
 
 
-def test_a_direct_router_has_to_be_told():
+def test_direct_mode_requires_a_named_worker():
     with pytest.raises(NoWorkerNamedError):
         demanded_worker(asked(prompt="a"), [])
 
@@ -292,7 +301,7 @@ def choice(text="a", **fields):
     return {"index": 0, "text": text, "finish_reason": None, **fields}
 
 
-def test_what_the_client_did_not_ask_for_is_taken_out():
+def test_unrequested_fields_are_removed():
     state = StreamState(Wanted())
     shown, tokens = state.take(
         event_of(id="i", choices=[choice(token_ids=[5, 6], prompt_token_ids=[1])], usage=None)
@@ -311,7 +320,7 @@ def test_what_the_client_did_not_ask_for_is_taken_out():
     assert state.is_finished
 
 
-def test_what_it_asked_for_stays():
+def test_requested_fields_stay():
     state = StreamState(Wanted(token_ids=True, usage=True))
     for event in (
         event_of(choices=[choice(token_ids=[5])], usage=None),
@@ -351,7 +360,7 @@ def test_tokens_are_counted(said, tokens):
         b'{"choices": [{"index": 0, "text": "a", "token_ids": [4294967296]}]}',
     ],
 )
-def test_what_nobody_can_read_goes_on_and_is_not_migrated(data):
+def test_unreadable_events_pass_and_are_not_migrated(data):
     state = StreamState(Wanted())
     event = b"data: " + data + b"\n\n"
     assert state.take(event) == (event, 0)

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from forwarding import COMPLETION, Scene, lines
-from router.forward.call import Call
-from servers import equals, eventually
-from upstreams import STREAM_END, STREAM_HEAD, chunk, event, hangs, response, says
+from router.runtime.http_server.exchange import Exchange
+from support.engines.upstreams import STREAM_END, STREAM_HEAD, chunk, event, hangs, response, says
+from support.fleets.forwarding import COMPLETION, Scene, lines
+from support.processes.servers import equals, eventually
 
 ANSWER = {"id": "cmpl-1", "choices": []}
 ANSWERS = says(response(json.dumps(ANSWER).encode()))
@@ -72,7 +72,7 @@ async def test_bytes_that_trickle_are_a_request_all_the_same(nats_server):
         assert (await answer(its))[0] == 200
 
 
-async def test_a_client_that_waits_is_told_to_go_on(nats_server):
+async def test_expect_100_continue_is_answered(nats_server):
     async with scene(nats_server) as its:
         whole = request(BODY, "expect: 100-continue")
         its.writer.write(whole[: -len(BODY)])
@@ -82,7 +82,7 @@ async def test_a_client_that_waits_is_told_to_go_on(nats_server):
 
 
 @pytest.mark.parametrize("asked", [request(version="1.0"), request(BODY, "connection: close")])
-async def test_whoever_wants_no_more_is_let_go(nats_server, asked):
+async def test_connection_close_ends_the_connection(nats_server, asked):
     async with scene(nats_server) as its:
         its.writer.write(asked)
         status, fields, _ = await answer(its)
@@ -91,7 +91,7 @@ async def test_whoever_wants_no_more_is_let_go(nats_server, asked):
 
 
 @pytest.mark.parametrize("path", ["http://x/v1/completions?a=1", "/v1/%63ompletions"])
-async def test_a_path_may_be_said_in_other_words(nats_server, path):
+async def test_equivalent_paths_are_served(nats_server, path):
     async with scene(nats_server) as its:
         its.writer.write(request(path=path))
         assert (await answer(its))[0] == 200
@@ -119,7 +119,7 @@ async def test_bodies_have_limits(nats_server, asked, status, code):
 
 
 async def test_bodies_together_have_a_limit(nats_server):
-    """Whoever holds much of it unfinished is nobody's excuse for running out of memory."""
+    """Unfinished bodies of one client do not exhaust the memory."""
     async with scene(nats_server, bodies_limit_bytes=2048) as its:
         held = "kv_router_forward_body_bytes"
         its.writer.write(request(b" " * 2040, length=4096))
@@ -129,8 +129,8 @@ async def test_bodies_together_have_a_limit(nats_server):
         assert answer.json()["error"]["code"] == "too_much_at_once"
         its.writer.close()
         await eventually(lambda: equals(its.forward.metric(held), 0))
-        calls = [each for each in gc.get_objects() if type(each) is Call]
-        assert not any(each.received_bytes for each in calls), "kept until garbage is collected"
+        calls = [each for each in gc.get_objects() if type(each) is Exchange]
+        assert not any(each.received for each in calls), "kept until garbage is collected"
         assert (await its.forward.complete()).status_code == 200
         await eventually(lambda: equals(its.forward.metric(held), 0))
 
@@ -142,7 +142,7 @@ async def test_bodies_together_have_a_limit(nats_server):
         (request(BODY, "x-a: " + "a" * 40_000), 431, "headers_too_large"),
     ],
 )
-async def test_what_is_no_request_is_refused_in_the_same_shape(nats_server, asked, status, code):
+async def test_malformed_request_is_refused_in_openai_form(nats_server, asked, status, code):
     async with scene(nats_server) as its:
         its.writer.write(asked)
         said, _, body = await answer(its)
@@ -158,7 +158,7 @@ async def test_trailers_name_no_worker_and_go_nowhere(nats_server):
         assert all(name not in its.engines[1].requests[0][0] for name in ("x-late", "authoriz"))
 
 
-async def test_whoever_knows_no_chunks_gets_a_stream_without(nats_server):
+async def test_http_1_0_client_gets_a_stream_without_chunks(nats_server):
     said = event({"choices": [{"index": 0, "text": "a"}]}) + event(b"[DONE]")
     async with scene(nats_server, says(STREAM_HEAD, said, STREAM_END)) as its:
         its.writer.write(
@@ -171,7 +171,7 @@ async def test_whoever_knows_no_chunks_gets_a_stream_without(nats_server):
 
 
 @pytest.mark.parametrize("before", [0, 3])
-async def test_a_client_that_has_no_more_to_say_is_answered(nats_server, before):
+async def test_half_closed_client_is_answered(nats_server, before):
     go_on = asyncio.Event()
 
     async def script(upstream, writer):
@@ -195,7 +195,7 @@ async def test_a_client_that_has_no_more_to_say_is_answered(nats_server, before)
 
 
 @pytest.mark.parametrize("before", [0, 3])
-async def test_one_that_is_gone_is_not(nats_server, before):
+async def test_closed_client_cancels_the_engines_request(nats_server, before):
     async def script(upstream, writer):
         await (ANSWERS if len(upstream.requests) <= before else hangs)(upstream, writer)
 
@@ -258,7 +258,7 @@ async def test_requests_under_a_head_that_came_before_are_answered_as_the_first(
         written(b"[]"),
     ],
 )
-async def test_what_is_wrong_is_found_under_a_head_that_came_before(nats_server, second):
+async def test_cached_head_does_not_hide_errors(nats_server, second):
     async with scene(nats_server) as its:
         for number in (1, 2, 3):
             its.writer.write(completion(number))

@@ -1,15 +1,25 @@
-"""Requests before a real router, and engines that do as they are told."""
+"""Requests before a real router and scripted engines."""
 
 import asyncio
 import json
 
 import pytest
 
-from forwarding import COMPLETION, RunningForward, Scene, lines
-from running import RunningRouter
-from servers import eventually, free_port
-from upstreams import STREAM_END, STREAM_HEAD, Upstream, event, hangs, hangs_up, response, says
+from support.engines.upstreams import (
+    STREAM_END,
+    STREAM_HEAD,
+    Upstream,
+    event,
+    hangs,
+    hangs_up,
+    response,
+    says,
+)
+from support.fleets.forwarding import COMPLETION, RunningForward, Scene, lines
+from support.processes.running import RunningRouter
+from support.processes.servers import eventually, free_port, until_still
 
+LOADS_ASKED = 'kv_router_requests_total{code="200",interface="http",route="/loads"}'
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
 ANSWER = {"id": "x", "choices": [{"index": 0, "text": "hi"}], "usage": USAGE}
 JSON = "content-type: application/json"
@@ -43,7 +53,7 @@ def scene(nats_server):
     return of
 
 
-async def test_an_answer_comes_back_and_says_where_it_is_from(scene):
+async def test_response_names_its_worker(scene):
     async with scene(ANSWERS) as its:
         answer = await its.forward.complete(headers={"x-request-id": "r1", "x-mine": "2"})
         assert (answer.status_code, answer.json()) == (200, ANSWER)
@@ -65,7 +75,7 @@ async def test_an_answer_comes_back_and_says_where_it_is_from(scene):
         await its.forward.until_ended("answered")
 
 
-async def test_a_stream_comes_piece_by_piece_and_tells_the_router_of_its_progress(scene):
+async def test_stream_arrives_in_pieces_and_reports_progress(scene):
     go_on = asyncio.Event()
 
     async def script(_, writer):
@@ -95,7 +105,7 @@ async def test_a_stream_comes_piece_by_piece_and_tells_the_router_of_its_progres
 
 
 @pytest.mark.parametrize("wants", [True, False])
-async def test_the_usage_is_shown_to_those_who_ask(scene, wants):
+async def test_usage_is_shown_on_request(scene, wants):
     async with scene(STREAMS) as its:
         options = {"stream_options": {"include_usage": True}} if wants else {}
         answer = await its.forward.complete(stream=True, **options)
@@ -127,7 +137,7 @@ async def test_a_conversation_stays_where_its_first_request_went(scene, header):
             assert len({each.headers["x-worker-id"] for each in answers}) == 1
 
 
-async def test_the_router_learns_nothing_from_prompts_that_nobody_read(scene):
+async def test_prompts_without_tokens_teach_no_predictions(scene):
     async with scene(ANSWERS) as its:
         assert (await its.forward.complete(prompt="Once upon a time")).status_code == 200
         assert (await its.forward.complete(prompt=[[1, 2], [3]])).status_code == 200
@@ -164,7 +174,7 @@ async def test_another_worker_serves_what_one_has_failed(scene, script):
         await its.until_free()
 
 
-async def test_nobody_is_left(scene):
+async def test_all_workers_failed_is_no_worker_left(scene):
     async with scene(hangs_up, hangs_up) as its:
         answer = await its.forward.complete()
         assert answer.status_code == 502
@@ -218,7 +228,7 @@ async def test_a_stream_that_is_finished_is_said_to_be_done(scene, ending):
         await its.until_free()
 
 
-async def test_answers_that_nobody_can_read_go_on_as_they_are(scene):
+async def test_unreadable_responses_pass_unchanged(scene):
     deep = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     async with scene(says(response(deep, "200 OK", JSON))) as its:
         answer = await its.forward.complete()
@@ -291,10 +301,7 @@ async def test_a_client_that_reads_slowly_slows_the_engine_down(scene):
         reader, writer = await asyncio.open_connection("127.0.0.1", its.forward.port, limit=1024)
         writer.write(post(body))
         await reader.readuntil(b"\r\n\r\n")
-        before = -1
-        while before != len(written):
-            before = len(written)
-            await asyncio.sleep(0.3)
+        before = await until_still(lambda: len(written))
         assert 0 < before < 2_000  # 120 MB, which no buffers hold
         writer.transport.abort()
         await its.until_free()
@@ -348,7 +355,7 @@ async def test_a_line_break_in_a_header_goes_nowhere(scene):
         ("/v1/embeddings", {}, 404, None),
     ],
 )
-async def test_what_cannot_be_served_is_refused_as_openai_does(scene, path, body, status, param):
+async def test_unsupported_request_is_refused_as_openai_does(scene, path, body, status, param):
     async with scene(ANSWERS) as its:
         answer = await its.forward.post(path, body)
         error = answer.json()["error"]
@@ -371,10 +378,10 @@ async def test_other_methods_are_refused_and_the_right_ones_named(scene):
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_model_that_nobody_has_is_not_found(scene):
+async def test_unknown_model_is_404(scene):
     async with scene() as its:
-        assert (await its.forward.complete()).status_code == 503  # nobody is there at all
-    async with scene(ANSWERS) as its:  # who has come since the forwarder last looked
+        assert (await its.forward.complete()).status_code == 503  # no worker is there at all
+    async with scene(ANSWERS) as its:  # a worker that joined after the last look
         answer = await its.forward.complete(model="unknown")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         assert "default" in answer.json()["error"]["message"]
@@ -396,7 +403,7 @@ async def test_a_worker_that_is_named_is_taken_and_no_other(scene):
         await its.until_free()
 
 
-async def test_a_query_is_told_where_it_would_go_and_sent_nowhere(scene):
+async def test_query_returns_the_placement_and_sends_nothing(scene):
     async with scene(ANSWERS) as its:
         asked = {"annotations": ["query_instance_id"]}
         answer = (await its.forward.complete(nvext=asked)).json()
@@ -417,11 +424,16 @@ async def test_models_probes_and_metrics(scene):
         client = its.forward.client
         models = (await client.get("/v1/models")).json()
         assert [model["id"] for model in models["data"]] == ["default"]
+        await eventually(its.forward.is_ready)
         assert (await client.get("/ready")).json() == {"ready": True, "reason": None}
+        asked = await its.router.metric(LOADS_ASKED)
+        for _ in range(20):
+            await client.get("/ready")
+        assert await its.router.metric(LOADS_ASKED) <= asked + 1  # its list is refreshed meanwhile
         assert "kv_router_forward_in_flight 1.0" in (await client.get("/metrics")).text
 
 
-async def test_without_a_router_nobody_is_served():
+async def test_without_a_router_completions_are_503():
     async with RunningForward(f"http://127.0.0.1:{free_port()}").running() as forward:
         unready = await forward.client.get("/ready")
         assert unready.status_code == 503
@@ -431,9 +443,9 @@ async def test_without_a_router_nobody_is_served():
         assert all("127.0.0.1" not in said.text for said in (unready, answer))
 
 
-async def test_where_nobody_is_known_it_is_asked_again(nats_server, monkeypatch):
-    """A router that has just begun has not heard of any worker yet."""
-    monkeypatch.setattr("router.forward.booking.UNHEARD_S", (0.05,) * 4_000)
+async def test_without_workers_placement_is_retried(nats_server, monkeypatch):
+    """A router that has just begun knows no worker yet."""
+    monkeypatch.setattr("router.forward.resilience.booking.UNHEARD_S", (0.05,) * 4_000)
     refused = 'kv_router_refusals_total{code="no_endpoints",interface="http"}'
     async with (
         RunningRouter(nats_server.url).running() as router,

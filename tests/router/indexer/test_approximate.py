@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fuzzing import examples
 from oracle.index import ExactIndex
 from router.indexer.approximate import (
     PRUNE_BLOCKS,
@@ -16,7 +15,8 @@ from router.indexer.approximate import (
 )
 from router.indexer.base import Overlap
 from router.protocol.values import Rank, Tier
-from router.sequence.hashing import chain
+from router.sequence.hashing.block_hashes import chain
+from support.chaos.fuzzing import examples
 
 W1, W2 = Rank(1, 0), Rank(2, 0)
 
@@ -34,7 +34,7 @@ def depths(index, *hashes):
 
 
 class SmallIndex(ExactIndex):
-    """Has room for so many blocks; of more, it takes some."""
+    """Has room for a number of blocks; of more, it takes some."""
 
     def __init__(self, room):
         super().__init__()
@@ -55,7 +55,7 @@ def test_a_routed_prompt_counts_as_held_on_the_device():
     assert index.entry_count() == 3
 
 
-def test_it_expires_at_its_time_and_not_before():
+def test_entry_expires_exactly_at_its_ttl():
     index = approximate(ttl_s=10.0)
     index.insert(W1, array(1, 2), 5.0)
     assert index.expire(14.9, 1 << 20) == 0
@@ -65,7 +65,7 @@ def test_it_expires_at_its_time_and_not_before():
     assert (index.entry_count(), index.expired_blocks) == (0, 2)
 
 
-def test_inserting_again_renews_what_was_named_again():
+def test_repeated_insert_renews_its_blocks():
     index = approximate(ttl_s=10.0)
     index.insert(W1, array(1, 2, 3), 0.0)
     index.insert(W1, array(1, 2), 6.0)

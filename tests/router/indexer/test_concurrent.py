@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
-from fuzzing import examples
 from oracle.index import ExactIndex
 from router.errors import WireError
 from router.indexer.base import DONE, NOTHING_HELD, HeldSummary, Overlap
 from router.indexer.concurrent import ConcurrentIndex
-from router.indexer.radix_tree import RadixTree
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.events import Cleared, EventBatch, Removed, Stored, pack_batch
 from router.protocol.values import (
     SCHEME,
@@ -29,7 +27,9 @@ from router.protocol.values import (
     pack_hashes,
     unpack_hashes,
 )
-from router.sequence.hashing import chain
+from router.sequence.hashing.block_hashes import chain
+from support.chaos.fuzzing import examples
+from support.processes.servers import until
 
 W1, W2, W3 = Rank(1, 0), Rank(2, 0), Rank(3, 0)
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
@@ -218,7 +218,7 @@ def test_sums_count_a_block_once_per_shard(start):
     index = start(small_tree, shards=2)
     for rank in (W1, W2, W3):
         index.store(rank, DEVICE, array(1, 2))
-    assert index.block_count() == index.stats().blocks == 4
+    assert index.stats().blocks == 4
     assert index.stats().max_blocks == 2 * small_tree().stats().max_blocks
 
 
@@ -332,7 +332,7 @@ def test_a_rank_that_found_no_room_differs(start, method):
     assert index.take_differing() == []
 
 
-def test_a_rank_whose_removal_is_refused_differs_once(start):
+def test_refused_removal_reports_a_difference_once(start):
     class Refusing(ExactIndex):
         def remove(self, rank, tier, sequence_hashes):
             return False
@@ -353,8 +353,7 @@ def test_a_full_queue_holds_the_caller_until_there_is_room(start):
             return super().store(rank, tier, sequence_hashes)
 
     def open_gate():
-        while not index.full_waits:
-            time.sleep(0.001)
+        until(lambda: index.full_waits, poll_s=0.001)
         begun_while_closed.append(len(begun))
         gate.set()
 
@@ -380,7 +379,7 @@ def test_an_exception_in_a_shard_reaches_the_caller_and_stays(start):
     with pytest.raises(RuntimeError, match="a shard of the index failed") as caught:
         index.find_matches(array(1))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    for call in (index.flush, index.take_differing, index.block_count, lambda: index.clear(W2)):
+    for call in (index.flush, index.take_differing, index.stats, lambda: index.clear(W2)):
         with pytest.raises(RuntimeError, match="a shard of the index failed"):
             call()
     index.close()
@@ -388,7 +387,7 @@ def test_an_exception_in_a_shard_reaches_the_caller_and_stays(start):
         index.flush()
 
 
-def test_a_failed_shard_holds_nobody_up(start):
+def test_failed_shard_does_not_block_writers(start):
     """Changes after the failure are passed over, so room comes."""
     index = start(FailingStore, shards=1, queue_limit=1)
 
@@ -418,7 +417,7 @@ def test_nothing_is_changed_after_a_failure(start):
     assert calls == [W1]
 
 
-def test_a_failure_that_nobody_saw_is_raised_by_closing(start):
+def test_unseen_failure_is_raised_by_close(start):
     failed = threading.Event()
 
     class Failing(FailingStore):
@@ -434,7 +433,7 @@ def test_a_failure_that_nobody_saw_is_raised_by_closing(start):
     index.close()
 
 
-def test_a_question_that_fails_leaves_the_index_as_it_was(start):
+def test_failed_query_leaves_the_index_unchanged(start):
     index = start(small_tree)
     index.store(W1, DEVICE, array(1))
     with pytest.raises(TypeError):
@@ -471,7 +470,7 @@ def test_closing_ends_the_threads_and_the_parts_and_can_be_repeated(start):
         lambda index: index.flush(),
     ],
 )
-def test_a_closed_index_says_so(start, call):
+def test_closed_index_raises(start, call):
     index = start()
     index.store(W1, DEVICE, array(1))
     index.close()
@@ -482,7 +481,7 @@ def test_a_closed_index_says_so(start, call):
 def test_an_abandoned_index_does_not_keep_the_interpreter_alive():
     script = (
         "from router.indexer.concurrent import ConcurrentIndex\n"
-        "from router.indexer.none import NoneIndex\n"
-        "abandoned = ConcurrentIndex(NoneIndex, 2)\n"
+        "from router.indexer.factory import DisabledIndex\n"
+        "abandoned = ConcurrentIndex(DisabledIndex, 2)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

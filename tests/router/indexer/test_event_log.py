@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from router.indexer.event_log import EventLog, Verdict
+from router.indexer.event_log import EventLog, LogVerdict
 from router.protocol.events import Checkpoint, EventBatch, Stored, TierBlocks, pack_batch
 from router.protocol.values import SCHEME, HeldState, Identity, Tier, pack_hashes, unpack_hashes
 
@@ -43,47 +43,47 @@ def log():
 def test_is_blind_until_a_checkpoint():
     log = EventLog(now_s=5.0)
     assert (log.is_blind, log.doubt_since_s) == (True, 5.0)
-    assert log.classify(batch(1)) is Verdict.GAP
-    assert log.classify(checkpoint(7)) is Verdict.NEW_LIFE
+    assert log.classify(batch(1)) is LogVerdict.GAP
+    assert log.classify(checkpoint(7)) is LogVerdict.NEW_LIFE
 
 
-def test_applies_what_follows(log):
-    assert log.classify(batch(11, events=3)) is Verdict.APPLY
+def test_next_batch_is_applied(log):
+    assert log.classify(batch(11, events=3)) is LogVerdict.APPLY
     advance(log, batch(11, events=3))
     assert log.cursor == 13
 
 
-def test_passes_over_what_was_seen(log):
-    assert log.classify(batch(8, events=3)) is Verdict.DUPLICATE
-    assert log.classify(checkpoint(10)) is Verdict.DUPLICATE
-    assert log.classify(checkpoint(9)) is Verdict.DUPLICATE
+def test_batches_already_read_are_ignored(log):
+    assert log.classify(batch(8, events=3)) is LogVerdict.DUPLICATE
+    assert log.classify(checkpoint(10)) is LogVerdict.DUPLICATE
+    assert log.classify(checkpoint(9)) is LogVerdict.DUPLICATE
 
 
 def test_a_batch_that_overlaps_what_was_read_is_applied(log):
-    assert log.classify(batch(9, events=4)) is Verdict.APPLY
+    assert log.classify(batch(9, events=4)) is LogVerdict.APPLY
 
 
 def test_a_gap_is_a_gap_until_a_checkpoint_heals_it(log):
-    assert log.classify(batch(12)) is Verdict.GAP
+    assert log.classify(batch(12)) is LogVerdict.GAP
     log.break_off("events missing", now_s=3.0)
-    assert log.classify(batch(11)) is Verdict.GAP
-    assert log.classify(checkpoint(20)) is Verdict.APPLY
+    assert log.classify(batch(11)) is LogVerdict.GAP
+    assert log.classify(checkpoint(20)) is LogVerdict.APPLY
     advance(log, checkpoint(20))
     assert (log.broken_reason, log.doubt_since_s) == (None, None)
-    assert log.classify(batch(21)) is Verdict.APPLY
+    assert log.classify(batch(21)) is LogVerdict.APPLY
 
 
 def test_an_old_checkpoint_heals_what_is_broken(log):
     log.break_off("digest differs", now_s=3.0)
-    assert log.classify(checkpoint(10)) is Verdict.APPLY
+    assert log.classify(checkpoint(10)) is LogVerdict.APPLY
 
 
 def test_a_new_life_begins_with_a_checkpoint_and_nothing_else(log):
-    assert log.classify(batch(11, incarnation=NEXT_LIFE)) is Verdict.GAP
-    assert log.classify(checkpoint(0, NEXT_LIFE)) is Verdict.NEW_LIFE
+    assert log.classify(batch(11, incarnation=NEXT_LIFE)) is LogVerdict.GAP
+    assert log.classify(checkpoint(0, NEXT_LIFE)) is LogVerdict.NEW_LIFE
     advance(log, checkpoint(0, NEXT_LIFE))
     assert (log.incarnation, log.cursor) == (NEXT_LIFE, 0)
-    assert log.classify(batch(1, incarnation=NEXT_LIFE)) is Verdict.APPLY
+    assert log.classify(batch(1, incarnation=NEXT_LIFE)) is LogVerdict.APPLY
 
 
 def test_a_checkpoint_in_parts_counts_with_its_last(log):
@@ -92,22 +92,22 @@ def test_a_checkpoint_in_parts_counts_with_its_last(log):
         for i, tier in enumerate((Tier.DEVICE, Tier.DEVICE, Tier.HOST))
     ]
     verdicts = [log.classify(part) for part in parts]
-    assert verdicts == [Verdict.PARTIAL, Verdict.PARTIAL, Verdict.APPLY]
+    assert verdicts == [LogVerdict.PARTIAL, LogVerdict.PARTIAL, LogVerdict.APPLY]
     blocks = [(b.tier, unpack_hashes(b.sequence_hashes).tolist()) for b in log.collected_blocks()]
     assert blocks == [(Tier.DEVICE, [0, 10]), (Tier.DEVICE, [1, 11]), (Tier.HOST, [2, 12])]
 
 
 def test_a_checkpoint_cut_short_is_dropped_when_the_next_begins(log):
     log.classify(checkpoint(20, part=0, parts=2))
-    assert log.classify(checkpoint(30, part=1, parts=2)) is Verdict.PARTIAL
-    assert log.classify(checkpoint(30, part=0, parts=2)) is Verdict.PARTIAL
-    assert log.classify(checkpoint(30, part=1, parts=2)) is Verdict.APPLY
+    assert log.classify(checkpoint(30, part=1, parts=2)) is LogVerdict.PARTIAL
+    assert log.classify(checkpoint(30, part=0, parts=2)) is LogVerdict.PARTIAL
+    assert log.classify(checkpoint(30, part=1, parts=2)) is LogVerdict.APPLY
 
 
-def test_a_checkpoint_that_says_nothing_new_is_not_kept(log):
+def test_checkpoint_without_news_is_dropped(log):
     for part in (0, 1):
         verdict = log.classify(checkpoint(10, part=part, parts=2))
-    assert verdict is Verdict.DUPLICATE
+    assert verdict is LogVerdict.DUPLICATE
     assert log.collected_blocks() == []
 
 

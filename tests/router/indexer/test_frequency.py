@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fuzzing import examples
 from router.indexer.frequency import UseCounts
-from router.sequence.hashing import chain
+from router.sequence.hashing.block_hashes import chain
+from support.chaos.fuzzing import examples
 
 WINDOW_S = 10.0
 

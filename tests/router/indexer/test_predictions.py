@@ -3,23 +3,24 @@
 import numpy as np
 import pytest
 
-from builders import World, rank
-from router.effects import RequestCheckpoint
-from router.errors import IndexDisabledError
+from router.core.commands import Free, RemoveWorker, Tick, Tidy
+from router.core.effects import RequestCheckpoint
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
-from router.indexer.none import NoneIndex
+from router.indexer.errors import IndexDisabledError
+from router.indexer.factory import DisabledIndex
 from router.indexer.predictions import Predictions
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank, Scope
-from router.sequence.hashing import chain
+from router.sequence.hashing.block_hashes import chain
+from support.values.builders import World, rank
 
 A, B = Scope("m", "a"), Scope("m", "b")
 PATH = chain([1, 2, 3, 4])
 PROMPT = list(range(40))
 
 
-def test_without_limits_nothing_is_guessed():
+def test_without_limits_nothing_is_estimated():
     predictions = Predictions(None)
     predictions.insert(A, Rank(1, 0), PATH, 0.0)
     assert predictions.added_to({}, A, PATH) == {}
@@ -54,7 +55,7 @@ def test_a_prompt_that_finds_no_room_is_counted():
 def guessing():
     limits = ApproximateLimits(ttl_s=10.0, max_blocks=1024)
     world = World(
-        lambda: NoneIndex(refuses_dumps=False), mode=IndexMode.APPROXIMATE, prediction=limits
+        lambda: DisabledIndex(refuses_dumps=False), mode=IndexMode.APPROXIMATE, prediction=limits
     )
     for worker_id in (1, 2, 3):
         world.worker(worker_id)
@@ -63,34 +64,36 @@ def guessing():
 
 def test_without_events_bookings_teach_where_a_prompt_is_cached(guessing):
     placement, _ = guessing.book("x", PROMPT)
-    guessing.core.free("x", 0.0)
+    guessing.core.handle(Free("x"), 0.0)
     again = guessing.select(PROMPT)
     assert again.rank == placement.rank
     assert again.choice.chosen.overlap_blocks == 10
-    while guessing.core.tidy(10.0):
+    while guessing.core.handle(Tidy(), 10.0)[0]:
         pass
     assert guessing.select(PROMPT).choice.chosen.overlap_blocks == 0
 
 
-def test_without_events_trust_says_so_and_nobody_asks_for_checkpoints(guessing):
+def test_without_events_trust_is_degraded_and_no_checkpoint_is_requested(guessing):
     trust = guessing.core.trust(rank(1), 0.5)
     assert trust.state is TrustState.DEGRADED
     assert "use_kv_events" in trust.reason
     for worker_id in (1, 2, 3):
-        guessing.hear(rank(worker_id), 30.0)
-    assert not [e for e in guessing.core.tick(30.0) if isinstance(e, RequestCheckpoint)]
+        guessing.report_load(rank(worker_id), 30.0)
+    assert not [
+        e for e in guessing.core.handle(Tick(), 30.0)[1] if isinstance(e, RequestCheckpoint)
+    ]
     assert not guessing.core.reads_events
 
 
-def test_without_events_dumps_are_the_guesses(guessing):
+def test_without_events_dumps_are_estimates(guessing):
     placement, _ = guessing.book("x", PROMPT)
     [(scope, blocks)] = guessing.core.dump()
     assert (scope, blocks.rank, len(blocks.sequence_hashes)) == (Scope(), placement.rank, 10)
 
 
-def test_a_rank_that_goes_takes_its_guesses_along(guessing):
+def test_removed_rank_drops_its_estimates(guessing):
     placement, _ = guessing.book("x", PROMPT)
-    guessing.core.remove_worker(placement.rank.worker_id, "withdrawn")
+    guessing.core.handle(RemoveWorker(placement.rank.worker_id, "withdrawn"), 0.0)
     assert list(guessing.core.dump()) == []
     assert guessing.select(PROMPT).choice.chosen.overlap_blocks == 0
 
@@ -103,7 +106,7 @@ def test_beside_events_the_larger_of_both_counts():
     world.book("x", PROMPT, allowed_worker_ids=[2])
     overlaps = world.select(PROMPT).overlaps
     assert {r: o.device for r, o in overlaps.items()} == {rank(1): 4, rank(2): 10}
-    while world.core.tidy(2.0):
+    while world.core.handle(Tidy(), 2.0)[0]:
         pass
     overlaps = world.select(PROMPT).overlaps
     assert {r: o.device for r, o in overlaps.items()} == {rank(1): 4}
@@ -116,7 +119,7 @@ def test_select_alone_teaches_nothing(guessing):
 
 
 def test_no_index_matches_nothing_and_says_why():
-    world = World(NoneIndex, mode=IndexMode.NONE)
+    world = World(DisabledIndex, mode=IndexMode.NONE)
     world.worker(1)
     world.cache(rank(1), PROMPT)
     assert world.select(PROMPT).choice.chosen.overlap_blocks == 0

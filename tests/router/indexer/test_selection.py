@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from router.errors import IndexDisabledError
 from router.indexer.base import NOTHING_HELD, IndexMode
 from router.indexer.concurrent import ConcurrentIndex
-from router.indexer.none import NoneIndex
-from router.indexer.radix_tree import RadixTree
-from router.indexer.selection import IndexSettings, index_mode, make_indexer
+from router.indexer.errors import IndexDisabledError
+from router.indexer.factory import DisabledIndex, IndexSettings, index_mode, make_indexer
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.values import Rank, Tier
 
 W1, BLOCKS = Rank(1, 0), np.array([1, 2], dtype=np.uint64)
@@ -42,11 +41,11 @@ def test_threads_share_the_limit_on_blocks(threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("use_kv_events", [True, False])
-def test_where_overlap_is_not_weighed_nothing_is_kept_and_dumps_are_refused(threads, use_kv_events):
+def test_without_overlap_weight_no_index_is_kept_and_dumps_are_refused(threads, use_kv_events):
     index = make_indexer(
         settings(overlap_score_weight=0.0, use_kv_events=use_kv_events, event_threads=threads)
     )
-    assert isinstance(index, NoneIndex)
+    assert isinstance(index, DisabledIndex)
     with pytest.raises(IndexDisabledError):
         index.dump()
 
@@ -67,6 +66,6 @@ def test_without_events_nothing_is_kept_and_dumps_are_empty():
         (0.5, True, IndexMode.EVENTS),
     ],
 )
-def test_overlap_is_guessed_where_it_counts_and_no_events_tell(weight, use_kv_events, expected):
+def test_overlap_is_estimated_where_weighed_without_events(weight, use_kv_events, expected):
     asked = settings(overlap_score_weight=weight, use_kv_events=use_kv_events)
     assert index_mode(asked) is expected

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from oracle.index import ExactIndex
-from router.indexer.event_log import Verdict
-from router.indexer.radix_tree import RadixTree
+from router.indexer.event_log import LogVerdict
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.slices import FILL_SLICE_BLOCKS, SLICE_BLOCKS
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.events import EventBatch, Stored, pack_batch
@@ -21,8 +21,8 @@ from router.protocol.values import (
     Tier,
     pack_hashes,
 )
-from router.publisher.journal import EventJournal
-from router.sequence.digest import digest
+from router.publisher.journal.journal import EventJournal
+from router.sequence.hashing._digest import digest
 
 RANK, SCOPE, IDENTITY = Rank(1, 0), Scope("m", "g"), Identity(SCHEME, 16)
 
@@ -31,7 +31,8 @@ class Edge:
     """A rank's journal, and an index that follows it."""
 
     def __init__(self, make_indexer, incarnation=1, identity=IDENTITY):
-        self.index = TrustedIndex(make_indexer)
+        self.indexers = []
+        self.index = TrustedIndex(lambda: self.indexers.append(make_indexer()) or self.indexers[-1])
         self.index.add_rank(RANK, SCOPE, IDENTITY, now_s=0.0)
         self.restart(incarnation, identity)
 
@@ -79,7 +80,7 @@ def edge(request):
 def test_a_rank_is_blind_then_exact(edge):
     assert edge.trust().state is TrustState.BLIND
     edge.journal.stored(Tier.DEVICE, [1, 2], None)
-    assert edge.deliver(now_s=1.0) == [Verdict.NEW_LIFE]
+    assert edge.deliver(now_s=1.0) == [LogVerdict.NEW_LIFE]
     trust = edge.trust(now_s=1.5)
     assert (trust.state, trust.event_id, trust.age_s) == (TrustState.EXACT, 1, 0.5)
     assert edge.overlap(1, 2, 3) == 2
@@ -90,7 +91,7 @@ def test_follows_stores_removals_and_clears(edge):
     edge.journal.stored(Tier.DEVICE, [1, 2, 3], None)
     edge.deliver()
     edge.journal.removed(Tier.DEVICE, [3])
-    assert edge.deliver() == [Verdict.APPLY]
+    assert edge.deliver() == [LogVerdict.APPLY]
     assert edge.overlap(1, 2, 3) == 2
     edge.journal.cleared()
     edge.deliver()
@@ -103,12 +104,12 @@ def test_a_lost_batch_degrades_until_a_checkpoint(edge):
     edge.journal.stored(Tier.DEVICE, [1], None)
     edge.journal.take()
     edge.journal.stored(Tier.DEVICE, [2], 1)
-    assert edge.deliver(now_s=5.0) == [Verdict.GAP]
+    assert edge.deliver(now_s=5.0) == [LogVerdict.GAP]
     assert edge.trust().state is TrustState.DEGRADED
     assert edge.index.take_wanted_checkpoints(5.9) == []
     assert edge.index.take_wanted_checkpoints(6.0) == [(RANK, "events missing")]
     edge.journal.require_checkpoint()
-    assert edge.deliver() == [Verdict.APPLY]
+    assert edge.deliver() == [LogVerdict.APPLY]
     assert edge.trust().state is TrustState.EXACT
     assert edge.overlap(1, 2) == 2
 
@@ -121,7 +122,7 @@ def test_a_wanted_checkpoint_is_asked_for_again_but_not_at_once(edge):
 def test_a_state_that_does_not_add_up_is_noticed(edge):
     edge.journal.stored(Tier.DEVICE, [1, 2], None)
     edge.deliver()
-    edge.index._indexers[SCOPE].store(RANK, Tier.DEVICE, np.array([99], dtype=np.uint64))
+    edge.indexers[-1].store(RANK, Tier.DEVICE, np.array([99], dtype=np.uint64))
     edge.journal.stored(Tier.DEVICE, [3], 2)
     edge.deliver()
     trust = edge.trust()
@@ -133,7 +134,7 @@ def test_silent_drift_is_noticed_by_a_report(edge):
     edge.deliver()
     edge.index.compare(edge.report(), 1.0, now_s=1.0)
     assert edge.trust().state is TrustState.EXACT
-    edge.index._indexers[SCOPE].remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
+    edge.indexers[-1].remove(RANK, Tier.DEVICE, np.array([2], dtype=np.uint64))
     edge.index.compare(edge.report(), 2.0, now_s=2.0)
     assert edge.trust().state is TrustState.DEGRADED
 
@@ -149,7 +150,7 @@ def test_a_report_ahead_of_the_index_means_lagging(edge):
     assert edge.index.take_wanted_checkpoints(10.0) == []
 
 
-def test_what_no_report_confirms_is_not_exact(edge):
+def test_unconfirmed_rank_is_not_exact(edge):
     (message,) = edge.journal.take()
     edge.index.apply(message, 0.0)
     assert edge.trust().reason == "no report confirms it"
@@ -187,7 +188,7 @@ def test_doubts_come_with_messages_too(edge):
     stored = Stored(Tier.DEVICE, pack_hashes(np.array([1], dtype=np.uint64)))
     state = HeldState((0, 0, 0, 0), (1, 0, 0, 0), (digest_of(1), 0, 0, 0), Doubt.COPIES)
     batch = EventBatch(1, 0, 1, IDENTITY, 1, 1, pack_batch(state, [stored]))
-    assert edge.index.apply(batch, 0.0) is Verdict.APPLY
+    assert edge.index.apply(batch, 0.0) is LogVerdict.APPLY
     assert edge.trust().reason == "more copies reported than the engine has blocks"
     edge.index.compare(edge.report(event_id=0), 0.0, now_s=0.0)
     assert edge.trust().state is TrustState.DEGRADED
@@ -226,12 +227,12 @@ def test_a_new_life_forgets_the_old(edge):
     edge.deliver()
     edge.restart(incarnation=2)
     edge.journal.stored(Tier.DEVICE, [1], None)
-    assert edge.deliver() == [Verdict.NEW_LIFE]
+    assert edge.deliver() == [LogVerdict.NEW_LIFE]
     assert edge.overlap(1, 2) == 1
     assert edge.index.incarnation(RANK) == 2
 
 
-def test_a_wiped_stream_degrades_everybody(edge):
+def test_lost_stream_degrades_every_rank(edge):
     edge.journal.stored(Tier.DEVICE, [1], None)
     edge.deliver()
     edge.index.stream_lost([RANK], now_s=3.0)
@@ -248,7 +249,7 @@ def test_a_wiped_stream_degrades_everybody(edge):
 def test_events_of_another_identity_are_refused(identity):
     edge = Edge(RadixTree, identity=identity)
     edge.journal.stored(Tier.DEVICE, [1], None)
-    assert edge.deliver() == [Verdict.FOREIGN]
+    assert edge.deliver() == [LogVerdict.FOREIGN]
     assert edge.overlap(1) == 0
     assert edge.trust().state is TrustState.BLIND
 
@@ -258,11 +259,11 @@ def test_an_unknown_scheme_is_blind_even_if_announced():
     edge.index.add_rank(RANK, SCOPE, Identity("sha256", 16), now_s=0.0)
     edge.restart(1, Identity("sha256", 16))
     edge.journal.stored(Tier.DEVICE, [1], None)
-    assert edge.deliver() == [Verdict.FOREIGN]
+    assert edge.deliver() == [LogVerdict.FOREIGN]
     assert "sha256" in edge.trust().reason
 
 
-def test_an_unknown_rank_is_nobodys(edge):
+def test_events_of_a_dropped_rank_return_none(edge):
     edge.index.drop_rank(RANK)
     assert edge.deliver() == [None]
     assert edge.index.stats() == {}
@@ -292,7 +293,7 @@ def test_dumps_what_is_held(edge):
 
 
 def test_an_empty_state_needs_no_checkpoint_content(edge):
-    assert edge.deliver() == [Verdict.NEW_LIFE]
+    assert edge.deliver() == [LogVerdict.NEW_LIFE]
     assert edge.journal.taken_state == HeldState()
     assert edge.trust().state is TrustState.EXACT
 
@@ -319,7 +320,7 @@ def drain(edge):
 
 def test_a_long_message_is_applied_in_slices_and_believed_with_the_last(long_edge):
     prompt = range(1, 3 * SLICE_BLOCKS + 1)
-    assert long_edge.deliver() == [Verdict.APPLY]
+    assert long_edge.deliver() == [LogVerdict.APPLY]
     assert long_edge.overlap(*prompt) == SLICE_BLOCKS
     trust = long_edge.trust()
     assert (trust.state, trust.event_id) == (TrustState.LAGGING, 0)
@@ -334,7 +335,7 @@ def test_a_long_checkpoint_is_switched_to_when_it_is_whole(long_edge):
     drain(long_edge)
     long_edge.journal.removed(Tier.DEVICE, [1])
     long_edge.journal.require_checkpoint()
-    assert long_edge.deliver() == [Verdict.APPLY]
+    assert long_edge.deliver() == [LogVerdict.APPLY]
     assert long_edge.overlap(1, 2) == 2
     assert drain(long_edge)
     assert long_edge.overlap(1, 2) == 0
@@ -344,7 +345,7 @@ def test_a_long_checkpoint_is_switched_to_when_it_is_whole(long_edge):
 def test_the_next_message_of_a_rank_waits_for_the_rest_of_the_last(long_edge):
     long_edge.deliver()
     long_edge.journal.removed(Tier.DEVICE, [3 * SLICE_BLOCKS])
-    assert long_edge.deliver() == [Verdict.APPLY]
+    assert long_edge.deliver() == [LogVerdict.APPLY]
     assert not long_edge.index.apply_slice()
     assert long_edge.trust().state is TrustState.EXACT
     assert long_edge.overlap(*range(1, 3 * SLICE_BLOCKS + 1)) == 3 * SLICE_BLOCKS - 1
@@ -370,11 +371,11 @@ def test_a_fill_makes_room_for_every_rank_until_it_has_ended():
     edge = Edge(lambda: tree)
     for worker_id in range(2, 11):
         edge.index.add_rank(Rank(worker_id, 0), SCOPE, IDENTITY, now_s=0.0)
-    assert tree._expected_ranks == 0
+    assert tree.expected_ranks == 0
     edge.index.begin_fill()
-    assert tree._expected_ranks == 10
+    assert tree.expected_ranks == 10
     assert not edge.index.settle(1, now_s=0.0)
-    assert tree._expected_ranks == 0
+    assert tree.expected_ranks == 0
 
 
 def test_a_rank_that_goes_takes_its_unfinished_message_along(long_edge):

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from builders import rank
 from router.errors import WireError
 from router.protocol.dumps import ScopeDump, decode_dump, dump_event, scope_key
 from router.protocol.values import Scope, Tier
+from support.values.builders import rank
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "standalone_indexer_examples.json"
 KEY = scope_key(Scope("m", "g"))
@@ -35,7 +35,7 @@ def changed(path, value):
     return json.dumps(dump).encode()
 
 
-def test_what_is_written_is_read_by_rank():
+def test_dump_is_read_back_by_rank():
     payload = encoded(
         dump_event(rank(1), Tier.DEVICE, 7, hashes(1, 2**64 - 1)),
         dump_event(rank(1), Tier.DISK, 7, hashes(3)),

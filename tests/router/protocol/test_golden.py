@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import WireError
-from router.indexer.radix_tree import RadixTree
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.catalogue import (
     RouterAnnouncement,
     WorkerAnnouncement,
@@ -101,7 +101,7 @@ IDENTITY_HEX = "93ac787868332d36342d3133333710c2"
 HEAD_HEX = f"070163{IDENTITY_HEX}05"
 
 
-def test_batch():
+def test_batch_has_golden_bytes():
     assert encode_log_message(BATCH).hex() == (
         f"98a56261746368{HEAD_HEX}08c4a0"
         "0100000000000000" + 3 * NOTHING_HEX + "0200000000000000" + 3 * NOTHING_HEX
@@ -161,7 +161,7 @@ def test_malformed_events_are_one_error(batch):
     tree.check_invariants()
 
 
-def test_checkpoint():
+def test_checkpoint_has_golden_bytes():
     assert encode_log_message(CHECKPOINT).hex() == (
         f"9aaa636865636b706f696e74{HEAD_HEX}0001"
         "919203c4100100000000000000ffffffffffffffff"
@@ -169,7 +169,7 @@ def test_checkpoint():
     )
 
 
-def test_load_report():
+def test_load_report_has_golden_bytes():
     encoded = encode_load_report(REPORT)
     assert msgspec.msgpack.decode(encoded) == {
         "worker_id": 7, "dp_rank": 1, "agent_incarnation": 98, "incarnation": 99, "report_id": 6,
@@ -189,7 +189,7 @@ def test_load_report():
     assert encoded[:13].hex() == "8ca9776f726b65725f696407a7"
 
 
-def test_worker_announcement():
+def test_worker_announcement_has_golden_bytes():
     assert encode_entry(WORKER) == (
         b'{"worker_id":7,"name":"pod-7","model_name":"default","routing_group":"default",'
         b'"endpoint":"http://w7:8000","identity":["xxh3-64-1337",16,false],"total_kv_blocks":100,'
@@ -200,7 +200,7 @@ def test_worker_announcement():
     assert WORKER.ranks == (Rank(7, 0), Rank(7, 1))
 
 
-def test_router_announcement_and_order():
+def test_router_announcement_and_order_have_golden_bytes():
     assert encode_entry(ROUTER) == (
         b'{"router_id":3,"name":"r","endpoint":"http://r:8092","incarnation":4}'
     )
@@ -208,11 +208,11 @@ def test_router_announcement_and_order():
     assert (worker_key(7), router_key(3), order_key(7)) == ("worker.7", "router.3", "order.7")
 
 
-def test_beacon():
+def test_beacon_has_golden_bytes():
     assert encode_beacon(BEACON).hex() == "920304"
 
 
-def test_routers_words_to_each_other():
+def test_replica_messages_have_golden_bytes():
     shared = "98a26964920701c4100100000000000000ffffffffffffffff0128101093c302cb3fe0000000000000"
     assert encode_replica_message(FRAME).hex() == (
         f"99a56672616d6503040591{shared}9192a17893c200c091a17906cfffffffffffffffff"
@@ -220,8 +220,8 @@ def test_routers_words_to_each_other():
     assert encode_replica_message(PART).hex() == f"97a8736e617073686f74030405000291{shared}"
     wanted = encode_replica_message(SnapshotWanted(9))
     assert wanted.hex() == "92af736e617073686f745f77616e74656409"
-    told = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed(PromptUsage(10, 4))]
-    encoded = [encode_replica_message(ProgressTold("id", each)).hex() for each in told]
+    reported = [PrefillCompleted(), OutputBlockAdded(0.5), ReservationFreed(PromptUsage(10, 4))]
+    encoded = [encode_replica_message(ProgressTold("id", each)).hex() for each in reported]
     head = "93a4746f6c64a26964"
     assert encoded == [
         f"{head}93b170726566696c6c5f636f6d706c65746564c0c2",
@@ -230,7 +230,7 @@ def test_routers_words_to_each_other():
     ]
     assert decode_replica_message(bytes.fromhex(f"{head}91a56672656564")) == ProgressTold(
         "id", ReservationFreed()
-    )  # as versions say it that tell of no usage
+    )  # in the form of versions without usage
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_routers_words_to_each_other():
     [(1, -1), (4, [["id"]]), (5, [["", [True, 0, None]]]), (5, [["x", [True, 1 << 40, None]]]),
      (5, [["x", [True, 0, 1.5]]]), (4, [["id", [7, 1], b"1234567", 1, 40, 16, 16]]), (6, [""])],
 )  # fmt: skip
-def test_malformed_words_of_routers_are_one_error(position, value):
+def test_malformed_replica_messages_raise_one_error(position, value):
     fields = msgspec.msgpack.decode(encode_replica_message(FRAME))
     fields[position] = value
     with pytest.raises(WireError):
@@ -265,7 +265,7 @@ def test_a_part_beyond_the_last_is_no_part():
         (decode_replica_message, encode_replica_message(PART), PART),
     ],
 )
-def test_is_read_back(decode, encoded, value):
+def test_messages_are_read_back(decode, encoded, value):
     assert decode(encoded) == value
 
 

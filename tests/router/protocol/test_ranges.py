@@ -13,8 +13,8 @@ from router.protocol.events import Checkpoint, Cleared, Stored, TierBlocks, pack
 from router.protocol.ranges import (
     Events,
     InvalidRange,
+    RangeRefused,
     RangeRequest,
-    Refused,
     TooNew,
     decode_range_answer,
     decode_range_request,
@@ -33,14 +33,14 @@ EVENTS = Events(99, IDENTITY, 5, 6, PACKED)
 CHECKPOINT = Checkpoint(7, 1, 99, IDENTITY, 5, 0, 2, (TierBlocks(Tier.REMOTE, HASHES),), STATE)
 TOO_NEW = TooNew(99, 7, None, 6)
 INVALID = InvalidRange(7, 6)
-REFUSED = Refused(
+REFUSED = RangeRefused(
     "start_event_id: got `str`", "invalid_field", "start_event_id", "got `str`", "`int`"
 )
 
 IDENTITY_HEX = "93ac787868332d36342d3133333710c2"
 
 
-def test_questions():
+def test_range_requests_have_golden_bytes():
     assert encode_range_request(RangeRequest(7, 9)).hex() == (
         "82ae73746172745f6576656e745f696407ac656e645f6576656e745f696409"
     )
@@ -48,7 +48,7 @@ def test_questions():
 
 
 @pytest.mark.parametrize("question", [{}, {"start_event_id": None}, {"from_the_future": 1}])
-def test_questions_may_leave_everything_out(question):
+def test_range_request_fields_are_optional(question):
     assert decode_range_request(msgspec.msgpack.encode(question)) == RangeRequest()
 
 
@@ -56,7 +56,7 @@ def test_questions_may_leave_everything_out(question):
     "question",
     [7, [1, 2], {"start_event_id": -1}, {"end_event_id": "7"}, {"end_event_id": 1.5}],
 )
-def test_what_is_no_question_is_refused(question):
+def test_invalid_range_request_is_refused(question):
     with pytest.raises(msgspec.ValidationError):
         decode_range_request(msgspec.msgpack.encode(question))
 
@@ -86,7 +86,7 @@ def test_refusal():
 
 
 @pytest.mark.parametrize("answer", [EVENTS, CHECKPOINT, TOO_NEW, INVALID, REFUSED])
-def test_is_read_back(answer):
+def test_messages_are_read_back(answer):
     assert decode_range_answer(encode_range_answer(answer)) == answer
 
 

@@ -9,7 +9,7 @@ from router.protocol.values import Rank
 S = Subjects("prod")
 
 
-def test_are_what_the_design_says():
+def test_subjects_have_their_documented_form():
     rank = Rank(7, 1)
     assert S.events(rank) == "kv.prod.events.7.1"
     assert S.load(rank) == "kv.prod.load.7.1"
@@ -23,12 +23,12 @@ def test_are_what_the_design_says():
     assert (S.all_events, S.all_loads) == ("kv.prod.events.*.*", "kv.prod.load.*.*")
 
 
-def test_name_their_rank():
+def test_subjects_name_their_rank():
     assert rank_of(S.events(Rank(2**64 - 1, 3))) == Rank(2**64 - 1, 3)
 
 
 @pytest.mark.parametrize("subject", ["", "1", "kv.prod.events", "kv.prod.events.a.0", "x.1.-2"])
-def test_others_name_none(subject):
+def test_other_subjects_name_no_rank(subject):
     with pytest.raises(WireError):
         rank_of(subject)
 

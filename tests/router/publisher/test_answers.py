@@ -8,7 +8,6 @@ import pytest
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from builders import report
 from router.errors import WireError
 from router.protocol.catalogue import worker_key
 from router.protocol.events import Checkpoint
@@ -16,18 +15,18 @@ from router.protocol.loads import decode_load_report
 from router.protocol.ranges import (
     Events,
     InvalidRange,
+    RangeRefused,
     RangeRequest,
-    Refused,
     TooNew,
     decode_range_answer,
     encode_range_request,
 )
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity, Rank, Tier, unpack_hashes
-from router.publisher.answers import MAX_WAITING, RankAnswers
-from router.publisher.journal import EventJournal
-from router.publisher.local_index import LocalIndex
-from servers import eventually
+from router.publisher.journal.journal import EventJournal
+from router.publisher.rank_queries import MAX_WAITING, LocalIndex, RankQueryResponder
+from support.processes.servers import eventually
+from support.values.builders import report
 
 SUBJECTS, RANK = Subjects("test"), Rank(7, 1)
 SUBJECT = SUBJECTS.events_wanted(RANK)
@@ -38,7 +37,7 @@ class Asked:
 
     def __init__(self):
         self.journal = EventJournal(RANK, 99, Identity(SCHEME, 16))
-        self.answers = RankAnswers(
+        self.answers = RankQueryResponder(
             RANK, LocalIndex(self.journal), lambda: report(7, 1, report_id=3)
         )
 
@@ -77,7 +76,7 @@ async def ask(bus, request, subject=SUBJECT):
     return answers
 
 
-async def test_answers_in_every_way(rank, bus):
+async def test_rank_queries_return_events_or_checkpoints(rank, bus):
     for number in range(3):
         rank.journal.stored(Tier.DEVICE, [number], None)
         rank.journal.seal()
@@ -95,8 +94,10 @@ async def test_a_large_dump_comes_in_parts(rank, bus):
     rank.journal.stored(Tier.DEVICE, range(250_000), None)
     parts = await ask(bus, RangeRequest())
     assert [(part.part, part.parts) for part in parts] == [(0, 3), (1, 3), (2, 3)]
-    told = {h for p in parts for b in p.blocks for h in unpack_hashes(b.sequence_hashes).tolist()}
-    assert told == set(range(250_000))
+    reported = {
+        h for p in parts for b in p.blocks for h in unpack_hashes(b.sequence_hashes).tolist()
+    }
+    assert reported == set(range(250_000))
 
 
 @pytest.mark.parametrize(
@@ -109,11 +110,9 @@ async def test_a_large_dump_comes_in_parts(rank, bus):
         (msgspec.msgpack.encode({"end_event_id": "7"}), "end_event_id"),
     ],
 )
-async def test_bad_questions_are_told_which_field_why_and_what_is_allowed(
-    rank, bus, payload, field
-):
+async def test_bad_range_requests_name_field_reason_and_allowed(rank, bus, payload, field):
     (refused,) = await ask(bus, payload)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RangeRefused)
     assert (refused.code, refused.field) == ("invalid_field", field)
     assert refused.reason
     assert refused.allowed
@@ -122,30 +121,30 @@ async def test_bad_questions_are_told_which_field_why_and_what_is_allowed(
 
 
 async def test_many_at_once_are_answered_one_by_one_and_too_many_refused(rank, bus):
-    """However many ask, nobody is left without an answer."""
+    """Every request gets an answer, however many there are."""
     rank.journal.stored(Tier.DEVICE, range(250_000), None)
     answers = await asyncio.gather(*(ask(bus, RangeRequest()) for _ in range(3 * MAX_WAITING)))
     kinds = [type(answer[0]) for answer in answers]
-    busy = [answer[0] for answer in answers if isinstance(answer[0], Refused)]
+    busy = [answer[0] for answer in answers if isinstance(answer[0], RangeRefused)]
     assert kinds.count(Checkpoint) >= MAX_WAITING
     assert busy
     assert {refused.code for refused in busy} == {"busy"}
     assert (rank.answers.answered, rank.answers.refused) == (kinds.count(Checkpoint), len(busy))
 
 
-async def test_who_wants_no_answer_gets_none(rank, bus):
+async def test_request_without_reply_subject_gets_none(rank, bus):
     await bus.client.publish(SUBJECT, b"garbage")
     await bus.client.publish(SUBJECTS.load_wanted(RANK), b"")
     await ask(bus, RangeRequest())
     assert (rank.answers.answered, rank.answers.refused) == (1, 0)
 
 
-async def test_nobody_has_an_agent_write_where_only_it_does(rank, bus):
+async def test_agent_replies_only_to_inboxes(rank, bus):
     """Its answer in the event log would be a gap there, in the bucket the end of its worker."""
-    told = []
+    reported = []
 
     async def note(message):
-        told.append(message.subject)
+        reported.append(message.subject)
 
     for subject in ("kv.test.>", "$KV.>"):
         await bus.client.subscribe(subject, cb=note)
@@ -154,7 +153,7 @@ async def test_nobody_has_an_agent_write_where_only_it_does(rank, bus):
             await bus.client.publish(subject, b"", reply=reply)
     await ask(bus, RangeRequest())
     await bus.client.request(SUBJECTS.load_wanted(RANK), b"", timeout=60)
-    assert set(told) == {SUBJECT, SUBJECTS.load_wanted(RANK)}
+    assert set(reported) == {SUBJECT, SUBJECTS.load_wanted(RANK)}
     assert (rank.answers.answered, rank.answers.refused) == (2, 0)
 
 
@@ -163,10 +162,8 @@ async def test_reports_the_load_when_asked(rank, bus):
     assert decode_load_report(answer.data) == report(7, 1, report_id=3)
 
 
-async def test_goes_on_after_an_answer_that_the_bus_did_not_take(
-    rank, bus, nats_server, monkeypatch
-):
-    monkeypatch.setattr("router.publisher.answers.REQUEST_TIMEOUT_S", 0.1)
+async def test_undelivered_answer_does_not_stop_the_service(rank, bus, nats_server, monkeypatch):
+    monkeypatch.setattr("router.publisher.rank_queries.REQUEST_TIMEOUT_S", 0.1)
     subscription = await bus.client.subscribe("question")
     await bus.client.publish("question", b"", reply="nowhere")
     question = await subscription.next_msg(timeout=60)

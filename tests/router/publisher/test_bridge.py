@@ -8,24 +8,33 @@ from random import Random
 import pytest
 import zmq
 
-from builders import IDENTITY, announcement, settings
-from engines import names
-from router.core import RouterCore
-from router.indexer.radix_tree import RadixTree
+from router.core.commands import (
+    Apply,
+    ApplyLoad,
+    ApplySlice,
+    MarkBeacon,
+    SetConnected,
+    Tick,
+    UpsertWorker,
+)
+from router.core.core import RouterCore
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.events import decode_log_message
 from router.protocol.loads import decode_load_report
 from router.protocol.subjects import Subjects
 from router.protocol.values import Doubt, Rank
-from router.publisher.beacons import HeardBeacons
+from router.publisher.batch_order.address import engine_address
 from router.publisher.bridge import BridgeSettings, EngineBridge
-from router.publisher.engine_address import engine_address
-from router.publisher.follower import FollowerSettings
-from router.publisher.journal import EventJournal
-from router.publisher.normalizer import Normalizer
-from router.publisher.pacing import Pacing
-from router.publisher.transport import MemoryTransport
-from router.publisher.turns import Turns
-from zmq_engines import Engine, EngineProcess, cleared, removed, stored
+from router.publisher.feed.pacing import Pacing
+from router.publisher.follower.follower import FollowerSettings
+from router.publisher.follower.loop_slices import SliceScheduler
+from router.publisher.journal.journal import EventJournal
+from router.publisher.load_publisher import ReceivedBeacons
+from router.publisher.normalizer.normalizer import Normalizer
+from support.engines.engines import names
+from support.engines.zmq_engines import Engine, EngineProcess, cleared, removed, stored
+from support.fleets.memory_transport import MemoryTransport
+from support.values.builders import IDENTITY, announcement, settings
 
 RANK = Rank(1, 0)
 
@@ -36,30 +45,30 @@ class Router(MemoryTransport):
     def __init__(self):
         super().__init__()
         self.core = RouterCore(settings(), RadixTree, Random(5))
-        self.core.set_connected(True, time.monotonic())
-        self.beacons = HeardBeacons()
+        self.core.handle(SetConnected(True), time.monotonic())
+        self.beacons = ReceivedBeacons()
         self.last_report = None
 
     def announce(self, incarnation):
         worker = announcement(RANK.worker_id, incarnation=incarnation)
-        self.core.upsert_worker(worker, time.monotonic())
+        self.core.handle(UpsertWorker(worker), time.monotonic())
 
     async def append(self, subject, payload, **arguments):
         sequence = await super().append(subject, payload, **arguments)
-        self.core.apply(decode_log_message(payload), time.monotonic())
-        while self.core.apply_slice():
+        self.core.handle(Apply(decode_log_message(payload)), time.monotonic())
+        while self.core.handle(ApplySlice(), 0.0)[0]:
             pass
         return sequence
 
     async def broadcast(self, subject, payload):
         self.last_report = decode_load_report(payload)
-        self.core.apply_load(self.last_report, time.monotonic())
+        self.core.handle(ApplyLoad(self.last_report), time.monotonic())
 
     async def send_beacons(self):
         while True:
             now_s = time.monotonic()
-            self.core.tick(now_s)
-            self.beacons.hear(self.core.beacon(now_s).beacon, now_s)
+            self.core.handle(Tick(), now_s)
+            self.beacons.record(self.core.handle(MarkBeacon(), now_s)[0], now_s)
             await asyncio.sleep(0.1)
 
     @property
@@ -71,7 +80,7 @@ class Router(MemoryTransport):
         return self.core.trust(RANK, time.monotonic()).state.value
 
 
-async def nobody_else():
+async def no_other_owner():
     """The worker id is ours."""
 
 
@@ -91,7 +100,7 @@ class Bridged:
             BridgeSettings(FollowerSettings(address, state_path=state_path), flush_interval_s, 0.1),
             self.router.beacons,
             Pacing(),
-            Turns(),
+            SliceScheduler(),
         )
 
     @asynccontextmanager
@@ -99,7 +108,9 @@ class Bridged:
         stop = asyncio.Event()
         beacons = asyncio.create_task(self.router.send_beacons())
         with zmq.Context() as context:
-            running = asyncio.create_task(self.bridge.run(context, self.router, nobody_else, stop))
+            running = asyncio.create_task(
+                self.bridge.run(context, self.router, no_other_owner, stop)
+            )
             try:
                 yield self
             finally:
@@ -132,7 +143,7 @@ def publish(engine, batches):
         engine.publish(*batch)
 
 
-async def test_what_the_engine_holds_is_what_the_router_knows(engine, eventually):
+async def test_router_index_equals_the_engines_blocks(engine, eventually):
     publish(engine, events(1, 30))
     async with Bridged(engine).running() as bridged:
         await eventually(lambda: bridged.is_exactly(blocks(1, 30)))
@@ -244,7 +255,7 @@ async def test_a_damaged_state_is_passed_over(engine, eventually, tmp_path):
         await eventually(lambda: bridged.is_exactly(blocks(1, 20)))
 
 
-async def test_a_stop_publishes_what_was_read(engine, eventually):
+async def test_stop_publishes_pending_events(engine, eventually):
     publish(engine, events(1, 20))
     async with Bridged(engine, flush_interval_s=0.3).running() as bridged:
         await eventually(lambda: bridged.bridge.follower.feed.counters.applied == 20)

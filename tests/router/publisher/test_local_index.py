@@ -1,15 +1,15 @@
-"""What a rank tells whoever asks, against a list of all that ever happened to it."""
+"""Answers of a rank, against a list of all that ever happened to it."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fuzzing import examples
 from router.protocol.events import Checkpoint, Cleared, Removed, Stored
 from router.protocol.ranges import Events, InvalidRange, RangeRequest, TooNew
 from router.protocol.values import SCHEME, Doubt, Identity, Rank, Tier, unpack_hashes
-from router.publisher.journal import EventJournal, JournalLimits
-from router.publisher.local_index import LocalIndex
+from router.publisher.journal.journal import EventJournal, JournalLimits
+from router.publisher.rank_queries import LocalIndex
+from support.chaos.fuzzing import examples
 
 RANK, IDENTITY = Rank(7, 1), Identity(SCHEME, 16)
 
@@ -26,35 +26,35 @@ class Asked:
         return self.index.answer(RangeRequest(start, end))
 
     def happen(self, count):
-        """So many events of a block each."""
+        """Make `count` events of a block each."""
         for number in range(count):
             self.journal.stored(Tier.DEVICE, [number], None)
             self.journal.take()
 
 
-def told(answer):
+def reported(answer):
     """Ids and hashes of an answer with events."""
     hashes = [unpack_hashes(event.sequence_hashes).tolist() for event in answer.events]
     return answer.first_event_id, answer.last_event_id, hashes
 
 
-def test_tells_events_from_a_start_on():
+def test_range_returns_events_from_its_start():
     rank = Asked()
     rank.happen(5)
     (answer,) = rank.ask(3)
-    assert told(answer) == (3, 5, [[2], [3], [4]])
+    assert reported(answer) == (3, 5, [[2], [3], [4]])
     assert (answer.incarnation, answer.identity) == (99, IDENTITY)
 
 
 def test_the_end_is_included_and_clamped():
     rank = Asked()
     rank.happen(5)
-    assert told(rank.ask(2, 3)[0])[:2] == (2, 3)
-    assert told(rank.ask(5, 5)[0])[:2] == (5, 5)
-    assert told(rank.ask(4, 99)[0])[:2] == (4, 5)
+    assert reported(rank.ask(2, 3)[0])[:2] == (2, 3)
+    assert reported(rank.ask(5, 5)[0])[:2] == (5, 5)
+    assert reported(rank.ask(4, 99)[0])[:2] == (4, 5)
 
 
-def test_without_a_start_everything_held_is_told():
+def test_range_without_a_start_returns_a_checkpoint():
     rank = Asked()
     rank.happen(3)
     rank.journal.set_doubts(Doubt.HYBRID)
@@ -66,21 +66,21 @@ def test_without_a_start_everything_held_is_told():
     assert isinstance(rank.ask(None, 2)[0], Checkpoint)
 
 
-def test_before_anything_happened_everything_held_is_told():
+def test_range_before_any_event_returns_an_empty_checkpoint():
     (answer,) = Asked().ask(1)
     assert isinstance(answer, Checkpoint)
     assert (answer.event_id, answer.blocks) == (0, ())
 
 
-def test_what_is_too_old_is_told_as_everything_held():
+def test_range_older_than_recent_events_returns_a_checkpoint():
     rank = Asked(recent_events=4)
     rank.happen(6)
     assert isinstance(rank.ask(2)[0], Checkpoint)
-    assert told(rank.ask(3)[0])[:2] == (3, 6)
+    assert reported(rank.ask(3)[0])[:2] == (3, 6)
     assert isinstance(rank.ask(0, 6)[0], Checkpoint)
 
 
-def test_what_has_not_happened_is_too_new():
+def test_future_range_is_too_new():
     rank = Asked()
     rank.happen(5)
     assert rank.ask(6) == [TooNew(99, 6, None, 5)]
@@ -91,33 +91,33 @@ def test_an_end_before_the_start_is_no_range():
     assert Asked().ask(6, 5) == [InvalidRange(6, 5)]
 
 
-def test_what_no_message_has_said_yet_is_told_too():
+def test_range_includes_unpublished_events():
     rank = Asked()
     rank.happen(1)
     rank.journal.stored(Tier.DEVICE, [8], None)
-    assert told(rank.ask(2)[0]) == (2, 2, [[8]])
+    assert reported(rank.ask(2)[0]) == (2, 2, [[8]])
     rank.journal.stored(Tier.DEVICE, [9], None)
-    assert told(rank.ask(2)[0]) == (2, 3, [[8], [9]])
+    assert reported(rank.ask(2)[0]) == (2, 3, [[8], [9]])
     (batch,) = rank.journal.take()
     assert (batch.first_event_id, batch.last_event_id) == (2, 3)
 
 
-def test_events_that_a_checkpoint_said_are_remembered():
+def test_events_within_a_checkpoint_are_kept():
     rank = Asked()
     rank.journal.stored(Tier.DEVICE, [1], None)
     rank.journal.require_checkpoint()
     assert isinstance(rank.journal.take()[0], Checkpoint)
-    assert told(rank.ask(1)[0]) == (1, 1, [[1]])
+    assert reported(rank.ask(1)[0]) == (1, 1, [[1]])
 
 
-def test_what_was_too_much_to_note_is_told_as_everything_held():
+def test_range_over_an_oversized_batch_returns_a_checkpoint():
     rank = Asked(batch_blocks=4)
     rank.happen(2)
     rank.journal.stored(Tier.DEVICE, list(range(10, 20)), None)
     (answer,) = rank.ask(1)
     assert (answer.event_id, answer.state.counts[0]) == (3, 12)
     rank.journal.stored(Tier.DEVICE, [30], None)
-    assert told(rank.ask(4)[0]) == (4, 4, [[30]])
+    assert reported(rank.ask(4)[0]) == (4, 4, [[30]])
 
 
 def test_many_bytes_push_old_events_out():
@@ -125,10 +125,10 @@ def test_many_bytes_push_old_events_out():
     rank.journal.stored(Tier.DEVICE, list(range(12)), None)
     rank.journal.take()
     assert isinstance(rank.ask(3)[0], Checkpoint)
-    assert told(rank.ask(4)[0]) == (4, 6, [[6, 7], [8, 9], [10, 11]])
+    assert reported(rank.ask(4)[0]) == (4, 6, [[6, 7], [8, 9], [10, 11]])
 
 
-def test_much_is_told_in_parts():
+def test_large_checkpoint_is_sent_in_parts():
     rank = Asked(checkpoint_part_blocks=4)
     rank.journal.stored(Tier.DEVICE, list(range(10)), None)
     assert [(part.part, part.parts) for part in rank.ask()] == [(0, 3), (1, 3), (2, 3)]
@@ -154,8 +154,8 @@ event_ids = st.none() | st.integers(0, 60)
 class AgainstHistory(RuleBasedStateMachine):
     """Every answer, in any order with changes and messages, fits one history of sets by event id.
 
-    Messages and answers write that history down, each for itself: whoever says it first is held
-    against all who say it later.
+    Messages and answers write that history down, each for itself: the first entry is compared
+    with all later ones.
     """
 
     def __init__(self):
@@ -230,7 +230,7 @@ class AgainstHistory(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self):
-        """From any state told, events told lead to the next state told."""
+        """From any published state, published events lead to the next published state."""
         for event_id in self.states.keys() & {event_id - 1 for event_id in self.events}:
             state = apply(self.states[event_id], self.events[event_id + 1])
             assert self.states.setdefault(event_id + 1, state) == state
@@ -240,8 +240,8 @@ class AgainstHistory(RuleBasedStateMachine):
         recent = self.journal.recent
         return range(recent.first_event_id, recent.last_event_id + 1)
 
-    def note_events(self, told):
-        for event_id, event in enumerate(told.events, told.first_event_id):
+    def note_events(self, reported):
+        for event_id, event in enumerate(reported.events, reported.first_event_id):
             assert self.events.setdefault(event_id, event) == event
 
     def note_parts(self, parts):

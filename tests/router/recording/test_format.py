@@ -2,17 +2,18 @@
 
 import pytest
 
-from recordings import RandomLife, replayed, small
-from router.recording.commands import Tick
-from router.recording.errors import RecordingError
+from router.core.commands import Tick
+from router.recording.entries import Entry
 from router.recording.format import (
     LINE_LIMIT_BYTES,
     VERSION,
     Line,
+    RecordingError,
     decode_header,
     decode_lines,
     encode_line,
 )
+from support.fleets.recordings import RandomLife, replayed, small
 
 
 def life():
@@ -21,7 +22,7 @@ def life():
 
 
 def read(recording):
-    """How many lines can be told before the error."""
+    """How many lines can be read before the error."""
     lines = recording.splitlines(keepends=True)
     decode_header(lines[0] if lines else b"")
     count = 0
@@ -83,7 +84,7 @@ def test_a_damaged_line_is_named(damage):
         (b'{"format":"kv-router recording","version":%d}\n' % VERSION, "damaged"),
     ],
 )
-def test_what_is_no_recording_of_this_version_is_refused(first, problem):
+def test_invalid_recording_is_refused(first, problem):
     with pytest.raises(RecordingError, match="line 1") as caught:
         decode_header(first)
     assert caught.value.problem == problem
@@ -96,11 +97,12 @@ def test_another_version_is_named():
 
 def test_a_line_is_json_of_its_own():
     assert (
-        encode_line(Line(1.25, Tick(7.5))) == b'{"at_s":1.25,"entry":{"kind":"tick","now_s":7.5}}\n'
+        encode_line(Line(1.25, Entry(Tick(), 7.5)))
+        == b'{"at_s":1.25,"entry":{"kind":"tick","now_s":7.5}}\n'
     )
 
 
-def test_a_line_longer_than_any_is_told_apart_from_one_that_is_cut_off():
+def test_overlong_line_differs_from_a_torn_one():
     with pytest.raises(RecordingError, match="line 2: longer than 67108864 bytes") as caught:
         list(decode_lines([b" " * LINE_LIMIT_BYTES]))
     assert caught.value.problem == "too long"

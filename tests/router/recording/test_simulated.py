@@ -1,15 +1,15 @@
-"""Routers among simulated faults, recorded: another core, told the same, ends in the same state."""
+"""Routers among simulated faults, recorded: a replayed core ends in the same state."""
 
 from random import Random
 
 import pytest
 
-from recordings import state
-from router.core import RouterCore
-from router.recording.core import RecordedCore
+from router.core.core import RouterCore
 from router.recording.format import Line, decode_lines, encode_line
+from router.recording.recorded_core import RecordedCore
 from router.recording.replay import Replay
 from simulation import routers, run
+from support.fleets.recordings import state
 
 RUNS = 40
 
@@ -21,7 +21,7 @@ def recorded(monkeypatch):
 
     def make(settings, make_indexer, rng):
         begin, entries = rng.getstate(), []
-        core = RecordedCore(settings, make_indexer, rng, entries.append)
+        core = RecordedCore(RouterCore(settings, make_indexer, rng), entries.append).core
         made.append((core, entries, (settings, make_indexer, begin)))
         return core
 
@@ -29,18 +29,18 @@ def recorded(monkeypatch):
     return made
 
 
-def test_every_router_of_every_run_can_be_told_again(recorded):
+def test_every_router_of_every_run_replays_equal(recorded):
     results = list(run.run_seeds(range(RUNS)))
     assert not any(result.failures for result in results)
     assert len(recorded) >= RUNS
-    assert {type(each).__name__ for _, entries, _ in recorded for each in entries} > {
+    assert {type(each.command).__name__ for _, entries, _ in recorded for each in entries} > {
         "Apply", "ApplyLoad", "BeginFill", "MarkBeacon", "Search", "Settle", "Tick", "UpsertWorker",
     }  # fmt: skip
     for core, entries, parts in recorded:
-        assert state(core) == state(_told_again(entries, *parts))
+        assert state(core) == state(_replayed(entries, *parts))
 
 
-def _told_again(entries, settings, make_indexer, begin):
+def _replayed(entries, settings, make_indexer, begin):
     rng = Random()
     rng.setstate(begin)
     core = RouterCore(settings, make_indexer, rng)

@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from builders import rank
-from fuzzing import examples
 from router.protocol.values import Scope
 from router.scheduler.affinity import AffinityTable, Session
+from support.chaos.fuzzing import examples
+from support.values.builders import rank
 
 TTL_S = 10.0
 

@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from builders import World, rank
-from router import errors, placement_errors, queue_errors
-from router.config import RouterConfig
+from router import errors
+from router.api import errors as api_errors
+from router.api.request_headers import with_header_fields
+from router.config.router import RouterConfig
+from router.core.commands import OutputBlock, RemoveWorker, Select
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, Identity, Tier
-from router.request_headers import asked_with
-from router.sequence.prompt import prepare
+from router.runtime.process.settings import settings_of
+from router.scheduler import errors as placement_errors
+from router.scheduler.queue import errors as queue_errors
+from router.sequence.active import errors as booking_errors
+from router.sequence.active.prompt import prepare
+from support.values.builders import World, rank
 
 ROOT = Path(__file__).parents[3]
 LIST = (ROOT / "router/scheduler/ANCHOR.md").read_text()
@@ -44,7 +50,7 @@ def test_every_rule_has_tests_and_they_exist(rule):
 
 def choose(world, **fields):
     request = SelectRequest(token_ids=PROMPT, **fields)
-    return world.core.select(request, prepare(request, ()), 0.0)
+    return world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
 
 
 def overlaps(world):
@@ -78,12 +84,12 @@ def test_a_removed_worker_is_known_no_more():
     for worker_id in (1, 2):
         world.worker(worker_id)
         world.cache(rank(worker_id), PROMPT)
-    world.core.remove_worker(1, "test")
+    world.core.handle(RemoveWorker(1, "test"), 0.0)
     assert overlaps(world) == {rank(2): 10}
     assert {blocks.rank for _, blocks in world.core.dump()} == {rank(2)}
 
 
-def test_a_removal_goes_on_behind_what_nobody_holds():
+def test_removal_continues_after_an_unknown_block():
     """1.0.2 answers the first error, and goes on; its nested map does not go on."""
     world = World()
     world.worker(1)
@@ -109,7 +115,7 @@ def test_ranks_begin_where_their_worker_says():
 
 def test_a_gateway_names_the_policy_class_in_a_header():
     headers = {"x-dynamo-meta-policy-class": "batch"}
-    assert asked_with(SelectRequest(token_ids=[1]), headers).policy_class == "batch"
+    assert with_header_fields(SelectRequest(token_ids=[1]), headers).policy_class == "batch"
 
 
 # ── 5 Active sequences ───────────────────────────────────────────────────────────────────────────
@@ -122,7 +128,7 @@ def test_active_blocks_are_rounded_and_halves_up(blocks, fraction, counted):
     world = World()
     world.worker(1)
     world.book("x", PROMPT[: 4 * (blocks - 1)])
-    world.core.output_block("x", fraction, 0.0)
+    world.core.handle(OutputBlock("x", fraction), 0.0)
     assert world.core.tracker.active(rank(1)).active_blocks == counted
 
 
@@ -142,11 +148,11 @@ def test_blocks_of_one_token_are_blocks():
     assert world.core.tracker.active(rank(1)).active_blocks == 40
 
 
-def test_whoever_books_an_id_twice_is_told_where_it_is():
+def test_duplicate_booking_names_its_rank():
     world = World()
     world.worker(7, data_parallel_start_rank=2)
     world.book("x", PROMPT)
-    with pytest.raises(errors.DuplicateReservationError) as caught:
+    with pytest.raises(booking_errors.DuplicateReservationError) as caught:
         world.book("x", PROMPT)
     error = caught.value
     assert (error.request_id, error.worker_id, error.dp_rank) == ("x", 7, 2)
@@ -156,7 +162,7 @@ def test_an_output_block_implies_nothing_of_the_prompt():
     world = World()
     world.worker(1)
     world.book("x", PROMPT)
-    world.core.output_block("x", None, 0.0)
+    world.core.handle(OutputBlock("x", None), 0.0)
     assert world.core.tracker.active(rank(1)).active_prefill_tokens == 40
 
 
@@ -166,10 +172,10 @@ ERRORS = {
     "NoEndpoints": (placement_errors.NoEndpointsError, 503),
     "AllWorkersBusy, AllEligibleWorkersOverloaded": (placement_errors.WorkersOverloadedError, 529),
     "RouterQueueLimitExceeded": (queue_errors.QueueFullError, 529),
-    "SubscriberShutdown": (queue_errors.DrainingError, 503),
+    "SubscriberShutdown": (api_errors.DrainingError, 503),
     "WorkerNotFound": (errors.WorkerNotFoundError, 404),
-    "DuplicateRequest": (errors.DuplicateReservationError, 409),
-    "RequestNotFound": (errors.ReservationNotFoundError, 404),
+    "DuplicateRequest": (booking_errors.DuplicateReservationError, 409),
+    "RequestNotFound": (booking_errors.ReservationNotFoundError, 404),
     "PolicyError": (placement_errors.PolicyFailedError, 500),
 }
 
@@ -178,7 +184,8 @@ ERRORS = {
 def test_every_error_of_the_anchor_is_one_of_ours_with_a_code_to_count_by(name):
     error, status = ERRORS[name]
     assert error.http_status == status
-    every = [*vars(errors).values(), *vars(placement_errors).values(), *vars(queue_errors).values()]
+    modules = errors, api_errors, booking_errors, placement_errors, queue_errors
+    every = [each for module in modules for each in vars(module).values()]
     kinds = {each for each in every if isinstance(each, type) and hasattr(each, "http_status")}
     assert [each for each in kinds if each.code == error.code] == [error]
 
@@ -214,4 +221,5 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_the_anchors(name):
-    assert getattr(RouterConfig(), name) == DEFAULTS[name]
+    ours = {each.name: each.value for each in settings_of(RouterConfig())}
+    assert ours[name] == DEFAULTS[name]

@@ -1,4 +1,4 @@
-"""Who may serve a request: every filter, what it takes away, and what it leaves alone."""
+"""Eligible ranks of a request: what every filter removes, and what it keeps."""
 
 from math import exp, tanh
 
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import announcement, rank
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
 from router.scheduler.filters import (
@@ -19,6 +18,7 @@ from router.scheduler.filters import (
     merged,
     transfer_constraints,
 )
+from support.values.builders import announcement, rank
 
 
 def pool(*labels):
@@ -68,12 +68,12 @@ def test_a_request_without_demands_needs_no_filter():
         ({"allowed_worker_ids": [1], "pinned_worker": RankTarget(2)}, []),
     ],
 )
-def test_workers_and_ranks_that_are_named(fields, expected):
+def test_named_workers_and_ranks_are_kept(fields, expected):
     assert demands_something(SelectRequest(**fields))
     assert left(THREE, **fields) == expected
 
 
-def test_a_role_does_its_phase_and_who_only_prefills_does_no_other():
+def test_role_serves_its_phase_and_prefill_workers_no_other():
     roles = ("prefill", "decode", "aggregated")
     workers = [announcement(i, role=role) for i, role in enumerate(roles, start=1)]
     candidates = Pool([rank(i) for i in (1, 2, 3)], workers)
@@ -110,7 +110,7 @@ def test_adapters_go_where_they_can_be_served():
     assert left(adapters) == ALL
 
 
-def test_each_filter_says_whom_it_removed_of_those_who_were_left():
+def test_each_filter_names_the_ranks_it_removed():
     candidates = pool({"taints": ["a"]}, {"taints": ["a"], "lora_names": []}, {})
     found = ask(
         candidates,
@@ -139,7 +139,7 @@ def test_a_bound_session_goes_to_its_rank(hard):
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_a_rank_that_is_gone_binds_nobody(hard):
+def test_affinity_to_a_missing_rank_is_ignored(hard):
     assert left(THREE, hard=hard, affinity_target=RankTarget(9, 0)) == ALL
 
 
@@ -166,7 +166,7 @@ def test_preferred_taints_bend_costs_between_1_over_e_and_e():
     assert tainted.factors({"a": 0.5, "b": -0.5})[0] == 1.0
 
 
-def test_what_a_prefill_worker_demands_of_the_decoding_one():
+def test_prefill_worker_restricts_the_decode_worker():
     zoned = {"topology_domains": {"zone": "a"}, "kv_transfer_domain": "zone"}
     taint = "dynamo.topology/zone=a"
     assert transfer_constraints(WorkerLabels(**zoned)) == RoutingConstraints([taint])
@@ -199,7 +199,7 @@ TAINTS = st.lists(st.sampled_from("abc"), max_size=3)
     pinned=st.none() | st.builds(RankTarget, st.integers(1, 5), st.none() | st.integers(0, 2)),
     busy=st.sets(st.sampled_from(ALL), max_size=4),
 )
-def test_whoever_is_left_satisfies_all_and_whoever_is_not_was_removed_once(
+def test_kept_ranks_satisfy_all_filters_and_others_are_removed_once(
     taints, required, allowed, pinned, busy
 ):
     candidates = pool(*({"taints": each} for each in taints))

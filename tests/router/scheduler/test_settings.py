@@ -9,7 +9,7 @@ from router.scheduler.settings import PolicySettings, TrustWeights
 CONFIGURED = PolicySettings(prefill_load_scale=2.0, router_temperature=0.1)
 
 
-def test_what_a_request_does_not_say_stays():
+def test_unset_override_keeps_the_setting():
     assert CONFIGURED.overridden(None) is CONFIGURED
     assert CONFIGURED.overridden(ConfigOverride()) == CONFIGURED
     assert CONFIGURED.overridden(ConfigOverride(policy="random")) == CONFIGURED
@@ -25,7 +25,7 @@ def test_what_a_request_does_not_say_stays():
         ("track_prefill_tokens", False),
     ],
 )
-def test_what_a_request_says_holds(field, value):
+def test_override_replaces_the_setting(field, value):
     overridden = CONFIGURED.overridden(ConfigOverride(**{field: value}))
     assert getattr(overridden, field) == value
     unchanged = set(PolicySettings.__struct_fields__) - {field}
@@ -57,5 +57,5 @@ def test_overlap_counts_by_the_trust_in_it(state, weight):
     assert TrustWeights().weight(state) == weight
 
 
-def test_what_trust_is_worth_can_be_set():
+def test_trust_weights_can_be_set():
     assert TrustWeights(degraded=0.1).weight(TrustState.DEGRADED) == 0.1

@@ -6,11 +6,11 @@ from random import Random
 import pytest
 
 from router.errors import InvalidFieldError
-from router.placement_errors import NoEndpointsError, WorkersOverloadedError
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Rank
-from router.scheduler.dynamo import Dynamo10
-from router.scheduler.policies import builtin_policies
+from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
+from router.scheduler.policy.dynamo import Dynamo10
+from router.scheduler.policy.registry import builtin_policies
 from router.scheduler.settings import PolicySettings
 from router.scheduler.worker_selector import SchedulingRequest, WorkerConfig, WorkerSelector
 
@@ -125,7 +125,7 @@ def test_only_allowed_workers_are_chosen():
         (TWO, {"pinned_worker": B, "allowed_worker_ids": [1]}),
     ],
 )
-def test_nobody_left_is_no_endpoints(workers, request_fields):
+def test_no_eligible_worker_raises_no_endpoints(workers, request_fields):
     with pytest.raises(NoEndpointsError):
         select(workers, **request_fields)
 
@@ -153,7 +153,7 @@ def test_an_overloaded_pin_names_its_worker():
         select(pinned_worker=B, overloaded_worker_ids=[2])
 
 
-def test_nobody_is_no_endpoints_before_it_is_overload():
+def test_no_endpoints_takes_precedence_over_overload():
     with pytest.raises(NoEndpointsError):
         select(allowed_worker_ids=[99], overloaded_worker_ids=[1, 2])
 

@@ -19,7 +19,7 @@ class NaiveEngine:
         while self.arrivals or self.waiting or self.prefilling or self.decoding:
             if not (self.waiting or self.prefilling or self.decoding):
                 now_s = max(now_s, self.arrivals[0][1][0])
-                # whoever comes at the very moment that a step begins waits for the next one
+                # a request that comes at the very moment that a step begins waits for the next one
                 self._take(self.arrivals.pop(0))
             now_s = self._step(now_s)
         return self.outcomes
@@ -35,7 +35,7 @@ class NaiveEngine:
         now_s += step_s
         self.busy_s += step_s
         self.steps += 1
-        # whoever comes while the step lasts is there when it is over
+        # a request that comes while the step lasts is there when it is over
         while self.arrivals and self.arrivals[0][1][0] <= now_s:
             self._take(self.arrivals.pop(0))
         for each in self.decoding:

@@ -22,7 +22,7 @@ def test_least_recently_used_prompts_go_first_from_their_ends():
     assert cache.matching([7, 8], 2) == 1
 
 
-def test_what_is_used_is_never_evicted():
+def test_blocks_in_use_are_never_evicted():
     cache = BlockCache(4)
     cached(cache, [1, 2])
     assert cache.take([1, 2], 1)

@@ -31,7 +31,7 @@ def reports(model, rng, count, noise=0.0):
     return made
 
 
-def test_constants_are_found_again():
+def test_calibration_recovers_the_constants():
     lives = [reports(llama_70b(), Random(seed), 50) for seed in (1, 2)]
     found = calibrated(lives, llama_8b(), 2048, 1_536_000)
     for name in CONSTANTS:
@@ -51,7 +51,7 @@ def test_without_reports_the_prior_holds():
         assert found == llama_8b()
 
 
-def test_what_is_not_reported_costs_nothing():
+def test_unreported_work_has_no_cost():
     """An engine that says steps and prefill tokens alone: two terms, none of them negative."""
     made, busy_s = [LoadCounters()], 0.0
     for i in range(1, 30):

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import examples
 from router.simulator.engine import Engine, Work
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.traces import TraceRequest
-from simulator_worlds import hashes_of
+from support.chaos.fuzzing import examples
+from support.fleets.simulator_worlds import hashes_of
 
 from .naive_engine import NaiveEngine
 
@@ -57,11 +57,11 @@ def requests_of(rng, count, gap_s):
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3, 3.0]), st.booleans())
-def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, tells_growth):
+def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, reports_growth):
     requests = requests_of(Random(seed), 25, gap_s)
     naive = NaiveEngine(MODEL, 8, requests)
     expected = naive.run()
-    engine = Engine(MODEL, 8, tells_growth=tells_growth)
+    engine = Engine(MODEL, 8, reports_growth=reports_growth)
     outcomes = played(engine, requests)
     assert outcomes.keys() == expected.keys()
     for index, (first_s, finish_s, cached) in expected.items():
@@ -74,7 +74,7 @@ def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, tells_growth):
 
 def test_counters_explain_busy_seconds():
     """The cumulative counters of a report are the terms of the model."""
-    engine = Engine(MODEL, 8, tells_growth=False)
+    engine = Engine(MODEL, 8, reports_growth=False)
     played(engine, requests_of(Random(3), 40, 0.2))
     c = engine.counters(1e9)
     explained = (
@@ -89,7 +89,7 @@ def test_counters_explain_busy_seconds():
 
 def test_one_request_by_hand():
     """4,096 tokens of which 512 are cached, 3 tokens out, on an idle 70 B engine."""
-    engine = Engine(llama_70b(), 512, tells_growth=False)
+    engine = Engine(llama_70b(), 512, reports_growth=False)
     hashes = hashes_of(1, 8)
     (_, warm_end, _) = played(engine, [(0.0, 512, 1, hashes[:1])])[0]
     assert warm_end == pytest.approx(0.020 + 512 / 9000 + 512 * 256 * 1.85e-9)
@@ -103,22 +103,22 @@ def test_one_request_by_hand():
 
 
 def test_at_least_one_token_is_computed():
-    engine = Engine(MODEL, 8, tells_growth=False)
+    engine = Engine(MODEL, 8, reports_growth=False)
     hashes = hashes_of(1, 2)
     outcomes = played(engine, [(0.0, 16, 1, hashes), (9.0, 16, 1, hashes)])
     assert [cached for _, _, cached in outcomes.values()] == [0, 1]
 
 
-def test_what_does_not_fit_waits_for_its_turn():
+def test_request_that_does_not_fit_waits():
     """Two of 25 blocks in a cache of 40: the second begins when the first is over."""
-    engine = Engine(MODEL, 8, tells_growth=False)
+    engine = Engine(MODEL, 8, reports_growth=False)
     outcomes = played(engine, [(0.0, 150, 50, hashes_of(1, 18)), (0.0, 150, 50, hashes_of(2, 18))])
     assert outcomes[1][0] > outcomes[0][1]
     assert not engine.fits(TraceRequest(0.0, 300, 50, []))
 
 
-def test_growth_is_told_when_the_output_needs_another_block():
-    engine = Engine(MODEL, 8, tells_growth=True)
+def test_growth_is_reported_when_the_output_needs_another_block():
+    engine = Engine(MODEL, 8, reports_growth=True)
     engine.submit(Work(0, "a", TraceRequest(0.0, 14, 20, hashes_of(1, 1))), 0.0)
     grown, tokens_out = [], 1
     while engine.due_s < inf:
@@ -139,7 +139,7 @@ def test_a_slow_engine_takes_longer_from_the_next_step_on():
         decode_kv_token_s=0.0,
         capacity_tokens=800,
     )
-    engine = Engine(model, 8, tells_growth=False)
+    engine = Engine(model, 8, reports_growth=False)
     engine.submit(Work(0, "a", TraceRequest(0.0, 8, 21, hashes_of(1, 1))), 0.0)
     engine.advance()
     engine.slowness = 3.0
@@ -150,7 +150,7 @@ def test_a_slow_engine_takes_longer_from_the_next_step_on():
 
 
 def test_counters_and_gauges_in_the_middle_of_a_run():
-    engine = Engine(MODEL, 8, tells_growth=False)
+    engine = Engine(MODEL, 8, reports_growth=False)
     engine.submit(Work(0, "a", TraceRequest(0.0, 8, 41, hashes_of(1, 1))), 0.0)
     engine.advance()
     engine.interrupt(0.0)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.simulator.engine_runs import Run
+from router.simulator.engine import Run
 
 
 def step_ends(run):
@@ -39,7 +39,7 @@ def test_the_closed_form_is_the_sum_of_the_steps(run, fraction):
 
 
 @given(RUNS)
-def test_at_its_ends(run):
+def test_closed_form_holds_at_its_ends(run):
     assert run.steps_begun(run.start_s) == 1
     assert run.steps_done(run.start_s) == 0
     assert run.steps_begun(run.end_s + 1) == run.steps_done(run.end_s + 1) == run.steps

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from router.simulator.errors import TraceError
 from router.simulator.mooncake import read_mooncake
-from router.simulator.traces import spread_arrivals
+from router.simulator.traces import TraceError, spread_arrivals
 
 
 def line(timestamp=0, input_length=1100, output_length=5, hash_ids=(1, 2, 3), **others):
@@ -48,7 +47,7 @@ def test_other_block_sizes():
         ([b"\xff\xfe\n"], 1, "line", ""),
     ],
 )
-def test_what_is_malformed_is_named_with_its_line(lines, number, field, said):
+def test_malformed_line_is_named(lines, number, field, said):
     with pytest.raises(TraceError) as raised:
         read_mooncake("t", lines)
     assert (raised.value.line, raised.value.field) == (number, field)

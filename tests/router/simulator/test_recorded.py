@@ -2,35 +2,46 @@ from io import BytesIO
 
 import pytest
 
-from builders import IDENTITY, announcement, report
-from recordings import Recorded, header
+from router.core.commands import (
+    Apply,
+    ApplyLoad,
+    Free,
+    OutputBlock,
+    PrefillComplete,
+    Select,
+    Submit,
+    UpsertWorker,
+)
 from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank
-from router.publisher.journal import EventJournal
+from router.publisher.journal.journal import EventJournal
 from router.recording.format import Line, decode_header, decode_lines
-from router.sequence.prompt import prepare
+from router.sequence.active.prompt import prepare
 from router.simulator.calibration import CONSTANTS
 from router.simulator.engine_model import llama_8b
-from router.simulator.errors import TraceError
 from router.simulator.recorded import read_recording
 from router.simulator.simulation import simulate
 from router.simulator.summary import summarize
+from router.simulator.traces import TraceError
 from router.tools.recordings.cores import recorded_core
-from simulator_worlds import make_core, scenario, small_trace
+from support.fleets.recordings import Recorded, header
+from support.fleets.simulator_worlds import make_core, scenario, small_trace
+from support.values.builders import IDENTITY, announcement, report
 
 
 def announced(recorded, worker_id, identity=IDENTITY, **fields):
-    recorded.core.upsert_worker(
-        announcement(worker_id, identity=identity, agent_is_engine=False, **fields), 0.0
+    recorded.core.handle(
+        UpsertWorker(announcement(worker_id, identity=identity, agent_is_engine=False, **fields)),
+        0.0,
     )
     for message in EventJournal(Rank(worker_id, 0), 1, identity).take():
-        recorded.core.apply(message, 0.0)
+        recorded.core.handle(Apply(message), 0.0)
 
 
 def asked(recorded, request_id, tokens, **fields):
     request = SelectRequest(token_ids=tokens, request_id=request_id, **fields)
-    recorded.core.submit(request, prepare(request, ()), 1.0)
+    recorded.core.handle(Submit(request, prepare(request, ())), 1.0)
 
 
 def traffic(recorded):
@@ -39,7 +50,7 @@ def traffic(recorded):
     return read_recording("r", decode_lines(file))
 
 
-def test_what_was_asked_of_which_fleet():
+def test_recorded_traffic_has_requests_and_fleet():
     """A line is 0.25 s after the one above."""
     recorded = Recorded()
     announced(recorded, 1)
@@ -47,8 +58,8 @@ def test_what_was_asked_of_which_fleet():
     asked(recorded, "a", [1, 2, 3, 4, 5, 6], expected_output_tokens=9)
     asked(recorded, "b", list(range(1, 17)))
     for _ in range(3):
-        recorded.core.output_block("b", None, 2.0)
-    recorded.core.free("b", 3.0)
+        recorded.core.handle(OutputBlock("b", None), 2.0)
+    recorded.core.handle(Free("b"), 3.0)
     found = traffic(recorded)
     first, second = found.trace.requests
     assert (first.arrival_s, second.arrival_s) == (0, 0.25)
@@ -59,7 +70,7 @@ def test_what_was_asked_of_which_fleet():
     assert [model.capacity_tokens for model in found.models] == [4000, 4000]
 
 
-def test_sizes_that_nobody_said_are_a_presets():
+def test_unknown_sizes_are_taken_from_a_preset():
     recorded = Recorded()
     announced(recorded, 1, total_kv_blocks=0, max_num_batched_tokens=0)
     asked(recorded, "a", [1, 2, 3, 4])
@@ -75,11 +86,11 @@ def test_an_answers_length_is_its_time_by_the_time_of_a_step():
     recorded = Recorded()
     announced(recorded, 1)
     asked(recorded, "a", [1, 2, 3, 4])
-    recorded.core.prefill_complete("a", 2.0)
+    recorded.core.handle(PrefillComplete("a"), 2.0)
     for steps, busy_s in ((0, 0.0), (100, 5.0)):
         counters = LoadCounters(steps=steps, busy_s=busy_s)
-        recorded.core.apply_load(report(1, counters=counters), 2.0)
-    recorded.core.free("a", 3.0)
+        recorded.core.handle(ApplyLoad(report(1, counters=counters)), 2.0)
+    recorded.core.handle(Free("a"), 3.0)
     request = traffic(recorded).trace.requests[0]
     assert request.osl_tokens == 1 + round(0.75 / 0.05)
 
@@ -91,18 +102,18 @@ def test_constants_are_those_that_were_reported():
     for i in range(30):
         prefill = sum((j * j) % 13 * 100 for j in range(i))
         counters = LoadCounters(steps=i, busy_s=0.01 * i + prefill * 1e-4, prefill_tokens=prefill)
-        recorded.core.apply_load(report(1, counters=counters), 2.0 + i)
+        recorded.core.handle(ApplyLoad(report(1, counters=counters)), 2.0 + i)
     model = traffic(recorded).models[0]
     assert model.base_s == pytest.approx(0.01)
     assert model.prefill_token_s == pytest.approx(1e-4)
     assert model.chunk_tokens == 8192
 
 
-def test_who_only_asks_counts_where_nobody_books():
+def test_selections_count_where_nothing_is_booked():
     recorded = Recorded()
     announced(recorded, 1)
     request = SelectRequest(token_ids=[1, 2, 3, 4])
-    recorded.core.select(request, prepare(request, ()), 1.0)
+    recorded.core.handle(Select(request, prepare(request, ())), 1.0)
     found = traffic(recorded)
     assert len(found.trace.requests) == 1
     assert found.models[0].base_s == llama_8b().base_s
@@ -110,7 +121,7 @@ def test_who_only_asks_counts_where_nobody_books():
     assert [r.isl_tokens for r in traffic(recorded).trace.requests] == [5]
 
 
-def test_what_cannot_be_simulated_says_why():
+def test_unsimulatable_recording_says_why():
     recorded = Recorded()
     with pytest.raises(TraceError, match="no request was placed"):
         traffic(recorded)
@@ -122,7 +133,7 @@ def test_what_cannot_be_simulated_says_why():
 
 
 def test_the_recording_of_a_simulated_router_is_the_trace_that_it_served():
-    """And its engines' constants are those that their reports tell."""
+    """And its engines' constants are those of their reports."""
     lines = []
 
     def make(rng):

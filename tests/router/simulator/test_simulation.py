@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.core import RouterCore
+from router.core.commands import OutputBlock
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank
+from router.recording.recorded_core import RecordedCore
 from router.simulator.engine_model import llama_8b
 from router.simulator.scenario import Failure, SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import spread, summarize
-from simulator_worlds import make_core, scenario, small_trace
+from support.fleets.simulator_worlds import make_core, scenario, small_trace
 
 
 def columns(outcomes):
@@ -66,7 +67,7 @@ def test_a_trace_twice_as_fast_waits_longer():
     assert fast.ttft_mean_s > 1.2 * slow.ttft_mean_s
 
 
-def test_what_the_router_hears_late_it_cannot_use():
+def test_late_events_lower_the_hit_rate():
     lags = {"event_lag_s": 1e6, "report_lag_s": 0.0}
     knowing = summarize(simulate(small_trace(), scenario(), make_core(8.0)))
     unknowing = summarize(simulate(small_trace(), scenario(**lags), make_core(8.0)))
@@ -93,7 +94,7 @@ def test_without_workers_callers_give_up():
     assert summarize(outcomes).unserved == 2
 
 
-def test_what_fits_nowhere_is_not_served():
+def test_request_that_fits_nowhere_is_not_served():
     tiny = replace(llama_8b(), capacity_tokens=16)
     outcomes = simulate(small_trace(1), scenario(1, model=tiny), make_core())
     assert summarize(outcomes).unserved == 1
@@ -111,7 +112,7 @@ def test_spread_is_the_coefficient_of_variation():
     assert spread(np.zeros(3)) == 0.0
 
 
-def test_several_routers_share_the_work_and_hear_of_each_others_bookings():
+def test_several_routers_share_work_and_bookings():
     cores, make = kept_cores(make_core())
     outcomes = simulate(small_trace(), scenario(routers=3), make)
     assert len(cores) == 3
@@ -124,7 +125,7 @@ def test_several_routers_share_the_work_and_hear_of_each_others_bookings():
         assert (counts.frames.missing, counts.frames.differing, counts.gone) == (0, 0, 0)
 
 
-def test_routers_that_hear_of_each_other_balance_better():
+def test_replica_sync_improves_balance():
     """Prompts share nothing here: only load decides."""
     trace = small_trace(300, gap_s=0.06, families=10_000)
     knowing = simulate(trace, scenario(routers=4, sync_lag_s=0.001), make_core())
@@ -146,41 +147,29 @@ def test_busy_seconds_only_grow_and_never_faster_than_time():
     assert np.all(grown <= np.diff(outcomes.sampled_s)[:, None] + 1e-9)
 
 
-def test_output_blocks_are_told_where_callers_do():
-    told = []
-
-    class Counting(RouterCore):
-        __slots__ = ()
-
-        def output_block(self, request_id, decay_fraction, now_s):
-            told.append(request_id)
-            return super().output_block(request_id, decay_fraction, now_s)
+def test_output_blocks_are_reported_where_callers_do():
+    entries = []
 
     def run(**fields):
         make = make_core()
-        simulate(small_trace(20), scenario(**fields), lambda rng: _recast(make(rng), Counting))
+        recorded = lambda rng: RecordedCore(make(rng), entries.append).core  # noqa: E731
+        simulate(small_trace(20), scenario(**fields), recorded)
+        return sum(isinstance(each.command, OutputBlock) for each in entries)
 
-    run()
-    assert told == []
-    run(tracks_output=True)
-    assert len(told) > 10
-
-
-def _recast(core, cls):
-    core.__class__ = cls
-    return core
+    assert run() == 0
+    assert run(tracks_output=True) > 10
 
 
-def test_progress_is_told():
-    told = []
-    simulate(small_trace(), scenario(), make_core(), told.append)
-    assert told == sorted(told)
-    assert told[0] == 0
-    assert told[-1] == pytest.approx(1, abs=0.2)
+def test_progress_rises_to_one():
+    reported = []
+    simulate(small_trace(), scenario(), make_core(), reported.append)
+    assert reported == sorted(reported)
+    assert reported[0] == 0
+    assert reported[-1] == pytest.approx(1, abs=0.2)
 
 
 def test_in_bursts_routers_that_take_turns_do_as_well_as_one():
-    """Eight prompts at once every second, for eight ranks; what is heard late teaches nobody."""
+    """Eight prompts at once every second, for eight ranks; late events help no router."""
     trace = small_trace(400, families=10_000)
     bursts = [replace(each, arrival_s=1.0 * (i // 8)) for i, each in enumerate(trace.requests)]
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from router.config import RouterConfig
-from router.core import RouterCore
-from router.indexer.radix_tree import RadixTree
+from router.config.router import RouterConfig
+from router.core.core import RouterCore
+from router.indexer.radix_tree.radix_tree import RadixTree
+from router.runtime.process.settings import configured
 from router.simulator.engine_model import llama_8b
 from router.simulator.scenario import Failure, Scenario
 from router.simulator.simulation import simulate
@@ -18,13 +19,15 @@ BURST = [
 
 
 def run(threshold, models=2, incidents=(), **settings):
-    config = RouterConfig(policy="dynamo-1.0", router_queue_threshold=threshold, **settings)
+    config = configured(
+        RouterConfig, policy="dynamo-1.0", router_queue_threshold=threshold, **settings
+    )
     scenario = Scenario(models=(llama_8b(),) * models, incidents=incidents)
     trace = Trace("burst", 512, BURST)
     return simulate(trace, scenario, lambda rng: RouterCore(config.core, RadixTree, rng))
 
 
-def test_whoever_waits_is_served_in_the_end_and_all_is_bit_exact():
+def test_waiting_requests_are_served_and_runs_are_bit_exact():
     found, again = run(0.0), run(0.0)
     assert not np.isnan(found.ttft_s).any()
     assert (found.wait_s > 1.0).any()
@@ -39,7 +42,7 @@ def test_the_smaller_tenant_waits_less_than_it_would_unnamed():
     assert waited[small].mean() < 0.6 * waited[~small].mean()
 
 
-def test_whoever_may_not_wait_so_long_gives_up():
+def test_requests_past_their_wait_limit_give_up():
     found = run(0.0, max_wait_s=1.0)
     gave_up = np.isnan(found.ttft_s)
     assert 0 < gave_up.sum() < len(BURST)
@@ -47,6 +50,6 @@ def test_whoever_may_not_wait_so_long_gives_up():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_dies_takes_nobody_along(workers):
+def test_dead_worker_loses_no_request(workers):
     found = run(0.0, workers, (Failure(1.0, 0, 3.0),))
     assert not np.isnan(found.ttft_s).any()

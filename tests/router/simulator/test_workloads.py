@@ -2,8 +2,14 @@ from random import Random
 
 import pytest
 
-from router.simulator.made_up import LONGEST_PROMPT_TOKENS
-from router.simulator.workloads import WORKLOADS, Agents, LongTail, MultiTurn, SharedPrompts
+from router.simulator.workloads import (
+    LONGEST_PROMPT_TOKENS,
+    WORKLOADS,
+    Agents,
+    LongTail,
+    MultiTurn,
+    SharedPrompts,
+)
 
 
 def reuse(trace):
@@ -38,7 +44,7 @@ def test_requests_come_as_often_as_asked():
         assert last_s == pytest.approx(3000 / workload.requests_per_s, rel=0.1)
 
 
-def test_what_is_shared_is_the_shape():
+def test_shared_prefixes_have_the_configured_shape():
     assert reuse(LongTail(requests=500).trace(64, Random(1))) == 0
     assert reuse(SharedPrompts(requests=500).trace(64, Random(1))) > 0.6
     assert reuse(Agents(requests=500).trace(64, Random(1))) > 0.7

@@ -18,24 +18,24 @@ def name(number):
 
 @given(steps)
 def test_stored_with_the_first_and_removed_with_the_last(steps):
-    merged, held, told = MergedTiers(), {tier: set() for tier in TIERS}, set()
+    merged, held, reported = MergedTiers(), {tier: set() for tier in TIERS}, set()
     for tier, number, step in steps:
         for change in merged.apply(tier, [change_of(held[tier], number, step)]):
             match change:
                 case BlockStored(stored):
-                    assert stored.sequence_hash not in told
-                    told.add(stored.sequence_hash)
+                    assert stored.sequence_hash not in reported
+                    reported.add(stored.sequence_hash)
                 case BlockRemoved(removed):
-                    told.remove(removed.sequence_hash)
-        assert told == set().union(*held.values())
-        assert len(merged) == len(told)
+                    reported.remove(removed.sequence_hash)
+        assert reported == set().union(*held.values())
+        assert len(merged) == len(reported)
         for each in range(4):
             mask = sum(tier for tier in TIERS if each in held[tier])
             assert merged.tiers(name(each).identity) == mask
 
 
 def change_of(tier, number, step):
-    """A change that a pool could tell, done to the model."""
+    """A change that a pool could report, done to the model."""
     if step == "clear":
         tier.clear()
         return CacheCleared()

@@ -1,17 +1,17 @@
-"""Handles: what is released once, and what is when nobody does."""
+"""Handles: blocks are released once, also those of lost handles."""
 
 import gc
 
 import pytest
 
-from router.block_errors import (
+from router.errors import InvalidFieldError
+from worker_agent.blocks.errors import (
     BlockStateError,
     NotEnoughBlocksError,
     PoolClosedError,
     ReleasedBlocksError,
 )
-from router.errors import InvalidFieldError
-from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
@@ -31,7 +31,7 @@ def identities(*numbers):
 
 
 def kept(tier, *numbers):
-    """The tier keeps these, nobody using them."""
+    """The tier keeps these, unused."""
     tier.allocate(len(numbers)).register(names(*numbers)).release()
 
 
@@ -47,14 +47,14 @@ def test_filled_blocks_are_used_together():
     tier.pool.check_invariants()
 
 
-def test_what_was_not_filled_goes_back():
+def test_unfilled_blocks_are_returned():
     tier = tier_of()
     with pytest.raises(ZeroDivisionError), tier.allocate(3):
         1 / 0  # noqa: B018
     assert tier.pool.status == PoolStatus(0, 0, 4)
 
 
-def test_all_or_nothing():
+def test_allocation_is_all_or_nothing():
     tier = tier_of()
     held = tier.allocate(3)
     with pytest.raises(NotEnoughBlocksError, match=r"2 requested \(allowed: at most 1 now\)"):
@@ -79,10 +79,10 @@ def test_a_released_handle_is_of_no_use():
         immutable.share()
 
 
-def test_a_name_for_each_block():
+def test_each_block_needs_a_name():
     tier = tier_of()
     with tier.allocate(2) as mutable:
-        with pytest.raises(InvalidFieldError, match=r"names: 1 \(allowed: 2, one a block\)"):
+        with pytest.raises(InvalidFieldError, match=r"names: 1 \(allowed: 2, one per block\)"):
             mutable.register(names(1))
         assert mutable.is_live
 
@@ -132,7 +132,7 @@ def test_weak_blocks_keep_nothing():
     tier.pool.check_invariants()
 
 
-def test_what_nobody_released_comes_back_and_is_counted():
+def test_leaked_blocks_return_and_are_counted():
     tier = tier_of()
     tier.allocate(2).register(names(1, 2))
     gc.collect()

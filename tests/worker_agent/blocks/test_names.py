@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
-from router.sequence.block_families import request_families
-from router.sequence.tokens import TokenBlockSequence
+from router.sequence.hashing.tokens import TokenBlockSequence, request_families
 from worker_agent.blocks.names import Naming
 
 SECRET = bytes(range(32))
@@ -55,7 +54,7 @@ def test_another_secret_or_model_names_otherwise():
     assert names([1, 2], naming=Naming(SECRET, "other"))[0].identity != mine
 
 
-def test_what_is_joined_cannot_be_cut_elsewhere():
+def test_joined_fields_are_unambiguous():
     assert NAMING.root("ab", "c") != NAMING.root("a", "bc")
 
 

@@ -5,13 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fuzzing import examples
-from router.block_errors import BlockStateError, PoolInUseError
+from support.chaos.fuzzing import examples
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
-from worker_agent.blocks.eviction.by_priority import PriorityEviction
+from worker_agent.blocks.errors import BlockStateError, PoolInUseError
 from worker_agent.blocks.eviction.lineage import LineageEviction
-from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
+from worker_agent.blocks.eviction.simple import LruEviction, PriorityEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.blocks.pool_values import (
@@ -45,7 +44,7 @@ def pool_of(num_blocks, eviction=LruEviction, duplicates=Duplicates.REJECTED):
 
 
 def filled(num_blocks, *numbers, eviction=LruEviction):
-    """A pool that keeps a chain, nobody using it."""
+    """A pool that keeps an unused chain."""
     pool = pool_of(num_blocks, eviction)
     pool.release(pool.register(pool.allocate(len(numbers)), chain(*numbers)))
     pool.take_changes()
@@ -120,7 +119,7 @@ def test_low_priority_goes_first():
     assert removed(pool) == [2, 1]
 
 
-def test_what_is_asked_for_often_is_kept():
+def test_frequent_blocks_are_kept():
     pool = pool_of(3, lambda: MultiLruEviction(64))
     for number in (1, 2, 3):
         pool.release(pool.register(pool.allocate(1), chain(number)))
@@ -140,7 +139,7 @@ def test_does_not_evict_what_is_in_use():
     assert pool.allocate(1) is None
 
 
-def test_says_what_it_stores():
+def test_stored_blocks_are_reported():
     pool = pool_of(4)
     names = chain(1, 2)
     pool.register(pool.allocate(2), names)
@@ -148,7 +147,7 @@ def test_says_what_it_stores():
     assert pool.take_changes() == []
 
 
-def test_what_is_there_already_gives_the_block_that_has_it():
+def test_known_name_returns_its_block():
     pool = pool_of(4)
     first, second = pool.allocate(2)
     assert pool.register([first, second], chain(1) * 2) == [first, first]
@@ -201,7 +200,7 @@ def test_clearing_takes_names_away_but_not_blocks_in_use():
     pool.check_invariants()
 
 
-def test_everything_is_given_up_only_while_nobody_uses_it():
+def test_reset_is_refused_while_blocks_are_in_use():
     pool = filled(4, 1, 2)
     blocks = pool.match(identities(1))
     with pytest.raises(PoolInUseError, match="total blocks: 4, available blocks: 3"):
@@ -251,12 +250,12 @@ def test_ticks_grow_and_priority_goes_with_the_name():
 def test_a_block_is_named_once():
     pool = pool_of(2)
     [block] = pool.allocate(1)
-    with pytest.raises(BlockStateError, match=f"block: {block} is there twice"):
+    with pytest.raises(BlockStateError, match=f"block: {block} is listed twice"):
         pool.register([block, block], chain(1, 2))
     assert pool.matching(identities(1)) == 0
 
 
-def test_counts_what_it_does():
+def test_operations_are_counted():
     pool = pool_of(3, duplicates=Duplicates.KEPT)
     for number in (1, 1, 2):
         pool.register(pool.allocate(1), chain(number))
@@ -278,7 +277,7 @@ EVICTIONS = [LruEviction, PriorityEviction, LineageEviction, lambda: MultiLruEvi
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """Users hold chains; the changes told, replayed, are the names there are."""
+    """Users hold chains; the reported changes, replayed, are the names there are."""
 
     def __init__(self):
         super().__init__()
@@ -363,7 +362,8 @@ class AgainstASet(RuleBasedStateMachine):
                     self.names.remove(name.identity)
                 case CacheCleared():
                     self.names.clear()
-        assert self.names == set(self.pool._ledger.by_identity)
+        used, unused = self.pool.named().by_use()
+        assert sorted(self.names) == sorted(name.identity for name in (*used, *unused))
         assert self.pool.used_blocks == len({b for blocks in self.users for b in blocks})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_agent.blocks.eviction.lru import LruEviction
+from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
@@ -117,7 +117,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_each_row_of_the_slots(row):
+def test_each_row_of_the_slot_table_holds(row):
     brought, expected = ROWS[row]
     is_kept = Duplicates.REJECTED if "rejected" in row else Duplicates.KEPT
     tier = Tier(BlockPool(2, LruEviction(), is_kept))

@@ -4,13 +4,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from connector_engine import CONFIG, LAYERS, Engine
-from connectors import names_of
-from router.block_errors import LayoutError
 from router.errors import InvalidFieldError
 from router.protocol.values import Tier
+from support.blocks.connectors import names_of
+from support.engines.connector_engine import CONFIG, LAYERS, Engine
 from worker_agent.connector.device_memory import DeviceMemory
-from worker_agent.connector.protocol import (
+from worker_agent.connector.slots.protocol import (
     CachedRequest,
     Completion,
     IterationComplete,
@@ -23,8 +22,9 @@ from worker_agent.connector.protocol import (
     StepReport,
     TransferKind,
 )
-from worker_agent.connector.slot_table import SlotState
+from worker_agent.connector.slots.slot_table import SlotState
 from worker_agent.connector.worker import register_kv_caches
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.layout.strides import LayoutKind
 
@@ -75,7 +75,7 @@ def test_a_block_that_fails_is_computed_again_and_so_is_what_follows(engine, blo
     assert run(engine, "c")[0] == 28  # what is right was stored again
 
 
-def test_what_comes_too_late_has_failed():
+def test_late_load_has_failed():
     engine = Engine(load_timeout_s=0.0)
     run(engine, "a")
     engine.add("b", PROMPT)
@@ -108,7 +108,7 @@ def test_nothing_computed_in_a_step_with_a_load_error_is_stored():
     engine.close()
 
 
-def test_preempted_it_goes_on_with_what_was_stored(engine):
+def test_preempted_request_continues_with_stored_blocks(engine):
     engine.add("a", PROMPT)
     for _ in range(5):
         engine.step()
@@ -159,7 +159,7 @@ def test_finished_requests_keep_their_blocks_until_they_are_stored_for_a_while()
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_given_up_at_any_time_twice(engine, steps):
+def test_request_may_be_given_up_twice_at_any_time(engine, steps):
     run(engine, "a")
     engine.add("b", PROMPT)
     for _ in range(steps):
@@ -170,7 +170,7 @@ def test_given_up_at_any_time_twice(engine, steps):
     engine.step()
 
 
-def test_what_nobody_knows_is_counted(engine):
+def test_unknown_requests_and_completions_are_counted(engine):
     leader, worker = engine.leader, engine.worker
     assert not leader.request_finished("nobody", 0.0)
     leader.update_state_after_alloc("nobody", [1], 4, 0.0)
@@ -203,7 +203,7 @@ def test_plans_follow_each_other(engine):
         engine.worker.wait_for_layer("x")
 
 
-def test_what_a_step_computed_that_never_ended_is_not_stored(engine):
+def test_blocks_of_an_unfinished_step_are_not_stored(engine):
     names = tuple(names_of(PROMPT)[:1])
     fields = "r", TransferKind.STORE, RequestType.SCHEDULED, Tier.HOST, names, (3,)
     store = Operation(5, *fields, IterationComplete(1))
@@ -226,7 +226,7 @@ def test_what_a_step_computed_that_never_ended_is_not_stored(engine):
         ({"num_layers": 1}, "layers: 2 of attention"),
     ],
 )
-def test_tensors_are_laid_out_as_is_said(engine, change, said):
+def test_tensors_are_laid_out_as_configured(engine, change, said):
     def register():
         config = replace(CONFIG, **change)
         group = LayoutGroup("attention", LAYERS, config, LayoutKind.BLOCK_SECOND)
@@ -282,7 +282,7 @@ def test_lost_answers_are_waited_for_until_the_deadline(engine):
     engine.lost_reports = 0
 
 
-def test_a_worker_that_is_only_slow_gives_up_what_nobody_waits_for(engine):
+def test_slow_worker_gives_up_cancelled_loads(engine):
     """Else what comes late would be written over what is computed instead."""
     run(engine, "a")
     engine.add("b", PROMPT)
@@ -300,7 +300,7 @@ def test_a_worker_that_is_only_slow_gives_up_what_nobody_waits_for(engine):
     assert (engine.loaded_tokens, engine.requests["b"].computed > 28) == (0, True)
 
 
-def test_metadata_of_requests_nobody_follows_is_refused_and_the_others_go_on(engine):
+def test_metadata_of_unknown_requests_is_refused_and_the_others_proceed(engine):
     engine.add("a", PROMPT)
     engine.step(chunk=8)
     step = ScheduledStep(
@@ -317,10 +317,10 @@ def test_metadata_of_requests_nobody_follows_is_refused_and_the_others_go_on(eng
     leader.update(StepReport([Completion(1), Completion(1)], ["x"]))
 
 
-def test_the_worker_gone_nothing_is_waited_for(engine):
+def test_lost_worker_is_not_awaited(engine):
     run(engine, "a")
     engine.add("b", PROMPT)
-    engine._place(engine.requests["b"], 8)
+    engine.place(engine.requests["b"], 8)
     engine.leader.build_connector_metadata(ScheduledStep({}))
     engine.leader.worker_is_gone()
     assert engine.leader.quarantined_blocks == 0

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from connector_engine import Engine
-from fuzzing import examples
 from router.protocol.values import Tier
+from support.chaos.fuzzing import examples
+from support.engines.connector_engine import Engine
 
 PROMPTS = [range(9), range(12), [*range(9), 77, 78, 79, 80, 81], range(200, 221)]
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_errors import LayoutError, RegionError
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import (
     AgentMetadata,
@@ -14,6 +13,7 @@ from worker_agent.layout.descriptor import (
     described,
     encode_descriptor,
 )
+from worker_agent.layout.errors import LayoutError, RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind, required_allocations
 
@@ -47,7 +47,7 @@ def test_there_and_back_every_address_is_the_same(kind, first_address, location)
     assert theirs.layout().kind is kind
 
 
-def test_the_words_are_the_fields():
+def test_descriptor_fields_are_as_documented():
     assert as_json() == {
         "version": 1,
         "layout_config": {
@@ -84,7 +84,7 @@ def test_the_words_are_the_fields():
         ({"layout_config": {}}, LayoutError, "num_blocks"),
     ],
 )
-def test_what_is_refused_of_a_peers(change, error, said):
+def test_invalid_peer_descriptor_is_refused(change, error, said):
     with pytest.raises(error, match=said):
         decode({**as_json(), **change})
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from router.block_errors import LayoutError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup, grouped
 from worker_agent.layout.strides import LayoutKind
 
@@ -48,16 +48,16 @@ def test_contiguous_blocks_have_one_shape_for_all_layers():
         ({"3": tensor(1)}, "tensor_in_no_group", "3 in no group"),
         ({"2": tensor(4, 8, 9)}, "tensor_shape_mismatch", r"2: shape \[4, 8, 9\]"),
         ({"2": tensor(8, 2, 4, 9)}, "tensor_shape_mismatch", "a page of 36 numbers"),
-        ({"1": tensor(8, 2, 4, 16)}, "tensor_shape_mismatch", "as attention says"),
+        ({"1": tensor(8, 2, 4, 16)}, "tensor_shape_mismatch", "as attention requires"),
         ({"1": tensor(2, 8, 4, 16, dtype=torch.float32)}, "dtype_width_mismatch", "float32"),
         (
             {"1": tensor(2, 8, 16, 4).transpose(2, 3)},
             "strides_must_not_increase",
-            "none that grows",
+            "non-increasing ones",
         ),
     ],
 )
-def test_what_does_not_fit_its_group_is_refused(change, rule, said):
+def test_tensor_that_does_not_fit_its_group_is_refused(change, rule, said):
     with pytest.raises(LayoutError, match=said) as refused:
         grouped(tensors(**change), [ATTENTION, LATENT])
     assert refused.value.rule == rule
@@ -69,5 +69,5 @@ def test_a_layer_is_in_one_group_and_has_a_tensor():
         grouped(tensors(), [ATTENTION, LATENT, twice])
     with pytest.raises(LayoutError, match="2 of latent has no tensor"):
         grouped({"0": tensor(2, 8, 4, 16), "1": tensor(2, 8, 4, 16)}, [ATTENTION, LATENT])
-    with pytest.raises(LayoutError, match=r"layers: 3 of x \(allowed: 2, as num_layers says\)"):
+    with pytest.raises(LayoutError, match=r"layers: 3 of x \(allowed: 2, as in num_layers\)"):
         LayoutGroup("x", ("a", "b", "c"), config(), LayoutKind.BLOCK_FIRST)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_errors import BlockIndexError, LayoutError, RegionError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import BlockIndexError, LayoutError, RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind, required_allocations, strides
 
@@ -87,26 +87,6 @@ def test_nothing_overlaps_and_all_is_within(config, kind, first_address):
     assert len(owner) == config.required_bytes
 
 
-@given(configs, st.sampled_from(LayoutKind), st.data())
-def test_the_pieces_of_a_block_are_its_regions_in_order(config, kind, data):
-    layout = laid_out(config, kind, 64)
-    block = data.draw(st.integers(0, config.num_blocks - 1))
-    pieces = [
-        address
-        for region in layout.memory_regions(block)
-        for address in range(region.address, region.end)
-    ]
-    regions = [
-        address
-        for layer in range(config.num_layers)
-        for outer in range(config.outer_dim)
-        for region in [layout.memory_region(block, layer, outer)]
-        for address in range(region.address, region.end)
-    ]
-    assert pieces == regions
-    assert layout.is_contiguous == (kind is LayoutKind.CONTIGUOUS)
-
-
 def test_blocks_begin_aligned():
     config = LayoutConfig(**FIELDS, alignment=512)
     for kind in LayoutKind:
@@ -137,7 +117,7 @@ def test_blocks_begin_aligned():
         ("num_heads", 5, "inner_dim_must_be_divisible_by_num_heads"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(field, value, rule):
+def test_invalid_layout_field_is_refused_by_name(field, value, rule):
     with pytest.raises(LayoutError, match=f"{field}: {value}") as refused:
         LayoutConfig(**{**FIELDS, field: value})
     assert refused.value.rule == rule
@@ -154,7 +134,7 @@ def test_sizes_follow():
 
 
 @pytest.mark.parametrize("place", [(8, 0, 0), (0, 3, 0), (0, 0, 2), (-1, 0, 0)])
-def test_there_is_no_such_block(place):
+def test_block_out_of_range_is_refused(place):
     layout = laid_out(LayoutConfig(**FIELDS), LayoutKind.CONTIGUOUS)
     with pytest.raises(BlockIndexError, match="allowed: 0 to"):
         layout.memory_region(*place)
@@ -167,7 +147,7 @@ def test_memory_that_does_not_do_is_refused():
     with pytest.raises(RegionError, match=r"regions\[0\]: 6143 bytes \(allowed: at least 6144\)"):
         Layout(config, LayoutKind.CONTIGUOUS, [MemoryRegion(0, 6143)])
     overlapping = [MemoryRegion(0, 2048), MemoryRegion(2047, 2048), MemoryRegion(9000, 2048)]
-    with pytest.raises(RegionError, match="0x7ff is in that which begins at 0x0"):
+    with pytest.raises(RegionError, match="0x7ff is inside the region at 0x0"):
         Layout(config, LayoutKind.BLOCK_FIRST, overlapping)
     unaligned = LayoutConfig(**FIELDS, alignment=256)
     with pytest.raises(RegionError, match="at least 6399"):

@@ -1,27 +1,24 @@
-"""Orders within a block: there and back, number by number, and cut by heads."""
+"""Orders within a block: there and back, number by number."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_errors import LayoutError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.orders import (
     OPERATIONAL_HND,
     OPERATIONAL_NHD,
-    UNIVERSAL_PP,
     UNIVERSAL_TP,
     UNKNOWN_ORDER,
     BlockDim,
     BlockOrder,
-    heads_of_rank,
-    joined_heads,
     reordered,
     requires_transform,
 )
 
-NAMED = [UNIVERSAL_TP, UNIVERSAL_PP, OPERATIONAL_HND, OPERATIONAL_NHD]
+NAMED = [UNIVERSAL_TP, OPERATIONAL_HND, OPERATIONAL_NHD]
 orders = st.sampled_from(NAMED) | st.permutations(BlockDim).map(lambda d: BlockOrder(tuple(d)))
 configs = st.builds(
     lambda heads, head_dim, layers, outer, page: LayoutConfig(
@@ -67,25 +64,6 @@ def test_every_number_keeps_its_place_by_name(config, source, target):
     )
 
 
-@given(configs, orders, st.data())
-def test_cut_by_heads_and_joined_is_the_same(config, order, data):
-    tp_size = data.draw(st.sampled_from([n for n in (1, 2, 4) if config.num_heads % n == 0]))
-    blocks = numbered(config)
-    parts = [heads_of_rank(blocks, order, config, rank, tp_size) for rank in range(tp_size)]
-    part = LayoutConfig(
-        num_blocks=config.num_blocks,
-        num_layers=config.num_layers,
-        outer_dim=config.outer_dim,
-        page_size=config.page_size,
-        inner_dim=config.inner_dim // tp_size,
-        num_heads=config.num_heads // tp_size,
-    )
-    assert torch.equal(joined_heads(parts, order, part), blocks)
-    if order is UNIVERSAL_TP:  # what makes it universal: a rank's part is one run of memory
-        size = blocks.shape[1] // tp_size
-        assert torch.equal(parts[-1], blocks[:, (tp_size - 1) * size :])
-
-
 def test_an_order_that_is_not_known_is_not_guessed():
     config = LayoutConfig(num_blocks=1, num_layers=1, outer_dim=1, page_size=1, inner_dim=4)
     blocks = torch.zeros(1, 4)
@@ -97,16 +75,3 @@ def test_an_order_that_is_not_known_is_not_guessed():
         reordered(blocks, OPERATIONAL_HND, OPERATIONAL_NHD, config)
     with pytest.raises(LayoutError, match="each dimension once"):
         BlockOrder((BlockDim.HEADS, BlockDim.HEADS))
-
-
-def test_only_whole_heads_are_dealt_out():
-    config = LayoutConfig(
-        num_blocks=1, num_layers=1, outer_dim=1, page_size=1, inner_dim=6, num_heads=3
-    )
-    for tp_rank, tp_size in ((0, 2), (3, 3), (-1, 3)):
-        with pytest.raises(LayoutError, match="a tp_size that divides 3 heads"):
-            heads_of_rank(torch.zeros(1, 6), UNIVERSAL_TP, config, tp_rank, tp_size)
-
-
-def test_which_orders_keep_layers_apart():
-    assert [order.is_operational for order in NAMED] == [False, False, True, True]

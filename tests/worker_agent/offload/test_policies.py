@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
 from worker_agent.blocks.names import BlockName
-from worker_agent.offload.pacing import StorePace
+from worker_agent.offload.load_or_recompute import LoadOrRecompute, TierSpeed
 from worker_agent.offload.policies import (
     All,
     Frequency,
@@ -15,8 +15,7 @@ from worker_agent.offload.policies import (
     Popularity,
     policy_of,
 )
-from worker_agent.offload.queue import Waiting
-from worker_agent.offload.worth import TierSpeed, Worth
+from worker_agent.offload.queue import StorePace, Waiting
 
 
 def waiting(*numbers, priorities=None):
@@ -31,7 +30,7 @@ def admitted(policy, *numbers, now_s=0.0, priorities=None):
     return [each.name.sequence_hash for each in those]
 
 
-def test_everything_is_worth_it():
+def test_pass_all_policy_accepts_every_block():
     assert admitted(PassAll(), 1, 2) == [1, 2]
 
 
@@ -55,7 +54,7 @@ def test_sights_are_bounded():
     assert admitted(policy, 3) == [3]
 
 
-def test_what_was_seen_often():
+def test_frequency_policy_accepts_frequent_blocks():
     policy = Popularity(64, min_count=2)
     for seen in ([1], [1, 2], [1, 2], [1, 2]):
         last = admitted(policy, *seen)
@@ -72,7 +71,7 @@ def test_policies_by_name(rule, first, second):
     assert (admitted(policy, 1), admitted(policy, 1)) == (first, second)
 
 
-def test_behind_a_gap_nothing_is_of_use():
+def test_blocks_after_a_gap_are_not_loaded():
     assert admitted(MinPriorityPrefix(5), 1, 2, 3, priorities=[7, 4, 9]) == [1]
     assert admitted(MinPriorityPrefix(0), 1, 2) == [1, 2]
 
@@ -89,13 +88,13 @@ BLOCK_BYTES = 1_000_000
 
 
 def speeds(bandwidth=1e9, latency_s=0.001, prefill_tokens_per_s=16_000.0):
-    speed, worth = TierSpeed(BLOCK_BYTES), Worth(16)
+    speed, worth = TierSpeed(BLOCK_BYTES), LoadOrRecompute(16)
     speed.note(100, latency_s, 100 * BLOCK_BYTES / bandwidth)
     worth.note_prefill(1000, 1000 / prefill_tokens_per_s)
     return speed, worth
 
 
-def test_whichever_is_done_sooner():
+def test_load_or_recompute_takes_the_sooner():
     speed, worth = speeds()  # a block loads in 1 ms, after 1 ms, and is computed in 1 ms
     assert speed.load_s(10) == pytest.approx(0.011)
     assert worth.recompute_s(10) == pytest.approx(0.010)
@@ -108,13 +107,13 @@ def test_whichever_is_done_sooner():
 
 
 def test_an_unmeasured_tier_is_tried():
-    assert Worth(16).blocks_to_load(TierSpeed(BLOCK_BYTES), 7, deadline_s=0.0) == 7
+    assert LoadOrRecompute(16).blocks_to_load(TierSpeed(BLOCK_BYTES), 7, deadline_s=0.0) == 7
     slow, _ = speeds(bandwidth=1.0)
-    assert Worth(16).blocks_to_load(slow, 7) == 7
+    assert LoadOrRecompute(16).blocks_to_load(slow, 7) == 7
 
 
 @given(st.integers(0, 200), st.floats(0, 0.2))
-def test_as_many_as_come_before_the_deadline(blocks, deadline_s):
+def test_load_is_cut_at_the_deadline(blocks, deadline_s):
     speed, worth = speeds(bandwidth=1e10)
     in_time = [count for count in range(blocks + 1) if speed.load_s(count) <= deadline_s]
     is_worth_it = speed.load_s(blocks) < worth.recompute_s(blocks)

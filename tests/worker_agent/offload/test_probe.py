@@ -2,8 +2,8 @@
 
 import pytest
 
+from worker_agent.offload.load_or_recompute import LoadOrRecompute, TierSpeed
 from worker_agent.offload.probe import ProbedTier, Recompute, TierProbe, advice
-from worker_agent.offload.worth import TierSpeed, Worth
 
 FAST, SLOW = TierProbe(1e9, 8e9, 1e-4), TierProbe(1e9, 1e9, 1e-3)
 RECOMPUTE = Recompute(prefill_tokens_per_s=25_000, block_size=16, block_bytes=2 * 2**20)
@@ -17,7 +17,7 @@ def test_rates_come_from_times():
     assert TierProbe.of(1000, 10, [5.0, 5.0, 9.0, 9.1]).latency_s == 0.0
 
 
-def test_nothing_is_said_if_all_is_well():
+def test_healthy_tiers_give_no_advice():
     tiers = [ProbedTier("device", 10), ProbedTier("host", 10, FAST), ProbedTier("disk", 50, FAST)]
     assert advice(tiers) == advice(tiers, RECOMPUTE) == []
 
@@ -31,19 +31,19 @@ def test_a_tier_slower_than_computing_is_named():
     tiers = [ProbedTier("device", 1), ProbedTier("host", 2, FAST), ProbedTier("disk", 2, SLOW)]
     assert advice(tiers) == []  # nothing was computed yet
     [said] = advice(tiers, RECOMPUTE)
-    assert said.startswith("disk: gives 1.00 GB/s, and the engine computes 3.28 GB/s of blocks")
+    assert said.startswith("disk: reads 1.00 GB/s, and the engine computes 3.28 GB/s of blocks")
 
 
-def test_one_that_could_not_be_measured_is_named():
+def test_unmeasured_tier_is_named():
     [said] = advice([ProbedTier("device", 1), ProbedTier("disk", 2, None, is_probed=True)])
     assert said.startswith("disk: not measured")
 
 
-def test_what_was_measured_decides_before_anything_was_loaded():
-    worth, speed = Worth(block_size=16), TierSpeed(block_bytes=2 * 2**20)
+def test_probe_rates_decide_before_the_first_load():
+    worth, speed = LoadOrRecompute(block_size=16), TierSpeed(block_bytes=2 * 2**20)
     worth.note_prefill(25_000, 1.0)
     assert worth.prefill_tokens_per_s == 25_000
-    assert worth.blocks_to_load(speed, 64) == 64  # a tier nobody measured is tried
+    assert worth.blocks_to_load(speed, 64) == 64  # an unmeasured tier is tried
     speed.note_probe(SLOW)
     assert worth.blocks_to_load(speed, 64) == 0
     speed = TierSpeed(block_bytes=2 * 2**20)

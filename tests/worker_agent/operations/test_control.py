@@ -6,15 +6,12 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from router.block_errors import StorageError
 from router.errors import InvalidFieldError
 from router.protocol.values import Tier
-from router.security.block_keys import derive
-from router.sequence.naming import BlockNaming
-from worker_agent.blocks.levels import CacheLevel
-from worker_agent.blocks.names import BlockName
-from worker_agent.manager import KvBlockManager
-from worker_agent.manager_config import (
+from router.runtime.kernels.hash_key import derive
+from router.sequence.hashing.keyed_hashes import HashKeying
+from worker_agent.blocks.names import BlockName, CacheLevel
+from worker_agent.manager.config import (
     BlockManagerConfig,
     CacheModel,
     OnDevice,
@@ -22,9 +19,11 @@ from worker_agent.manager_config import (
     RuntimeConfig,
     TierLayout,
 )
+from worker_agent.manager.manager import KvBlockManager
 from worker_agent.operations import control
 from worker_agent.operations.control import ControlledRank, TierControl
 from worker_agent.operations.messages import ResetAll, ResetBlocks, ResetPool, StatusQuery
+from worker_agent.storage.errors import StorageError
 
 G1, G2, G3, G4 = CacheLevel
 CONFIG = BlockManagerConfig(
@@ -48,21 +47,21 @@ def ranks():
 
 
 def control_of(ranks, naming=None):
-    return TierControl(7, naming or BlockNaming(), ranks)
+    return TierControl(7, naming or HashKeying(), ranks)
 
 
 def stored(rank):
     """The host holds a block; only its own thread stores."""
     rows = torch.zeros((1, rank.manager.block_bytes), dtype=torch.uint8)
-    rank.manager.stack.ask(Tier.HOST, lambda tier: tier.store([NAME], rows)).result(60)
+    rank.manager.stack.call(Tier.HOST, lambda tier: tier.store([NAME], rows)).result(60)
 
 
-async def test_one_rank_or_all(ranks):
+async def test_operations_apply_to_one_rank_or_all(ranks):
     for rank in ranks.values():
         stored(rank)
     of = control_of(ranks)
-    told = await of.answer(ResetBlocks(level=G2, sequence_hashes=[12], dp_rank=1))
-    assert [(each.dp_rank, each.reset_blocks) for each in told.ranks] == [(1, [12])]
+    reported = await of.answer(ResetBlocks(level=G2, sequence_hashes=[12], dp_rank=1))
+    assert [(each.dp_rank, each.reset_blocks) for each in reported.ranks] == [(1, [12])]
     left = of.status(StatusQuery(level=G2, hashes=True)).tiers
     assert [each.inactive_hashes for each in left] == [[12], []]
     reset = await of.answer(ResetAll())
@@ -76,32 +75,32 @@ async def test_one_rank_or_all(ranks):
 
 async def test_blocks_go_by_the_names_that_routers_know(ranks):
     stored(ranks[0])
-    naming = BlockNaming(derive(b"s" * 32))
+    naming = HashKeying(derive(b"s" * 32))
     of = control_of(ranks, naming)
     on_bus = naming.name(12)
     [host] = of.status(StatusQuery(level=G2, hashes=True, dp_rank=0)).tiers
     assert host.inactive_hashes == [on_bus]
-    told = await of.answer(ResetBlocks(level=G2, sequence_hashes=[12, on_bus], dp_rank=0))
-    assert (told.ranks[0].reset_blocks, told.ranks[0].not_found) == ([on_bus], [12])
+    reported = await of.answer(ResetBlocks(level=G2, sequence_hashes=[12, on_bus], dp_rank=0))
+    assert (reported.ranks[0].reset_blocks, reported.ranks[0].not_found) == ([on_bus], [12])
 
 
-async def test_a_tier_that_is_late_is_said_so(ranks, monkeypatch):
+async def test_late_tier_is_reported(ranks, monkeypatch):
     monkeypatch.setattr(control, "TIMEOUT_S", 0.2)
     can_go_on = threading.Event()
-    ranks[0].manager.stack.ask(Tier.HOST, lambda _: can_go_on.wait(60))
-    ranks[0].manager.stack.ask(Tier.HOST, lambda _: None).cancel()
+    ranks[0].manager.stack.call(Tier.HOST, lambda _: can_go_on.wait(60))
+    ranks[0].manager.stack.call(Tier.HOST, lambda _: None).cancel()
     reset = await control_of(ranks).answer(ResetPool(level=G2, dp_rank=0))
-    assert "no answer" in reset.ranks[0].failed[G2]
+    assert "no response" in reset.ranks[0].failed[G2]
     can_go_on.set()
-    stored(ranks[0])  # the tier goes on, although nobody waits for what it answers
+    stored(ranks[0])  # the tier goes on, although no caller waits for its answer
 
 
-async def test_a_tier_that_is_broken_is_said_so(ranks):
+async def test_broken_tier_is_reported(ranks):
     def fail(_):
         raise OSError
 
     with pytest.raises(StorageError, match="broken"):
-        ranks[0].manager.stack.ask(Tier.HOST, fail).result(60)
+        ranks[0].manager.stack.call(Tier.HOST, fail).result(60)
     of = control_of(ranks)
     [host] = of.status(StatusQuery(level=G2, dp_rank=0)).tiers
     assert host.traffic.is_broken

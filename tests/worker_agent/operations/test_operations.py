@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents import RunningAgent
 from router.protocol.catalogue import order_key
-from running import SUBJECTS
-from servers import eventually
+from support.fleets.agents import RunningAgent
+from support.processes.running import SUBJECTS
+from support.processes.servers import eventually
+from support.values.token_files import token_lines
 from worker_agent.operations.command import tiers as tiers_command
 from worker_agent.operations.messages import LevelReport, StatusReply, TierTraffic
 from worker_agent.operations.table import tier_table
@@ -51,13 +52,13 @@ async def asked(agent, method, token=None, **fields):
     return msgspec.json.decode(answer.data)
 
 
-async def told(agent):
-    """What routers are told of each tier."""
+async def reported(agent):
+    """What routers know of each tier."""
     ranks = (await agent.client.get("/dump")).json()["ranks"]
     return {name: len(held) for name, held in ranks["0"].items()}
 
 
-async def test_every_tier_says_how_it_is(agent):
+async def test_every_tier_has_a_status(agent):
     found = await tiers(agent, hashes="true")
     assert [*found] == ["G1", "G2", "G3"]
     assert found["G1"]["num_blocks"] == 64
@@ -71,7 +72,7 @@ async def test_every_tier_says_how_it_is(agent):
     assert over_nats["tiers"][0]["inactive_blocks"] == 6
 
 
-async def test_a_pool_is_reset_and_routers_are_told(agent):
+async def test_pool_reset_is_published_to_routers(agent):
     answer = await agent.client.post("/tiers/reset_pool", json={"level": "G2"})
     reset = {"dp_rank": 0, "reset": ["G2"], "failed": {}, "skipped_unconfigured": []}
     assert answer.json() == {"worker_id": 7, "ranks": [reset]}
@@ -84,7 +85,7 @@ async def test_a_pool_is_reset_and_routers_are_told(agent):
 
 
 async def is_told(agent, **expected):
-    return expected.items() <= (await told(agent)).items()
+    return expected.items() <= (await reported(agent)).items()
 
 
 async def test_single_blocks_are_given_up(agent):
@@ -128,7 +129,7 @@ REFUSED = [
 ]
 
 
-async def test_what_is_no_command_is_refused(agent):
+async def test_unknown_command_is_refused(agent):
     for path, body, field in REFUSED:
         answer = await agent.client.post(f"/tiers/{path}", json=body)
         assert answer.status_code in {400, 422}, body
@@ -137,7 +138,7 @@ async def test_what_is_no_command_is_refused(agent):
         assert (refused["method"], refused["field"]) == ("error", field)
 
 
-async def test_a_question_is_checked(agent):
+async def test_operation_arguments_are_validated(agent):
     for query in ({"level": "G9"}, {"dp_rank": "x"}, {"leval": "G1"}):
         answer = await agent.client.get("/tiers", params=query)
         assert answer.status_code == 422, query
@@ -147,28 +148,24 @@ async def test_a_question_is_checked(agent):
     assert (await asked(agent, "tiers_status", dp_rank=4))["field"] == "dp_rank"
 
 
-async def test_nobody_has_an_agent_write_where_only_it_does(agent):
+async def test_agent_replies_only_to_inboxes(agent):
     """Its answers in the bucket would be orders, or the end of an announcement."""
-    told = []
+    reported = []
 
     async def note(message):
-        told.append(message.data)
+        reported.append(message.data)
 
     client, reply = agent.bus.client, SUBJECTS.key(order_key(7))
     await client.subscribe(reply, cb=note)
     for subject in (SUBJECT, SUBJECTS.ping(7)):
         await client.publish(subject, b"{}", reply=reply)
         await client.request(subject, b"{}", timeout=60)
-    assert told == []
+    assert reported == []
 
 
 async def test_only_operators_may(nats_server, bus, tmp_path):
     path = tmp_path / "tokens.toml"
-    lines = [
-        f'[[tokens]]\nname = "{name}"\ntoken = "a-token-of-{name}-1234"\nscopes = ["{scope}"]\n'
-        for name, scope in (("operator", "admin"), ("gateway", "route"))
-    ]
-    path.write_text("".join(lines))
+    path.write_text(token_lines("operator", "admin") + token_lines("gateway", "route"))
     guarded = RunningAgent(nats_server.url, token_file=str(path))
     guarded.client.headers["authorization"] = "Bearer a-token-of-operator-1234"
     async with guarded.running() as agent:
@@ -232,7 +229,7 @@ async def test_the_command_line_shows_a_table(agent, nats_server, capsys):
     assert "kv-worker-agent tiers: " in capsys.readouterr().err
 
 
-async def test_the_command_line_says_what_is_wrong(capsys, tmp_path):
+async def test_command_line_shows_errors(capsys, tmp_path):
     assert await shown("--url", "http://127.0.0.1:1") == 1
     assert await shown("--token-file", str(tmp_path / "none")) == 2
     for wrong in (["--nats", "nats://h"], ["--interval", "0"], ["--namespace", "a.b"]):

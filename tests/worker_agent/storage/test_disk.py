@@ -1,4 +1,4 @@
-"""Blocks in a file: what is written is read, and what cannot be is told block by block."""
+"""Blocks in a file: what is written is read, and errors are per block."""
 
 import errno
 import os
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import examples
-from router.block_errors import StorageError
+from support.chaos.fuzzing import examples
 from worker_agent.storage import disk
 from worker_agent.storage.disk import DiskStorage, Reserved, aligned_buffer
+from worker_agent.storage.errors import StorageError
 
 BLOCK_BYTES = 5000
 STRIDE = 8192
@@ -49,7 +49,7 @@ places = st.lists(st.integers(0, 7), unique=True, max_size=8)
 
 @settings(max_examples=examples(30))
 @given(writes=st.lists(places, max_size=4), wanted=st.lists(st.integers(0, 7), max_size=10))
-def test_what_is_written_is_read(tmp_path_factory, writes, wanted):
+def test_written_bytes_are_read_back(tmp_path_factory, writes, wanted):
     of = DiskStorage(tmp_path_factory.mktemp("disk") / "blocks", 8, BLOCK_BYTES)
     model = dict.fromkeys(range(8), 0)
     for turn, blocks in enumerate(writes, 1):
@@ -60,11 +60,11 @@ def test_what_is_written_is_read(tmp_path_factory, writes, wanted):
     of.close()
 
 
-def test_it_is_found_again(tmp_path):
+def test_disk_blocks_are_found_again(tmp_path):
     path = tmp_path / "blocks"
     first = DiskStorage(path, 8, BLOCK_BYTES)
     first.write([3], numbered([77]))
-    with pytest.raises(StorageError, match="no other process has"):
+    with pytest.raises(StorageError, match="not locked by another process"):
         DiskStorage(path, 8, BLOCK_BYTES)
     first.close()
     second = DiskStorage(path, 8, BLOCK_BYTES)
@@ -81,7 +81,7 @@ def test_adjacent_blocks_are_one_call(storage, monkeypatch):
     assert calls == [4 * STRIDE, 2 * STRIDE, 0]
 
 
-def test_a_call_that_moves_less_is_gone_on_with(storage, monkeypatch):
+def test_partial_io_is_continued(storage, monkeypatch):
     storage.write([2, 3, 4], numbered([1, 2, 3]))
     preadv = os.preadv
 
@@ -97,7 +97,7 @@ def test_room_is_reserved(storage):
     assert os.stat(storage.path).st_blocks * 512 >= 8 * STRIDE
 
 
-def test_a_lost_end_is_told_of_the_blocks_it_was(storage):
+def test_truncated_file_fails_its_lost_blocks(storage):
     storage.write([4, 5, 6], numbered([1, 2, 3]))
     os.truncate(storage.path, 6 * STRIDE)
     strides = buffers(4)
@@ -106,7 +106,7 @@ def test_a_lost_end_is_told_of_the_blocks_it_was(storage):
     assert (strides[0][0], strides[1][0]) == (1, 2)
 
 
-def test_a_full_disk_is_told_of_the_blocks_it_was(storage):
+def test_full_disk_fails_the_unwritten_blocks(storage):
     os.truncate(storage.path, 0)  # what a sparse file is
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -124,13 +124,13 @@ def test_odd_blocks_and_buffers_are_refused(storage):
     for block in (-1, 8):
         with pytest.raises(StorageError, match=rf"block: {block} \(allowed: 0 to 7\)"):
             storage.read([0, block], buffers(2))
-    with pytest.raises(StorageError, match=r"buffers: 1 \(allowed: 2, one a block\)"):
+    with pytest.raises(StorageError, match=r"buffers: 1 \(allowed: 2, one per block\)"):
         storage.write([0, 1], buffers(1))
     with pytest.raises(StorageError, match=r"buffers: one of 4096 bytes \(allowed: 8192\)"):
         storage.write([0], [aligned_buffer(4096)])
 
 
-def test_there_is_no_room(tmp_path):
+def test_full_file_system_is_an_error(tmp_path):
     with pytest.raises(StorageError, match=r"File too large|No space left"):
         DiskStorage(tmp_path / "blocks", 2**40, 2**20)
     with pytest.raises(StorageError, match="No such file"):
@@ -138,7 +138,7 @@ def test_there_is_no_room(tmp_path):
 
 
 @pytest.mark.parametrize(("zero_fill", "reserved"), [(True, "zeroed"), (False, "sparse")])
-def test_what_the_file_system_lacks_is_done_without(tmp_path, monkeypatch, zero_fill, reserved):
+def test_missing_file_system_features_are_optional(tmp_path, monkeypatch, zero_fill, reserved):
     def lacks(*_):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 

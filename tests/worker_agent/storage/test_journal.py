@@ -41,7 +41,7 @@ def test_agrees_with_a_dict(tmp_path_factory, steps):
     assert reopened(path) == expected
 
 
-def test_of_another_kind_it_is_begun_anew(tmp_path):
+def test_journal_of_another_kind_is_reset(tmp_path):
     path = tmp_path / "slots"
     journal = SlotJournal(path, 5, 1)
     journal.commit(3, BlockName(bytes(16), 7), 9)

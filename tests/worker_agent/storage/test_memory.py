@@ -1,4 +1,4 @@
-"""Memory for blocks: whole or not at all, and not given back while somebody relies on it."""
+"""Memory for blocks: whole or not at all, and kept while it is registered."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from router.block_errors import RegistrationError, StorageError
 from worker_agent.storage.base import Registrations, StorageKind
+from worker_agent.storage.errors import RegistrationError, StorageError
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import device_memory, host_memory, pinned_memory, shared_memory
 
@@ -27,7 +27,7 @@ def test_a_part_is_within(offset, size):
         storage.view(offset, size)
 
 
-def test_what_there_is_not_is_refused():
+def test_memory_of_impossible_size_is_refused():
     with pytest.raises(StorageError, match=r"size_bytes: 0 \(allowed: at least 1\)"):
         host_memory(0)
     with pytest.raises(StorageError, match=r"size_bytes: 1152921504606846976: "):
@@ -44,7 +44,7 @@ def test_devices_are_torch_s():
         assert storage.tensor.is_pinned() == torch.cuda.is_available()
 
 
-def test_a_closed_one_is_of_no_use():
+def test_closed_storage_is_refused():
     storage = host_memory(64)
     storage.close()
     storage.close()
@@ -52,7 +52,7 @@ def test_a_closed_one_is_of_no_use():
         storage.view(0, 1)
 
 
-def test_whoever_relies_on_it_lets_go_first():
+def test_registrations_are_released_before_memory():
     storage, order = host_memory(64), []
 
     def release(name):
@@ -73,7 +73,7 @@ def test_whoever_relies_on_it_lets_go_first():
     assert order == ["second", "first"]
 
 
-def test_memory_stays_while_somebody_cannot_let_go():
+def test_memory_stays_until_every_registration_is_released():
     storage, can_let_go = host_memory(64), []
 
     def release():
@@ -89,7 +89,7 @@ def test_memory_stays_while_somebody_cannot_let_go():
     assert len(storage.registrations) == 0
 
 
-def test_nobody_is_released_twice():
+def test_registrations_are_released_once():
     of, calls = Registrations(), []
     of.add("a", lambda: calls.append("a"))
     of.release_all()
@@ -101,7 +101,7 @@ def test_shared_memory_is_found_again_by_its_name(tmp_path):
     path = tmp_path / "blocks"
     with shared_memory(MappedFile(path, 8192)) as storage:
         storage.view(4096, 4).fill_(9)
-        with pytest.raises(StorageError, match="no other process has"):
+        with pytest.raises(StorageError, match="not locked by another process"):
             MappedFile(path, 8192)
     file = MappedFile(path, 8192)
     assert not file.is_new

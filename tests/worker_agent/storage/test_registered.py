@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import examples
-from router.block_errors import LayoutError, RegionError, RegistrationError
 from router.errors import InvalidFieldError
 from router.protocol.values import Tier
+from support.chaos.fuzzing import examples
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import decode_descriptor, encode_descriptor
+from worker_agent.layout.errors import LayoutError, RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.storage.base import StorageKind
 from worker_agent.storage.disk import DiskStorage
+from worker_agent.storage.errors import RegistrationError
 from worker_agent.storage.memory import MemoryStorage, host_memory
 from worker_agent.storage.registered import LayoutHandle, RegisteredLayouts
 
@@ -78,14 +79,14 @@ def test_a_worker_id_has_64_bits(worker_id):
         RegisteredLayouts(worker_id)
 
 
-def test_peers_are_told_where_it_lies(tmp_path):
+def test_descriptor_gives_peers_the_memory_layout(tmp_path):
     layouts, memory = RegisteredLayouts((1 << 64) - 1), host_memory(CONFIG.required_bytes)
     device = MemoryStorage(host_memory(CONFIG.required_bytes).tensor, StorageKind.DEVICE)
     pinned = MemoryStorage(host_memory(CONFIG.required_bytes).tensor, StorageKind.PINNED)
     disk = DiskStorage(tmp_path / "blocks", 4, CONFIG.block_bytes)
     on_disk = msgspec.structs.replace(CONFIG, alignment=4096)
     file_layout = Layout(on_disk, LayoutKind.CONTIGUOUS, [disk.region])
-    told = []
+    reported = []
     for storage, layout in [(s, in_one_piece(s)) for s in (memory, device, pinned)] + [
         (disk, file_layout)
     ]:
@@ -94,8 +95,8 @@ def test_peers_are_told_where_it_lies(tmp_path):
         assert decode_descriptor(encode_descriptor(descriptor)) == descriptor
         assert descriptor.layout().memory_region(3, 2, 1) == layout.memory_region(3, 2, 1)
         assert descriptor.nixl_metadata.agent_name == f"{(1 << 64) - 1}"
-        told.append((descriptor.location, descriptor.nixl_metadata.mem_type))
-    assert told == [
+        reported.append((descriptor.location, descriptor.nixl_metadata.mem_type))
+    assert reported == [
         ("System", "DRAM"),
         ({"Device": 0}, "VRAM"),
         ("Pinned", "DRAM"),
@@ -110,7 +111,7 @@ def test_peers_are_told_where_it_lies(tmp_path):
 
 @given(st.lists(st.tuples(st.sampled_from("rcd"), st.integers(0, 2)), max_size=20))
 @settings(max_examples=examples(50))
-def test_whatever_comes_and_goes_memory_and_names_agree(operations):
+def test_memory_and_names_agree_under_random_operations(operations):
     layouts, stacks = RegisteredLayouts(7), [by_layer() for _ in range(3)]
     handles, closed = {}, set()
     for operation, index in operations:

@@ -1,4 +1,4 @@
-"""Blocks in a real Redis: stored once, bounded, and told of one by one."""
+"""Blocks in a real Redis: stored once, bounded, with results one by one."""
 
 import os
 import signal
@@ -6,8 +6,8 @@ import signal
 import pytest
 from redis import Redis
 
-from router.block_errors import StorageError
-from servers import free_port
+from support.processes.servers import free_port
+from worker_agent.storage.errors import StorageError
 from worker_agent.storage.remote import (
     Lease,
     RemoteSettings,
@@ -57,7 +57,7 @@ def has(storage, *numbers):
     return storage.has([identity(number) for number in numbers])
 
 
-def test_what_is_put_is_got(storage):
+def test_put_blocks_are_got(storage):
     store(storage, 1, 2)
     assert get(storage, 2, 3, 1) == [sealed(2), None, sealed(1)]
     assert has(storage, 1, 2, 3) == [True, True, False]
@@ -65,7 +65,7 @@ def test_what_is_put_is_got(storage):
     assert has(storage, 1, 2) == [False, True]
 
 
-def test_one_of_two_writes(client, storage):
+def test_one_of_two_writers_stores(client, storage):
     other = RemoteStorage(client, RemoteSettings("ns", "llama-fp16", "worker-2", 64, 4, 60))
     store(storage, 1)
     wanted = [identity(1), identity(2)]
@@ -92,7 +92,7 @@ def test_another_model_s_blocks_are_not_found(client, storage):
         assert has(RemoteStorage(client, other), 1) == [False]
 
 
-def test_what_was_stored_first_goes_when_there_is_too_much(client, storage):
+def test_oldest_blocks_are_evicted_first(client, storage):
     for number in range(1, 8):
         store(storage, number, now_s=1000.0 + number)
     assert has(storage, *range(1, 8)) == [False] * 3 + [True] * 4
@@ -107,7 +107,7 @@ async def test_blocks_expire(client, eventually):
     assert client.zcard(b"ns:f:stored") == 1
 
 
-async def test_who_is_used_stays(client, storage, eventually):
+async def test_touched_blocks_stay_until_their_ttl(client, storage, eventually):
     for number in range(1, 5):
         store(storage, number, now_s=1000.0 + number)
     storage.touch([identity(1), identity(9)], 1005.0)
@@ -129,7 +129,7 @@ def test_a_block_without_its_seal_is_not_there_and_may_be_stored_again(client, s
     assert get(storage, 1) == [sealed(1)]
 
 
-def test_everything_of_a_model_is_given_up(client, storage):
+def test_reset_removes_all_blocks_of_a_model(client, storage):
     other = RemoteStorage(client, RemoteSettings("ns", "llama-fp8", "worker-1", 64, 4, 60))
     store(storage, 1, 2)
     store(other, 1)
@@ -138,7 +138,7 @@ def test_everything_of_a_model_is_given_up(client, storage):
     assert (has(storage, 1, 2), has(other, 1)) == ([False, False], [True])
 
 
-def test_what_is_no_block_is_told(client, storage):
+def test_value_of_another_type_is_an_error(client, storage):
     store(storage, 1, 2)
     client.delete(b"ns:llama-fp16:" + identity(1).hex().encode())
     client.hset(b"ns:llama-fp16:" + identity(1).hex().encode(), "d", b"another kind")
@@ -147,7 +147,7 @@ def test_what_is_no_block_is_told(client, storage):
     assert right == sealed(2)
 
 
-def test_a_full_redis_is_told_block_by_block(client, storage):
+def test_full_redis_fails_each_block(client, storage):
     client.config_set("maxmemory", "1")
     [error] = put(storage, 1)
     assert "maxmemory" in str(error)

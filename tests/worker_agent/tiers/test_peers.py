@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-import peering
-from peering import HOST, Worker, content, identities, name
 from router.protocol.values import Rank, Tier
-from servers import eventually
-from tier_stacks import host, level
-from worker_agent.blocks.sources import PeerSource
-from worker_agent.blockset import BlocksetExport, decode
+from support.blocks.tier_stacks import host, level
+from support.fleets import peering
+from support.fleets.peering import HOST, Worker, content, identities, name
+from support.processes.servers import eventually, free_port
+from worker_agent.blocks.changes import PeerSource
+from worker_agent.sharing import peer_server
+from worker_agent.sharing.blockset import BlocksetExport, decode
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_tier import LEFT_ALONE_S, PeerTier
 from worker_agent.tiers import peers
 from worker_agent.tiers.level import StackSettings
-from worker_agent.tiers.loading import Load
+from worker_agent.tiers.onboarding import Load
 from worker_agent.tiers.stack import TierStack
-from worker_agent.transfer import peer_server
-from worker_agent.transfer.outcome import Outcome
-from worker_agent.transfer.peer_client import PeerClient
-from worker_agent.transfer.peer_tier import LEFT_ALONE_S, PeerTier
+from worker_agent.transfer.plan import BlockResult
 
 BLOCK_BYTES = peering.config_of(1).block_bytes
 PATIENCE_S = 60.0
@@ -75,7 +74,7 @@ def right(loading, *numbers):
     return [bytes(row.numpy().data) for row in rows] == [content(number) for number in numbers]
 
 
-async def test_what_another_has_comes_from_its_device_and_its_host(owner):
+async def test_blocks_of_a_peer_come_from_its_device_and_host(owner):
     kept = owner.keep(HOST, [1, 2, 4]), owner.keep(peering.DEVICE, [3, 5])
     before = [each.tier.status for each in kept]
     with pulling() as here:
@@ -87,7 +86,7 @@ async def test_what_another_has_comes_from_its_device_and_its_host(owner):
     assert [each.tier.status for each in kept] == before
 
 
-def test_nobody_is_asked_for_more_than_he_is_said_to_have(owner):
+def test_load_is_limited_to_the_announced_blocks(owner):
     owner.keep(HOST, [1, 2, 3])
     with pulling() as here:
         assert here.load(source_of(owner, 2), 1, 2, 3).usable_blocks == 2
@@ -102,48 +101,46 @@ def test_a_hint_that_is_old_ends_at_the_first_block_that_is_gone(owner):
         assert (loading.usable_blocks, loading.outcomes[1]) == (1, Load.LOST)
 
 
-def test_what_a_tier_of_ours_has_is_not_asked_for(owner, tmp_path):
+def test_blocks_in_own_tiers_are_not_requested(owner, tmp_path):
     owner.keep(HOST, [1, 2])
     with pulling(level(Tier.HOST, host(tmp_path, 4, BLOCK_BYTES))) as here:
         row = torch.frombuffer(bytearray(content(1)), dtype=torch.uint8).reshape(1, -1)
-        here.stack.ask(Tier.HOST, lambda tier: tier.store([name(1)], row)).result(60)
+        here.stack.call(Tier.HOST, lambda tier: tier.store([name(1)], row)).result(60)
         here.stack.poll(0.0)
         loading = here.load(source_of(owner, 2), 1, 2)
         assert right(loading, 1, 2)
         assert here.stack.pulled.blocks == 1
 
 
-def test_who_cannot_be_reached_is_left_alone_for_a_while(owner):
-    owner.keep(HOST, [1])
-    now_s = [0.0]
-    client = PeerClient("tcp://127.0.0.1:1", 1337, peering.TOKEN)
+def test_unreachable_peer_is_skipped_for_a_while():
+    now_s, port = [0.0], free_port()
+    client = PeerClient(f"tcp://127.0.0.1:{port}", 1337, peering.TOKEN)
     tier = PeerTier("worker 1337.0", client, lambda: now_s[0])
     rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
-    assert tier.load(identities(1), rows) == [Outcome.FAILED]
-    client._address = owner.server.addresses[0]  # now somebody is there
-    assert tier.load(identities(1), rows) == [Outcome.FAILED]
-    now_s[0] += LEFT_ALONE_S
-    assert tier.load(identities(1), rows) == [Outcome.DONE]
-    tier.close()
+    assert tier.load(identities(1), rows) == [BlockResult.FAILED]
+    with Worker(1337, port=port) as owner:
+        owner.keep(HOST, [1])
+        assert tier.load(identities(1), rows) == [BlockResult.FAILED]
+        now_s[0] += LEFT_ALONE_S
+        assert tier.load(identities(1), rows) == [BlockResult.DONE]
+        tier.close()
 
 
-def test_who_knows_another_secret_gives_nothing(owner):
+def test_peer_with_another_secret_gives_no_blocks(owner):
     client = PeerClient(owner.server.addresses[0], 1337, b"of another deployment")
     tier = PeerTier("worker 1337.0", client)
     rows = torch.empty((2, BLOCK_BYTES), dtype=torch.uint8)
-    assert tier.load(identities(1, 2), rows) == [Outcome.FAILED] * 2
+    assert tier.load(identities(1, 2), rows) == [BlockResult.FAILED] * 2
     assert tier.counters.failed == 2
     tier.close()
 
 
 @pytest.mark.parametrize(("spoilt", "usable_blocks"), [(0, 2), (1, 1)])
-def test_what_memory_spoils_after_it_was_stored_is_not_taken(owner, spoilt, usable_blocks):
-    owner.keep(HOST, [1, 2])
+def test_corrupted_peer_blocks_are_not_taken(spoilt, usable_blocks):
     noted = {identities(n)[0]: xxh3_64_intdigest(content(n)) for n in (1, 2)}
     noted[identities(2)[0]] ^= spoilt
-    shared = owner.server._sets[HOST]
-    owner.server._sets[HOST] = replace(shared, proof=lambda _, identity: noted[identity])
-    with pulling() as here:
+    with Worker(1337, proof=lambda _, identity: noted[identity]) as owner, pulling() as here:
+        owner.keep(HOST, [1, 2])
         assert here.load(source_of(owner, 2), 1, 2).usable_blocks == usable_blocks
         assert here.stack.pulled.failed == spoilt
 
@@ -155,7 +152,7 @@ def test_more_than_may_be_asked_for_at_once_is_refused(owner, monkeypatch):
         assert here.load(source_of(owner, 2), 1, 2).usable_blocks == 0
 
 
-def test_one_who_moved_is_asked_where_he_is_now_and_few_are_connected(owner, monkeypatch):
+def test_moved_peer_is_reconnected_and_connections_are_bounded(owner, monkeypatch):
     monkeypatch.setattr(peers, "MAX_PEERS", 1)
     owner.keep(HOST, [1])
     with pulling() as here, Worker(1337) as again, Worker(1338) as third:
@@ -166,10 +163,10 @@ def test_one_who_moved_is_asked_where_he_is_now_and_few_are_connected(owner, mon
         assert len(here.connected) == 4
 
 
-def test_one_killed_in_the_middle_has_given_what_came_and_the_rest_fails():
-    """Block by block: what had come is right, the rest is told to be lost, in time."""
+def test_killed_peer_delivers_a_prefix_and_fails_the_rest():
+    """Block by block: what had come is right, the rest is reported as lost, in time."""
     here = Path(peering.__file__)
-    environment = {"PYTHONPATH": ":".join([str(here.parents[1]), *sys.path])}
+    environment = {"PYTHONPATH": ":".join([str(here.parents[3]), *sys.path])}
     arguments = [sys.executable, str(here), "1337", "16"]
     process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
     try:
@@ -186,7 +183,7 @@ def test_one_killed_in_the_middle_has_given_what_came_and_the_rest_fails():
 
 
 class _KillingAfterOne:
-    """Gives blocks once; then whoever has them dies."""
+    """Gives blocks once; then their holder dies."""
 
     def __init__(self, process, tier):
         self._tier = tier

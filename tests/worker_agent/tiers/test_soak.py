@@ -2,7 +2,7 @@
 
 import pytest
 
-from block_soak import soak
+from support.blocks.block_soak import soak
 
 pytestmark = pytest.mark.integration
 

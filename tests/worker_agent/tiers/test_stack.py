@@ -1,4 +1,4 @@
-"""Tiers put together: what goes down comes up as it was, or not at all; nobody waits for a tier."""
+"""Tiers put together: blocks come up as they went down, or not at all, and no caller waits."""
 
 import os
 import threading
@@ -6,19 +6,27 @@ import threading
 import pytest
 import torch
 
-from failing_disks import BROKEN, in_place_of
-from router.block_errors import StorageError
 from router.protocol.values import Tier
-from tier_stacks import BLOCK_BYTES, FOREVER_S, Stacked, disk, host, identities, name, rows
+from support.blocks.failing_disks import BROKEN, in_place_of
+from support.blocks.tier_stacks import (
+    BLOCK_BYTES,
+    FOREVER_S,
+    Stacked,
+    disk,
+    host,
+    identities,
+    name,
+    rows,
+)
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.offload.load_or_recompute import LoadOrRecompute
 from worker_agent.offload.policies import MinPriorityPrefix, policy_of
-from worker_agent.offload.worth import Worth
+from worker_agent.storage.errors import StorageError
 from worker_agent.storage.memory import host_memory
-from worker_agent.tiers.ascent import TRIED_EVERY
 from worker_agent.tiers.level import Level
-from worker_agent.tiers.loading import Load
+from worker_agent.tiers.onboarding import TRIED_EVERY, Load
 from worker_agent.tiers.stack import TierChange
 from worker_agent.transfer.slots import MemorySlots
 from worker_agent.transfer.stored_tier import StoredTier
@@ -41,7 +49,7 @@ def flip(path, offset):
         file.write(bytes([byte ^ 4]))
 
 
-def test_what_is_offered_goes_down_to_the_last_tier(both):
+def test_offered_blocks_reach_the_last_tier(both):
     both.offer(*range(6))
     assert all(both.holds(HOST, *range(6)) + both.holds(DISK, *range(6)))
     assert both.changes[:1] == [TierChange(HOST, BlockStored(name(0)))]
@@ -63,7 +71,7 @@ def test_a_prompt_comes_from_several_tiers(both):
     assert both.load(0, 1, 30, 2) == 2
 
 
-def test_what_one_tier_lost_the_next_one_gives(both, tmp_path):
+def test_blocks_lost_by_one_tier_come_from_the_next(both, tmp_path):
     both.offer(*range(6))
     for slot in range(6):
         flip(tmp_path / "host", slot * 1000 + 500)
@@ -72,7 +80,7 @@ def test_what_one_tier_lost_the_next_one_gives(both, tmp_path):
     assert TierChange(HOST, BlockRemoved(name(0))) in both.changes
 
 
-def test_what_no_tier_gives_right_is_a_shorter_prefix(both, tmp_path):
+def test_corrupt_blocks_in_every_tier_shorten_the_prefix(both, tmp_path):
     both.offer(*range(6))
     both.on(HOST, lambda store: store.clear())
     slot = both.on(DISK, lambda store: store.pool.scan(identities(4))[0])
@@ -85,7 +93,7 @@ def test_what_no_tier_gives_right_is_a_shorter_prefix(both, tmp_path):
     assert both.load(*range(6)) == 0
 
 
-def test_outcomes_are_told_block_by_block(both):
+def test_outcomes_are_per_block(both):
     both.offer(0, 1, 2, 3)
     both.on(HOST, lambda store: store.clear())
     both.on(DISK, lambda store: store.pool.reset_blocks(identities(2)))
@@ -101,7 +109,7 @@ class Stuck:
 
     def __init__(self, stacked, tier):
         self.free, self.is_stuck = threading.Event(), threading.Event()
-        stacked.stack.ask(tier, self.wait)
+        stacked.stack.call(tier, self.wait)
         assert self.is_stuck.wait(60)
 
     def wait(self, _):
@@ -115,12 +123,12 @@ class Stuck:
         self.free.set()
 
 
-def test_what_is_late_is_computed_and_does_no_harm(tmp_path):
+def test_late_load_is_computed_without_harm(tmp_path):
     with Stacked(host(tmp_path, 8), disk(tmp_path, 40)) as both:
         both.offer(*range(12))
         with Stuck(both, DISK):
             loading = both.stack.load(identities(*range(12)), both.now_s, 5.0)
-            both.stack.ask(HOST, lambda _: None).result(60)
+            both.stack.call(HOST, lambda _: None).result(60)
             both.poll()
             assert not loading.is_done
             assert 0 < both.stack.wait_s(both.now_s) < 5.0
@@ -147,7 +155,7 @@ def test_an_owner_never_waits_for_a_tier(tmp_path):
 
 def test_a_tier_that_raises_is_as_good_as_empty(both):
     both.offer(*range(4))
-    broken = both.stack.ask(HOST, lambda _: 1 / 0)
+    broken = both.stack.call(HOST, lambda _: 1 / 0)
     with pytest.raises(StorageError, match="host: "):
         broken.result(60)
     both.poll()
@@ -167,7 +175,7 @@ def test_a_container_is_cancelled_as_a_whole(both):
 
 
 @pytest.mark.parametrize("rule", ["frequency", "popularity"])
-def test_what_comes_a_second_time_goes_to_disk(tmp_path, rule):
+def test_block_offered_twice_goes_to_disk(tmp_path, rule):
     level = Level(DISK, disk(tmp_path, 8), policy_of(rule, 8))
     with Stacked(host(tmp_path, 8), level) as stacked:
         stacked.offer(1, 2)
@@ -177,7 +185,7 @@ def test_what_comes_a_second_time_goes_to_disk(tmp_path, rule):
         assert stacked.holds(DISK, 1, 2, 3) == [False, True, False]
 
 
-def test_a_policy_keeps_a_tier_to_what_is_worth_it(tmp_path):
+def test_policy_limits_a_tier_to_worthwhile_blocks(tmp_path):
     level = Level(DISK, disk(tmp_path, 8), MinPriorityPrefix(1))
     with Stacked(host(tmp_path, 8), level) as stacked:
         stacked.offer(1)
@@ -197,7 +205,7 @@ def test_stores_yield_to_decode(tmp_path):
             stored += len(waiting)
             if waiting:
                 stacked.stack.store(waiting, rows(*(each.name.sequence_hash for each in waiting)))
-            stacked.stack.ask(HOST, lambda _: None).result(60)
+            stacked.stack.call(HOST, lambda _: None).result(60)
         # A burst of four batches of three, and a tenth of ten blocks a second.
         assert stored == 12 + 1
         assert stacked.stack.wait_s(stacked.now_s) == pytest.approx(1.0, abs=0.1)
@@ -216,7 +224,7 @@ def hand_over(stack):
     return gather
 
 
-def test_at_the_end_what_waits_is_stored_whatever_the_pace(tmp_path):
+def test_drain_stores_waiting_blocks_at_any_pace(tmp_path):
     with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **SLOW) as stacked:
         stacked.stack.offer([name(number) for number in range(20)])
         stacked.step()
@@ -229,7 +237,7 @@ def test_at_the_end_what_waits_is_stored_whatever_the_pace(tmp_path):
 
 
 @pytest.mark.parametrize("has_device", [True, False])
-def test_what_is_not_stored_in_time_is_given_up_and_counted(tmp_path, has_device):
+def test_blocks_not_stored_in_time_are_given_up_and_counted(tmp_path, has_device):
     settings = {**SLOW, "drain_s": 0.0 if has_device else 60.0}
     with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **settings) as stacked:
         stacked.stack.offer([name(number) for number in range(20)])
@@ -243,7 +251,7 @@ def forgetful():
     return StoredTier(BlockPool(30, LineageEviction()), slots)
 
 
-def test_nothing_is_stored_for_nobody(tmp_path):
+def test_process_local_tier_is_not_stored_at_drain(tmp_path):
     """Of host and disk the first outlives the process."""
     with Stacked(host(tmp_path, 30), forgetful(), **SLOW) as stacked:
         stacked.stack.offer([name(number) for number in range(20)])
@@ -255,7 +263,7 @@ def test_nothing_is_stored_for_nobody(tmp_path):
         assert stacked.stack.status()[0].store.stored == 0
 
 
-def test_at_the_end_a_tier_that_fails_keeps_nobody_waiting(tmp_path):
+def test_failing_tier_does_not_delay_drain(tmp_path):
     with Stacked(host(tmp_path, 30), disk(tmp_path, 30), **SLOW) as stacked:
         stacked.stack.offer([name(number) for number in range(20)])
         with in_place_of(tmp_path / "disk", BROKEN):
@@ -265,8 +273,8 @@ def test_at_the_end_a_tier_that_fails_keeps_nobody_waiting(tmp_path):
         assert stacked.stack.status()[1].down.failed == 20
 
 
-def test_what_is_computed_sooner_is_not_loaded(tmp_path):
-    with Stacked(host(tmp_path, 8), worth=Worth(16)) as stacked:
+def test_blocks_computed_sooner_are_not_loaded(tmp_path):
+    with Stacked(host(tmp_path, 8), worth=LoadOrRecompute(16)) as stacked:
         stacked.offer(*range(4))
         assert stacked.load(*range(4)) == 4
         stacked.stack.note_prefill(10**12, 1e-3)
@@ -274,7 +282,7 @@ def test_what_is_computed_sooner_is_not_loaded(tmp_path):
         assert tried == [0] * (TRIED_EVERY - 1) + [3]  # a batch: it may be fast by now
 
 
-def test_a_later_life_finds_what_was_kept_and_passes_it_on(tmp_path):
+def test_later_life_finds_kept_blocks_and_offers_them_on(tmp_path):
     with Stacked(host(tmp_path, 8)) as first:
         first.offer(*range(6))
     with Stacked(host(tmp_path, 8), disk(tmp_path, 8)) as second:
@@ -285,7 +293,7 @@ def test_a_later_life_finds_what_was_kept_and_passes_it_on(tmp_path):
 
 
 def test_tiers_are_measured_and_advised_on(tmp_path):
-    with Stacked(host(tmp_path, 8), disk(tmp_path, 6), worth=Worth(1)) as stacked:
+    with Stacked(host(tmp_path, 8), disk(tmp_path, 6), worth=LoadOrRecompute(1)) as stacked:
         assert stacked.stack.status()[0].probe is None
         stacked.stack.start()
         stacked.settle()
@@ -300,7 +308,7 @@ def test_tiers_are_measured_and_advised_on(tmp_path):
         assert len(stacked.stack.advice(device_blocks=8, block_size=1)) == 3
 
 
-def test_clearing_forgets_also_what_is_under_way(both):
+def test_clear_cancels_pending_transfers(both):
     both.offer(*range(6))
     both.stack.offer([name(number) for number in range(6, 9)])
     both.step()
@@ -311,7 +319,7 @@ def test_clearing_forgets_also_what_is_under_way(both):
     assert both.load(*range(9)) == 0
 
 
-def test_no_tier_is_no_trouble():
+def test_stack_without_tiers_works():
     with Stacked() as stacked:
         stacked.offer(1)
         assert stacked.load(1) == 0

@@ -5,8 +5,8 @@ from threading import Event
 
 import pytest
 
-from router.block_errors import StorageError
-from worker_agent.tiers.worker import Call, TierWorker
+from worker_agent.storage.errors import StorageError
+from worker_agent.tiers.worker import TierJob, TierWorker
 
 
 class Store:
@@ -43,36 +43,36 @@ def stalled(worker):
         begun.set()
         return go_on.wait(60)
 
-    worker.ask(stall)
+    worker.call(stall)
     assert begun.wait(60)
     return go_on
 
 
 def noting(store, name):
-    return Call(lambda: store.made.append(name), lambda *_: None)
+    return TierJob(lambda: store.made.append(name), lambda *_: None)
 
 
-def test_loads_go_before_whatever_else_waits(store, worker):
+def test_loads_precede_other_jobs(store, worker):
     go_on = stalled(worker)
     for name, is_load in [("s1", 0), ("l1", 1), ("s2", 0), ("l2", 1)]:
         assert worker.submit(noting(store, name), is_load=bool(is_load))
     go_on.set()
-    worker.ask(lambda: None).result(60)
+    worker.call(lambda: None).result(60)
     assert store.made == ["l1", "l2", "s1", "s2"]
 
 
-def test_of_each_kind_so_many_wait(store, worker):
+def test_waiting_jobs_are_bounded_per_kind(store, worker):
     go_on = stalled(worker)
     assert [worker.submit(noting(store, "s")) for _ in range(4)] == [True] * 3 + [False]
     assert [worker.submit(noting(store, "l"), is_load=True) for _ in range(4)] == [True] * 3 + [
         False
     ]
     with pytest.raises(StorageError, match="too busy"):
-        worker.ask(lambda: None).result(60)
+        worker.call(lambda: None).result(60)
     go_on.set()
 
 
-def test_closing_it_makes_the_calls_that_wait(store):
+def test_close_runs_waiting_jobs(store):
     worker = TierWorker("disk", store, 3, lambda finished: finished.finish())
     go_on = stalled(worker)
     worker.submit(noting(store, "s"))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from router.block_errors import TransferError
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.transfer.device_copies import STAGING_BLOCKS, DeviceCopies
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.physical import physical
 from worker_agent.transfer.rows import Rows
 
@@ -54,7 +54,7 @@ def test_scattered_rows_become_the_blocks_and_no_other(layout):
     assert torch.equal(all_rows(layout), expected)
 
 
-def test_what_makes_no_copy_is_refused(layout):
+def test_invalid_copy_is_refused(layout):
     copies = DeviceCopies(layout)
     rows = copies.host_rows(2)
     with pytest.raises(TransferError, match=r"blocks: 64 \(allowed: 0 to 63\)"):

@@ -1,4 +1,4 @@
-"""Calls with a deadline: one that never comes back keeps nobody waiting."""
+"""Calls with a deadline: one that never returns blocks no caller."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 
-from router.block_errors import StorageError
+from worker_agent.storage.errors import StorageError
 from worker_agent.transfer.io_threads import IoThreads
 
 
@@ -26,7 +26,7 @@ def test_calls_are_made_in_order_on_one_thread(io):
     assert len(threads) == 1
 
 
-def test_what_a_call_raises_is_raised(io):
+def test_error_of_a_call_is_raised(io):
     for error in (ZeroDivisionError(), TimeoutError("its own")):
 
         def fail(error=error):
@@ -42,13 +42,13 @@ def is_back(io):
     return io.begin(lambda: 7).result(60) == 7
 
 
-async def test_one_that_hangs_is_given_up_and_refused_until_it_is_back(eventually):
-    """A read from a pipe nobody writes to hangs as a lost disk does."""
+async def test_hanging_call_times_out_and_blocks_new_ones_until_it_returns(eventually):
+    """A read from a pipe without a writer hangs as a lost disk does."""
     io, (reader, writer) = IoThreads("disk", timeout_s=0.05), os.pipe()
     hanging = io.begin(lambda: os.read(reader, 1))
-    with pytest.raises(StorageError, match=r"disk: no answer within 0.05 s"):
+    with pytest.raises(StorageError, match=r"disk: no result within 0.05 s"):
         io.wait(hanging)
-    with pytest.raises(StorageError, match="an earlier call never came back"):
+    with pytest.raises(StorageError, match="an earlier call has not returned"):
         io.begin(list)
     assert io.is_late
     os.write(writer, b"x")
@@ -59,16 +59,16 @@ async def test_one_that_hangs_is_given_up_and_refused_until_it_is_back(eventuall
     os.close(writer)
 
 
-def test_whoever_is_late_keeps_all_threads_from_beginning():
+def test_late_call_blocks_new_ones():
     io, (reader, writer) = IoThreads("disk", timeout_s=0.05, count=2), os.pipe()
     hanging = [io.begin(lambda: os.read(reader, 1)) for _ in range(2)]
     for each in hanging:
-        with pytest.raises(StorageError, match=r"disk: no answer within 0.05 s"):
+        with pytest.raises(StorageError, match=r"disk: no result within 0.05 s"):
             io.wait(each)
     os.write(writer, b"x")
     wait(hanging, 60, FIRST_COMPLETED)
     assert io.is_late
-    with pytest.raises(StorageError, match="an earlier call never came back"):
+    with pytest.raises(StorageError, match="an earlier call has not returned"):
         io.begin(list)
     os.write(writer, b"x")
     wait(hanging, 60)

@@ -1,16 +1,16 @@
-"""Blocks from layout to layout: planned, checked, copied in batches, told one by one."""
+"""Blocks from layout to layout: planned, checked, copied in batches, with results one by one."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.block_errors import TransferError
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.layout_copies import BATCH_BLOCKS, LayoutCopies
-from worker_agent.transfer.outcome import Outcome
 from worker_agent.transfer.physical import physical
+from worker_agent.transfer.plan import BlockResult
 from worker_agent.transfer.rows import Rows
 
 NUM_BLOCKS = 2 * BATCH_BLOCKS + 3
@@ -51,12 +51,12 @@ def test_targets_become_their_sources_and_no_other_block_changes(
     expected = blocks_of(target)
     expected[targets] = blocks_of(source)[sources]
     outcomes = LayoutCopies(source, target).copy(sources, targets)
-    assert outcomes == [Outcome.DONE] * len(targets)
+    assert outcomes == [BlockResult.DONE] * len(targets)
     assert torch.equal(blocks_of(target), expected)
 
 
 @pytest.mark.parametrize("kind", LayoutKind)
-def test_what_makes_no_copy_moves_no_byte(kind):
+def test_invalid_copy_moves_no_byte(kind):
     layout = laid_out(kind)
     before = blocks_of(layout)
     copies = LayoutCopies(layout, layout)
@@ -71,7 +71,7 @@ def test_what_makes_no_copy_moves_no_byte(kind):
             copies.copy(sources, targets)
         assert refused.value.rule == rule
     assert torch.equal(blocks_of(layout), before)
-    assert copies.copy([0, 1], [2, 3]) == [Outcome.DONE] * 2
+    assert copies.copy([0, 1], [2, 3]) == [BlockResult.DONE] * 2
 
 
 def test_blocks_are_of_one_size():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_errors import TransferError
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.plan import Copies, checked_copies
 
 
@@ -26,7 +26,7 @@ def checked(sources, targets, *, is_same_memory=False):
         ([0, 1], [1, 2], True, "overlapping", "1 is a source, too"),
     ],
 )
-def test_what_makes_no_copy(sources, targets, is_same_memory, rule, said):
+def test_invalid_plans_are_refused(sources, targets, is_same_memory, rule, said):
     with pytest.raises(TransferError, match=said) as refused:
         checked(sources, targets, is_same_memory=is_same_memory)
     assert refused.value.rule == rule

@@ -1,4 +1,4 @@
-"""The shared tier over a real Redis: right, or not there; and nobody waits for one that is gone."""
+"""The shared tier over a real Redis: right, or not there; no caller waits for a lost one."""
 
 import os
 import select
@@ -11,25 +11,31 @@ import pytest
 import torch
 from redis import Redis
 
-from servers import free_port
+from support.processes.servers import free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.transfer.io_threads import IoThreads
-from worker_agent.transfer.outcome import Outcome
+from worker_agent.transfer.plan import BlockResult
 from worker_agent.transfer.remote_tier import LEFT_ALONE_S, MAX_BATCH_BLOCKS, RemoteTier
 
 pytestmark = pytest.mark.integration
 
-DONE, KNOWN, MISSING, BUSY = Outcome.DONE, Outcome.KNOWN, Outcome.MISSING, Outcome.BUSY
-FAILED, CORRUPT = Outcome.FAILED, Outcome.CORRUPT
+DONE, KNOWN, MISSING, BUSY = (
+    BlockResult.DONE,
+    BlockResult.KNOWN,
+    BlockResult.MISSING,
+    BlockResult.BUSY,
+)
+FAILED, CORRUPT = BlockResult.FAILED, BlockResult.CORRUPT
 BLOCK_BYTES = 1000
 TTL_S = 600.0
+SECRET = b"a secret of the fleet"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes when a test sets it."""
 
     def __init__(self):
         self.now_s = 1e9
@@ -38,10 +44,12 @@ class Clock:
         return self.now_s
 
 
-def tier_of(port, owner="worker-1", *, clock=None, io=None, timeout_s=30.0, max_blocks=100):
+def tier_of(
+    port, owner="worker-1", *, secret=SECRET, clock=None, io=None, timeout_s=30.0, max_blocks=100
+):
     settings = RemoteSettings("ns", "llama", owner, BLOCK_BYTES, max_blocks, TTL_S)
     storage = RemoteStorage(redis_client(f"redis://127.0.0.1:{port}", timeout_s), settings)
-    return RemoteTier(storage, settings, io=io, clock=clock or Clock())
+    return RemoteTier(storage, settings, secret=secret, io=io, clock=clock or Clock())
 
 
 @pytest.fixture(params=[True, False])
@@ -82,14 +90,14 @@ def key(number):
     return b"ns:llama:" + name(number).identity.hex().encode()
 
 
-def test_what_is_stored_is_loaded_by_whoever_asks(tier, redis_port):
+def test_stored_blocks_are_loaded_by_any_tier(tier, redis_port):
     many = range(MAX_BATCH_BLOCKS + 3)
     assert store(tier, *many) == [DONE] * len(many)
     assert load(tier_of(redis_port, "other"), *many, 99) == [*[DONE] * len(many), MISSING]
     assert (tier.counters.stored, tier.counters.failed) == (len(many), 0)
 
 
-def test_what_others_stored_is_found_and_told(tier, redis_port, client):
+def test_foreign_blocks_are_found_and_published(tier, redis_port, client):
     store(tier_of(redis_port, "other"), 1, 2)
     assert tier.find([name(1), name(2), name(3)]) == 2
     assert tier.take_changes() == [BlockStored(name(1)), BlockStored(name(2))]
@@ -118,6 +126,28 @@ def test_a_wrong_byte_is_never_handed_out(tier, client):
     assert store(tier, 1) == [DONE]
 
 
+@pytest.mark.parametrize("secret", [b"", b"another secret"])
+def test_block_sealed_without_the_secret_is_never_handed_out(tier, redis_port, secret):
+    """The writer of Redis has this very code."""
+    assert store(tier_of(redis_port, "forger", secret=secret), 1) == [DONE]
+    assert load(tier, 1) == [CORRUPT]
+    assert load(tier, 1) == [MISSING]
+
+
+def test_block_under_the_name_of_another_is_never_handed_out(tier, client):
+    store(tier, 1, 2)
+    for part in (b"", b":seal"):
+        client.copy(key(2) + part, key(1) + part, replace=True)
+    assert load(tier, 1, 2) == [CORRUPT, DONE]
+
+
+def test_without_a_secret_seals_show_damage(redis_port, client):
+    tier = tier_of(redis_port, secret=b"")
+    store(tier, 1, 2)
+    client.setrange(key(1), 500, b"x")
+    assert load(tier, 1, 2) == [CORRUPT, DONE]
+
+
 def test_a_byte_that_turns_on_the_wire_is_never_handed_out(redis_port):
     """Data, lengths and line ends of answers alike: a wrong checksum, or no answer at all."""
     outcomes = set()
@@ -132,7 +162,7 @@ def test_a_byte_that_turns_on_the_wire_is_never_handed_out(redis_port):
 
 @contextmanager
 def turning_a_byte(target_port, place):
-    """A port that leads to a server one of whose bytes, so many of an answer in, is another."""
+    """A port that leads to a server; one byte of its answer, at an offset, is another."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=relay, args=(server, target_port, place))
         thread.start()
@@ -155,7 +185,7 @@ def relay(server, target_port, place):
                 pair[source].sendall(data)
 
 
-def test_what_another_gave_up_is_told_when_it_is_missed(tier, client):
+def test_missing_block_is_published_as_removed(tier, client):
     store(tier, 1, 2)
     client.delete(key(1))  # what an evicting Redis does
     tier.take_changes()
@@ -169,7 +199,7 @@ def test_what_another_gave_up_is_told_when_it_is_missed(tier, client):
     assert tier.take_changes() == [CacheCleared()]
 
 
-def test_what_is_over_is_told(redis_port):
+def test_expired_blocks_are_published_as_removed(redis_port):
     clock = Clock()
     tier = tier_of(redis_port, clock=clock)
     store(tier, 1, 2)
@@ -182,15 +212,15 @@ def test_what_is_over_is_told(redis_port):
     assert tier.take_changes() == [BlockRemoved(name(1))]
 
 
-def test_no_more_is_told_than_is_kept(redis_port):
+def test_published_blocks_are_bounded(redis_port):
     tier = tier_of(redis_port, max_blocks=2)
     store(tier, 1, 2, 3)
-    told = tier.take_changes()
-    assert told[-1] == BlockRemoved(name(1))
+    reported = tier.take_changes()
+    assert reported[-1] == BlockRemoved(name(1))
     assert load(tier, 2, 3) == [DONE, DONE]
 
 
-def test_it_is_measured_without_a_trace(redis_port, client):
+def test_measurement_leaves_no_blocks(redis_port, client):
     tier = tier_of(redis_port, max_blocks=2)
     store(tier, 1, 2)
     before = set(client.keys("*"))
@@ -203,7 +233,7 @@ def test_it_is_measured_without_a_trace(redis_port, client):
     assert tier.probe(row(0).unsqueeze(0)) is None
 
 
-def test_a_full_redis_is_told_block_by_block(tier, client):
+def test_full_redis_fails_each_block(tier, client):
     client.config_set("maxmemory", "1")
     assert store(tier, 1, 2) == [FAILED, FAILED]
     assert tier.take_changes() == []
@@ -220,7 +250,7 @@ def test_a_redis_that_evicts_is_a_shorter_prefix(tier, client):
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_one_that_does_not_answer_is_left_alone_for_some_time(redis_port, client, is_stopped):
+def test_unresponsive_redis_is_skipped_for_a_while(redis_port, client, is_stopped):
     clock, port = Clock(), redis_port if is_stopped else free_port()
     tier = tier_of(port, clock=clock, timeout_s=0.5)
     pid = client.info("server")["process_id"]

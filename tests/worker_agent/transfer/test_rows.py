@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_errors import RegionError
 from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.errors import RegionError
 from worker_agent.layout.strides import LayoutKind, required_allocations
 from worker_agent.storage.base import StorageKind
 from worker_agent.storage.memory import MemoryStorage, host_memory
@@ -104,7 +104,7 @@ def test_layers_of_one_allocation_begin_aligned():
     assert of.regions == ()
 
 
-def test_over_memory_that_is_there():
+def test_layout_over_existing_memory_checks_kind_and_size():
     sizes = required_allocations(CONFIG, LayoutKind.BLOCK_SECOND)
     unfinished = physical("1").configured(CONFIG).laid_out(LayoutKind.BLOCK_SECOND)
     storages = [host_memory(size) for size in sizes]

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from failing_disks import BROKEN, FULL, in_place_of
-from router.block_errors import PoolInUseError, TransferError
+from support.blocks.failing_disks import BROKEN, FULL, in_place_of
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
+from worker_agent.blocks.errors import PoolInUseError
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
@@ -21,13 +21,14 @@ from worker_agent.storage.disk import DiskStorage
 from worker_agent.storage.journal import SlotJournal
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import host_memory, shared_memory
+from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.io_threads import IoThreads
-from worker_agent.transfer.outcome import ARRIVED, Outcome
+from worker_agent.transfer.plan import ARRIVED, BlockResult
 from worker_agent.transfer.slots import DiskSlots, MemorySlots
 from worker_agent.transfer.stored_tier import StoredTier
 
-DONE, KNOWN, MISSING = Outcome.DONE, Outcome.KNOWN, Outcome.MISSING
-FAILED, CORRUPT = Outcome.FAILED, Outcome.CORRUPT
+DONE, KNOWN, MISSING = BlockResult.DONE, BlockResult.KNOWN, BlockResult.MISSING
+FAILED, CORRUPT = BlockResult.FAILED, BlockResult.CORRUPT
 BLOCK_BYTES = 1000
 NUM_SLOTS = 6
 
@@ -58,9 +59,9 @@ def in_memory(check_every=1):
 class Kept:
     """A tier that outlives its process, which may be left behind and found again."""
 
-    def __init__(self, directory, slots, io=None):
+    def __init__(self, directory, slots, **options):
         journal = SlotJournal(directory / "journal", NUM_SLOTS, fingerprint=1)
-        self.tier = StoredTier(pool_of(), slots, journal, io=io)
+        self.tier = StoredTier(pool_of(), slots, journal, **options)
 
     def __enter__(self):
         return self.tier
@@ -71,16 +72,16 @@ class Kept:
 
 def on_disk(directory, io=None):
     disk = DiskStorage(directory / "blocks", NUM_SLOTS, BLOCK_BYTES)
-    return Kept(directory, DiskSlots(disk, BLOCK_BYTES, batch_blocks=2), io)
+    return Kept(directory, DiskSlots(disk, BLOCK_BYTES, batch_blocks=2), io=io)
 
 
 def on_disk_with_a_thread(directory):
     return on_disk(directory, IoThreads("disk", timeout_s=60, count=2))
 
 
-def in_shared_memory(directory):
+def in_shared_memory(directory, **options):
     memory = shared_memory(MappedFile(directory / "blocks", NUM_SLOTS * BLOCK_BYTES))
-    return Kept(directory, MemorySlots(memory, NUM_SLOTS))
+    return Kept(directory, MemorySlots(memory, NUM_SLOTS), **options)
 
 
 @pytest.fixture(params=["memory", "disk", "disk with a thread"])
@@ -98,7 +99,7 @@ def store(tier, *numbers):
 
 
 def adopted(tier, room=None, until_s=float("inf")):
-    """How many blocks, whose slots nobody was given before."""
+    """How many blocks, in slots that were never given out."""
     for _ in tier.adopt(rows(0) if room is None else room, until_s):
         tier.pool.check_invariants()
     return tier.counters.adopted
@@ -113,7 +114,7 @@ def load(tier, *numbers):
     return outcomes
 
 
-def test_what_is_stored_is_loaded(tier):
+def test_stored_rows_are_loaded(tier):
     assert store(tier, 1, 2, 3) == [DONE] * 3
     assert load(tier, 1, 2, 3, 4) == [DONE, DONE, DONE, MISSING]
     assert load(tier, 2, 9, 3) == [DONE, MISSING, DONE]
@@ -121,7 +122,7 @@ def test_what_is_stored_is_loaded(tier):
     assert (tier.counters.stored, tier.counters.loaded) == (3, 5)
 
 
-def test_what_is_there_is_not_stored_again(tier):
+def test_known_block_is_not_stored_again(tier):
     store(tier, 1, 2)
     assert store(tier, 2, 3, 1) == [KNOWN, DONE, KNOWN]
     assert tier.counters.stored == 3
@@ -129,25 +130,25 @@ def test_what_is_there_is_not_stored_again(tier):
     assert stored == [1, 2, 3]
 
 
-def test_nothing_is_nothing(tier):
+def test_missing_extra_keys_are_none(tier):
     assert store(tier) == load(tier) == []
 
 
-def test_the_leading_blocks_fit(tier):
+def test_only_leading_blocks_that_fit_are_stored(tier):
     held = tier.pool.allocate(4)
-    assert store(tier, 1, 2, 3) == [DONE, DONE, Outcome.FULL]
+    assert store(tier, 1, 2, 3) == [DONE, DONE, BlockResult.FULL]
     assert tier.counters.full == 1
     tier.pool.release(held)
     assert load(tier, 1, 2, 3) == [DONE, DONE, MISSING]
 
 
-def test_what_is_known_is_not_pushed_out_by_what_comes_after_it(tier):
+def test_matching_blocks_are_not_evicted_by_the_same_store(tier):
     store(tier, 1, 2, 3, 4, 5, 6)
     assert store(tier, 1, 11, 12) == [KNOWN, DONE, DONE]
     assert load(tier, 1, 11, 12) == [DONE] * 3
 
 
-def test_what_is_touched_stays_longer(tier):
+def test_touched_blocks_stay_longer(tier):
     for number in range(1, 7):
         store(tier, number)
     tier.touch(identities(1, 9))
@@ -155,7 +156,7 @@ def test_what_is_touched_stays_longer(tier):
     assert load(tier, 1, 2, 3) == [DONE, MISSING, DONE]
 
 
-def test_it_is_measured_without_a_trace(tier):
+def test_measurement_leaves_no_blocks(tier):
     store(tier, 1, 2)
     tier.take_changes()
     probe = tier.probe(rows(0, 0, 0, 0, 0, 0))
@@ -167,7 +168,7 @@ def test_it_is_measured_without_a_trace(tier):
     assert tier.probe(rows(0)) is None  # nothing is pushed out for it
 
 
-def test_what_makes_no_transfer_is_refused(tier):
+def test_invalid_transfer_is_refused(tier):
     with pytest.raises(TransferError, match="names: one twice"):
         store(tier, 1, 1)
     with pytest.raises(TransferError, match="rows: 1 \\(allowed: 2, one a block"):
@@ -182,7 +183,7 @@ steps = st.lists(
 
 @settings(max_examples=30)
 @given(steps=steps, make=st.sampled_from([None, on_disk, on_disk_with_a_thread]))
-def test_never_a_wrong_byte(tmp_path_factory, steps, make):
+def test_random_operations_never_return_a_wrong_byte(tmp_path_factory, steps, make):
     kept = make(tmp_path_factory.mktemp("tier")) if make else None
     tier = kept.tier if kept else in_memory()
     for is_store, numbers in steps:
@@ -218,7 +219,7 @@ def test_a_flipped_bit_is_never_handed_out(tmp_path):
         assert load(tier, 1, 2, 3) == [DONE] * 3
 
 
-def test_what_is_wrong_is_dropped_though_somebody_uses_it(tmp_path):
+def test_corrupt_block_is_dropped_while_in_use(tmp_path):
     with on_disk(tmp_path) as tier:
         store(tier, 1)
         [used] = tier.pool.match(identities(1))
@@ -230,8 +231,7 @@ def test_what_is_wrong_is_dropped_though_somebody_uses_it(tmp_path):
 
 
 def test_memory_is_sampled(tmp_path):
-    with in_shared_memory(tmp_path) as kept:
-        tier = StoredTier(kept.pool, kept._slots, check_every=3)
+    with in_shared_memory(tmp_path, check_every=3) as tier:
         store(tier, 1)
         flip(tmp_path / "blocks", tier.pool.scan(identities(1))[0], BLOCK_BYTES)
         room = rows(0)
@@ -242,7 +242,7 @@ def test_memory_is_sampled(tmp_path):
         assert load(tier, 2) == [CORRUPT]  # on its way to another tier each is proven
 
 
-def test_what_somebody_else_named_is_not_handed_out_sampled_or_not():
+def test_reused_slot_is_corrupt_with_or_without_sampling():
     tier = in_memory(check_every=1000)
     store(tier, 1)
     tier.remove(identities(1))
@@ -263,7 +263,7 @@ def test_a_disk_that_fails_is_not_measured(tmp_path, device):
         assert tier.probe(rows(0, 0)) is not None
 
 
-def test_a_disk_that_fails_is_told_block_by_block(tmp_path):
+def test_failing_disk_fails_each_block(tmp_path):
     with on_disk(tmp_path) as tier:
         store(tier, 1, 2, 3)
         slots = tier.pool.scan(identities(1, 2, 3))
@@ -287,7 +287,7 @@ def test_a_full_disk_keeps_what_it_had(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread])
-def test_what_a_broken_disk_had_is_dropped(tmp_path, make):
+def test_blocks_of_a_broken_disk_are_dropped(tmp_path, make):
     with make(tmp_path) as tier:
         store(tier, 1, 2)
         tier.take_changes()
@@ -302,7 +302,7 @@ def test_what_a_broken_disk_had_is_dropped(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread, in_shared_memory])
-def test_a_later_life_takes_over_what_is_right(tmp_path, make):
+def test_later_life_adopts_intact_blocks(tmp_path, make):
     stride_bytes = BLOCK_BYTES if make is in_shared_memory else 4096
     with make(tmp_path) as first:
         store(first, 1, 2, 3, 4)
@@ -330,7 +330,7 @@ def test_a_later_life_takes_over_what_is_right(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [on_disk_with_a_thread, in_shared_memory])
-def test_others_have_their_turn_while_a_later_life_takes_over(tmp_path, make):
+def test_other_jobs_run_during_adoption(tmp_path, make):
     with make(tmp_path) as first:
         store(first, 1, 2, 3, 4)
     with make(tmp_path) as second:
@@ -346,7 +346,7 @@ def test_others_have_their_turn_while_a_later_life_takes_over(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [on_disk, on_disk_with_a_thread])
-def test_what_is_not_proven_in_time_is_left_to_a_later_life(tmp_path, make):
+def test_unverified_blocks_are_left_to_a_later_life(tmp_path, make):
     with make(tmp_path) as first:
         store(first, 1, 2, 3)
     with make(tmp_path) as second:
@@ -361,7 +361,7 @@ def test_what_is_not_proven_in_time_is_left_to_a_later_life(tmp_path, make):
         assert adopted(fourth) == 4 + 2
 
 
-def test_one_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
+def test_process_killed_at_any_moment_leaves_no_corrupt_block(tmp_path):
     """A process that stores without end, killed; what it left is right, or is not there."""
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"

@@ -1,4 +1,4 @@
-"""In which order unused blocks are given up."""
+"""The order of eviction of unused blocks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -9,38 +9,38 @@ from worker_agent.blocks.names import BlockName
 
 
 class Unused(Struct, frozen=True, gc=False):
-    """A named block that nobody uses."""
+    """A named block that is not in use."""
 
     name: BlockName
     priority: int
-    """Lower goes first."""
+    """The eviction priority: lower goes first."""
     returned_tick: int
-    """When it was last in use: a count that grows, another for each block."""
+    """The time of its last release: a count that grows, different for each block."""
 
 
 class Eviction(Protocol):
-    """The unused blocks of a pool, in an order of its own. Each is in it once."""
+    """The unused blocks of a pool, in the policy's order. Each block is in it once."""
 
     def __len__(self) -> int:
-        """Unused blocks."""
+        """Return the number of unused blocks."""
 
     def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
-        """Blocks are in use no longer, the first to be returned first."""
+        """Add blocks that are no longer in use, in the order of their release."""
 
     def remove(self, blocks: Iterable[int]) -> None:
-        """Blocks are in use again, or their names were taken away. Raises KeyError."""
+        """Remove blocks that are in use again, or have lost their names. Raises KeyError."""
 
     def pop(self, count: int) -> list[int]:
-        """Take out the blocks to give up first. Raises KeyError, taking none, for too many."""
+        """Remove and return the next blocks to evict. Raises KeyError if there are fewer."""
 
     def note_uses(self, identities: Sequence[bytes]) -> None:
-        """Somebody asked for what blocks hold, or computed it."""
+        """Count that requests needed the content of these blocks, or computed it."""
 
     def check_invariants(self) -> None:
-        """Assert what must hold. O(blocks)."""
+        """Assert the policy's invariants. O(blocks)."""
 
 
 def check_count(eviction: Eviction, count: int) -> None:
-    """Raises KeyError when there are fewer blocks."""
+    """Raise KeyError if there are fewer blocks."""
     if count > len(eviction):
         raise KeyError(f"{count} of {len(eviction)} unused blocks")

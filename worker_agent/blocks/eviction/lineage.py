@@ -1,16 +1,16 @@
-"""Only blocks that no other unused block comes after go; of those, the one of the lowest priority,
-and of equals the one returned first.
+"""Eviction of leaves: blocks that no other unused block follows.
 
-A prefix is worth something without its suffix, a suffix without its prefix nothing. So a prompt is
-given up from its end, and no block is kept that no prompt can reach. Default of host and disk.
-Source: `Lineage` of Dynamo's second block manager, which knows no priorities.
+Of the leaves, the one of the lowest priority goes first, and of equals the one released first. A
+prefix is useful without its suffix, but a suffix is useless without its prefix. So a prompt is
+evicted from its end, and no block is kept that no prompt can reach. This is the default of host and
+disk. Source: `Lineage` of Dynamo's second block manager, which has no priorities.
 
-    a ── b ── c        leaves: c, e        c was returned before e: c goes, and b becomes a leaf
-         └─── e                            once e is gone, too, at the time it was returned itself
+    a ── b ── c        leaves: c, e        c was released before e: c goes, and b becomes a leaf
+         └─── e                            once e is gone too, at the time of its own release
 
-Blocks are returned a prompt at a time. Such a *run* of blocks that follow each other is kept as
-one: only its last block can be a leaf. Where another run branches off, or goes on, the block before
-it waits until that run is gone.
+Blocks are released a prompt at a time. Such a *run* of consecutive blocks is kept as one: only its
+last block can be a leaf. Where another run branches off, or continues, the block before it waits
+until that run is gone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,12 +23,13 @@ from worker_agent.blocks.eviction.base import Unused, check_count
 _MIN_STALE = 64
 
 _Turn: TypeAlias = tuple[int, int]
-"""A leaf's priority, and when it was returned: the lowest goes first."""
+"""A leaf's priority and release tick: the lowest goes first."""
 
 
 class _Run:
-    """Blocks that follow each other, first the prompt's first. `entry`: the number of its place in
-    the heap; None while it waits for what comes after its last block.
+    """Consecutive blocks, in prompt order.
+
+    `entry`: the number of its entry in the heap; None while other runs follow its last block.
     """
 
     __slots__ = ("blocks", "entry", "unused")
@@ -40,11 +41,11 @@ class _Run:
 
 
 class LineageEviction:
-    """O(log runs) a run, and O(1) a block in it.
+    """Eviction of leaves. O(log runs) per run, and O(1) per block in it.
 
-    Invariants: a block is in one run. `_followers` counts the runs that come after a block. A run
-    is in the heap, by its last block's priority and when that was returned, or waits because runs
-    come after it. What is in the heap beside is passed over when its turn comes, and bounded.
+    Invariants: a block is in one run. `_followers` counts the runs that follow a block. A run is in
+    the heap, by the priority and release tick of its last block, or waits because runs follow it.
+    Stale entries of the heap are skipped when they come up, and their number is bounded.
     """
 
     __slots__ = ("_entries", "_followers", "_heap", "_run_of", "_waiting")
@@ -60,18 +61,18 @@ class LineageEviction:
         return len(self._run_of)
 
     def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
-        """In runs, as far as each block is followed by the one returned before it."""
+        """Add blocks in runs, each as long as a block is followed by the one released before it."""
         start = 0
         for end in range(1, len(blocks) + 1):
             is_end = end == len(blocks)
             if is_end or unused[end].name.identity != unused[end - 1].name.parent_identity:
-                # Returned last first: a run is kept the other way round.
+                # Blocks are released last first; a run is kept in prompt order.
                 self._add_run(list(blocks[start:end][::-1]), list(unused[start:end][::-1]))
                 start = end
         self._drop_stale()
 
     def remove(self, blocks: Iterable[int]) -> None:
-        """In use again. Raises KeyError."""
+        """Remove blocks that are in use again. Raises KeyError."""
         left = list(blocks)
         while left:
             run = self._run_of[left[0]]
@@ -85,7 +86,7 @@ class LineageEviction:
         self._drop_stale()
 
     def pop(self, count: int) -> list[int]:
-        """The leaf whose turn it is, one after the other. Raises KeyError when there are fewer."""
+        """Remove and return the next leaves, one by one. Raises KeyError if there are fewer."""
         check_count(self, count)
         popped: list[int] = []
         while len(popped) < count:
@@ -98,7 +99,7 @@ class LineageEviction:
         return popped
 
     def note_uses(self, identities: Sequence[bytes]) -> None:
-        """Only returning counts here."""
+        """Do nothing: only releases count here."""
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring."""
@@ -117,10 +118,10 @@ class LineageEviction:
         assert len(self._waiting) == sum(run.entry is None for run in runs)
         assert len(self._heap) <= 2 * len(self._run_of) + _MIN_STALE
 
-    # ── How ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
 
     def _pop_from(self, run: _Run, count: int) -> list[int]:
-        """From its end, as long as nothing else is due before."""
+        """Remove blocks from a run's end, until another run's leaf is due before."""
         blocks, unused = run.blocks, run.unused
         parent = unused[0].name.parent_identity
         next_turn = self._heap[0][0] if self._heap else None
@@ -149,8 +150,9 @@ class LineageEviction:
         self._place(run)
 
     def _cut(self, run: _Run, start: int, end: int) -> None:
-        """These places of a run are in use again: what is before them, and what is after, are runs
-        of their own.
+        """Split a run: the blocks of these positions are in use again.
+
+        The blocks before them, and those after them, become runs of their own.
         """
         blocks, unused = run.blocks, run.unused
         for block in blocks[start:end]:
@@ -167,7 +169,7 @@ class LineageEviction:
         self._lose_follower(first)
 
     def _place(self, run: _Run) -> None:
-        """Where it belongs by its last block: it waits, or has its turn."""
+        """Put a run into the heap, or let it wait if other runs follow its last block."""
         last = run.unused[-1]
         if last.name.identity in self._followers:
             run.entry = None
@@ -188,7 +190,7 @@ class LineageEviction:
         run.entry = None
 
     def _lose_follower(self, parent: bytes | None) -> None:
-        """A run that came after a block is gone."""
+        """Record that a run that followed a block is gone."""
         if parent is None:
             return
         left = self._followers[parent] - 1

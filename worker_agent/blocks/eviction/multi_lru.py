@@ -1,7 +1,7 @@
-"""Blocks seldom asked for go first, however recently; of equals, the one returned first.
+"""Eviction of rarely requested blocks, however recent; of equals, the one released first.
 
-Four levels by how often somebody asked; a block finds its level when it is returned. Source:
-`MultiLru` of Dynamo's second block manager.
+There are four levels by the number of requests for a block; its level is set when it is released.
+Source: `MultiLru` of Dynamo's second block manager.
 """
 
 from bisect import bisect_right
@@ -17,14 +17,18 @@ DEFAULT_THRESHOLDS = (3, 8, 15)
 
 
 class MultiLruEviction:
-    """O(1) a block."""
+    """Eviction by frequency level, then time of release. O(1) per block."""
 
     __slots__ = ("_frequency", "_level_of", "_level_of_count", "_levels")
 
     def __init__(
         self, capacity: int, thresholds: tuple[int, int, int] = DEFAULT_THRESHOLDS
     ) -> None:
-        """`thresholds`: asks from which a block is on levels 1 to 3. Raises InvalidFieldError."""
+        """Initialise for a pool of `capacity` blocks.
+
+        `thresholds`: the numbers of requests from which a block is on levels 1 to 3. Raises
+        InvalidFieldError.
+        """
         rising = (0, *thresholds, MAX_COUNT + 1)
         if any(low >= high for low, high in pairwise(rising)):
             allowed = f"three rising counts, 1 to {MAX_COUNT}"
@@ -38,7 +42,7 @@ class MultiLruEviction:
         return len(self._level_of)
 
     def add(self, blocks: Sequence[int], unused: Sequence[Unused]) -> None:
-        """Last of their levels."""
+        """Add blocks at the end of their levels."""
         counts = self._frequency.counts([each.name.identity for each in unused])
         levels = list(map(self._level_of_count.__getitem__, counts))
         for level in set(levels):
@@ -47,12 +51,12 @@ class MultiLruEviction:
         self._level_of.update(zip(blocks, levels, strict=True))
 
     def remove(self, blocks: Iterable[int]) -> None:
-        """In use again. Raises KeyError."""
+        """Remove blocks that are in use again. Raises KeyError."""
         for block in blocks:
             del self._levels[self._level_of.pop(block)][block]
 
     def pop(self, count: int) -> list[int]:
-        """The first of the coldest level. Raises KeyError when there are fewer."""
+        """Remove and return the first blocks of the coldest level. Raises KeyError if too few."""
         check_count(self, count)
         popped: list[int] = []
         for level in self._levels:
@@ -65,11 +69,11 @@ class MultiLruEviction:
         return popped
 
     def note_uses(self, identities: Sequence[bytes]) -> None:
-        """It counts when the block is returned next."""
+        """Count requests; they take effect when a block is released next."""
         self._frequency.note(identities)
 
     def check_invariants(self) -> None:
-        """Assert that both views hold the same."""
+        """Assert that both collections hold the same blocks."""
         for number, level in enumerate(self._levels):
             assert all(self._level_of[block] == number for block in level)
         assert sum(map(len, self._levels)) == len(self._level_of)

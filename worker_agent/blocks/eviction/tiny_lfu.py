@@ -1,7 +1,7 @@
-"""How often something was asked for, in four bits a counter, forgetting with time.
+"""Frequencies of requests, in four bits a counter, with aging.
 
-A count-min sketch of four rows: a name's count is at least what it was (up to 15), and too high
-only where all four of its counters are shared. Source: Einziger, Friedman, Manes: TinyLFU (2017).
+A count-min sketch of four rows: a name's count is at least its true count (up to 15), and too high
+only if all four of its counters are shared. Source: Einziger, Friedman, Manes: TinyLFU (2017).
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ import numpy.typing as npt
 ROWS = 4
 MAX_COUNT = 15
 ASKS_A_COUNTER = 10
-"""All counts are halved after so many asks for each counter of a row."""
+"""Requests per counter of a row after which all counts are halved."""
 
 FEW = 16
-"""So many are sooner counted one by one than together."""
+"""Up to this number, names are faster counted one by one than together."""
 MAX_AT_ONCE = 255 - MAX_COUNT
-"""Of one name, what is added to a full counter before it is cut still fits in a byte."""
+"""Limit of names counted at once: even if all are the same, a full counter fits in a byte."""
 
 
 class TinyLfu:
-    """Counts of names of 16 bytes that are themselves uniform (hashes). 4 bytes a counter."""
+    """Counts of 16-byte names that are themselves uniform (hashes). 4 bytes per counter."""
 
     __slots__ = ("_asked", "_counters", "_mask", "_views")
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: how many names are to be told apart; rounded up to a power of two."""
+        """Initialise for `capacity` distinct names, rounded up to a power of two."""
         width = 1 << max(capacity - 1, 1).bit_length()
         self._mask = width - 1
         self._counters = [bytearray(width) for _ in range(ROWS)]
@@ -34,7 +34,7 @@ class TinyLfu:
         self._asked = 0
 
     def note(self, identities: Sequence[bytes]) -> None:
-        """Somebody asked for these. O(names), but for a halving now and then."""
+        """Count a request for each of these. O(names), except for an occasional halving."""
         start, limit = 0, ASKS_A_COUNTER * (self._mask + 1)
         while start < len(identities):
             stop = min(start + min(limit - self._asked, MAX_AT_ONCE), len(identities))
@@ -45,7 +45,7 @@ class TinyLfu:
                 self._halve()
 
     def counts(self, identities: Sequence[bytes]) -> list[int]:
-        """How often somebody asked for each, 0 to 15."""
+        """Return the number of requests for each name, 0 to 15."""
         if len(identities) <= FEW:
             return [self._count(identity) for identity in identities]
         rows = zip(self._views, self._all_places(identities), strict=True)
@@ -72,7 +72,7 @@ class TinyLfu:
         return whole & mask, whole >> 32 & mask, whole >> 64 & mask, whole >> 96 & mask
 
     def _all_places(self, identities: Sequence[bytes]) -> npt.NDArray[np.int64]:
-        """(rows, names): the same of many."""
+        """Return the places of many names, as (rows, names)."""
         words = np.frombuffer(b"".join(identities), dtype="<u4").reshape(-1, ROWS)
         return (words.T & np.uint32(self._mask)).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""What the two halves tell each other within vLLM's own messages; MessagePack.
+"""Messages between the two halves, carried within vLLM's own messages; MessagePack.
 
 scheduler ──Instructions──▶ every worker ──News──▶ scheduler
 """
@@ -7,40 +7,41 @@ import msgspec
 from msgspec import Struct
 
 from worker_agent.blocks.names import BlockName
-from worker_agent.connector.protocol import StepPlan, StepReport
+from worker_agent.connector.slots.protocol import StepPlan, StepReport
 from worker_agent.tiers.stack import TierChange
 
 
-class Look(Struct, frozen=True):
-    """Which of these are in the store that workers share? What is found is told as a change."""
+class Lookup(Struct, frozen=True):
+    """A lookup of blocks in the shared store. Those found are reported as changes."""
 
     number: int
     names: tuple[BlockName, ...]
 
 
 class GivenUp(Struct, frozen=True):
-    """A request waits for blocks that nobody loads: the engine is to compute them."""
+    """A request that waits for blocks without a load: the engine is to compute them."""
 
     key: str
     blocks: tuple[int, ...]
 
 
 class Instructions(Struct, frozen=True):
-    """What every worker is to do in a step. `forgets`: first of all, to forget what is in tiers
-    that are its own, as nobody will ask for that any more.
+    """The work of every worker in a step.
+
+    `forgets`: first clear the worker's own tiers, because their blocks cannot be found any more.
     """
 
     plan: StepPlan
-    looks: list[Look] = []
+    looks: list[Lookup] = []
     given_up: list[GivenUp] = []
     forgets: bool = False
 
 
-class News(Struct, frozen=True):
-    """What a worker did in a step, and what changed in its tiers.
+class WorkerEvents(Struct, frozen=True):
+    """A worker's results of a step, and the changes in its tiers.
 
-    `looked`: numbers of looks that are over. `is_busy`: blocks are still going down. `is_starting`:
-    what a former life left is still being taken over.
+    `looked`: numbers of finished lookups. `is_busy`: blocks are still being offloaded.
+    `is_starting`: persisted blocks of an earlier process are still being recovered.
     """
 
     rank: int
@@ -53,19 +54,19 @@ class News(Struct, frozen=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _INSTRUCTIONS = msgspec.msgpack.Decoder(Instructions)
-_NEWS = msgspec.msgpack.Decoder(News)
+_NEWS = msgspec.msgpack.Decoder(WorkerEvents)
 
 
-def encoded(message: Instructions | News) -> bytes:
-    """For the wire."""
+def encoded(message: Instructions | WorkerEvents) -> bytes:
+    """Encode a message."""
     return _ENCODER.encode(message)
 
 
 def instructions(message: bytes) -> Instructions:
-    """From the wire. Raises msgspec.DecodeError."""
+    """Decode instructions. Raises msgspec.DecodeError."""
     return _INSTRUCTIONS.decode(message)
 
 
-def news(message: bytes) -> News:
-    """From the wire. Raises msgspec.DecodeError."""
+def worker_events(message: bytes) -> WorkerEvents:
+    """Decode a worker's message. Raises msgspec.DecodeError."""
     return _NEWS.decode(message)

@@ -1,43 +1,104 @@
-"""The connector in vLLM's scheduler: its requests to the leader, the leader's plans to the workers.
+"""The connector in vLLM's scheduler, and the contents of all workers' tiers.
+
+The leader cannot hold blocks in the workers' tiers: a block may be gone before it is loaded, and
+the load then fails.
+
+The connector in vLLM's scheduler: translates between vLLM, the leader and the workers.
 
     begin ─▶ matched (again while workers look) ─▶ allocated ─▶ instructions ─▶ … ─▶ finished
                                                     learn ◀── news of all workers
 
-Time is an argument. Whatever cannot be loaded is computed; a request that vLLM has wait for a load
-is always named by the workers, or vLLM would wait for ever.
+Time is an argument. Blocks that cannot be loaded are computed. A request that vLLM holds for a load
+is always reported by the workers; otherwise vLLM would wait forever.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
-from worker_agent.agent_tiers import cache_secret
+from router.protocol.values import Tier
+from worker_agent.blocks.changes import MergedTiers
 from worker_agent.blocks.names import Naming
-from worker_agent.connector.leader import ConnectorLeader
-from worker_agent.connector.protocol import Matched
-from worker_agent.connector.rank_reports import RankReports
-from worker_agent.connector.slot_manager import SlotManager
-from worker_agent.connector.slot_table import SlotState
-from worker_agent.connector.vllm_parts.counted import Told, Values, of_scheduler
-from worker_agent.connector.vllm_parts.facts import EngineFacts
-from worker_agent.connector.vllm_parts.inventory import Inventory
-from worker_agent.connector.vllm_parts.looks import Looks
-from worker_agent.connector.vllm_parts.messages import GivenUp, Instructions, encoded, news
+from worker_agent.connector.slots.held_prefix import LowerTier
+from worker_agent.connector.slots.leader import ConnectorLeader
+from worker_agent.connector.slots.protocol import Matched
+from worker_agent.connector.slots.rank_reports import RankReports
+from worker_agent.connector.slots.slot_manager import SlotManager
+from worker_agent.connector.slots.slot_table import SlotState
+from worker_agent.connector.vllm_parts.counters import ReportedCounts, Values, of_scheduler
+from worker_agent.connector.vllm_parts.engine import EngineGeometry
+from worker_agent.connector.vllm_parts.messages import GivenUp, Instructions, encoded, worker_events
+from worker_agent.connector.vllm_parts.remote_lookups import RemoteLookups
 from worker_agent.connector.vllm_parts.settings import ConnectorSettings
-from worker_agent.connector.vllm_parts.steps import Prompt, prompt_of, scheduled_step
+from worker_agent.connector.vllm_parts.steps import VllmRequest, prompt_of, scheduled_step
+from worker_agent.manager.settings import cache_secret
+from worker_agent.tiers.stack import TierChange
+
+LOWER_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+
+
+class Inventory:
+    """Contents of all workers' tiers. A block is usable if every worker has its part of it."""
+
+    __slots__ = ("_ranks",)
+
+    def __init__(self, num_ranks: int) -> None:
+        self._ranks = [MergedTiers() for _ in range(num_ranks)]
+
+    def __len__(self) -> int:
+        """Return the largest number of blocks that any worker has."""
+        return max(len(rank) for rank in self._ranks)
+
+    def apply(self, rank: int, changes: Sequence[TierChange]) -> None:
+        """Apply a worker's changes, in order. O(changes)."""
+        for each in changes:
+            self._ranks[rank].apply(1 << each.tier, [each.change])
+
+    def has(self, identity: bytes, slowest: Tier) -> bool:
+        """Return whether every worker has the block in this tier or a faster one."""
+        mask = (2 << slowest) - 1
+        return all(rank.tiers(identity) & mask for rank in self._ranks)
+
+    def clear(self) -> None:
+        """Forget all blocks: the tiers are about to be cleared."""
+        self._ranks = [MergedTiers() for _ in self._ranks]
+
+    def sources(self) -> list[LowerTier]:
+        """Return the tiers in which slots look for blocks."""
+        return [LowerTier(tier, _ReportedTier(self, tier)) for tier in LOWER_TIERS]
+
+
+class _ReportedTier:
+    """A tier together with the faster ones, which may alternate within a prompt."""
+
+    __slots__ = ("_inventory", "_tier")
+
+    def __init__(self, inventory: Inventory, tier: Tier) -> None:
+        self._inventory = inventory
+        self._tier = tier
+
+    def match(self, identities: Sequence[bytes]) -> list[int]:
+        """Return places for the leading blocks found here. O(blocks found)."""
+        found = takewhile(lambda each: self._inventory.has(each, self._tier), identities)
+        return list(range(sum(1 for _ in found)))
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Do nothing: no block is held."""
+
 
 QUIET_S = 60.0
-"""For so long after the last request steps without work are asked for, so that blocks go down."""
+"""Time after the last request in which vLLM keeps stepping without work, to offload blocks."""
 
 START_S = 2.0
-"""So long the first request waits at most for what a former life left."""
+"""Longest time that the first requests wait for the recovery of persisted blocks."""
 
 _NOTHING = Matched(0, is_async=False)
 
 
 class SchedulerSide:
-    """One engine's. Belongs to the scheduler's thread.
+    """The scheduler half of one engine. Belongs to the scheduler's thread.
 
-    Invariant: vLLM is to free later exactly the requests in `_awaited`.
+    Invariant: `_awaited` are exactly the requests of which vLLM is to free the blocks later.
     """
 
     __slots__ = (
@@ -51,26 +112,26 @@ class SchedulerSide:
         "_model",
         "_prompts",
         "_quiet_since_s",
+        "_reported",
         "_reports",
         "_secret",
         "_starting_ranks",
-        "_told",
         "inventory",
         "leader",
         "slots",
     )
 
-    def __init__(self, settings: ConnectorSettings, facts: EngineFacts) -> None:
-        """Raises ConfigError for a secret that cannot be kept."""
-        self._secret = cache_secret(settings)
+    def __init__(self, settings: ConnectorSettings, facts: EngineGeometry) -> None:
+        """Create the half. Raises ConfigError if the cache secret cannot be stored."""
+        self._secret = cache_secret(settings.tiers, settings.worker.id, settings.block_keys.read())
         self._model = facts.model
         self.inventory = Inventory(facts.num_ranks)
         self.slots = SlotManager(facts.block_size, self._naming(), self.inventory.sources())
         self.leader = ConnectorLeader(self.slots)
         self._block_size = facts.block_size
         self._reports = RankReports(facts.num_ranks)
-        self._looks = Looks(facts.num_ranks) if settings.remote_cache_url else None
-        self._prompts: dict[str, Prompt] = {}
+        self._looks = RemoteLookups(facts.num_ranks) if settings.tiers.remote_cache_url else None
+        self._prompts: dict[str, VllmRequest] = {}
         self._given_up: list[GivenUp] = []
         self._forgets = False
         self._awaited: set[str] = set()
@@ -78,23 +139,23 @@ class SchedulerSide:
         self._starting_ranks = set(range(facts.num_ranks))
         self._first_s: float | None = None
         self._quiet_since_s = 0.0
-        self._told = Told()
+        self._reported = ReportedCounts()
 
     @property
     def late_looks(self) -> int:
-        """Questions to workers that were not answered in time."""
+        """Number of lookups that did not end in time."""
         return 0 if self._looks is None else self._looks.late
 
     # ── A request ────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, request: Any) -> None:
-        """Follow a request of vLLM's, if it can be; one that is not is computed without us."""
+        """Follow a request of vLLM if possible; otherwise it is computed without the connector."""
         prompt = prompt_of(request)
         if prompt is not None:
             self._prompts[prompt.key] = prompt
 
     def matched(self, key: str, num_computed: int, now_s: float) -> Matched | None:
-        """How many tokens can be loaded after those; None: ask again at the next step."""
+        """Return how many tokens can be loaded. Returns None if it has to be called again."""
         prompt = self._prompts.get(key)
         if prompt is None:
             return _NOTHING
@@ -102,7 +163,7 @@ class SchedulerSide:
         if self._starting_ranks and self._is_too_soon(now_s):
             return None
         is_known = self.slots.has_slot(key)
-        found = self.leader.get_num_new_matched_tokens(prompt.asked(is_known), num_computed)
+        found = self.leader.get_num_new_matched_tokens(prompt.for_leader(is_known), num_computed)
         if self._is_looked_for(key, num_computed + found.tokens, now_s):
             return None
         return found
@@ -110,7 +171,10 @@ class SchedulerSide:
     def allocated(
         self, key: str, blocks: Sequence[int], num_external_tokens: int, now_s: float
     ) -> None:
-        """vLLM gave a request these blocks, all it has; so many tokens it takes to be loaded."""
+        """Record a request's blocks, all that it has, of which vLLM expects some to be loaded.
+
+        `num_external_tokens`: number of tokens that vLLM expects to be loaded.
+        """
         prompt = self._prompts.get(key)
         refused = self.leader.counters.refused
         if prompt is not None:
@@ -120,7 +184,7 @@ class SchedulerSide:
             self._given_up.append(GivenUp(key, tuple(blocks[computed // self._block_size :])))
 
     def finished(self, key: str, now_s: float) -> bool:
-        """vLLM is done with a request; whether its blocks are freed later, when workers name it."""
+        """Finish a request; return True if its blocks are freed only after workers report it."""
         self._prompts.pop(key, None)
         self._quiet_since_s = now_s
         if self._looks is not None:
@@ -131,9 +195,10 @@ class SchedulerSide:
         return is_later
 
     def rename(self, weights: str) -> None:
-        """The engine has other weights, never seen before: blocks have other names from now on, so
-        that none of those that are kept is found. Requests that are here are computed without us,
-        and workers forget what nobody finds, so that routers do not go by it.
+        """Rename all blocks for new weights, so that no block of earlier weights is found.
+
+        Present requests are computed without the connector. The workers clear their own tiers, so
+        that routers do not count on blocks that cannot be found.
         """
         self._forgets = True
         self._prompts.clear()
@@ -142,8 +207,8 @@ class SchedulerSide:
     # ── A step ───────────────────────────────────────────────────────────────────────────────────
 
     def instructions(self, output: Any, now_s: float) -> bytes:
-        """What the workers are to do in the step of this `SchedulerOutput`, for the wire."""
-        self.leader.tick(now_s)  # what it finds lost workers have answered: their time is shorter
+        """Encode the workers' instructions for the step of this `SchedulerOutput`."""
+        self.leader.tick(now_s)  # Its lost loads need no action: the workers time out first.
         plan = self.leader.build_connector_metadata(scheduled_step(output, self._prompts))
         looks = [] if self._looks is None else self._looks.take()
         given_up, self._given_up = self._given_up, []
@@ -151,8 +216,8 @@ class SchedulerSide:
         return encoded(Instructions(plan, looks, given_up, forgets))
 
     def learn(self, messages: Sequence[bytes]) -> None:
-        """What workers did, from the wire."""
-        for each in map(news, messages):
+        """Process encoded messages of workers."""
+        for each in map(worker_events, messages):
             self.inventory.apply(each.rank, each.changes)
             if self._looks is not None:
                 self._looks.answered(each.rank, each.looked)
@@ -162,10 +227,10 @@ class SchedulerSide:
             self.leader.update(self._reports.add(each.rank, each.report))
 
     def still_to_free(self, loaded: Iterable[str], stored: Iterable[str]) -> set[str]:
-        """Of the requests that all workers name as stored, those that vLLM is still to free.
+        """Return the requests, of those that all workers report as stored, still to be freed.
 
-        Where steps overlap it may have finished one that is named as loaded: it frees it at that,
-        and would stumble over its being named once more.
+        If steps overlap, vLLM may have finished a request that is reported as loaded. It frees the
+        blocks at that report, and would fail if the request were named again.
         """
         self._awaited.difference_update(loaded)
         freed = self._awaited.intersection(stored)
@@ -173,20 +238,26 @@ class SchedulerSide:
         return freed
 
     def has_work(self, now_s: float) -> bool:
-        """Whether steps are wanted although no request is there: for blocks on their way down, and
-        for those to be forgotten.
-        """
+        """Return whether steps are needed without requests: for offloading or clearing tiers."""
         return self._forgets or (bool(self._busy_ranks) and now_s < self._quiet_since_s + QUIET_S)
 
     def take_counted(self) -> Values:
-        """What was counted since the last call."""
-        return self._told.increases(of_scheduler(self))
+        """Return the changes of the counters since the last call."""
+        return self._reported.increases(self._counted())
+
+    def _counted(self) -> Values:
+        leader, quarantine = self.leader, self.slots.quarantine
+        return of_scheduler(
+            leader.counters, self.late_looks, quarantine.released_blocks, leader.quarantined_blocks
+        )
 
     # ── How ──────────────────────────────────────────────────────────────────────────────────────
 
     def _is_too_soon(self, now_s: float) -> bool:
-        """Whether the first request came less than a moment ago: what a former life left is to be
-        known by then, and what is not is no reason to wait.
+        """Return whether the first request came less than `START_S` ago.
+
+        In that time the tiers' persisted blocks are recovered. Blocks not known by then are not
+        waited for.
         """
         if self._first_s is None:
             self._first_s = now_s
@@ -196,15 +267,16 @@ class SchedulerSide:
         return Naming(self._secret, f"{self._model}/{weights}" if weights else self._model)
 
     def _is_looked_for(self, key: str, known_tokens: int, now_s: float) -> bool:
-        """Whether workers are still looking for what nobody here knows of. If so, what is known is
-        staged anew with what they find.
+        """Return whether workers are still looking up blocks of the prompt that are not known here.
+
+        If so, the staged blocks are released, to be staged again together with those found.
         """
         if self._looks is None or not self.slots.has_slot(key):
             return False
         slot = self.slots.get_slot(key)
         end = (len(slot.sequence) - 1) // self._block_size
         names = slot.names(end)[known_tokens // self._block_size : end]
-        if slot.failed_blocks or not names or not self._looks.ask(key, names, now_s):
+        if slot.failed_blocks or not names or not self._looks.look_up(key, names, now_s):
             return False
         if slot.state is SlotState.ONBOARD_STAGED:
             slot.preempt(self.leader.iteration)

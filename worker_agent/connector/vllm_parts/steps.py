@@ -1,6 +1,6 @@
-"""vLLM's requests and scheduler output as the leader understands them.
+"""Translation of vLLM's requests and scheduler output for the leader.
 
-Only what is read of vLLM's objects is named here; nothing of it is imported.
+This module names only the attributes that it reads of vLLM's objects, and imports nothing of vLLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from worker_agent.connector.protocol import (
+from worker_agent.connector.slots.protocol import (
     CachedRequest,
     EngineRequest,
     NewRequest,
@@ -16,42 +16,44 @@ from worker_agent.connector.protocol import (
 )
 
 
-class Prompt(Struct):
-    """A request of the engine's. `tokens`: all it has, now and later; the engine appends."""
+class VllmRequest(Struct):
+    """A request of the engine. `tokens`: the engine's own list, to which it appends."""
 
     key: str
     tokens: Sequence[int]
     lora_name: str | None = None
     cache_salt: str | None = None
-    told: int = 0
-    """So many of its tokens the leader knows."""
+    sent_tokens: int = 0
+    """Number of its tokens that the leader knows."""
     is_started: bool = False
-    """The engine has computed something of it."""
+    """True if the engine has computed tokens of it."""
     num_computed_tokens: int = 0
-    """So many the engine had when it asked last."""
+    """Number of tokens that the engine had at its last query."""
 
-    def asked(self, is_known: bool) -> EngineRequest:
-        """As the leader is asked about it: with all its tokens, if it does not know them."""
+    def for_leader(self, is_known: bool) -> EngineRequest:
+        """Return the request for the leader, with all its tokens unless the leader knows them."""
         tokens = [] if is_known else list(self.tokens)
-        self.told = self.told if is_known else len(tokens)
+        self.sent_tokens = self.sent_tokens if is_known else len(tokens)
         return EngineRequest(self.key, tokens, self.lora_name, self.cache_salt)
 
     def new_tokens(self) -> list[int]:
-        """Those that the leader was not told of."""
-        tokens = list(self.tokens[self.told :])
-        self.told += len(tokens)
+        """Return the tokens that the leader does not know yet."""
+        tokens = list(self.tokens[self.sent_tokens :])
+        self.sent_tokens += len(tokens)
         return tokens
 
 
-def prompt_of(request: Any) -> Prompt | None:
-    """A request of vLLM's; None for one whose blocks do not follow from its tokens alone, or that
-    is not to be answered from a cache.
+def prompt_of(request: Any) -> VllmRequest | None:
+    """Return the prompt of a vLLM request.
+
+    Returns None if its blocks do not follow from its tokens alone, or it must not be served from a
+    cache.
     """
     is_other = request.mm_features or request.prompt_embeds is not None or request.resumable
     if is_other or request.prompt_token_ids is None or request.skip_reading_prefix_cache:
         return None
     lora = request.lora_request
-    return Prompt(
+    return VllmRequest(
         request.request_id,
         request.all_token_ids,
         None if lora is None else lora.lora_name,
@@ -68,15 +70,15 @@ class _New(Protocol):
     def num_computed_tokens(self) -> int: ...
 
 
-def scheduled_step(output: Any, prompts: Mapping[str, Prompt]) -> ScheduledStep:
-    """A `SchedulerOutput` of vLLM's, as far as these requests go. O(requests)."""
+def scheduled_step(output: Any, prompts: Mapping[str, VllmRequest]) -> ScheduledStep:
+    """Return vLLM's `SchedulerOutput`, reduced to these requests. O(requests)."""
     new: list[NewRequest] = []
     cached = _cached(output.scheduled_cached_reqs, prompts)
     for each in output.scheduled_new_reqs:
         prompt = prompts.get(each.req_id)
         if prompt is None:
             continue
-        if prompt.is_started:  # vLLM's second model runner is told so of resumed requests
+        if prompt.is_started:  # vLLM's second model runner lists resumed requests as new.
             cached.append(_resumed(each, prompt))
         else:
             blocks = list(each.block_ids[0])
@@ -91,13 +93,13 @@ def scheduled_step(output: Any, prompts: Mapping[str, Prompt]) -> ScheduledStep:
     )
 
 
-def _resumed(new: _New, prompt: Prompt) -> CachedRequest:
+def _resumed(new: _New, prompt: VllmRequest) -> CachedRequest:
     blocks = list(new.block_ids[0])
     computed = new.num_computed_tokens
     return CachedRequest(new.req_id, prompt.new_tokens(), blocks, computed, is_resumed=True)
 
 
-def _cached(data: Any, prompts: Mapping[str, Prompt]) -> list[CachedRequest]:
+def _cached(data: Any, prompts: Mapping[str, VllmRequest]) -> list[CachedRequest]:
     requests: list[CachedRequest] = []
     rows = zip(data.req_ids, data.new_block_ids, data.num_computed_tokens, strict=True)
     for key, block_ids, computed in rows:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import examples
-from router.forward.bodies import CHAT, read_asked
-from router.forward.tokenizer.errors import NotLocalError
+from router.forward.request_body import CHAT, read_completion_request
+from router.forward.tokenizer.chats import read_messages
+from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.known_pieces import OVERHEAD_TOKENS, KnownPieces
-from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.local import OVERHEAD_TOKENS, LocalTokenizer, TokenCache
+from support.chaos.fuzzing import examples
 
 FOLDER = Path(__file__).parents[3] / "vectors/chat_templates"
 FILES = {name: read_files(str(FOLDER / name)) for name in ("chatml", "llama", "mistral", "parts")}
@@ -21,8 +21,8 @@ MOST = 5 * OVERHEAD_TOKENS
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50))))
-def test_what_was_used_last_is_known(steps):
-    known, model = KnownPieces(MOST), {}
+def test_latest_pieces_are_cached(steps):
+    known, model = TokenCache(MOST), {}
     for name, length in steps:
         key = bytes([name])
         if length == 0:
@@ -52,30 +52,58 @@ TURNS = st.lists(
 @pytest.mark.parametrize("name", ["chatml", "llama", "parts"])
 @settings(max_examples=examples(30))
 @given(turns=TURNS, least=st.integers(1, 60))
-def test_tokens_are_the_same_known_or_not(name, turns, least):
+def test_cached_and_new_pieces_have_the_same_tokens(name, turns, least):
     counts = []
     cached = LocalTokenizer(
-        FILES[name], KnownPieces(4096), lambda *told: counts.append(told), least=least
+        FILES[name], TokenCache(4096), lambda *reported: counts.append(reported), least=least
     )
-    plain = LocalTokenizer(FILES[name], KnownPieces(0), least=1_000_000)
+    plain = LocalTokenizer(FILES[name], TokenCache(0), least=1_000_000)
     for end in range(1, len(turns) + 1):
         messages = [{"role": role, "content": text} for role, text in turns[:end]]
-        asked = read_asked(CHAT, json.dumps({"messages": messages}).encode())
+        asked = read_completion_request(CHAT, json.dumps({"messages": messages}).encode())
         _, tokens = plain.tokens(asked)
         assert cached.tokens(asked)[1] == tokens
         assert cached.tokens(asked)[1] == tokens
         assert counts[-1] == (len(tokens), 0)
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a":' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": ' + "9" * 10_000 + "}"]
+)
+def test_deep_or_huge_tool_arguments_are_refused(arguments):
+    local = LocalTokenizer(FILES["chatml"], TokenCache(0))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    with pytest.raises(PromptRefusedError) as refusal:
+        local.tokens(read_completion_request(CHAT, json.dumps(body).encode()))
+    assert refusal.value.http_status == 400
+
+
+def test_deep_messages_are_refused():
+    raw = b'[{"role": "user", "name": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"
+    with pytest.raises(PromptRefusedError):
+        read_messages(raw)
+
+
+def test_text_known_in_one_partition_is_new_in_another():
+    counts = []
+    local = LocalTokenizer(FILES["chatml"], TokenCache(1_000_000), lambda *t: counts.append(t))
+    body = {"messages": [{"role": "user", "content": "a question " * 200}]}
+    asked = read_completion_request(CHAT, json.dumps(body).encode())
+    for partition in (b"", b"acme", b"evil", b"acme"):
+        tokens = local.tokens(asked, partition=partition)[1]
+    assert [known for known, _ in counts] == [0, 0, 0, len(tokens)]
+
+
 def test_a_conversation_is_tokenised_once():
     counts = []
-    local = LocalTokenizer(FILES["chatml"], KnownPieces(1_000_000), lambda *t: counts.append(t))
+    local = LocalTokenizer(FILES["chatml"], TokenCache(1_000_000), lambda *t: counts.append(t))
     messages = []
     for turn in range(20):
         messages.append(
             {"role": "user", "content": f"{turn}: " + "a question of some length " * 30}
         )
-        asked = read_asked(CHAT, json.dumps({"messages": messages}).encode())
+        asked = read_completion_request(CHAT, json.dumps({"messages": messages}).encode())
         local.tokens(asked)
         messages.append({"role": "assistant", "content": "an answer " * 60})
     known, made = (sum(each) for each in zip(*counts, strict=True))
@@ -99,8 +127,8 @@ def test_a_conversation_is_tokenised_once():
         {"messages": [{"role": "system", "content": "x-anthropic-billing-header: a\nb"}]},
     ],
 )
-def test_what_is_not_known_here_is_left_to_engines(fields):
-    local = LocalTokenizer(FILES["chatml"], KnownPieces(0))
+def test_unknown_models_are_left_to_engines(fields):
+    local = LocalTokenizer(FILES["chatml"], TokenCache(0))
     body = {"messages": [{"role": "user", "content": "a"}], **fields}
     with pytest.raises(NotLocalError):
-        local.tokens(read_asked(CHAT, json.dumps(body).encode()))
+        local.tokens(read_completion_request(CHAT, json.dumps(body).encode()))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import examples
-from router.forward.tokenizer.seams import AddedToken, Seams
-from trained import MAKES, ODD_TOKENS, SPECIAL
+from router.forward.tokenizer.local import AddedToken, SplitPoints
+from support.chaos.fuzzing import examples
+from support.engines.trained import MAKES, ODD_TOKENS, SPECIAL
 
 BITS = [
     *SPECIAL,
@@ -19,7 +19,7 @@ TOKENIZERS = {make.__name__: make(ODD_TOKENS) for make in MAKES}
 
 
 def seams(tokenizer, least):
-    return Seams(
+    return SplitPoints(
         (
             AddedToken(
                 "" if token.normalized else token.content,
@@ -52,12 +52,15 @@ def test_a_text_that_grows_is_cut_where_it_was(text, more):
 
 
 def test_without_tokens_there_are_no_seams():
-    assert list(Seams([], 1).pieces("a<b>c")) == [("", "a<b>c")]
-    assert list(Seams([AddedToken("<b>", False)], 1).pieces("a<b>c")) == [("", "a<b>c")]
-    assert list(Seams([AddedToken("<b>", True)], 1).pieces("a<b>c")) == [("", "a<b>"), ("<b>", "c")]
+    assert list(SplitPoints([], 1).pieces("a<b>c")) == [("", "a<b>c")]
+    assert list(SplitPoints([AddedToken("<b>", False)], 1).pieces("a<b>c")) == [("", "a<b>c")]
+    assert list(SplitPoints([AddedToken("<b>", True)], 1).pieces("a<b>c")) == [
+        ("", "a<b>"),
+        ("<b>", "c"),
+    ]
 
 
 def test_thousands_of_tokens_are_found():
-    several = Seams([AddedToken(f"<unused{n}>", True) for n in range(6000)], 1)
+    several = SplitPoints([AddedToken(f"<unused{n}>", True) for n in range(6000)], 1)
     text = "".join(f"a<unused{n}>b" for n in range(0, 6001, 50))
     assert len(list(several.pieces(text))) == 120 + 1

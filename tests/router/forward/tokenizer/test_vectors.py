@@ -7,18 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.forward.bodies import CHAT, COMPLETIONS, read_asked
+from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
 from router.forward.tokenizer import template
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.known_pieces import KnownPieces
-from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.local import LocalTokenizer, TokenCache
 
 FOLDER = Path(__file__).parents[3] / "vectors/chat_templates"
 RECORDED = msgspec.json.decode((FOLDER / "cases.json").read_bytes())
 MADE = [(name, chat) for name in RECORDED["made"] for chat in RECORDED["chats"]]
 LOCAL = {
-    name: LocalTokenizer(read_files(str(FOLDER / name)), KnownPieces(10_000), least=8)
+    name: LocalTokenizer(read_files(str(FOLDER / name)), TokenCache(10_000), least=8)
     for name in RECORDED["made"]
 }
 
@@ -32,7 +31,9 @@ def on_that_day(monkeypatch):
 @pytest.mark.parametrize(("name", "chat"), MADE)
 def test_a_chat_has_the_tokens_of_vllm(name, chat, on_that_day):
     expected = RECORDED["made"][name]["chats"][chat]
-    asked = read_asked(CHAT, json.dumps({"model": "m", **RECORDED["chats"][chat]}).encode())
+    asked = read_completion_request(
+        CHAT, json.dumps({"model": "m", **RECORDED["chats"][chat]}).encode()
+    )
     if "refused" in expected:
         with pytest.raises(PromptRefusedError) as caught:
             LOCAL[name].tokens(asked)
@@ -48,5 +49,8 @@ def test_a_text_has_the_tokens_of_transformers(name):
     for text in RECORDED["made"][name]["texts"]:
         body = json.dumps({"prompt": text["text"] or " "}).encode()
         if text["text"]:
-            assert LOCAL[name].tokens(read_asked(COMPLETIONS, body)) == ("text", text["ids"])
+            assert LOCAL[name].tokens(read_completion_request(COMPLETIONS, body)) == (
+                "text",
+                text["ids"],
+            )
         assert LOCAL[name].text_tokens(text["text"]) == text["ids"]

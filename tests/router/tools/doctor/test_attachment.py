@@ -2,14 +2,14 @@
 
 import shlex
 
-from direct import DirectRouter
-from doctoring import examine
-from openai_engine import OpenAiEngine
 from router.tools.doctor.attachment import attachment
-from servers import equals, eventually, free_port
-from worker_agent.bridge_config import rank_addresses
-from worker_agent.config import load_agent_config
-from zmq_engines import Engine, stored
+from support.engines.openai_engine import OpenAiEngine
+from support.engines.zmq_engines import Engine, stored
+from support.fleets.direct import DirectRouter
+from support.processes.servers import equals, eventually, free_port
+from support.values.doctoring import examine
+from worker_agent.config.bridge import rank_addresses
+from worker_agent.config.reference import load_agent_config
 
 PROMPT = stored([1, 2], [1, 2, 3, 4, 5, 6, 7, 8], lora_name=None)
 
@@ -20,7 +20,7 @@ def agent_config(seen):
     return load_agent_config(flags, {})
 
 
-async def test_an_agent_takes_the_line_of_an_engine_whose_metrics_say_all():
+async def test_attachment_of_an_engine_with_metrics_configures_an_agent():
     async with OpenAiEngine().running() as engine:
         engine.engine.publish(PROMPT)
         engine.engine.wait()
@@ -31,12 +31,13 @@ async def test_an_agent_takes_the_line_of_an_engine_whose_metrics_say_all():
     config = agent_config(seen)
     (of_rank,) = rank_addresses(config)
     assert (of_rank.engine.events, of_rank.engine.replay) == (zmq.endpoint, zmq.replay_endpoint)
-    assert (config.engine, config.endpoint, config.topic) == ("vllm", engine.url, "kv")
-    assert config.metrics_url == f"{engine.url}/metrics"
+    found = config.agent.engine, config.agent.endpoint, config.engine.topic
+    assert found == ("vllm", engine.url, "kv")
+    assert config.engine.metrics_url == f"{engine.url}/metrics"
     assert attachment(seen).worker.total_kv_blocks == 1000
 
 
-async def test_a_router_takes_the_body_and_hears_the_engine():
+async def test_attachment_body_registers_the_engine_at_a_router():
     with Engine(topic="kv@1") as engine:
         engine.publish(PROMPT)
         engine.wait()
@@ -63,4 +64,4 @@ async def test_an_agent_of_another_rank_gets_rank_0s_ports():
     (of_rank,) = rank_addresses(config)
     assert [of_rank.engine.events, of_rank.engine.replay] == endpoints
     assert of_rank.rank.dp_rank == 2
-    assert (config.block_size, config.model_name) == (4, "m")
+    assert (config.engine.block_size, config.engine.model_name) == (4, "m")

@@ -6,8 +6,8 @@ import pytest
 
 from router.cli import main
 from router.tools.doctor.config import load_doctor_config
-from servers import free_port
-from zmq_engines import Engine, stored
+from support.engines.zmq_engines import Engine, stored
+from support.processes.servers import free_port
 
 PROMPT = stored([1, 2], [1, 2, 3, 4, 5, 6, 7, 8], lora_name=None)
 
@@ -39,7 +39,7 @@ def test_a_healthy_engine_ends_with_0_and_how_to_attach_it(engine, capsys):
     assert engine.replay_endpoint in agent
 
 
-def test_a_wrong_one_ends_with_1_and_says_why_and_how_to_fix_it(engine, capsys):
+def test_unhealthy_engine_exits_with_1_and_advice(engine, capsys):
     assert run(engine, "--block-size", "16") == 1
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("wrong     block size"))
@@ -92,7 +92,7 @@ def test_a_wrong_command_line_ends_with_2(arguments, part, capsys):
     assert part in capsys.readouterr().err
 
 
-def test_nobody_there_ends_with_1(capsys):
+def test_unreachable_engine_exits_with_1(capsys):
     assert main(["doctor", "--zmq", f"tcp://127.0.0.1:{free_port()}"]) == 1
     assert "attach" not in capsys.readouterr().out
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import zmq
 
-from doctoring import examine, says, verdicts
-from engine_messages import SglangStored, Vllm9Stored, Vllm10Stored
 from router.protocol.workers import WorkerRegistration
 from router.tools.doctor.attachment import attachment
-from servers import eventually, free_port
-from zmq_engines import Engine, removed, stored
+from support.engines.engine_messages import SglangStored, Vllm9Stored, Vllm10Stored
+from support.engines.zmq_engines import Engine, removed, stored
+from support.processes.servers import eventually, free_port
+from support.values.doctoring import examine, says, verdicts, while_repeating
 
 
 async def examine_engine(publisher, *events, **settings):
@@ -27,21 +27,6 @@ async def examine_engine(publisher, *events, **settings):
     publisher.wait()
     with_endpoints = examine(publisher.endpoint, publisher.replay_endpoint, **settings)
     return await while_repeating(lambda: publisher.publish(removed([999])), with_endpoints)
-
-
-async def while_repeating(action, examination):
-    """The result of an examination during which something is done again and again."""
-
-    async def repeat():
-        while True:
-            action()
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(repeat())
-    try:
-        return await examination
-    finally:
-        task.cancel()
 
 
 PROMPT = stored([1, 2], [1, 2, 3, 4, 5, 6, 7, 8], lora_name=None)
@@ -101,7 +86,7 @@ def answering(answer, *, at_once=False):
     listener.close()
 
 
-async def test_a_closed_port_is_told_with_the_flags_that_open_it():
+async def test_closed_port_is_reported_with_the_flags_that_open_it():
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     seen, found = await examine(endpoint, engine="vllm")
     flags = ("--kv-events-config", '"enable_kv_cache_events":true', endpoint.rpartition(":")[2])
@@ -118,12 +103,12 @@ async def test_flags_are_those_of_the_engine():
     assert "kv_events_config:" in found["events endpoint"].fix
 
 
-async def test_a_host_that_nobody_knows():
+async def test_unknown_host_is_reported():
     _, found = await examine("tcp://no-such-engine.invalid:5557")
     says(found, "events endpoint", "wrong", "has no address")
 
 
-async def test_an_http_server_is_told_from_an_engine():
+async def test_http_server_is_distinguished_from_an_engine():
     with answering(b"HTTP/1.1 200 OK\r\n\r\n") as endpoint:
         _, found = await examine(endpoint)
     says(found, "events endpoint", "wrong", "is an HTTP server", "--url")
@@ -138,7 +123,7 @@ async def test_another_protocol_is_quoted():
 async def test_a_server_that_says_nothing():
     with answering(b"") as endpoint:
         _, found = await examine(endpoint)
-    says(found, "events endpoint", "wrong", "says nothing")
+    says(found, "events endpoint", "wrong", "sends nothing")
 
 
 async def test_exchanged_endpoints_are_recognised():
@@ -182,10 +167,10 @@ async def test_a_port_that_is_open_to_others_is_a_warning():
     assert "events exposure" not in found
 
 
-async def test_where_an_engine_listens_is_not_where_it_is_reached():
+async def test_wildcard_address_is_not_one_to_connect_to():
     with Engine() as engine:
         _, found = await examine(f"tcp://0.0.0.0:{engine.port}")
-    says(found, "events exposure", "wrong", "not where it can be reached")
+    says(found, "events exposure", "wrong", "not one to connect to")
 
 
 # ── Messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -193,9 +178,9 @@ async def test_where_an_engine_listens_is_not_where_it_is_reached():
 
 @pytest.mark.parametrize(
     ("frames", "words"),
-    [((b"kv", b"only two"), "2 frames"), ((b"kv", b"short", b"payload"), "has not 8 bytes")],
+    [((b"kv", b"only two"), "2 frames"), ((b"kv", b"short", b"payload"), "of other than 8 bytes")],
 )
-async def test_wrong_frames_are_told(frames, words):
+async def test_wrong_frames_are_reported(frames, words):
     with Engine(has_replay=False) as engine:
         examination = examine(engine.endpoint)
         _, found = await while_repeating(lambda: engine.send_raw(frames), examination)
@@ -275,7 +260,7 @@ async def test_hash_types_are_named():
         ([bytes(range(32))], "32 bytes"), ([-5], "64 bits, signed"), ([5], "64 bits, unsigned"),
     ):  # fmt: skip
         with Engine() as engine:
-            engine._queue.put((engine_payload(stored(hashes, [1, 2, 3, 4])), True))
+            engine.publish_payload(engine_payload(stored(hashes, [1, 2, 3, 4])))
             engine.wait()
             _, found = await examine(engine.endpoint, engine.replay_endpoint)
         says(found, "hash type", "ok", words)
@@ -293,12 +278,12 @@ async def test_hashes_of_another_length_are_wrong():
     says(found, "events", "wrong", "1 cannot be read", "block_hashes")
 
 
-async def test_batches_that_are_none_are_wrong():
+async def test_invalid_batches_are_wrong():
     with Engine() as engine:
         engine.publish_payload(b"\xc1 garbage")
         engine.wait()
         _, found = await examine(engine.endpoint, engine.replay_endpoint)
-    says(found, "batches", "wrong", "1 of 1 are none")
+    says(found, "batches", "wrong", "1 of 1 are unreadable")
 
 
 async def test_batches_without_a_rank_are_fine():
@@ -306,7 +291,7 @@ async def test_batches_without_a_rank_are_fine():
         engine.publish_payload(engine_payload(PROMPT, rank=()))
         engine.wait()
         _, found = await examine(engine.endpoint, engine.replay_endpoint)
-    says(found, "rank", "ok", "name no rank")
+    says(found, "rank", "ok", "contain no rank")
 
 
 async def test_two_ranks_on_one_socket_are_wrong():
@@ -315,7 +300,7 @@ async def test_two_ranks_on_one_socket_are_wrong():
         engine.publish_payload(engine_payload(PROMPT, rank=(3,)))
         engine.wait()
         _, found = await examine(engine.endpoint, engine.replay_endpoint)
-    says(found, "rank", "wrong", "ranks 0, 3", "one port a rank")
+    says(found, "rank", "wrong", "ranks 0, 3", "one port per rank")
 
 
 async def test_the_published_rank_is_the_one_to_register():
@@ -328,7 +313,7 @@ async def test_the_published_rank_is_the_one_to_register():
     assert (body.data_parallel_start_rank, set(body.kv_events_endpoints)) == (3, {3})
 
 
-async def test_what_nobody_knows_is_named():
+async def test_unknown_fields_and_types_are_named():
     odd = {**stored([7], [1, 2, 3, 4]), "tenant": "x"}
     with Engine() as engine:
         _, found = await examine_engine(engine, PROMPT, odd, {"type": "BlockMoved"}, {"type": 5})
@@ -368,7 +353,7 @@ async def test_mediums_keys_and_placeholders_are_counted():
     says(found, "keys", "ok", "LoRA ad", "1 events with a salt", "1 multimodal blocks")
     assert "secret" not in str(found)
     says(found, "extra keys", "warning", "1 blocks")
-    says(found, "placeholders", "warning", "1 blocks", "self_describing_kv_events")
+    says(found, "placeholders", "warning", "1 offloaded blocks", "self_describing_kv_events")
     says(found, "mediums", "ok", "CPU (host): 1 blocks")
     says(found, "would hold", "ok", "1 on host")
 
@@ -412,7 +397,7 @@ async def test_a_replay_of_another_engine_is_wrong():
         other.wait()
         engine.replay_port = other.replay_port
         _, found = await examine_engine(engine, PROMPT)
-        says(found, "replay content", "wrong", "are not what came live", "same engine")
+        says(found, "replay content", "wrong", "differ from the live ones", "same engine")
 
 
 async def test_a_replay_socket_that_answers_once_is_wrong():
@@ -436,4 +421,4 @@ async def test_a_replay_that_does_not_answer_is_wrong():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as silent, Engine() as engine:
         port = silent.bind_to_random_port("tcp://127.0.0.1")
         _, found = await examine(engine.endpoint, f"tcp://127.0.0.1:{port}")
-    says(found, "replay", "wrong", "no answer")
+    says(found, "replay", "wrong", "no response")

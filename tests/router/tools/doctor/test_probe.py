@@ -1,19 +1,19 @@
 """What the doctor learns from an engine's OpenAI server, and by sending it requests."""
 
-import asyncio
+from itertools import count
 
 import pytest
 
-from doctoring import examine, says, verdicts
-from openai_engine import OpenAiEngine
 from router.tools.doctor import prober
-from servers import free_port
-from zmq_engines import Engine, stored
+from support.engines.openai_engine import OpenAiEngine
+from support.engines.zmq_engines import Engine, stored
+from support.processes.servers import free_port
+from support.values.doctoring import examine, says, verdicts, while_repeating
 
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Whoever will never be answered need not wait for long."""
+    """A probe without an answer need not wait for long."""
     monkeypatch.setattr(prober, "EVENT_WAIT_S", 0.5)
 
 
@@ -29,7 +29,7 @@ async def test_a_healthy_engine_passes_every_probe():
     assert {str(f.verdict) for f in found.values()} == {"ok"}
     says(found, "server", "ok", "vLLM 0.32.0")
     says(found, "cache config", "ok", "1000 blocks of 4 tokens")
-    says(found, "probe", "ok", "3 blocks was announced")
+    says(found, "probe", "ok", "3 blocks was published")
     says(found, "reuse", "ok", "12 tokens from the cache")
     says(found, "salt", "ok")
     says(found, "chat template", "ok", "adds 2 tokens", "/tokenize")
@@ -40,7 +40,7 @@ async def test_a_healthy_engine_passes_every_probe():
 async def test_silence_after_a_request_is_wrong():
     async with OpenAiEngine(is_silent=True).running() as engine:
         _, found = await probe(engine)
-    says(found, "probe", "wrong", "nothing was announced", '"enable_kv_cache_events":true')
+    says(found, "probe", "wrong", "no event was published", '"enable_kv_cache_events":true')
     says(found, "live events", "wrong", "although requests were served")
 
 
@@ -53,7 +53,7 @@ async def test_an_engine_that_reuses_nothing_is_wrong():
 
 
 async def test_reuse_is_read_from_metrics_where_answers_do_not_say():
-    async with OpenAiEngine(tells_cached=False).running() as engine:
+    async with OpenAiEngine(reports_cached=False).running() as engine:
         _, found = await probe(engine)
     says(found, "reuse", "ok", "12 tokens")
 
@@ -61,7 +61,7 @@ async def test_reuse_is_read_from_metrics_where_answers_do_not_say():
 async def test_a_salt_that_events_do_not_name_is_wrong():
     async with OpenAiEngine(knows_salt="unsaid").running() as engine:
         _, found = await probe(engine)
-    says(found, "salt", "wrong", "announced without it", "every other")
+    says(found, "salt", "wrong", "published without the salt", "every other")
 
 
 @pytest.mark.usefixtures("soon")
@@ -79,22 +79,18 @@ async def test_a_chat_of_other_tokens_is_wrong():
 
 
 @pytest.mark.usefixtures("soon")
-async def test_events_of_another_engine_are_told_from_those_of_the_server():
+async def test_events_of_another_engine_are_reported_by_the_probe():
     with Engine() as other:
         async with OpenAiEngine(is_silent=True).running() as engine:
-
-            async def publish():
-                for each in range(40):
-                    other.publish(stored([each], [each] * 4))
-                    await asyncio.sleep(0.1)
-
-            task = asyncio.create_task(publish())
-            _, found = await examine(other.endpoint, url=engine.url, probe=True)
-            await task
+            numbers = count()
+            _, found = await while_repeating(
+                lambda: other.publish(stored([n := next(numbers)], [n] * 4)),
+                examine(other.endpoint, url=engine.url, probe=True),
+            )
     says(found, "probe", "wrong", "none with the prompt's tokens", "one engine and rank")
 
 
-async def test_more_copies_than_blocks_are_told_anew():
+async def test_more_copies_than_blocks_are_reported_as_republished():
     async with OpenAiEngine(num_gpu_blocks=3).running() as engine:
         for _ in range(4):
             engine.engine.publish(stored([5, 6], [1, 2, 3, 4, 5, 6, 7, 8]))

@@ -1,4 +1,4 @@
-"""Who goes first: every policy against its definition, step by step."""
+"""The order of eviction: every policy against its definition, step by step."""
 
 from bisect import bisect_right
 from hashlib import blake2b
@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
 from worker_agent.blocks.eviction.base import Unused
-from worker_agent.blocks.eviction.by_priority import PriorityEviction
 from worker_agent.blocks.eviction.lineage import LineageEviction
-from worker_agent.blocks.eviction.lru import LruEviction
 from worker_agent.blocks.eviction.multi_lru import DEFAULT_THRESHOLDS, MultiLruEviction
+from worker_agent.blocks.eviction.simple import LruEviction, PriorityEviction
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
 from worker_agent.blocks.names import BlockName
 
@@ -25,7 +24,7 @@ def identity(number):
 
 
 class Model:
-    """What there is, and the definition of who goes first."""
+    """What there is, and the definition of the order of eviction."""
 
     def __init__(self, first):
         self.unused, self.asks, self._first = {}, {}, first
@@ -164,7 +163,7 @@ def test_a_parent_that_became_a_leaf_keeps_its_time():
     assert policy.pop(4) == [1, 0, 2, 3]
 
 
-def test_what_matters_more_outlives_what_was_used_later():
+def test_higher_priority_outlives_later_use():
     policy = LineageEviction()
     names = [BlockName(identity(n), 0, identity(n - 1) if n % 2 else None) for n in range(4)]
     policy.add([1, 0], [Unused(names[1], 7, 0), Unused(names[0], 0, 1)])
@@ -172,7 +171,7 @@ def test_what_matters_more_outlives_what_was_used_later():
     assert policy.pop(4) == [3, 2, 1, 0]  # 0 matters little, and 1 comes after it
 
 
-def test_what_is_used_over_and_over_takes_no_more_room():
+def test_repeated_use_takes_no_more_room():
     policy = LineageEviction()
     for tick in range(1000):
         policy.add(
@@ -183,14 +182,14 @@ def test_what_is_used_over_and_over_takes_no_more_room():
 
 
 @pytest.mark.parametrize("make", [LruEviction, PriorityEviction, LineageEviction])
-def test_of_nothing_nothing_goes(make):
+def test_empty_eviction_evicts_nothing(make):
     with pytest.raises(KeyError):
         make().pop(1)
     with pytest.raises(KeyError):
         make().remove([0])
 
 
-def test_what_is_asked_for_often_goes_last():
+def test_frequent_blocks_are_evicted_last():
     policy = MultiLruEviction(64)
     for number, asks in enumerate((15, 9, 4, 0, 1)):
         for _ in range(asks):
@@ -210,7 +209,7 @@ def test_what_is_asked_for_often_goes_last():
 
 
 @pytest.mark.parametrize("thresholds", [(3, 3, 15), (0, 8, 15), (3, 8, 16), (8, 3, 15)])
-def test_thresholds_rise(thresholds):
+def test_falling_frequency_thresholds_are_refused(thresholds):
     with pytest.raises(InvalidFieldError, match="three rising counts"):
         MultiLruEviction(8, thresholds)
 
@@ -245,7 +244,7 @@ def test_counts_are_seldom_too_high():
     # A row is 62 % full: all four counters are for one name in seven.
 
 
-def test_what_was_long_ago_is_forgotten():
+def test_old_frequencies_are_forgotten():
     sketch = TinyLfu(16)
     sketch.note([identity(1)] * 12)
     assert sketch.counts([identity(1)]) == [12]

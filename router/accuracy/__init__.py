@@ -1,0 +1,1 @@
+"""Comparison of engines' usage reports with the predictions, and diagnosis of differences."""

@@ -1,0 +1,61 @@
+"""Request fields from headers, and request ids."""
+
+from collections.abc import Mapping
+from uuid import uuid4
+
+from msgspec import structs
+
+from router.errors import InvalidFieldError
+from router.protocol.requests import SelectRequest
+
+MAX_ID_CHARACTERS = 256
+REQUEST_ID_HEADER = "x-request-id"
+SELECT_HEADERS = {
+    "request_id": REQUEST_ID_HEADER,
+    "policy_class": "x-dynamo-meta-policy-class",
+    "tenant": "x-llm-d-inference-fairness-id",
+    "session_id": "x-dynamo-session-id",
+}
+"""Request fields that gateways put into headers, as Dynamo and llm-d name them."""
+
+
+def with_header_fields(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:
+    """Return a request with its unset fields taken from headers.
+
+    Raises InvalidFieldError for an invalid header.
+    """
+    fields = {
+        field: _fit(header, headers[header])
+        for field, header in SELECT_HEADERS.items()
+        if header in headers and getattr(request, field) is None
+    }
+    request_id = fields.pop("request_id", None)
+    return with_request_id(structs.replace(request, **fields) if fields else request, request_id)
+
+
+def with_request_id(request: SelectRequest, header_id: str | None) -> SelectRequest:
+    """Return a request with its id: of the selection, else its own, else the header's."""
+    request_id = request.selection_id or request.request_id or header_id
+    if request_id == request.request_id:
+        return request
+    return structs.replace(request, request_id=request_id)
+
+
+def bookable(request: SelectRequest) -> SelectRequest:
+    """Return the request, with a new id if it has none."""
+    if request.request_id is not None:
+        return request
+    return structs.replace(request, request_id=request.selection_id or str(uuid4()))
+
+
+def request_id_of(request_id: str | None, header: str | None) -> str | None:
+    """Return the request id, or else the header's. Raises InvalidFieldError if that is invalid."""
+    if request_id is not None or header is None:
+        return request_id
+    return _fit(REQUEST_ID_HEADER, header)
+
+
+def _fit(header: str, value: str) -> str:
+    if not 1 <= len(value) <= MAX_ID_CHARACTERS:
+        raise InvalidFieldError(header, f"{len(value)} characters", f"1 to {MAX_ID_CHARACTERS}")
+    return value

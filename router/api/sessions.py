@@ -1,0 +1,126 @@
+"""Direction of a session's requests to the rank that the session is bound to."""
+
+import time
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from router.api.caller_commands import Book, PromptCommand
+from router.api.request_headers import bookable
+from router.core.commands import Select, Submit
+from router.core.core import RouterCore
+from router.core.selections import Selections
+from router.protocol.replies import Decision
+from router.protocol.requests import RankTarget, SelectRequest
+from router.protocol.values import Rank
+from router.scheduler.affinity import AffinityTable, Session
+
+
+class Sessions(Protocol):
+    """Bindings of sessions. No call raises: without its store it uses local bindings."""
+
+    async def find(self, session: Session) -> Rank | None:
+        """Return the rank a session is bound to."""
+
+    async def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
+        """Record that a rank served a session. Returns the rank it is bound to from now on.
+
+        The first binding wins, unless it is to the rank that is `gone`.
+        """
+
+    async def close(self) -> None:
+        """Close the store."""
+
+
+class LocalSessions:
+    """Bindings known to this router only, and lost when it stops."""
+
+    def __init__(self, table: AffinityTable) -> None:
+        self.table = table
+
+    async def find(self, session: Session) -> Rank | None:
+        """Return the rank a session is bound to."""
+        return self.table.find(session, time.monotonic())
+
+    async def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
+        """Bind a session. See `AffinityTable.bind`."""
+        return self.table.bind(session, rank, time.monotonic(), gone)
+
+    async def close(self) -> None:
+        """Do nothing: there is no store to close."""
+
+
+class SessionStep:
+    """Lookup of bindings before the core's decision, and their update after it.
+
+    `is_hard`: requests of a session are not placed elsewhere while its rank may be chosen.
+    """
+
+    def __init__(
+        self, core: RouterCore, sessions: Sessions, selections: Selections, *, is_hard: bool
+    ) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._selections = selections
+        self._is_hard = is_hard
+
+    def concerns(self, command: PromptCommand) -> bool:
+        """Return whether a command has a session, or books a selection that may have one."""
+        if isinstance(command, Select | Submit):
+            return command.request.session_id is not None
+        return isinstance(command, Book) and command.request.worker_id is None
+
+    async def before(self, command: PromptCommand) -> PromptCommand:
+        """Return a command with its session's rank or, of a selection, with its session."""
+        if isinstance(command, Select):
+            return Select(await self._directed(command.request))
+        if isinstance(command, Submit):
+            return Submit(await self._directed(bookable(command.request)))
+        if isinstance(command, Book) and command.request.worker_id is None:
+            asked = command.request
+            key = (asked.scope, asked.selection_id or asked.request_id or "")
+            selection = self._selections.find(key, time.monotonic())
+            return replace(command, session=None if selection is None else selection.session)
+        return command
+
+    async def after(self, command: PromptCommand, reply: Any) -> Submit | None:
+        """Bind the session of a request that was booked; a request that waits is bound later.
+
+        Returns the command to execute instead, if another router has bound the session first.
+        """
+        if isinstance(command, Submit) and isinstance(reply, Decision):
+            instead = await self.bind(command.request, Rank(reply.worker_id, reply.dp_rank))
+            return None if instead is None else Submit(instead)
+        if isinstance(command, Book) and command.session is not None:
+            await self.bind(command.session, Rank(reply.worker_id, reply.dp_rank))
+        return None
+
+    async def bind(self, request: SelectRequest, rank: Rank) -> SelectRequest | None:
+        """Bind a session to the rank reserved for a directed request.
+
+        Returns a request to place instead if another router was faster, otherwise None.
+        """
+        if request.session_id is None:
+            return None
+        target = request.affinity_target
+        was = None if target is None else Rank(target.worker_id, target.dp_rank or 0)
+        gone = None if was is None or self._core.may_choose(request.scope, was) else was
+        bound = await self._sessions.bind(_session(request, request.session_id), rank, gone)
+        if bound == rank or not self._is_hard or not self._core.may_choose(request.scope, bound):
+            return None
+        return _to(request, bound)
+
+    async def _directed(self, request: SelectRequest) -> SelectRequest:
+        """Return the request with its session's rank, unless the caller has set one."""
+        if request.session_id is None or request.affinity_target is not None:
+            return request
+        bound = await self._sessions.find(_session(request, request.session_id))
+        return request if bound is None else _to(request, bound)
+
+
+def _session(request: SelectRequest, session_id: str) -> Session:
+    return Session(request.scope, session_id)
+
+
+def _to(request: SelectRequest, rank: Rank) -> SelectRequest:
+    return replace(request, affinity_target=RankTarget(rank.worker_id, rank.dp_rank))

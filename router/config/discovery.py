@@ -1,0 +1,121 @@
+"""Settings of discovery: engines in Kubernetes, and a Dynamo fleet; `--help` prints them."""
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from router.protocol.subjects import NAMESPACE_PATTERN
+from router.runtime.process.settings import about
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+VLLM = (
+    '{"endpoint": "http://{ip}:8000", "kv_events_endpoint": "tcp://{ip}:5557", '
+    '"replay_endpoint": "tcp://{ip}:5657", "topic": "kv@", "block_size": 16}'
+)
+
+
+class DiscoveryConfig(Struct, frozen=True, kw_only=True):
+    """The pods that are engines, and the endpoints of their events."""
+
+    discovery: Annotated[
+        Literal["none", "pods", "endpointslices"],
+        about("find engines in Kubernetes: none, pods or endpointslices"),
+    ] = "none"
+    discovery_selector: Annotated[
+        str,
+        about(
+            "label selector of the engines, for example app=vllm; required with discovery",
+            max_length=1024,
+        ),
+    ] = ""
+    discovery_worker: Annotated[
+        str,
+        about(
+            "registration of each engine: JSON for POST /workers, with {ip} and "
+            "{name}; the pod annotation kv-router/worker overrides single fields",
+            max_length=16_384,
+        ),
+    ] = VLLM
+    discovery_namespace: Annotated[
+        str,
+        about(
+            "Kubernetes namespace of the engines; empty: this pod's", pattern="^[a-z0-9-]{0,63}$"
+        ),
+    ] = ""
+    discovery_api_url: Annotated[
+        str,
+        about(
+            "URL of the Kubernetes API server; empty: this cluster's", pattern="^$|^https?://[^/]+$"
+        ),
+    ] = ""
+    discovery_token_file: Annotated[
+        str, about("file with a token for the API server, read at every request; empty: none")
+    ] = f"{ACCOUNT}/token"
+    discovery_ca_file: Annotated[
+        str, about("PEM file of certificate authorities for the API server; empty: the system's")
+    ] = f"{ACCOUNT}/ca.crt"
+    discovery_max_workers: Annotated[
+        int,
+        about(
+            "limit of registered engines, which are taken in the order of their names",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 1024
+    discovery_unready_s: Annotated[
+        float, about("an engine that is not ready for this time is unregistered", ge=0)
+    ] = 10.0
+    discovery_timeout_s: Annotated[
+        float, about("timeout of a response of the API server", gt=0, le=60)
+    ] = 10.0
+
+
+class DynamoConfig(Struct, frozen=True, kw_only=True):
+    """A Dynamo fleet to follow."""
+
+    shadow: Annotated[
+        bool,
+        about("only compare this router's choices with a Dynamo router's, and book the latter"),
+    ] = False
+    dynamo_namespace: Annotated[
+        str,
+        about(
+            "namespace of a Dynamo fleet to follow; empty: none",
+            pattern=f"^({NAMESPACE_PATTERN})?$",
+        ),
+    ] = ""
+    dynamo_component: Annotated[
+        str,
+        about(
+            "component of the Dynamo fleet's workers, for example backend",
+            pattern=f"^({NAMESPACE_PATTERN})?$",
+        ),
+    ] = ""
+    dynamo_nats_url: Annotated[str, about("NATS server of the Dynamo fleet; empty: nats_url")] = ""
+    dynamo_model_name: Annotated[
+        str, about("model that the Dynamo fleet's workers serve", min_length=1, max_length=256)
+    ] = "default"
+    dynamo_routing_group: Annotated[
+        str, about("routing group of the Dynamo fleet's workers", min_length=1, max_length=256)
+    ] = "default"
+    dynamo_block_size: Annotated[
+        int,
+        about(
+            "tokens per block in the Dynamo fleet; required, because its events lack it",
+            ge=0,
+            le=65_536,
+        ),
+    ] = 0
+    dynamo_max_num_batched_tokens: Annotated[
+        int, about("max_num_batched_tokens of each of the Dynamo fleet's workers", ge=1)
+    ] = 8192
+    dynamo_total_kv_blocks: Annotated[
+        int, about("KV blocks of each rank of the Dynamo fleet", ge=1)
+    ] = 16_384
+    dynamo_max_ranks: Annotated[
+        int, about("limit of the ranks followed in the Dynamo fleet", ge=1, le=65_536)
+    ] = 1024
+    dynamo_silence_s: Annotated[
+        float, about("a worker of the Dynamo fleet that is silent for this time is removed", gt=0)
+    ] = 600.0

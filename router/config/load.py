@@ -1,0 +1,226 @@
+"""Loading of a router's configuration; contradictions between settings are refused."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from router.config.dynamo_aliases import ALIASES, PREFIX, REFUSED
+from router.config.queue import policy_file_text
+from router.config.router import RouterConfig
+from router.runtime.process.aliases import check_variables
+from router.runtime.process.setting_rules import ConflictRule, check_rules
+from router.runtime.process.settings import ROUTER_PREFIX, Loaded, load_with_sources
+from router.runtime.security.config import check_nats_url, check_security
+from router.sequence.hashing.keyed_hashes import ALGORITHM
+
+T = TypeVar("T", bound=Struct)
+
+RULES: tuple[ConflictRule, ...] = (
+    ConflictRule(
+        "router_track_output_blocks",
+        "router_track_active_blocks",
+        lambda c: c.router_track_output_blocks and not c.router_track_active_blocks,
+        "output blocks are added to a request's blocks, which are not tracked",
+    ),
+    ConflictRule(
+        "active_decode_blocks_threshold",
+        "router_track_active_blocks",
+        lambda c: c.active_decode_blocks_threshold is not None and not c.router_track_active_blocks,
+        "without tracking, the blocks in use are unknown",
+    ),
+    ConflictRule(
+        "active_prefill_tokens_threshold",
+        "router_track_prefill_tokens",
+        lambda c: (
+            c.active_prefill_tokens_threshold is not None and not c.router_track_prefill_tokens
+        ),
+        "without tracking, the tokens to compute are unknown",
+    ),
+    ConflictRule(
+        "active_prefill_tokens_threshold_frac",
+        "router_track_prefill_tokens",
+        lambda c: (
+            c.active_prefill_tokens_threshold_frac is not None and not c.router_track_prefill_tokens
+        ),
+        "without tracking, the tokens to compute are unknown",
+    ),
+    ConflictRule(
+        "router_prefill_load_model",
+        "router_track_prefill_tokens",
+        lambda c: c.router_prefill_load_model == "ais" and not c.router_track_prefill_tokens,
+        "without tracking, the prompts to compute are unknown",
+    ),
+    ConflictRule(
+        "router_tracking_hash",
+        "router_tracking_key_file",
+        lambda c: c.router_tracking_hash == ALGORITHM and not c.router_tracking_key_file,
+        "keyed block names need a key",
+    ),
+    ConflictRule(
+        "router_tracking_key_file",
+        "router_tracking_hash",
+        lambda c: bool(c.router_tracking_key_file) and c.router_tracking_hash != ALGORITHM,
+        "public block names need no key",
+    ),
+    ConflictRule(
+        "overlap_score_weight",
+        "prefill_load_scale",
+        lambda c: c.prefill_load_scale not in (None, c.overlap_score_weight),
+        "they are two names of one setting",
+    ),
+    ConflictRule(
+        "policy",
+        "overlap_score_weight",
+        lambda c: c.policy == "cache-aware" and c.overlap_score_weight == 0,
+        "the policy depends on an index of caches, which is off then",
+    ),
+    ConflictRule(
+        "predicted_ttl_s",
+        "use_kv_events",
+        lambda c: c.predicted_ttl_s > 0 and not c.use_kv_events,
+        "it covers the time until events arrive, and none arrive; see approximate_ttl_s",
+    ),
+    ConflictRule(
+        "event_threads",
+        "use_kv_events",
+        lambda c: c.event_threads > 1 and not c.use_kv_events,
+        "without events there is nothing to apply in threads",
+    ),
+    ConflictRule(
+        "session_affinity_mode",
+        "session_affinity_ttl_s",
+        lambda c: not c.session_affinity_ttl_s,
+        "without a session lifetime, no session is bound",
+    ),
+    ConflictRule(
+        "redis_url",
+        "session_affinity_ttl_s",
+        lambda c: bool(c.redis_url) and not c.session_affinity_ttl_s,
+        "there are no sessions to share",
+    ),
+    ConflictRule(
+        "redis_username",
+        "redis_password_file",
+        lambda c: bool(c.redis_username) and not c.redis_password_file,
+        "a user name needs a password",
+    ),
+    *(
+        ConflictRule(
+            key,
+            "redis_url",
+            lambda c: not c.redis_url or "@" in c.redis_url,
+            "there is no Redis to log in to, or its URL has a login already",
+        )
+        for key in ("redis_username", "redis_password_file")
+    ),
+    *(
+        ConflictRule(
+            key,
+            "redis_url",
+            lambda c: not c.redis_url.startswith("rediss://"),
+            "only rediss:// is encrypted",
+        )
+        for key in ("redis_tls_ca_file", "redis_tls_cert_file", "redis_tls_key_file")
+    ),
+    ConflictRule(
+        "redis_tls_cert_file",
+        "redis_tls_key_file",
+        lambda c: not c.redis_tls_key_file,
+        "a certificate needs its private key",
+    ),
+    ConflictRule(
+        "reset_state",
+        "nats_url",
+        lambda c: c.reset_state and not c.nats_url,
+        "there is no snapshot to drop, and no agent to request one from",
+    ),
+    ConflictRule(
+        "shadow",
+        "session_affinity_ttl_s",
+        lambda c: c.shadow and c.session_affinity_ttl_s > 0,
+        "a shadow router binds no session",
+    ),
+    ConflictRule(
+        "router_queue_policy",
+        "router_queue_threshold",
+        lambda c: c.router_queue_threshold is None,
+        "no request waits; the classes of router_policy_config have policies of their own",
+    ),
+    ConflictRule(
+        "router_queue_threshold",
+        "router_track_prefill_tokens",
+        lambda c: c.router_queue_threshold is not None and not c.router_track_prefill_tokens,
+        "without tracking, no rank is ever busy",
+    ),
+    ConflictRule(
+        "router_queue_threshold",
+        "shadow",
+        lambda c: c.router_queue_threshold is not None and c.shadow,
+        "a shadow router responds at once",
+    ),
+    ConflictRule(
+        "max_waiting_requests",
+        "max_connections",
+        lambda c: c.max_waiting_requests > c.max_connections // 2,
+        "each waiting request keeps a connection; half of them are for requests that free ranks",
+    ),
+    ConflictRule(
+        "discovery",
+        "discovery_selector",
+        lambda c: c.discovery != "none" and not c.discovery_selector,
+        "not every pod is an engine",
+    ),
+    ConflictRule(
+        "discovery_selector",
+        "discovery",
+        lambda c: bool(c.discovery_selector) and c.discovery == "none",
+        "discovery is off",
+    ),
+)
+"""The rules, in no particular order."""
+
+
+def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Refuse settings that contradict each other. Raises ConfigError."""
+    check_rules(RULES, config, sources)
+    check_security(config, config.security, config.block_keys, sources)
+    check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
+    _ = config.placement.tracking_key
+
+
+def load_router(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[RouterConfig]:
+    """Load the configuration of a router; settings may have Dynamo's names, too.
+
+    Raises ConfigError, also for settings that contradict each other.
+    """
+    loaded = load_extended(RouterConfig, arguments, environment)
+    check_router(loaded.config, loaded.sources)
+    return structs.replace(loaded, config=completed(loaded.config))
+
+
+def load_extended(
+    config_type: type[T], arguments: Sequence[str], environment: Mapping[str, str]
+) -> Loaded[T]:
+    """Load a configuration with a router's settings, unchecked. Raises ConfigError."""
+    check_variables(environment, PREFIX, ALIASES, REFUSED)
+    return load_with_sources(config_type, arguments, environment, ROUTER_PREFIX, aliases=ALIASES)
+
+
+def load_router_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RouterConfig:
+    """Load the configuration of a router that serves. Shows it and exits on `--show-config`."""
+    return load_router(arguments, environment).shown()
+
+
+def completed(config: RouterConfig) -> RouterConfig:
+    """Return the configuration with the text of its policy file, and waiting requests limited.
+
+    Half of the connections are for requests that do not wait.
+    """
+    path, most = config.queue.router_policy_config, config.service.max_connections // 2
+    queue = structs.replace(
+        config.queue,
+        router_policy_config=policy_file_text(path) if path else "",
+        max_waiting_requests=max(1, min(config.queue.max_waiting_requests, most)),
+    )
+    return structs.replace(config, queue=queue)

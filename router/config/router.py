@@ -1,0 +1,169 @@
+"""Configuration of the router process; `kv-router serve --help` prints it."""
+
+from typing import Annotated
+
+from msgspec import Struct, structs
+
+from router.config.discovery import DiscoveryConfig, DynamoConfig
+from router.config.observability import ObservabilityConfig
+from router.config.placement import PlacementConfig
+from router.config.policy import PolicyConfig
+from router.config.queue import QueueConfig
+from router.config.server import BusConfig, IndexConfig, ServiceConfig
+from router.config.sessions import SessionConfig
+from router.core.fleet import LivenessLimits
+from router.core.selections import SelectionLimits
+from router.core.settings import CoreSettings
+from router.indexer.approximate import ApproximateLimits
+from router.indexer.base import IndexMode
+from router.indexer.factory import IndexSettings, index_mode
+from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
+from router.runtime.process.settings import DECIDES, about, id_of_name, settings_of
+from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
+from router.sequence.hashing.keyed_hashes import HashKeying
+
+
+class EstimateConfig(Struct, frozen=True, kw_only=True):
+    """Blocks that count as cached without events, estimated from bookings."""
+
+    use_kv_events: Annotated[
+        bool,
+        about("track cached blocks by KV events; no: estimate them from reservations", DECIDES),
+    ] = True
+    approximate_ttl_s: Annotated[
+        float,
+        about("without events: time for which a booked prompt counts as cached", DECIDES, gt=0),
+    ] = 120.0
+    approximate_max_blocks: Annotated[
+        int,
+        about(
+            "limit of estimated blocks per model and routing group; the oldest are pruned",
+            DECIDES,
+            ge=1024,
+            le=1 << 28,
+        ),
+    ] = 1 << 20
+    approximate_prune_target: Annotated[
+        float, about("fraction of the estimated blocks left by pruning", DECIDES, ge=0, le=1)
+    ] = 0.8
+    predicted_ttl_s: Annotated[
+        float,
+        about(
+            "with events: time for which a booked prompt counts as cached; 0: off", DECIDES, ge=0
+        ),
+    ] = 0.0
+
+    def limits(self, mode: IndexMode) -> ApproximateLimits | None:
+        """Return the limits of estimated blocks, or None if none are estimated."""
+        ttl_s = self.predicted_ttl_s if mode is IndexMode.EVENTS else self.approximate_ttl_s
+        if mode is IndexMode.NONE or not ttl_s:
+            return None
+        return ApproximateLimits(ttl_s, self.approximate_max_blocks, self.approximate_prune_target)
+
+
+class ReservationConfig(Struct, frozen=True, kw_only=True):
+    """Reservations, and selections that may be reserved."""
+
+    reservation_ttl_s: Annotated[
+        float, about("a reservation without progress for this time is freed", DECIDES, gt=0)
+    ] = 300.0
+    max_reservations: Annotated[
+        int, about("limit of concurrent reservations; beyond it, 503", DECIDES, ge=1)
+    ] = 1_000_000
+    selection_cache_ttl_s: Annotated[
+        float, about("time for which a selection can be reserved by its id", gt=0)
+    ] = 120.0
+    selection_cache_max_entries: Annotated[
+        int, about("limit of selections kept for that; the oldest is dropped", ge=1, le=1 << 24)
+    ] = 4_096
+    selection_cache_max_bytes: Annotated[
+        int,
+        about("approximate memory limit of cached selections; the oldest is dropped", ge=1 << 16),
+    ] = 256 * 1024 * 1024
+    router_replica_sync: Annotated[
+        bool, about("share reservations with the other routers on the bus")
+    ] = True
+
+    @property
+    def selection_limits(self) -> SelectionLimits:
+        """The limits of selections that may be reserved."""
+        return SelectionLimits(
+            self.selection_cache_ttl_s,
+            self.selection_cache_max_entries,
+            self.selection_cache_max_bytes,
+        )
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """All settings of a router."""
+
+    security: SecurityConfig = SecurityConfig()
+    http: HttpServerConfig = HttpServerConfig(http_port=8092)
+    bodies: BodyConfig = BodyConfig()
+    logs: LogConfig = LogConfig()
+    nats: NatsConfig = NatsConfig()
+    block_keys: BlockKeyConfig = BlockKeyConfig()
+    service: ServiceConfig = ServiceConfig()
+    bus: BusConfig = BusConfig()
+    index: IndexConfig = IndexConfig()
+    estimates: EstimateConfig = EstimateConfig()
+    reservations: ReservationConfig = ReservationConfig()
+    placement: PlacementConfig = PlacementConfig()
+    sessions: SessionConfig = SessionConfig()
+    policy: PolicyConfig = PolicyConfig()
+    queue: QueueConfig = QueueConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    dynamo: DynamoConfig = DynamoConfig()
+
+    @property
+    def router_id(self) -> int:
+        """The router's id, made from name and port, so that it survives restarts."""
+        return id_of_name(f"{self.service.name}:{self.http.http_port}")
+
+    @property
+    def shares_reservations(self) -> bool:
+        """True if other routers receive this router's bookings; a shadow's are those of another."""
+        shares = self.reservations.router_replica_sync and bool(self.bus.nats_url)
+        return shares and not self.dynamo.shadow
+
+    @property
+    def naming(self) -> HashKeying:
+        """The naming of blocks, in caches and in bookings. Raises ConfigError."""
+        return HashKeying(self.block_keys.read(), self.placement.tracking_key)
+
+    @property
+    def index_settings(self) -> IndexSettings:
+        """The settings of the index."""
+        return structs.replace(
+            self.index.settings,
+            overlap_score_weight=self.policy.overlap_score_weight,
+            use_kv_events=self.estimates.use_kv_events,
+        )
+
+    @property
+    def core(self) -> CoreSettings:
+        """The settings of decisions."""
+        placement, mode = self.placement, index_mode(self.index_settings)
+        return CoreSettings(
+            router_id=self.router_id,
+            policy=self.policy.settings(tracks_prefill=placement.router_track_prefill_tokens),
+            liveness=LivenessLimits(silence_s=self.service.worker_silence_s),
+            reservation_ttl_s=self.reservations.reservation_ttl_s,
+            max_reservations=self.reservations.max_reservations,
+            mode=mode,
+            prediction=self.estimates.limits(mode),
+            tracking=placement.tracking,
+            gate=placement.gate(is_affinity_hard=self.sessions.is_hard),
+            default_policy=self.policy.policy,
+            group_policies=self.policy.policies_by_group,
+            queueing=self.queue.queueing,
+            naming=self.naming,
+            models_prefill=placement.router_prefill_load_model == "ais",
+        )
+
+
+DECISION_SETTINGS = tuple(
+    each.name for each in settings_of(RouterConfig()) if each.has_mark(DECIDES)
+)
+"""The settings on which the decisions of a router depend; `event_threads` is not one of them."""

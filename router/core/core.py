@@ -1,0 +1,425 @@
+"""All state of a router, and `handle`, the one entry for commands that change it.
+
+The core is synchronous and pure: time and randomness are arguments, and nothing awaits. So no two
+requests choose by the same stale load, and a simulator can drive the same object.
+
+    messages ──▶ handle(Apply), handle(ApplyLoad), … ──▶ Fleet, TrustedIndex
+    requests ──▶ handle(Submit), handle(Free), …     ──▶ scheduler over both, Tracker
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+
+from router.accuracy.accuracy import AccuracyMonitor
+from router.core import commands
+from router.core.admission import Admission, AdmissionController
+from router.core.commands import AnyHandled, Command, Handled, R
+from router.core.effects import (
+    AdmitWaiting,
+    Effect,
+    FetchWorker,
+    RefuseWaiting,
+    RequestCheckpoint,
+    ReservationExpired,
+    SendBeacon,
+)
+from router.core.fleet import Beacons, Fleet
+from router.core.membership import Membership
+from router.core.placement import Explained, Placement
+from router.core.placer import Placer
+from router.core.rank_status import RankStatus
+from router.core.remote_reservations import RemoteReservations
+from router.core.reservations import Reservations
+from router.core.settings import CoreSettings
+from router.core.usage_check import UsageCheck
+from router.errors import InvalidFieldError
+from router.indexer.base import ExportedBlocks, HeldSlice, Indexer, IndexMode, OverlapScores
+from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
+from router.indexer.event_log import LogVerdict
+from router.indexer.predictions import Predictions
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.loads import Beacon
+from router.protocol.replicas import (
+    CallerTold,
+    HandedOver,
+    OutputBlockAdded,
+    PrefillCompleted,
+    ProgressTold,
+    ReservationFreed,
+)
+from router.protocol.requests import PromptRequest, SelectRequest
+from router.protocol.values import Identity, Rank, Scope, unpack_hashes
+from router.scheduler.eligibility import Eligibility
+from router.scheduler.predictor.predictor import Predictor
+from router.scheduler.predictor.prefill_load import end_overdue
+from router.scheduler.queue.errors import WithdrawnError
+from router.scheduler.queue.waiting_room import WaitingRoom
+from router.scheduler.selector import Selector
+from router.scheduler.settings import TrustWeights
+from router.scheduler.terms import TermTable
+from router.sequence.active.prompt import Prompt, prepare
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import RankTable
+
+SWEEP_SUB_TABLES = 64
+"""Sub-tables swept without a pause."""
+
+SETTLED_RANKS = 64
+"""Restored ranks checked without a pause."""
+
+
+class Handle(Protocol):
+    """A function that executes the commands of a core."""
+
+    def __call__(self, command: Command[R], now_s: float, /) -> Handled[R]:
+        """Execute a command. Returns its reply, and the effects to carry out."""
+
+
+class RouterCore:
+    """The state of a router, and its commands.
+
+    `handle`: executes a command at a time, and returns its reply and effects. All other members
+    may be read, not changed.
+    """
+
+    handle: Handle
+    __slots__ = (
+        "_admission",
+        "_beacons",
+        "_handlers",
+        "_membership",
+        "_placer",
+        "_reservations",
+        "_settings",
+        "_standing",
+        "_usage",
+        "fleet",
+        "foreign",
+        "handle",
+        "index",
+        "naming",
+        "predictions",
+        "predictor",
+        "ranks",
+        "tracker",
+        "trust",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        make_indexer: Callable[[], Indexer],
+        rng: Random,
+        selectors: Iterable[Selector] | None = None,
+    ) -> None:
+        """Initialise an empty core.
+
+        `selectors`: the available policies; None: those that come with the router. Raises
+        ConfigError if the settings name another one.
+        """
+        self._settings = settings
+        self._beacons = Beacons(rng)
+        self.fleet = Fleet(settings.liveness)
+        self.naming = settings.naming
+        self.index = TrustedIndex(make_indexer, settings.mode, self.naming.scheme)
+        self.predictions = Predictions(settings.prediction)
+        self.ranks = RankTable()
+        self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
+        self.predictor = Predictor(self.ranks)
+        self.waiting = WaitingRoom(settings.queueing)
+        self.foreign = RemoteReservations(
+            settings.router_id,
+            self.fleet,
+            self.tracker,
+            self.predictions,
+            settings.max_reservations,
+        )
+        self._standing = RankStatus(self.ranks, self.fleet, self.index, self.trust_weights)
+        self.trust = self._standing.trust
+        known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
+        self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
+        stores = (*known, self.predictor, self.foreign, self._standing)
+        self._membership = Membership(*stores, self.gate)
+        self._usage = UsageCheck(self.tracker, self.index, sees_events=self.reads_events)
+        booked = (self.tracker, self.foreign, self.predictions, self.waiting)
+        self._reservations = Reservations(settings, self._placer, *booked, self._usage)
+        parts = (self._placer, self._reservations, self.waiting)
+        self._admission = AdmissionController(self.fleet, *parts)
+        self._handlers = self._table()
+        self.handle = self._execute
+
+    @property
+    def gate(self) -> Eligibility:
+        """The filters over candidates, and the busy ranks; read-only."""
+        return self._placer.gate
+
+    @property
+    def closed_loop(self) -> AccuracyMonitor:
+        """The comparison of engines' usage reports with the predictions; read-only."""
+        return self._usage.closed_loop
+
+    @property
+    def trust_weights(self) -> TrustWeights:
+        """The weights of an overlap, by the trust in it."""
+        return self._settings.policy.trust_weights
+
+    @property
+    def reads_events(self) -> bool:
+        """True if the index follows the engines' events."""
+        return self._settings.mode is IndexMode.EVENTS
+
+    # ── Reads ────────────────────────────────────────────────────────────────────────────────────
+
+    def may_choose(self, scope: Scope, rank: Rank) -> bool:
+        """Return whether a rank of this scope may be chosen, load aside."""
+        return rank in self._placer.schedulable(scope)
+
+    def busy_ranks(self, scope: Scope) -> list[Rank]:
+        """Return the busy ranks of a scope, which get no requests for now. O(ranks)."""
+        candidates = self._placer.schedulable(scope)
+        busy = self.gate.busy(candidates, self.gate.thresholds(scope.model_name))
+        return [candidates.ranks[position] for position in np.flatnonzero(busy).tolist()]
+
+    def identities(self, scope: Scope) -> Sequence[Identity]:
+        """Return the identities under which a prompt of this scope has to be hashed."""
+        return self._placer.schedulable(scope).identities
+
+    def hashed(self, request: PromptRequest) -> Prompt:
+        """Return a request's prompt, hashed for its scope. Raises InvalidFieldError. O(tokens)."""
+        return prepare(request, self.identities(request.scope), naming=self.naming)
+
+    def match(
+        self, scope: Scope, prompt: Prompt, workers: Iterable[WorkerAnnouncement]
+    ) -> dict[Identity, OverlapScores]:
+        """Return the cached prefix of every rank of a scope, under each identity in use."""
+        return {
+            identity: self._placer.overlaps(scope, prompt.hashed(identity))
+            for identity in dict.fromkeys(worker.identity for worker in workers)
+        }
+
+    def explain(self, request: SelectRequest, placement: Placement) -> Explained:
+        """Explain why a request was placed there. O(candidates)."""
+        return self._placer.explain(request, placement)
+
+    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+        """Return the terms of every rank of a scope that may be chosen; there may be none."""
+        return self._placer.weigh(request, prompt, now_s)
+
+    def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
+        """Yield all held blocks by scope, rank and tier.
+
+        Estimates are included only if the index follows no events.
+        """
+        return dumped_blocks(IndexDump(self.index.event_ids(), list(self.dump_slices())))
+
+    def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
+        """Yield all held blocks in slices, between which the index may change; see `IndexDump`."""
+        yield from self.index.dump_slices()
+        if self._settings.mode is IndexMode.APPROXIMATE:
+            yield from self.predictions.dump_slices()
+
+    # ── Handlers of the commands ─────────────────────────────────────────────────────────────────
+
+    def _execute(self, command: Command[R], now_s: float) -> Handled[R]:
+        return self._handlers[type(command)](command, now_s)
+
+    def _table(self) -> dict[type, Callable[[Any, float], AnyHandled]]:
+        """Return the handler of each command."""
+        return {
+            commands.UpsertWorker: self._upsert,
+            commands.UpsertRegistered: self._upsert,
+            commands.UpsertImplicit: self._upsert,
+            commands.RemoveWorker: self._remove,
+            commands.OrderWorker: self._order,
+            commands.SetProblem: self._set_problem,
+            commands.Apply: self._apply,
+            commands.ApplySlice: self._apply_slice,
+            commands.BeginFill: self._begin_fill,
+            commands.Resume: self._resume,
+            commands.Settle: self._settle,
+            commands.ApplyLoad: self._apply_load,
+            commands.ApplyPeer: self._apply_peer,
+            commands.SetConnected: self._set_connected,
+            commands.StreamLost: self._stream_lost,
+            commands.SetBusyThresholds: self._set_busy_thresholds,
+            commands.Tick: self._tick,
+            commands.MarkBeacon: self._mark_beacon,
+            commands.Tidy: self._tidy,
+            commands.Search: self._search,
+            commands.Select: self._select,
+            commands.SelectAndReserve: self._book,
+            commands.Submit: self._submit,
+            commands.Reserve: self._reserve,
+            commands.Admit: self._admit,
+            commands.Withdraw: self._withdraw,
+            commands.PrefillComplete: self._prefill_complete,
+            commands.OutputBlock: self._output_block,
+            commands.Free: self._free,
+        }
+
+    def _upsert(self, command: commands.Upsert, now_s: float) -> Handled[None]:
+        self._membership.upsert_worker(command.announcement, now_s)
+        return None, []
+
+    def _remove(self, command: commands.RemoveWorker, _: float) -> Handled[None]:
+        gone = self._membership.remove_worker(command.worker_id, command.reason)
+        return None, [*gone, *self._admission_effects()] if gone else []
+
+    def _order(self, command: commands.OrderWorker, _: float) -> Handled[None]:
+        self.fleet.order(command.worker_id, command.lifecycle)
+        return None, []
+
+    def _set_problem(self, command: commands.SetProblem, _: float) -> Handled[None]:
+        self.fleet.set_problem(command.worker_id, command.problem)
+        return None, []
+
+    def _apply(self, command: commands.Apply, now_s: float) -> Handled[LogVerdict | None]:
+        message = command.message
+        life_before = self.index.incarnation(message.rank)
+        verdict = self.index.apply(message, now_s)
+        if verdict is LogVerdict.NEW_LIFE and life_before is not None:
+            self.tracker.drop_rank(message.rank)
+        self._standing.note(message.rank, now_s, is_trusted=verdict is LogVerdict.APPLY)
+        return verdict, []
+
+    def _apply_slice(self, _: commands.ApplySlice, __: float) -> Handled[bool]:
+        return self.index.apply_slice(), []
+
+    def _begin_fill(self, _: commands.BeginFill, __: float) -> Handled[None]:
+        self.index.begin_fill()
+        return None, []
+
+    def _resume(self, command: commands.Resume, now_s: float) -> Handled[bool]:
+        rank = command.state.rank
+        worker = self.fleet.get(rank.worker_id)
+        if worker is not None and worker.announcement.source(rank) is not None:
+            return False, []
+        blocks = [
+            ExportedBlocks(rank, each.tier, unpack_hashes(each.sequence_hashes))
+            for each in command.blocks
+        ]
+        return self.index.resume(command.state, blocks, now_s), []
+
+    def _settle(self, _: commands.Settle, now_s: float) -> Handled[bool]:
+        return self.index.settle(SETTLED_RANKS, now_s), []
+
+    def _apply_load(self, command: commands.ApplyLoad, now_s: float) -> Handled[None]:
+        report = command.report
+        if not self.fleet.expects(report):
+            return None, [FetchWorker(report.worker_id)]
+        fresh_at_s = self._beacons.fresh_at_s(report)
+        if self.fleet.record_report(report, now_s, fresh_at_s):
+            self.index.compare(report, fresh_at_s, now_s)
+            self.predictor.observe(report, now_s)
+            self._standing.note(report.rank, now_s)
+        return None, []
+
+    def _apply_peer(self, command: commands.ApplyPeer, now_s: float) -> Handled[None]:
+        message = command.message
+        if isinstance(message, HandedOver):
+            return None, self._reservations.adopt_reservations(message, now_s)
+        if isinstance(message, ProgressTold):
+            # Not forwarded: peers would send it back without end.
+            effects = self._reservations.apply_peer_progress(
+                message.request_id, message.told, now_s
+            )
+        else:
+            effects = self.foreign.apply(message, now_s)
+        return None, [*effects, *self._admission_effects()]
+
+    def _set_connected(self, command: commands.SetConnected, now_s: float) -> Handled[None]:
+        self.fleet.set_connected(command.connected, now_s)
+        return None, []
+
+    def _stream_lost(self, _: commands.StreamLost, now_s: float) -> Handled[None]:
+        announced = [worker.announcement for worker in self.fleet]
+        on_bus = [rank for each in announced for rank in each.ranks if each.source(rank) is None]
+        self.index.stream_lost(on_bus, now_s)
+        return None, []
+
+    def _set_busy_thresholds(self, command: commands.SetBusyThresholds, _: float) -> Handled[None]:
+        self.gate.set_thresholds(command.model_name, command.thresholds)
+        return None, []
+
+    def _tick(self, _: commands.Tick, now_s: float) -> Handled[None]:
+        effects = self._membership.remove_silent(now_s)
+        effects += [
+            ReservationExpired(request_id, rank)
+            for request_id, rank in self.tracker.expire(now_s)
+            if isinstance(request_id, str)
+        ]
+        effects += self.foreign.tick(now_s)
+        effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
+        effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
+        if self._settings.models_prefill or self.tracker.silence.is_usual:
+            end_overdue(self.ranks, self.tracker, now_s)
+        effects += self._admission_effects()
+        self._standing.note_some(now_s)
+        self._usage.closed_loop.settle(now_s)
+        return None, effects
+
+    def _mark_beacon(self, _: commands.MarkBeacon, now_s: float) -> Handled[Beacon]:
+        beacon = self._beacons.next(now_s)
+        return beacon, [SendBeacon(beacon)]
+
+    def _tidy(self, _: commands.Tidy, now_s: float) -> Handled[bool]:
+        return self.predictions.expire(now_s) | self.index.sweep(SWEEP_SUB_TABLES), []
+
+    def _search(self, command: commands.Search, _: float) -> Handled[None]:
+        self.index.find_matches(command.scope, unpack_hashes(command.sequence_hashes))
+        return None, []
+
+    def _select(self, command: commands.Select, now_s: float) -> Handled[Placement]:
+        prompt = command.prompt or self.hashed(command.request)
+        return self._placer.place(command.request, prompt, now_s), []
+
+    def _book(self, command: commands.SelectAndReserve, now_s: float) -> Handled[Placement]:
+        prompt = command.prompt or self.hashed(command.request)
+        return self._reservations.select_and_reserve(command.request, prompt, now_s)
+
+    def _submit(self, command: commands.Submit, now_s: float) -> Handled[Placement | int]:
+        prompt = command.prompt or self.hashed(command.request)
+        return self._admission.submit(command.request, prompt, now_s)
+
+    def _reserve(self, command: commands.Reserve, now_s: float) -> Handled[WorkerAnnouncement]:
+        prompt = command.prompt or self.hashed(command.request)
+        return self._reservations.reserve(command.request, prompt, now_s)
+
+    def _admit(self, _: commands.Admit, now_s: float) -> Handled[Admission | None]:
+        admission = self._admission.admit(now_s)
+        return admission, [] if admission is None else admission.effects
+
+    def _withdraw(self, command: commands.Withdraw, _: float) -> Handled[bool]:
+        return self.waiting.withdraw(command.ticket), []
+
+    def _prefill_complete(self, command: commands.PrefillComplete, now_s: float) -> Handled[None]:
+        progress = PrefillCompleted(command.usage, command.in_batch)
+        return self._report(command.request_id, progress, now_s)
+
+    def _output_block(self, command: commands.OutputBlock, now_s: float) -> Handled[None]:
+        decay_fraction = command.decay_fraction
+        if decay_fraction is not None and not 0 <= decay_fraction <= 1:
+            raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
+        progress = OutputBlockAdded(decay_fraction, command.in_batch)
+        return self._report(command.request_id, progress, now_s)
+
+    def _free(self, command: commands.Free, now_s: float) -> Handled[None]:
+        request_id = command.request_id
+        ticket = self.waiting.ticket(request_id)
+        if ticket is not None:
+            self.waiting.withdraw(ticket)
+            return None, [RefuseWaiting(ticket, WithdrawnError(request_id))]
+        return self._report(request_id, ReservationFreed(command.usage), now_s)
+
+    def _report(self, request_id: str, progress: CallerTold, now_s: float) -> Handled[None]:
+        effects = self._reservations.apply_progress(request_id, progress, now_s)
+        return None, [*effects, *self._admission_effects()] if len(self.waiting) else effects
+
+    def _admission_effects(self) -> list[Effect]:
+        """Return the effects of a rank that may have room again."""
+        return [AdmitWaiting()] if len(self.waiting) else []

@@ -1,0 +1,279 @@
+"""The known workers: their announcements, their load reports, and how long they have been silent.
+
+Routers send beacons, and load reports return them, so that clocks need not agree: a report that
+carries a beacon was made after the beacon was sent, and the sender knows when that was. Ids are
+random, so that no process takes the beacon of another process, or of an earlier run, for its own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from msgspec import Struct
+from sortedcontainers import SortedDict
+
+from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
+from router.protocol.loads import Beacon, LoadReport
+from router.protocol.values import Rank, Scope
+
+REMEMBERED = 64
+
+
+class Beacons:
+    """The beacons that this process has sent."""
+
+    __slots__ = ("_rng", "_sent_s", "_source_id")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._source_id = rng.getrandbits(53)
+        self._sent_s: OrderedDict[int, float] = OrderedDict()
+
+    def next(self, now_s: float) -> Beacon:
+        """Return a beacon to send now."""
+        beacon = Beacon(self._source_id, self._rng.getrandbits(53))
+        self._sent_s[beacon.beacon_id] = now_s
+        if len(self._sent_s) > REMEMBERED:
+            self._sent_s.popitem(last=False)
+        return beacon
+
+    def fresh_at_s(self, report: LoadReport) -> float | None:
+        """Return the time up to which the report and the log are complete.
+
+        All that happened before is in the report, or in the log before it. Returns None if the
+        report proves no time.
+        """
+        sent_s = self._sent_s.get(report.heard.get(self._source_id, -1))
+        return None if sent_s is None else sent_s - report.waiting_s
+
+
+class LivenessLimits(Struct, frozen=True):
+    """The limits of silence, in seconds."""
+
+    silence_s: float = 2.5
+    heartbeat_s: float = 1.0
+    freeze_s: float = 30.0
+
+
+class FleetWorker:
+    """One worker: its announcement, its last reports, and when it last reported.
+
+    `problem`: a reason seen by this process why the worker is not schedulable.
+    """
+
+    __slots__ = ("announcement", "last_seen_s", "problem", "reported_s", "reports", "was_seen")
+
+    def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
+        self.announcement = announcement
+        self.last_seen_s = now_s
+        self.was_seen = False
+        self.problem: str | None = None
+        self.reports: dict[Rank, LoadReport] = {}
+        self.reported_s: dict[Rank, float] = {}
+
+    def was_made_since(self, rank: Rank, made_after_s: float | None) -> bool:
+        """Return whether a report made after that time is not older than the rank's last one."""
+        return made_after_s is not None and made_after_s > self.reported_s[rank]
+
+    @property
+    def is_expected(self) -> bool:
+        """True if its agent is its engine, and has not reported yet: it may not run at all."""
+        return self.announcement.agent_is_engine and not self.was_seen
+
+
+class Fleet:
+    """All workers of the namespace, by id, and the operators' orders about them.
+
+    Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
+    number of reports that were duplicates or too late. `version` counts changes of the set of
+    schedulable workers.
+    """
+
+    __slots__ = (
+        "_connected",
+        "_frozen_since_s",
+        "_limits",
+        "_orders",
+        "_schedulable",
+        "_workers",
+        "stale_reports",
+        "version",
+    )
+
+    def __init__(self, limits: LivenessLimits) -> None:
+        self._limits = limits
+        self._workers: SortedDict = SortedDict()
+        self._orders: dict[int, Lifecycle] = {}
+        self._connected = False
+        self._frozen_since_s: float | None = None
+        self.stale_reports = 0
+        self.version = 0
+        self._schedulable = 0, 0  # the version at which they were counted, and their number
+
+    def __iter__(self) -> Iterator[FleetWorker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker_id: int) -> FleetWorker | None:
+        """Return a worker by id."""
+        worker: FleetWorker | None = self._workers.get(worker_id)
+        return worker
+
+    def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
+        """Add a worker, or update its announcement."""
+        known = self.get(announcement.worker_id)
+        if known is None or known.announcement != announcement:
+            self.version += 1
+        if known is None or known.announcement.incarnation != announcement.incarnation:
+            self._workers[announcement.worker_id] = FleetWorker(announcement, now_s)
+            return
+        known.announcement = announcement
+        known.reports = {r: known.reports[r] for r in announcement.ranks if r in known.reports}
+
+    def remove(self, worker_id: int) -> None:
+        """Remove a worker, but not the orders about it."""
+        self._workers.pop(worker_id, None)
+        self.version += 1
+
+    def expects(self, report: LoadReport) -> bool:
+        """Return whether this rank was announced by the agent that reports on it."""
+        worker = self.get(report.worker_id)
+        if worker is None or report.agent_incarnation != worker.announcement.incarnation:
+            return False
+        return report.rank in worker.announcement.ranks
+
+    def record_report(
+        self, report: LoadReport, now_s: float, made_after_s: float | None = None
+    ) -> bool:
+        """Record an expected load report. Returns False, and counts it, if it is stale.
+
+        A stale report is older than the last one. `made_after_s`: a time after which it was
+        certainly made. A report made after the last one arrived is not stale, whatever its number;
+        else one wrong number would silence a rank for the life of its agent.
+        """
+        worker = self._workers[report.worker_id]
+        known = worker.reports.get(report.rank)
+        is_old = known is not None and report.report_id <= known.report_id
+        if is_old and not worker.was_made_since(report.rank, made_after_s):
+            self.stale_reports += 1
+            return False
+        self.version += not worker.was_seen
+        worker.last_seen_s = now_s
+        worker.was_seen = True
+        worker.reports[report.rank] = report
+        worker.reported_s[report.rank] = now_s
+        return True
+
+    def order(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
+        """Set an operator's order for a worker; None clears it."""
+        if lifecycle is None or lifecycle == "schedulable":
+            self._orders.pop(worker_id, None)
+        else:
+            self._orders[worker_id] = lifecycle
+        self.version += 1
+
+    def set_problem(self, worker_id: int, problem: str | None) -> None:
+        """Set the reason why a worker is not schedulable; None clears it. Ignores unknown ones."""
+        worker = self.get(worker_id)
+        if worker is not None and worker.problem != problem:
+            worker.problem = problem
+            self.version += 1
+
+    def lifecycle(self, worker_id: int) -> Lifecycle:
+        """Return the lifecycle of a worker, as operators ordered it."""
+        return self._orders.get(worker_id, "schedulable")
+
+    @property
+    def orders(self) -> Mapping[int, Lifecycle]:
+        """Operators' orders, by worker."""
+        return self._orders
+
+    def is_schedulable(self, worker: FleetWorker) -> bool:
+        """Return whether new requests may be sent to a worker."""
+        return self.obstacle(worker) is None
+
+    def obstacle(self, worker: FleetWorker) -> str | None:
+        """Return the reason why a worker is not schedulable. Returns None if it is."""
+        wanted = self.lifecycle(worker.announcement.worker_id)
+        if wanted != "schedulable":
+            return wanted
+        return "no load report yet" if worker.is_expected else worker.problem
+
+    def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
+        """Return the schedulable workers of a scope, by id."""
+        return [
+            worker.announcement
+            for worker in self
+            if worker.announcement.scope == scope and self.is_schedulable(worker)
+        ]
+
+    def schedulable_count(self) -> int:
+        """Return the number of schedulable workers, in any scope. O(1) while none has changed."""
+        if self._schedulable[0] != self.version:
+            self._schedulable = self.version, sum(map(self.is_schedulable, self))
+        return self._schedulable[1]
+
+    def used_blocks(self, rank: Rank, now_s: float) -> int:
+        """Return the blocks in use by its engine's last report; 0 without a current report."""
+        worker = self.get(rank.worker_id)
+        report = None if worker is None else worker.reports.get(rank)
+        if worker is None or report is None or self.silence_s(worker, now_s) is not None:
+            return 0
+        return report.gauges.kv_used_blocks
+
+    def silence_s(self, worker: FleetWorker, now_s: float) -> float | None:
+        """Return the time since a worker's last report, if over the limit.
+
+        Returns None up to the limit, for a worker that sends no reports, and while this process is
+        not connected.
+        """
+        if not (self._connected and worker.announcement.reports_load):
+            return None
+        silent_s = now_s - worker.last_seen_s
+        return silent_s if silent_s > self._limits.silence_s else None
+
+    @property
+    def is_connected(self) -> bool:
+        """True while this process is connected to the bus."""
+        return self._connected
+
+    @property
+    def is_frozen(self) -> bool:
+        """True while most workers are silent together, so that none of them is removed."""
+        return self._frozen_since_s is not None
+
+    def set_connected(self, connected: bool, now_s: float) -> None:
+        """Record whether there is a connection; a new one restarts the timeout of every worker."""
+        if connected and not self._connected:
+            for worker in self._workers.values():
+                worker.last_seen_s = now_s
+        self._connected = connected
+
+    def take_gone(self, now_s: float) -> list[WorkerAnnouncement]:
+        """Remove and return the workers that are lost, by their silence."""
+        if not self._connected:
+            return []
+        silent = [w for w in self if self.silence_s(w, now_s) is not None]
+        if self._is_mass_silence(silent, now_s):
+            silent = [w for w in silent if w.is_expected]
+        gone = [w.announcement for w in silent if w.announcement.agent_is_engine]
+        for announcement in gone:
+            self.remove(announcement.worker_id)
+        return gone
+
+    def _is_mass_silence(self, silent: list[FleetWorker], now_s: float) -> bool:
+        """Return whether most workers fell silent within one heartbeat, which is no sign of loss.
+
+        Workers without load reports do not count.
+        """
+        late_s = self._limits.silence_s - self._limits.heartbeat_s
+        reporting = [w for w in self if w.was_seen and w.announcement.reports_load]
+        late = [w for w in reporting if now_s - w.last_seen_s > late_s]
+        if not silent or len(late) < 2 or 2 * len(late) <= len(reporting):
+            self._frozen_since_s = None
+            return False
+        if self._frozen_since_s is None:
+            self._frozen_since_s = now_s
+        return now_s - self._frozen_since_s < self._limits.freeze_s

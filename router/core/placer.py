@@ -1,0 +1,295 @@
+"""The path from a request to a rank.
+
+fleet ─▶ schedulable candidates ─gate─▶ eligible ─weighing─▶ TermTable ─policy─▶ Placement
+         laid out once per change             index, reservations, rates of each
+"""
+
+from collections.abc import Iterable
+from random import Random
+
+from msgspec import Struct, to_builtins
+
+from router.core.fleet import Fleet
+from router.core.placement import Explained, Placement
+from router.core.settings import CoreSettings
+from router.errors import KvRouterError, WorkerNotFoundError
+from router.indexer.base import OverlapScores
+from router.indexer.predictions import Predictions
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
+from router.protocol.replies import RemovedRanks
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.values import Rank, Scope
+from router.scheduler.busy import step_tokens
+from router.scheduler.candidates import Candidates
+from router.scheduler.eligibility import NAMED_RANKS, Eligibility, EligibleRanks, removed_ranks
+from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
+from router.scheduler.herd import HerdEstimate
+from router.scheduler.policy.predictive import Predictive, cost_weights, predicted_parts
+from router.scheduler.policy.registry import Policies, builtin_policies
+from router.scheduler.predictor.prefill_load import model_progress
+from router.scheduler.queue.policy_classes import PolicyClass
+from router.scheduler.selector import Selector
+from router.scheduler.term_builder import SearchTable, TermBuilder, Wanted
+from router.scheduler.terms import OVERLAP_DEVICE, TermTable
+from router.sequence.active.footprint import TrackedParts
+from router.sequence.active.prompt import HashedPrompt, Prompt
+from router.sequence.active.stages import FIND, SCHEDULING
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    MAX_BATCHED_TOKENS,
+    QUEUED_TOKENS,
+    RankTable,
+)
+
+
+class _Scope(Struct, frozen=True, eq=False):
+    """The schedulable ranks of a scope, and the trees with their blocks.
+
+    Valid for these versions of the fleet and of the rank table.
+    """
+
+    fleet_version: int
+    ranks_version: int
+    candidates: Candidates
+    search: SearchTable
+
+
+class Placer:
+    """A selector of ranks; owns `gate`, and the policies with their state."""
+
+    __slots__ = (
+        "_fleet",
+        "_herd",
+        "_index",
+        "_policies",
+        "_predictions",
+        "_ranks",
+        "_rng",
+        "_scopes",
+        "_settings",
+        "_term_builder",
+        "_tracker",
+        "_weights",
+        "gate",
+    )
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        fleet: Fleet,
+        index: TrustedIndex,
+        predictions: Predictions,
+        ranks: RankTable,
+        tracker: Tracker,
+        herd: HerdEstimate,
+        selectors: Iterable[Selector] | None,
+        rng: Random,
+    ) -> None:
+        """Set up the placer; `selectors` None means the built-in policies.
+
+        Raises ConfigError if the settings name a policy that is not among them.
+        """
+        self._settings = settings
+        self._weights = cost_weights(settings.policy)
+        self._fleet = fleet
+        self._index = index
+        self._predictions = predictions
+        self._ranks = ranks
+        self._rng = rng
+        self._policies = Policies(
+            builtin_policies() if selectors is None else selectors,
+            settings.default_policy,
+            settings.group_policies,
+        )
+        self._tracker = tracker
+        self._herd = herd
+        counts_output, models_prefill = settings.tracking.counts_output, settings.models_prefill
+        self._term_builder = TermBuilder(
+            ranks, tracker, counts_output=counts_output, models_prefill=models_prefill
+        )
+        self._scopes: dict[Scope, _Scope] = {}
+        self.gate = Eligibility(settings.gate, ranks)
+
+    def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
+        """Choose a rank; only the state of policies and of the gate changes.
+
+        Raises NoEndpointsError, WorkersOverloadedError.
+        """
+        scope, phase, override = request.scope, request.phase, request.router_config_override
+        known, stages = self._scope(scope), prompt.stages
+        passed = self._eligible(request, known.candidates)
+        candidates = passed.candidates
+        if stages is not None:
+            stages.end(SCHEDULING)
+        policy = self._policies.find(
+            scope.routing_group, None if override is None else override.policy
+        )
+        settings, tracking = self._settings.policy, self._settings.tracking
+        if phase is not None or override is not None:
+            settings = settings.of_phase(phase).overridden(override)
+            tracking = tracking.of_phase(phase).overridden(override)
+        claims = self._herd.claims(now_s) if self._herd.received else None
+        weights = None
+        if type(policy) is Predictive and not claims and stages is None:
+            is_usual = settings is self._settings.policy
+            weights = self._weights if is_usual else cost_weights(settings)
+        expected = request.expected_output_tokens
+        wanted = Wanted(scope, now_s, tracking, passed.factors, phase, expected, claims, weights)
+        table, found = self._term_builder.build(known.search, candidates, prompt, wanted)
+        if stages is not None:
+            stages.end(FIND)
+        choice = policy.choose(table, settings, self._rng)
+        worker = candidates.workers[choice.index]
+        if choice.table is not table:  # the policy has left some out
+            worker = candidates.worker_of(choice.table.ranks[choice.index])
+        hashed, rows = prompt.by_identity[worker.identity], found[worker.identity]
+        rank_of = known.search.rank_of
+        return Placement(choice, worker, hashed, passed, settings, tracking, rows, rank_of)
+
+    def explain(self, request: SelectRequest, placement: Placement) -> Explained:
+        """Return the reasons of a placement, from the state at that time. O(candidates)."""
+        table, settings = placement.choice.table, placement.settings
+        removed = [*self._unschedulable(request.scope, named=None), *placement.passed.removed]
+        left_out = set(placement.passed.candidates.ranks).difference(table.ranks)
+        if left_out:
+            policy = f"policy {placement.choice.policy}"
+            removed.append(removed_ranks(policy, sorted(left_out), len(left_out)))
+        reasons = self._selector(request).explain(placement.choice, settings)
+        predicted_s = predicted_parts(table, settings)
+        return Explained(reasons, to_builtins(settings), predicted_s, removed)
+
+    def schedulable(self, scope: Scope) -> Candidates:
+        """Return all schedulable ranks of a scope; computed once per change of the fleet."""
+        return self._scope(scope).candidates
+
+    def eligible(self, request: SelectRequest) -> EligibleRanks:
+        """Return the ranks that may serve it. Raises NoEndpointsError, WorkersOverloadedError."""
+        return self._eligible(request, self.schedulable(request.scope))
+
+    def _eligible(self, request: SelectRequest, candidates: Candidates) -> EligibleRanks:
+        if not candidates.ranks:
+            raise NoEndpointsError(
+                request.model_name,
+                request.routing_group,
+                "no schedulable workers",
+                self._unschedulable(request.scope),
+            )
+        prefill = request.prefill_worker_id
+        labels = None if prefill is None else self._labels(prefill)
+        return self.gate.pass_through(request, candidates, labels)
+
+    def has_room(
+        self, request: SelectRequest, policy_class: PolicyClass, part: float, now_s: float
+    ) -> bool:
+        """Return whether a rank that may serve a request is not busy, by `part` of the threshold.
+
+        Returns True if no rank can ever serve it: the request then leaves the queue with an error.
+        """
+        try:
+            candidates = self.eligible(request).candidates
+        except WorkersOverloadedError:
+            return False
+        except KvRouterError:
+            return True
+        rows = self._ranks.values[candidates.slots]
+        if self._settings.models_prefill:
+            model_progress(rows, candidates.ranks, now_s, self._tracker.active)
+        most_tokens = step_tokens(rows[:, MAX_BATCHED_TOKENS])
+        busy = policy_class.are_busy(rows[:, QUEUED_TOKENS], most_tokens, part)
+        return not busy.all()
+
+    def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
+        """Return the cached tokens of a prompt on the eligible rank that has most of them.
+
+        Raises NoEndpointsError, WorkersOverloadedError.
+        """
+        scope = request.scope
+        known, wanted = self._scope(scope), Wanted(scope, now_s, self._settings.tracking)
+        candidates = self._eligible(request, known.candidates).candidates
+        table = self._term_builder.build(known.search, candidates, prompt, wanted)[0]
+        cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
+        return min(prompt.isl_tokens, int(cached_tokens.max()))
+
+    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+        """Return the terms of every schedulable rank of a scope, which may be none."""
+        scope = request.scope
+        known, wanted = self._scope(scope), Wanted(scope, now_s, self._settings.tracking)
+        for identity in known.candidates.identities:
+            self._index.note_search(scope, prompt.hashed(identity).sequence_hashes)
+        return self._term_builder.build(known.search, known.candidates, prompt, wanted)[0]
+
+    def overlaps(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        """Return the cached prefix of every rank of a scope, estimated blocks included."""
+        known = self._index.find_matches(scope, prompt.sequence_hashes)
+        if not self._predictions.are_made:
+            return known
+        return self._predictions.added_to(known, scope, prompt.sequence_hashes)
+
+    def find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
+        """Return the worker of a schedulable rank. Raises WorkerNotFoundError."""
+        worker = self._fleet.get(rank.worker_id)
+        if worker is not None and self._fleet.is_schedulable(worker):
+            announced = worker.announcement
+            if announced.scope == scope and rank in announced.ranks:
+                return announced
+        detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
+        raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
+
+    def tracking(self, request: SelectRequest | ReserveRequest) -> TrackedParts:
+        """Return the parts of a reservation that are counted as load."""
+        tracking, override = self._settings.tracking, request.router_config_override
+        if request.phase is not None:
+            tracking = tracking.of_phase(request.phase)
+        return tracking if override is None else tracking.overridden(override)
+
+    def _scope(self, scope: Scope) -> _Scope:
+        """Return what is known of a scope, laid out anew after changes."""
+        fleet_version, ranks_version = self._fleet.version, self._ranks.version
+        trees = self._index.trees(scope)
+        if self._predictions.are_made:
+            trees = (*trees, *self._predictions.trees(scope))
+        known = self._scopes.get(scope)
+        if (
+            known is not None
+            and known.fleet_version == fleet_version
+            and known.ranks_version == ranks_version
+        ):
+            if known.search.fits(trees):
+                return known
+            candidates = known.candidates
+        else:
+            candidates = Candidates.of(self._fleet.schedulable(scope), self._ranks)
+        known = _Scope(fleet_version, ranks_version, candidates, SearchTable(trees, self._ranks))
+        if candidates.ranks:
+            self._scopes[scope] = known
+        else:
+            self._scopes.pop(scope, None)
+        return known
+
+    def _selector(self, request: SelectRequest) -> Selector:
+        override = request.router_config_override
+        wanted = None if override is None else override.policy
+        return self._policies.find(request.routing_group, wanted)
+
+    def _unschedulable(self, scope: Scope, named: int | None = NAMED_RANKS) -> list[RemovedRanks]:
+        """Return why workers are not schedulable; `named`: limit of ranks per reason, None: all."""
+        why: dict[str, list[Rank]] = {}
+        for worker in self._fleet:
+            if worker.announcement.scope == scope:
+                if self._fleet.is_schedulable(worker):
+                    continue
+                reason = f"not schedulable ({self._fleet.obstacle(worker)})"
+                why.setdefault(reason, []).extend(worker.announcement.ranks)
+        return [
+            removed_ranks(reason, ranks, len(ranks) if named is None else named)
+            for reason, ranks in why.items()
+        ]
+
+    def _labels(self, prefill_worker_id: int) -> WorkerLabels:
+        """Return the labels of the worker that did the prefill. Raises WorkerNotFoundError."""
+        worker = self._fleet.get(prefill_worker_id)
+        if worker is None:
+            raise WorkerNotFoundError(prefill_worker_id, "named as prefill_worker_id")
+        return worker.announcement.labels

@@ -1,0 +1,87 @@
+"""Rank table columns that depend neither on reservations nor on load reports."""
+
+from router.core.fleet import Fleet, FleetWorker
+from router.indexer.trusted_index import TrustedIndex
+from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.replies import Trust, TrustState
+from router.protocol.values import Rank
+from router.scheduler.settings import TrustWeights
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    CAPACITY_BLOCKS,
+    DECODE_SIDE,
+    EAGLE,
+    HELD_BLOCKS,
+    MAX_BATCHED_TOKENS,
+    TRUST_WEIGHT,
+    USED_BLOCKS,
+    RankTable,
+)
+
+NOTED_RANKS = 256
+"""Ranks updated at a time; takes a millisecond."""
+
+
+class RankStatus:
+    """A writer of the table's columns of worker attributes and index state."""
+
+    __slots__ = ("_fleet", "_index", "_table", "_to_note", "_weights")
+
+    def __init__(
+        self, table: RankTable, fleet: Fleet, index: TrustedIndex, weights: TrustWeights
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._index = index
+        self._weights = weights
+        self._to_note: list[Rank] = []
+
+    def note_worker(self, rank: Rank, announcement: WorkerAnnouncement) -> None:
+        """Write the announced attributes of a rank, which may be new."""
+        self._table.add(rank)
+        row, identity = self._table.row(rank), announcement.identity
+        row[BLOCK_SIZE], row[EAGLE] = identity.block_size, identity.eagle
+        row[CAPACITY_BLOCKS] = announcement.total_kv_blocks
+        row[MAX_BATCHED_TOKENS] = announcement.max_num_batched_tokens
+        row[DECODE_SIDE] = announcement.role == "decode"
+
+    def note(self, rank: Rank, now_s: float, *, is_trusted: bool = False) -> None:
+        """Write the index state of a rank; `is_trusted`: its trust is known to be unchanged.
+
+        Unannounced ranks are ignored.
+        """
+        if rank not in self._table:
+            return
+        row = self._table.row(rank)
+        row[HELD_BLOCKS] = self._index.held_blocks(rank)
+        row[USED_BLOCKS] = self._fleet.used_blocks(rank, now_s)
+        if not is_trusted:
+            row[TRUST_WEIGHT] = self._weights.weight(self.trust(rank, now_s).state)
+
+    def note_some(self, now_s: float) -> None:
+        """Update some ranks, in rotation, because trust also changes with time."""
+        if not self._to_note:
+            self._to_note = list(self._table)
+        for _ in range(min(NOTED_RANKS, len(self._to_note))):
+            self.note(self._to_note.pop(), now_s)
+
+    def trust(self, rank: Rank, now_s: float) -> Trust:
+        """Return the trust in the overlaps of a rank."""
+        if rank not in self._table:
+            return Trust(TrustState.BLIND, 0, None, "gone")
+        trust = self._index.trust(rank, now_s)
+        worker = self._fleet.get(rank.worker_id)
+        silent_s = None if worker is None else self._fleet.silence_s(worker, now_s)
+        if silent_s is not None:
+            reason = f"agent silent for {silent_s:.1f} s"
+            return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
+        if trust.state is TrustState.EXACT and self._is_cut_off(worker, rank):
+            reason = "event bus disconnected"
+            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
+        return trust
+
+    def _is_cut_off(self, worker: FleetWorker | None, rank: Rank) -> bool:
+        """Return whether its events arrive over the bus while that is disconnected."""
+        if self._fleet.is_connected or worker is None:
+            return False
+        return worker.announcement.source(rank) is None

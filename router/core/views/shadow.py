@@ -1,0 +1,195 @@
+"""Comparison of our choices with those of the incumbent, the router that decides.
+
+Both choices are weighed at the same moment, on the same index and load, by our policy's terms: only
+the choice itself differs. Only the incumbent's choice is reserved, so that the load is the real
+one.
+"""
+
+from collections import deque
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core.core import RouterCore
+from router.core.placement import Placement
+from router.core.views.decisions import candidate
+from router.protocol.replies import Candidate
+from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
+from router.protocol.values import Rank, Scope
+from router.scheduler.terms import Terms
+
+MAX_DIFFERENCES = 100
+"""Limit of differences kept; the oldest are dropped. A kilobyte each."""
+
+MAX_SCOPES = 1_024
+
+Source: TypeAlias = Literal["request", "bus"]
+"""The source of the incumbent's choice: a caller's request, or its own messages on the bus."""
+
+
+class Totals(Struct):
+    """Totals of one side's choices, by our own index and reservations."""
+
+    predicted_cached_blocks: int = 0
+    predicted_cached_tokens: int = 0
+    projected_prefill_tokens: int = 0
+    """Prefill load of the chosen ranks in tokens, including the request itself."""
+
+    def add(self, terms: Terms) -> None:
+        """Add a choice."""
+        self.predicted_cached_blocks += terms.predicted_cached_blocks
+        self.predicted_cached_tokens += terms.predicted_cached_blocks * terms.block_size
+        self.projected_prefill_tokens += terms.potential_prefill_tokens
+
+
+class ScopeShadow(Struct):
+    """One scope's comparisons.
+
+    `tied`: the choices differ, but cost the same by our policy; `unknown_ranks`: choices of ranks
+    that are not candidates here, which are not compared.
+    """
+
+    model_name: str
+    routing_group: str
+    ours: Totals
+    theirs: Totals
+    compared: int = 0
+    agreed: int = 0
+    tied: int = 0
+    unknown_ranks: int = 0
+    isl_tokens: int = 0
+
+    def add(self, placement: Placement, theirs: int) -> None:
+        """Add a comparison; `theirs`: index of the candidate that the incumbent chose."""
+        choice = placement.choice
+        self.compared += 1
+        self.isl_tokens += placement.prompt.isl_tokens
+        self.ours.add(choice.chosen)
+        self.theirs.add(choice.table.terms(theirs))
+        if theirs == choice.index:
+            self.agreed += 1
+        elif choice.costs[theirs] == choice.costs[choice.index]:
+            self.tied += 1
+
+
+class Difference(Struct, frozen=True):
+    """A request for which we would have chosen another rank, explained by both ranks' terms.
+
+    `claimed_overlap_blocks`: the overlap that the incumbent assumed, if it publishes it.
+    """
+
+    request_id: str | None
+    model_name: str
+    routing_group: str
+    source: Source
+    age_s: float
+    isl_tokens: int
+    policy: str
+    ours: Candidate
+    theirs: Candidate
+    claimed_overlap_blocks: int | None
+
+
+class ShadowReport(Struct, frozen=True):
+    """All comparisons since the start, and the last differences, newest first."""
+
+    books: str
+    compared_for_s: float
+    scopes: list[ScopeShadow]
+    differences: list[Difference]
+
+
+class Shadow:
+    """The comparisons so far."""
+
+    __slots__ = ("_differences", "_since_s", "scopes", "uncounted")
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._differences: deque[tuple[float, Difference]] = deque(maxlen=MAX_DIFFERENCES)
+        self.scopes: dict[Scope, ScopeShadow] = {}
+        self.uncounted = 0
+
+    def compare(
+        self,
+        core: RouterCore,
+        request: SelectRequest,
+        placement: Placement,
+        incumbent: Rank,
+        source: Source,
+        now_s: float,
+        claimed_overlap_blocks: int | None = None,
+    ) -> None:
+        """Count our choice and the incumbent's choice. O(candidates)."""
+        totals, choice = self._totals(request.scope), placement.choice
+        if totals is None:
+            self.uncounted += 1
+            return
+        theirs = choice.table.find(incumbent)
+        if theirs is None:
+            totals.unknown_ranks += 1
+            return
+        totals.add(placement, theirs)
+        if theirs != choice.index:
+            ours_seen, theirs_seen = (
+                candidate(core, choice.table.terms(i), float(choice.costs[i]), now_s)
+                for i in (choice.index, theirs)
+            )
+            seen = (ours_seen, theirs_seen, claimed_overlap_blocks)
+            self._differences.append((now_s, _difference(request, placement, source, *seen)))
+
+    def report(self, now_s: float) -> ShadowReport:
+        """Return all comparisons, as callers see them."""
+        return ShadowReport(
+            books="only what the incumbent chose: no choice of ours is booked",
+            compared_for_s=round(now_s - self._since_s, 3),
+            scopes=[self.scopes[scope] for scope in sorted(self.scopes)],
+            differences=[
+                replace(difference, age_s=round(now_s - seen_s, 3))
+                for seen_s, difference in reversed(self._differences)
+            ],
+        )
+
+    def _totals(self, scope: Scope) -> ScopeShadow | None:
+        if scope not in self.scopes:
+            if len(self.scopes) >= MAX_SCOPES:
+                return None
+            self.scopes[scope] = ScopeShadow(
+                scope.model_name, scope.routing_group, Totals(), Totals()
+            )
+        return self.scopes[scope]
+
+
+def reserved_at(request: SelectRequest, rank: Rank) -> ReserveRequest:
+    """Return the reservation of a request that the incumbent placed at `rank`."""
+    shared = {name: getattr(request, name) for name in PromptRequest.__struct_fields__}
+    return ReserveRequest(
+        **shared,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        request_id=request.request_id,
+        expected_output_tokens=request.expected_output_tokens,
+    )
+
+
+def _difference(
+    request: SelectRequest,
+    placement: Placement,
+    source: Source,
+    ours: Candidate,
+    theirs: Candidate,
+    claimed_overlap_blocks: int | None,
+) -> Difference:
+    return Difference(
+        request_id=request.request_id,
+        model_name=request.model_name,
+        routing_group=request.routing_group,
+        source=source,
+        age_s=0.0,
+        isl_tokens=placement.prompt.isl_tokens,
+        policy=placement.choice.policy,
+        ours=ours,
+        theirs=theirs,
+        claimed_overlap_blocks=claimed_overlap_blocks,
+    )

@@ -1,0 +1,309 @@
+"""Views of the load of every rank and of its cached prefix of a prompt. Read-only."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import Struct, structs
+
+from router.core.core import RouterCore
+from router.core.fleet import FleetWorker
+from router.core.registered_workers import RegisteredWorker
+from router.indexer.base import NO_OVERLAP, Overlap
+from router.protocol.dumps import (
+    TIER_NAMES,
+    TierName,
+)
+from router.protocol.loads import LoadGauges
+from router.protocol.replies import (
+    OverlapScoresReply,
+    PotentialLoad,
+    RankOverlap,
+    ScopeLoads,
+    Trust,
+)
+from router.protocol.requests import PromptRequest
+from router.protocol.values import HeldState, Rank, Scope
+from router.protocol.workers import WorkerRegistration
+from router.sequence.active.prompt import HashedPrompt, Prompt
+from router.sequence.rank_table import BUSY
+
+
+def loads(core: RouterCore) -> list[ScopeLoads]:
+    """Return the reserved load of every rank, by scope."""
+    by_scope: dict[Scope, list[PotentialLoad]] = {}
+    for worker in core.fleet:
+        announcement = worker.announcement
+        here = by_scope.setdefault(announcement.scope, [])
+        for rank in announcement.ranks:
+            active = core.tracker.active(rank)
+            here.append(_load(core, rank, active.active_prefill_tokens, active.active_blocks))
+    return [
+        ScopeLoads(scope.model_name, scope.routing_group, here, *core.waiting.usage(scope))
+        for scope, here in sorted(by_scope.items())
+    ]
+
+
+def potential_loads(
+    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
+) -> list[PotentialLoad]:
+    """Return the load of every schedulable rank of a scope if this prompt were placed there."""
+    table = core.weigh(request, prompt, now_s)
+    return [
+        _load(core, t.rank, t.potential_prefill_tokens, t.potential_decode_blocks)
+        for t in map(table.terms, range(len(table)))
+    ]
+
+
+def overlap_scores(
+    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
+) -> OverlapScoresReply:
+    """Return the cached prefix of every announced rank of a scope."""
+    workers = [w.announcement for w in core.fleet if w.announcement.scope == request.scope]
+    overlaps = core.match(request.scope, prompt, workers)
+    ranks = [
+        _rank_overlap(
+            rank,
+            prompt.hashed(worker.identity),
+            overlaps[worker.identity].get(rank, NO_OVERLAP),
+            core.trust(rank, now_s),
+            is_eagle=worker.identity.eagle,
+        )
+        for worker in workers
+        for rank in worker.ranks
+    ]
+    if not workers:
+        return OverlapScoresReply(0, 0, ranks)
+    first = prompt.hashed(workers[0].identity)
+    return OverlapScoresReply(first.block_size, len(first.sequence_hashes), ranks)
+
+
+def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:
+    requests = core.tracker.active(rank).active_requests
+    return PotentialLoad(rank.worker_id, rank.dp_rank, prefill_tokens, decode_blocks, requests)
+
+
+def _rank_overlap(
+    rank: Rank, prompt: HashedPrompt, overlap: Overlap, trust: Trust, *, is_eagle: bool
+) -> RankOverlap:
+    return RankOverlap(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        block_size=prompt.block_size,
+        num_blocks=len(prompt.sequence_hashes),
+        predicted_cached_blocks=prompt.cached_blocks(overlap.remote, eagle=is_eagle),
+        device_blocks=overlap.device,
+        host_pinned_blocks=overlap.host,
+        disk_blocks=overlap.disk,
+        remote_blocks=overlap.remote,
+        host_pinned_extension_blocks=overlap.host - overlap.device,
+        disk_extension_blocks=overlap.disk - overlap.host,
+        trust=trust,
+    )
+
+
+_SHARED_FIELDS = (
+    "endpoint",
+    "block_size",
+    "is_eagle",
+    "data_parallel_start_rank",
+    "data_parallel_size",
+    "max_num_batched_tokens",
+    "total_kv_blocks",
+)
+"""Fields that announced workers report, and that callers may set for workers they register."""
+
+
+class TierView(Struct, frozen=True):
+    """The blocks of a rank in one tier.
+
+    `digest`: XOR of a mix of the hashes, in hexadecimal, to compare with the agent's. `holes`:
+    blocks held here or in a faster tier without their parents, by the rank's last report.
+    """
+
+    blocks: int
+    digest: str
+    holes: int
+
+
+class EngineView(Struct, frozen=True):
+    """The state of a direct connection to the engine of a rank.
+
+    `condition`: connecting, replaying, following, or blind (connected, but nothing is replayed);
+    `problem`: the last fault; `silent_s`: time since its last message, null if there was none.
+    """
+
+    events: str
+    replay: str | None
+    condition: str
+    problem: str | None
+    silent_s: float | None
+
+
+EngineOf: TypeAlias = Callable[[Rank], EngineView | None]
+
+
+class RankView(Struct, frozen=True):
+    """One rank of a worker.
+
+    `is_busy`: it was above a threshold at the last decision; `engine`: null if its events come over
+    the bus.
+    """
+
+    dp_rank: int
+    trust: Trust
+    held_blocks: int
+    tiers: dict[TierName, TierView]
+    active_requests: int
+    active_prefill_tokens: int
+    active_decode_blocks: int
+    is_busy: bool
+    reported: LoadGauges | None
+    engine: EngineView | None = None
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """One worker, as announced or registered, with its current state.
+
+    Null: not reported or not known yet. Fields of registered workers only come last, before the
+    labels that requests may require.
+    """
+
+    worker_id: int
+    name: str
+    model_name: str
+    routing_group: str
+    lifecycle: str
+    endpoint: str | None
+    block_size: int | None
+    is_eagle: bool | None
+    data_parallel_start_rank: int | None
+    data_parallel_size: int | None
+    max_num_batched_tokens: int | None
+    total_kv_blocks: int | None
+    role: str
+    incarnation: int | None
+    last_heard_s: float | None
+    not_schedulable_reasons: list[str]
+    ranks: list[RankView]
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[int, str] = {}
+    replay_endpoint: str | None = None
+    replay_endpoints: dict[int, str] = {}
+    load_endpoints: dict[int, str] = {}
+    topic: str | None = None
+    engine: str | None = None
+    report_mode: str | None = None
+    stable_routing_id: str | None = None
+    taints: list[str] = []
+    topology_domains: dict[str, str] = {}
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
+    lora_names: list[str] | None = None
+    max_gpu_lora_count: int | None = None
+
+
+def no_engine(_: Rank) -> EngineView | None:
+    """Return None: the core is not attached to engines directly."""
+    return None
+
+
+def workers(core: RouterCore, now_s: float, engine_of: EngineOf = no_engine) -> list[WorkerView]:
+    """Return every known worker, by id."""
+    return [worker_view(core, worker, now_s, engine_of) for worker in core.fleet]
+
+
+def worker_view(
+    core: RouterCore, worker: FleetWorker, now_s: float, engine_of: EngineOf = no_engine
+) -> WorkerView:
+    """Return the view of one worker."""
+    announcement = worker.announcement
+    state, reasons = lifecycle(core, worker)
+    view = WorkerView(
+        worker_id=announcement.worker_id,
+        name=announcement.name,
+        model_name=announcement.model_name,
+        routing_group=announcement.routing_group,
+        lifecycle=state,
+        endpoint=announcement.endpoint,
+        block_size=announcement.identity.block_size,
+        is_eagle=announcement.identity.eagle,
+        data_parallel_start_rank=announcement.data_parallel_start_rank,
+        data_parallel_size=announcement.data_parallel_size,
+        max_num_batched_tokens=announcement.max_num_batched_tokens,
+        total_kv_blocks=announcement.total_kv_blocks,
+        role=announcement.role,
+        incarnation=announcement.incarnation,
+        last_heard_s=round(now_s - worker.last_seen_s, 3),
+        not_schedulable_reasons=reasons,
+        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in announcement.ranks],
+        **structs.asdict(announcement.labels),
+    )
+    if not isinstance(announcement, RegisteredWorker):
+        return view
+    return structs.replace(view, **_registered_fields(announcement.registration))
+
+
+def lifecycle(core: RouterCore, worker: FleetWorker) -> tuple[str, list[str]]:
+    """Return the lifecycle of a worker, and the reasons against scheduling requests on it."""
+    wanted = core.fleet.lifecycle(worker.announcement.worker_id)
+    reasons = [] if wanted == "schedulable" else [f"{wanted} by an operator"]
+    if worker.is_expected:
+        reasons.append("announced, but no report received yet")
+    if worker.problem is not None:
+        reasons.append(worker.problem)
+    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
+    if wanted == "draining" and not busy:
+        return "drained", reasons
+    if wanted == "schedulable" and worker.problem is not None:
+        return "unschedulable", reasons
+    return ("incomplete" if worker.is_expected else wanted), reasons
+
+
+def incomplete_view(registration: WorkerRegistration, lacking: list[str]) -> WorkerView:
+    """Return the view of a registered worker that is not schedulable for lack of fields."""
+    return WorkerView(
+        worker_id=registration.worker_id,
+        name=f"worker {registration.worker_id}",
+        model_name=registration.scope.model_name,
+        routing_group=registration.scope.routing_group,
+        lifecycle="incomplete",
+        incarnation=None,
+        last_heard_s=None,
+        not_schedulable_reasons=lacking,
+        ranks=[],
+        **_registered_fields(registration),
+    )
+
+
+def _registered_fields(registration: WorkerRegistration) -> dict[str, Any]:
+    """Return the fields as the caller set them; the others are null."""
+    said = {**dict.fromkeys(_SHARED_FIELDS), **registration.given}
+    return {**said, "role": registration.role or "aggregated"}
+
+
+def _tier_views(held: HeldState) -> dict[TierName, TierView]:
+    rows = zip(held.counts, held.digests, held.holes, strict=True)
+    return {
+        name: TierView(blocks, f"{digest:016x}", holes)
+        for name, (blocks, digest, holes) in zip(TIER_NAMES, rows, strict=True)
+    }
+
+
+def _rank_view(
+    core: RouterCore, worker: FleetWorker, rank: Rank, now_s: float, engine_of: EngineOf
+) -> RankView:
+    active = core.tracker.active(rank)
+    report = worker.reports.get(rank)
+    return RankView(
+        dp_rank=rank.dp_rank,
+        trust=core.trust(rank, now_s),
+        held_blocks=core.index.held_blocks(rank),
+        tiers=_tier_views(core.index.held_state(rank)),
+        active_requests=active.active_requests,
+        active_prefill_tokens=active.active_prefill_tokens,
+        active_decode_blocks=active.active_blocks,
+        is_busy=bool(core.ranks.row(rank)[BUSY]),
+        reported=None if report is None else report.gauges,
+        engine=engine_of(rank),
+    )

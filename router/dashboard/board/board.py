@@ -1,0 +1,178 @@
+"""The content of the dashboard, as frames encoded once for all viewers."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from math import inf
+
+from msgspec import json
+
+from router.core.core import RouterCore
+from router.core.views.accuracy import Misprediction, findings, sentence
+from router.dashboard.board.decision_feed import DecisionFeed, SeenDecision
+from router.dashboard.board.frames import Columns, Frame, Point, Prefixes, Totals
+from router.dashboard.board.table import RANK_COLUMNS, WORKER_COLUMNS, Table
+from router.observability.event_timeline import EventTimeline
+from router.observability.health import ServiceStatus
+
+HISTORY_POINTS = 300
+PREFIXES = 8
+MISPREDICTED = 16
+FADE_S = 600.0
+"""The half-life of the prefix counts."""
+
+_COLUMNS = Columns(WORKER_COLUMNS, RANK_COLUMNS, Point.__struct_fields__)
+
+
+class Board:
+    """The dashboard's state, read from the core without changing it.
+
+    Times are arguments: `now_s` is monotonic, `at` is seconds since 1970. `decided`: returns the
+    number of decisions so far, their prompt tokens, and those of these predicted to be cached.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        core: RouterCore,
+        status: ServiceStatus,
+        decided: Callable[[], tuple[int, int, int]],
+        timeline: EventTimeline,
+    ) -> None:
+        self._name = name
+        self._core = core
+        self._status = status
+        self._decided = decided
+        self._timeline = timeline
+        self.feed = DecisionFeed()
+        self._table = Table(core, self.feed, timeline)
+        self._seen: list[SeenDecision] = []
+        self._history: deque[Point] = deque(maxlen=HISTORY_POINTS)
+        self._revision = 0
+        self._number = 0
+        self._mispredicted: list[Misprediction] = []
+        self._last: tuple[float, int] | None = None
+        self._fades_s = inf
+
+    def rest(self) -> None:
+        """Drop all state that would become stale while there is no viewer."""
+        self._table.clear()
+        self.feed.forget_waiting()
+        self._seen.clear()
+        self._last = None
+
+    def look(self, now_s: float) -> Iterator[None]:
+        """Read changes of the core, in slices of a millisecond at most."""
+        yield from self._table.look(now_s)
+        self._look_at_findings(now_s)
+        yield
+        self._fades_s = min(self._fades_s, now_s + FADE_S)
+        while (seen := self.feed.explain_next(self._core, now_s)) is not None:
+            self._seen.append(seen)
+            yield
+        if now_s > self._fades_s:
+            self._fades_s = now_s + FADE_S
+            self.feed.prefixes.fade()
+
+    def frame(self, now_s: float, at: float) -> bytes:
+        """Return the changes since the last frame. O(changes + ranks)."""
+        totals = self._totals()
+        self._history.append(self._point(totals, now_s, at))
+        workers, ranks = self._table.take_changed()
+        gone_workers, gone_ranks = self._table.take_gone()
+        events = list(self._timeline.since(self._revision))
+        self._revision = max((each.revision for each in events), default=self._revision)
+        seen, self._seen = self._seen, []
+        self._number += 1
+        return json.encode(
+            Frame(
+                number=self._number,
+                at=at,
+                totals=totals,
+                workers=workers,
+                ranks=ranks,
+                gone_workers=gone_workers,
+                gone_ranks=gone_ranks,
+                decisions=seen,
+                skipped=self.feed.skipped,
+                events=events,
+                prefixes=self._prefixes() if seen else None,
+                mispredicted=self._mispredicted,
+                history=[self._history[-1]],
+            )
+        )
+
+    def whole(self, at: float) -> bytes:
+        """Return the complete state as of the last frame, for a new viewer. O(ranks)."""
+        return json.encode(
+            Frame(
+                number=self._number,
+                at=at,
+                totals=self._totals(),
+                is_whole=True,
+                router=self._name,
+                version=version("kv-router"),
+                columns=_COLUMNS,
+                workers=list(self._table.workers.values()),
+                ranks=list(self._table.ranks.values()),
+                decisions=list(self.feed.kept),
+                skipped=self.feed.skipped,
+                events=[e for e in self._timeline.since(0) if e.revision <= self._revision],
+                prefixes=self._prefixes(),
+                mispredicted=self._mispredicted,
+                history=list(self._history),
+            )
+        )
+
+    def _look_at_findings(self, now_s: float) -> None:
+        """Record each new cause per model once in the timeline, for its widest scope."""
+        known = {_scope_and_cause(each) for each in self._mispredicted}
+        self._mispredicted = findings(self._core.closed_loop, now_s)[:MISPREDICTED]
+        for each in self._mispredicted:
+            if _scope_and_cause(each) not in known:
+                known.add(_scope_and_cause(each))
+                about = "" if each.worker_id is None else each.worker_id
+                self._timeline.note("mispredicted", "warning", about, sentence(each))
+
+    def _prefixes(self) -> Prefixes:
+        return Prefixes(self.feed.prefixes.decisions, self.feed.prefixes.top(PREFIXES))
+
+    def _totals(self) -> Totals:
+        core, status = self._core, self._status
+        readiness = status.readiness(core)
+        decisions, prompt_tokens, predicted_tokens = self._decided()
+        predicted, actual = self._table.hits()
+        return Totals(
+            ready=readiness.is_ready,
+            reasons=readiness.reasons,
+            degraded=status.degraded(core),
+            bus_connected=core.fleet.is_connected if status.has_bus else None,
+            workers=len(core.fleet),
+            schedulable_workers=core.fleet.schedulable_count(),
+            ranks=len(core.ranks),
+            active_requests=len(core.tracker),
+            waiting_requests=len(core.waiting),
+            decisions=decisions,
+            prompt_tokens=prompt_tokens,
+            predicted_cached_tokens=predicted_tokens,
+            predicted_hits=predicted,
+            actual_hits=actual,
+        )
+
+    def _point(self, totals: Totals, now_s: float, at: float) -> Point:
+        before_s, before = self._last or (now_s, totals.decisions)
+        self._last = (now_s, totals.decisions)
+        passed_s = now_s - before_s
+        per_s = (totals.decisions - before) / passed_s if passed_s > 0 else 0.0
+        return Point(
+            round(at, 1),
+            round(per_s, 2),
+            totals.predicted_hits,
+            totals.actual_hits,
+            totals.active_requests,
+            totals.waiting_requests,
+        )
+
+
+def _scope_and_cause(found: Misprediction) -> tuple[str, str, str]:
+    return found.model_name, found.routing_group, found.causes[0].name

@@ -1,0 +1,120 @@
+"""A sample of the decisions for the dashboard, taken when made and explained afterwards.
+
+Without a viewer no decision is sampled, and no time is spent.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from router.core.core import RouterCore
+from router.core.placement import Placement
+from router.core.views.decisions import LoggedDecision, logged_decision, without_prompt
+from router.dashboard.board.hot_prefixes import HotPrefixes
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Rank
+from router.scheduler.terms import OVERLAP_REMOTE
+from router.sequence.rank_table import EAGLE
+
+PER_S = 4.0
+WAITING = 8
+"""The limit of decisions that wait to be explained; those beyond it are skipped."""
+
+KEPT = 32
+"""The number of decisions shown to a new viewer."""
+
+CANDIDATES = 8
+"""The number of candidates shown: the chosen one, and the cheapest of the others."""
+
+
+class SeenDecision(Struct, frozen=True):
+    """A decision of the feed.
+
+    `number` counts the decisions shown. `is_booked`: False for a selection without a reservation.
+    """
+
+    number: int
+    is_booked: bool
+    decision: LoggedDecision
+
+
+class _Taken(Struct, frozen=True, eq=False):
+    at: float
+    command: str
+    request: SelectRequest
+    placement: Placement
+
+
+class DecisionFeed:
+    """A sampler of decisions, at most `PER_S` per second; it counts the skipped ones.
+
+    `predicted`: per rank, the prompt tokens of all decisions, and those of them predicted to be
+    cached, since they were last taken.
+    """
+
+    __slots__ = (
+        "_due_s",
+        "_taken",
+        "kept",
+        "number",
+        "predicted",
+        "prefixes",
+        "skipped",
+    )
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._taken: deque[_Taken] = deque()
+        self.kept: deque[SeenDecision] = deque(maxlen=KEPT)
+        self.number = self.skipped = 0
+        self.prefixes = HotPrefixes()
+        self.predicted: dict[Rank, list[int]] = {}
+
+    def take(
+        self, command: str, request: SelectRequest, placement: Placement, now_s: float, at: float
+    ) -> None:
+        """Sample a decision. Never raises. O(1).
+
+        Ignores selections without a reservation that are pinned to a worker: a forwarder uses them
+        to look up the endpoint of a worker.
+        """
+        if request.pinned_worker is not None and command == "select":
+            return
+        prompt, row = placement.prompt, placement.choice.table.values[placement.choice.index]
+        counted = self.predicted.setdefault(placement.rank, [0, 0])
+        counted[0] += prompt.isl_tokens
+        cached_blocks = prompt.cached_blocks(int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE]))
+        counted[1] += cached_blocks * prompt.block_size
+        if now_s < self._due_s or len(self._taken) >= WAITING:
+            self.skipped += 1
+            return
+        self._due_s = max(self._due_s, now_s - 1.0) + 1 / PER_S
+        self._taken.append(_Taken(at, command, without_prompt(request), placement))
+
+    def explain_next(self, core: RouterCore, now_s: float) -> SeenDecision | None:
+        """Explain the next sampled decision. Returns None if there is none. O(candidates)."""
+        if not self._taken:
+            return None
+        taken = self._taken.popleft()
+        placement = taken.placement
+        self.number += 1
+        matched_blocks = int(placement.choice.table.values[:, OVERLAP_REMOTE].max())
+        self.prefixes.note(
+            taken.request.scope,
+            placement.prompt.public_hashes,
+            matched_blocks,
+            placement.prompt.block_size,
+        )
+        decision = logged_decision(core, taken.request, placement, CANDIDATES, taken.at, now_s)
+        seen = SeenDecision(self.number, taken.command != "select", decision)
+        self.kept.append(seen)
+        return seen
+
+    def take_predicted(self, rank: Rank) -> list[int]:
+        """Return and reset a rank's prompt tokens, and those of them predicted to be cached."""
+        return self.predicted.pop(rank, [0, 0])
+
+    def forget_waiting(self) -> None:
+        """Drop the waiting decisions and the predictions: the last viewer has left."""
+        self._taken.clear()
+        self.predicted.clear()

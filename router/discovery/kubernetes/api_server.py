@@ -1,0 +1,194 @@
+"""A client of a Kubernetes API server: lists objects, then watches from the list's version.
+
+Errors of the API server's client; part of the tree in `router.errors`.
+
+KvRouterError
+└── ApiServerError               the request failed, or its response is invalid
+    └── GoneError                the resource version has expired (410): list again
+"""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import httpx
+import msgspec
+
+from router.config.discovery import ACCOUNT, DiscoveryConfig
+from router.discovery.kubernetes.objects import (
+    Change,
+    ClusterObject,
+    EndpointSlice,
+    Page,
+    Pod,
+    Status,
+)
+from router.errors import ConfigError, KvRouterError
+from router.runtime.security.http_access import HttpAccess
+
+
+class ApiServerError(KvRouterError):
+    """A failed request to the API server, or an invalid response."""
+
+    code = "api_server"
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.reason = reason
+
+
+class GoneError(ApiServerError):
+    """An expired resource version (410): only a new list helps."""
+
+
+WATCH_S = 60
+"""The duration requested for a watch; a new watch then replaces a connection that went silent."""
+PAGE_OBJECTS = 500
+MAX_PAGE_BYTES = 64 << 20
+MAX_LINE_BYTES = 4 << 20
+"""The limit of a watch line, which holds one object; the server limits objects to 1.5 MiB."""
+GONE = 410
+
+T = TypeVar("T")
+
+PATHS = {
+    "pods": "/api/v1/namespaces/{}/pods",
+    "endpointslices": "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
+}
+
+
+def api_url(config: DiscoveryConfig, environment: Mapping[str, str]) -> str:
+    """Return the URL of the API server. Raises ConfigError if it is unknown."""
+    if config.discovery_api_url:
+        return config.discovery_api_url
+    host = environment.get("KUBERNETES_SERVICE_HOST")
+    if not host:
+        reason = "empty, and KUBERNETES_SERVICE_HOST is not set: this is no pod"
+        raise ConfigError("discovery_api_url", reason, "https://host:port")
+    host = f"[{host}]" if ":" in host else host
+    return f"https://{host}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
+
+
+def namespace_of(config: DiscoveryConfig) -> str:
+    """Return the namespace to list and watch. Raises ConfigError if it is unknown."""
+    if config.discovery_namespace:
+        return config.discovery_namespace
+    try:
+        return Path(ACCOUNT, "namespace").read_text("ascii").strip()
+    except OSError as error:
+        reason = f"empty, and {ACCOUNT}/namespace: {error.strerror}"
+        raise ConfigError("discovery_namespace", reason, "a namespace") from error
+
+
+class ApiServer:
+    """Objects of one kind, selected by label.
+
+    Every method raises ApiServerError, and ConfigError for unusable credential files. The token and
+    the CA certificates are read again for each request.
+    """
+
+    def __init__(self, config: DiscoveryConfig) -> None:
+        """Set up the decoders and credentials. Raises ConfigError."""
+        self.namespace = namespace_of(config)
+        path = PATHS[config.discovery].format(self.namespace)
+        self._url = api_url(config, os.environ) + path
+        self._selector = config.discovery_selector
+        self._timeout_s = config.discovery_timeout_s
+        ca_file = config.discovery_ca_file if self._url.startswith("https") else ""
+        self._access = HttpAccess(config.discovery_token_file, ca_file)
+        self._pages = msgspec.json.Decoder(Page)
+        self._objects = _decoder(config)
+        self._changes = msgspec.json.Decoder(Change)
+        self._statuses = msgspec.json.Decoder(Status)
+
+    async def listed(self) -> tuple[list[ClusterObject], str]:
+        """Return all objects, and the resource version of the list."""
+        objects: list[ClusterObject] = []
+        parameters = {"labelSelector": self._selector, "limit": str(PAGE_OBJECTS)}
+        while True:
+            async with self._response(parameters, self._timeout_s) as response:
+                body = b"".join([part async for part in self._bounded(response)])
+            page = self._decoded(self._pages, body)
+            objects += [self._object(each) for each in page.items]
+            if not page.metadata.continue_:
+                return objects, page.metadata.resource_version
+            parameters["continue"] = page.metadata.continue_
+
+    async def watched(self, version: str) -> AsyncIterator[tuple[str, ClusterObject]]:
+        """Yield the changes since a resource version, each with its type; includes bookmarks.
+
+        Ends when the server closes the watch. Raises GoneError if the server no longer has the
+        version.
+        """
+        parameters = {
+            "labelSelector": self._selector,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_S),
+        }
+        async with self._response(parameters, WATCH_S + self._timeout_s) as response:
+            async for line in self._lines(response):
+                change = self._decoded(self._changes, line)
+                if change.type == "ERROR":
+                    self._raise(self._decoded(self._statuses, bytes(change.object)))
+                yield change.type, self._object(change.object)
+
+    @asynccontextmanager
+    async def _response(
+        self, parameters: dict[str, str], read_s: float
+    ) -> AsyncIterator[httpx.Response]:
+        timeout = httpx.Timeout(self._timeout_s, read=read_s)
+        options = self._access.options("discovery")
+        try:
+            async with (
+                httpx.AsyncClient(timeout=timeout, trust_env=False, **options) as client,
+                client.stream("GET", self._url, params=parameters) as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    raise self._refusal(response.status_code)
+                yield response
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise ApiServerError(self._url, str(error) or type(error).__name__) from error
+
+    def _refusal(self, code: int) -> ApiServerError:
+        kind = GoneError if code == GONE else ApiServerError
+        return kind(self._url, f"{code} {httpx.codes.get_reason_phrase(code)}".strip())
+
+    def _raise(self, status: Status) -> NoReturn:
+        kind = GoneError if status.code == GONE else ApiServerError
+        raise kind(self._url, f"{status.code} {status.message}".strip())
+
+    async def _bounded(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        size_bytes = 0
+        async for part in response.aiter_bytes():
+            size_bytes += len(part)
+            if size_bytes > MAX_PAGE_BYTES:
+                raise ApiServerError(self._url, f"a page of more than {MAX_PAGE_BYTES} bytes")
+            yield part
+
+    async def _lines(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        rest = b""
+        async for part in response.aiter_bytes():
+            *lines, rest = (rest + part).split(b"\n")
+            for line in filter(None, lines):
+                yield line
+            if len(rest) > MAX_LINE_BYTES:
+                raise ApiServerError(self._url, f"an object of more than {MAX_LINE_BYTES} bytes")
+
+    def _object(self, raw: msgspec.Raw) -> ClusterObject:
+        return self._decoded(self._objects, bytes(raw))
+
+    def _decoded(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ApiServerError(self._url, f"no {decoder.type}: {error}") from error
+
+
+def _decoder(config: DiscoveryConfig) -> "msgspec.json.Decoder[ClusterObject]":
+    kind: type[ClusterObject] = Pod if config.discovery == "pods" else EndpointSlice
+    return msgspec.json.Decoder(kind)

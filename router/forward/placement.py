@@ -1,0 +1,175 @@
+"""The router request of a completion request, and the worker that the request names.
+
+The fields are `nvext.backend_instance_id`, and `nvext.decode_worker_id` in disaggregated serving,
+where the decode worker sends the response.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from uuid import uuid4
+
+import msgspec
+from msgspec import Struct, structs
+
+from router.errors import InvalidFieldError
+from router.forward.errors import NoWorkerNamedError
+from router.forward.headers import (
+    DP_RANK,
+    DYNAMO_SESSION_ID,
+    PREFILL_INSTANCE_ID,
+    SESSION_ID,
+    WORKER_ID,
+    WORKER_INSTANCE_ID,
+    Pairs,
+    header,
+)
+from router.forward.request_body import CompletionRequest
+from router.forward.request_templates import RequestTemplate
+from router.protocol.requests import RankTarget, SelectRequest
+from router.runtime.security.caller import Caller
+
+_MOST = (1 << 64) - 1
+
+
+def named_worker(asked: CompletionRequest, headers: Pairs) -> RankTarget | None:
+    """Return the named worker or rank, or None; headers precede the body.
+
+    Raises InvalidFieldError.
+    """
+    worker_id = _number(headers, WORKER_ID)
+    if worker_id is None:
+        worker_id = _number(headers, WORKER_INSTANCE_ID)
+    extensions = asked.extensions
+    if worker_id is None:
+        worker_id = extensions.backend_instance_id
+    if worker_id is None:
+        worker_id = extensions.decode_worker_id
+    return None if worker_id is None else RankTarget(worker_id, _number(headers, DP_RANK))
+
+
+def demanded_worker(asked: CompletionRequest, headers: Pairs) -> RankTarget:
+    """Return the named worker or rank. Raises NoWorkerNamedError if there is none."""
+    target = named_worker(asked, headers)
+    if target is None:
+        raise NoWorkerNamedError
+    return target
+
+
+def named_prefill_worker(asked: CompletionRequest, headers: Pairs) -> int | None:
+    """Return the named prefill worker, which has computed the prompt, or None."""
+    worker_id = _number(headers, PREFILL_INSTANCE_ID)
+    return asked.extensions.prefill_worker_id if worker_id is None else worker_id
+
+
+def _number(headers: Pairs, name: bytes) -> int | None:
+    value = header(headers, name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > _MOST:
+        raise InvalidFieldError(name.decode(), repr(value[:64]), f"0 to {_MOST}")
+    return int(value)
+
+
+CHARACTERS_A_TOKEN = 4
+"""Approximate characters per token of English text, for estimates."""
+
+TOKENS_AN_IMAGE = 1024
+"""Estimated tokens of a `data:` URL in a message, whatever its size."""
+
+_DATA_URL = re.compile(rb'"data:[^"]*"')
+
+
+class PromptTokens(Struct, frozen=True):
+    """A prompt's tokens.
+
+    If not `are_certain`, the cache is not searched. `are_counted`: engines should count the same
+    number of tokens.
+    """
+
+    token_ids: Sequence[int]
+    are_certain: bool = True
+    are_counted: bool = False
+
+
+def estimated(asked: CompletionRequest) -> PromptTokens:
+    """Return an estimate for a prompt that cannot be tokenized: a number of arbitrary tokens."""
+    if isinstance(asked.prompt, str):
+        tokens = len(asked.prompt) // CHARACTERS_A_TOKEN
+    else:
+        text, data_urls = _DATA_URL.subn(b"", bytes(asked.read.messages))
+        tokens = len(text) // CHARACTERS_A_TOKEN + data_urls * TOKENS_AN_IMAGE
+    return PromptTokens([0] * max(1, tokens), are_certain=False)
+
+
+class RequestPlacement(Struct, frozen=True):
+    """Builds router requests of this process."""
+
+    routing_group: str
+    is_direct: bool
+    max_wait_s: float
+
+    def request_in(
+        self,
+        words: RequestTemplate | None,
+        asked: CompletionRequest,
+        headers: Pairs,
+        caller: Caller,
+    ) -> SelectRequest:
+        """Return the router request without tokens, cached by request template.
+
+        Raises the errors of `request`.
+        """
+        known = None if words is None else words.request_of(caller)
+        if known is not None:
+            return known
+        request = self.request(asked, headers, caller)
+        if words is not None:
+            words.note_request(caller, request)
+        return request
+
+    def request(self, asked: CompletionRequest, headers: Pairs, caller: Caller) -> SelectRequest:
+        """Return the router request without tokens: the caller is authorized before any are made.
+
+        Raises InvalidFieldError, ForbiddenError.
+        """
+        hints = asked.extensions.agent_hints
+        session_id = header(headers, SESSION_ID) or header(headers, DYNAMO_SESSION_ID)
+        target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
+        request = SelectRequest(
+            token_ids=(),  # type: ignore[arg-type]
+            model_name=asked.model,
+            routing_group=self.routing_group,
+            cache_salt=asked.read.cache_salt,
+            session_id=caller.own_id("session_id", session_id) if session_id else None,
+            tenant=caller.tenant,
+            expected_output_tokens=hints.osl,
+            priority_jump=hints.latency_sensitivity,
+            pinned_worker=target,
+            prefill_worker_id=named_prefill_worker(asked, headers),
+            max_wait_s=self.max_wait_s,
+        )
+        return caller.bound(request)
+
+
+def with_tokens(request: SelectRequest, tokens: PromptTokens) -> SelectRequest:
+    """Return the router request of a prompt; no block is cached under a unique salt."""
+    request = request.__copy__()  # type: ignore[attr-defined]
+    structs.force_setattr(request, "token_ids", tokens.token_ids)
+    if not tokens.are_certain:
+        structs.force_setattr(request, "cache_salt", uuid4().hex)
+    return request
+
+
+def partition_of(request: SelectRequest) -> bytes:
+    """Return the part of the token caches that a request may use: its tenant's and its salt's.
+
+    A prompt that is cached answers sooner, so no tenant may meet what another has sent.
+    """
+    if request.tenant is None and request.cache_salt is None:
+        return b""
+    return msgspec.msgpack.encode((request.tenant, request.cache_salt))
+
+
+def elsewhere(request: SelectRequest, worker_ids: Collection[int]) -> SelectRequest:
+    """Return the request with these workers excluded."""
+    return structs.replace(request, excluded_worker_ids=sorted(worker_ids) or None)

@@ -1,0 +1,148 @@
+"""KV transfer parameters between engines, in the format of vLLM's connectors. Pure.
+
+    to the prefill worker     kv_transfer_params {do_remote_decode: true, …}, one token, no stream
+    from it                   kv_transfer_params {do_remote_prefill: true, location of the blocks}
+    to the decode worker      the same, unchanged
+
+Their content is private to the engines. Only `source` is the router's: see `Decision`.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from router.forward.headers import (
+    PREFILL_CACHED_TOKENS,
+    PREFILL_PREDICTED_TOKENS,
+    PREFILL_WORKER_ID,
+    Pairs,
+)
+from router.forward.request_body import CHAT, UNREADABLE, CompletionRequest
+from router.protocol.replies import Decision
+from router.protocol.requests import SelectRequest, Usage
+
+PARAMS = "kv_transfer_params"
+BYPASS = "x-bypass-remote-prefill"
+"""The annotation that requests prefill on the decode worker."""
+
+_SAID_BY_WHO_HANDS_OVER = ("do_remote_prefill", "do_remote_decode", "source")
+_TO_PREFILL = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_NOT_OF_PREFILL = ("stream_options", "return_token_ids", "best_of")
+
+
+class KvHandoff(Struct, frozen=True, eq=False):
+    """The decode phase of a request after its prompt was computed, or was not, by another worker.
+
+    `request`: the request to the router for the decode worker. `params`: KV transfer parameters for
+    its engine; None: it computes the prompt. `decision`: the prefill worker. `ended_s`: end of the
+    prefill. `usage`: usage reported by the prefill worker.
+    """
+
+    request: SelectRequest
+    params: dict[str, Any] | None = None
+    decision: Decision | None = None
+    ended_s: float = 0.0
+    usage: Usage | None = None
+
+    @property
+    def headers(self) -> Pairs:
+        """The headers that describe the prefill to the client."""
+        if self.decision is None:
+            return ()
+        predicted_tokens = self.decision.predicted_cached_blocks * self.decision.block_size
+        values = [(PREFILL_WORKER_ID, self.decision.worker_id)]
+        values.append((PREFILL_PREDICTED_TOKENS, predicted_tokens))
+        if self.usage is not None:
+            values.append((PREFILL_CACHED_TOKENS, self.usage.cached))
+        return [(name, b"%d" % number) for name, number in values]
+
+
+class Prefilled(Struct, frozen=True):
+    """The response of an engine that computed a prompt."""
+
+    kv_transfer_params: dict[str, Any] | None = None
+    usage: Usage | None = None
+
+
+_prefilled = msgspec.json.Decoder(Prefilled).decode
+_params = msgspec.json.Decoder(dict[str, Any] | None).decode
+
+
+def read_prefilled(body: bytes) -> Prefilled:
+    """Return the fields of a response; empty fields if it is unreadable."""
+    try:
+        return _prefilled(body)
+    except UNREADABLE:
+        return Prefilled()
+
+
+def own_params(asked: CompletionRequest) -> dict[str, Any]:
+    """Return the client's own KV transfer parameters."""
+    values = asked.fields.get(PARAMS)
+    try:
+        return {} if values is None else _params(values) or {}
+    except UNREADABLE:
+        return {}  # the engine reports the error
+
+
+def is_handed_over(asked: CompletionRequest) -> bool:
+    """Return whether the client controls the KV transfer itself."""
+    if PARAMS not in asked.fields:
+        return False
+    params = own_params(asked)
+    return bool(params) and any(params.get(name) for name in _SAID_BY_WHO_HANDS_OVER)
+
+
+def is_to_bypass(asked: CompletionRequest) -> bool:
+    """Return whether the client wants the decode worker to compute the prompt."""
+    return any(each.partition(":")[0] == BYPASS for each in asked.extensions.annotations)
+
+
+def prefill_body(asked: CompletionRequest) -> bytes:
+    """Return the body for the prefill worker; it generates one token, which shows the end."""
+    fields: dict[str, Any] = {"max_tokens": 1, "min_tokens": 1, "stream": False}
+    if asked.path == CHAT and "max_completion_tokens" in asked.fields:
+        fields["max_completion_tokens"] = 1
+    if "n" in asked.fields:
+        fields["n"] = 1
+    fields[PARAMS] = {**own_params(asked), **_TO_PREFILL}
+    return asked.to_engine(without=_NOT_OF_PREFILL, **fields)
+
+
+def prefill_request(request: SelectRequest) -> SelectRequest:
+    """Return the router request for the prefill worker, without a session."""
+    return structs.replace(
+        request,
+        phase="prefill",
+        request_id=None,
+        session_id=None,
+        affinity_target=None,
+        pinned_worker=None,
+        prefill_worker_id=None,
+        expected_output_tokens=1,
+    )
+
+
+def decode_fields(
+    asked: CompletionRequest, hand_over: KvHandoff | None, decision: Decision
+) -> dict[str, Any]:
+    """Return the body fields with KV transfer parameters for the decode worker.
+
+    Empty without any, or if the client controls the transfer itself.
+    """
+    theirs: dict[str, Any] = {}
+    if decision.source is not None:
+        theirs["source"] = decision.source
+    if hand_over is not None and hand_over.params is not None:
+        theirs |= hand_over.params
+    if not theirs or is_handed_over(asked):
+        return {}
+    return {PARAMS: {**own_params(asked), **theirs}}

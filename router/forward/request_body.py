@@ -1,0 +1,246 @@
+"""Parsed completion requests, and the bodies sent to engines.
+
+Fields that are not read here are passed on unchanged. The engine validates them; nothing is
+guessed.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from router.client import EncodedTokens
+from router.errors import InvalidFieldError
+from router.protocol.values import Name, TokenCount, TokenId, UInt
+from router.runtime.process.json_bodies import decode_now
+
+OpenAiPath: TypeAlias = Literal["/v1/completions", "/v1/chat/completions"]
+COMPLETIONS: OpenAiPath = "/v1/completions"
+CHAT: OpenAiPath = "/v1/chat/completions"
+PATHS: dict[str, OpenAiPath] = {each: each for each in (COMPLETIONS, CHAT)}
+
+QUERY_ONLY = "query_instance_id"
+"""The annotation of a request for a placement only, which is not forwarded."""
+
+_ALLOWED_PROMPTS = "a text, token ids, or a list of one of these"
+
+MOST_PROMPTS = 65_536
+MOST_NAMES = 1 << 19
+"""The limit of field names outside prompt and messages.
+
+A logit bias may name each token of a vocabulary.
+"""
+
+ABSENT = Raw(b"")
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions of msgspec for invalid bytes."""
+
+
+class AgentHints(Struct, frozen=True):
+    """A client's hints about its request, in Dynamo's format."""
+
+    latency_sensitivity: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    osl: TokenCount | None = None
+    priority: int | None = None
+
+
+class Extensions(Struct, frozen=True):
+    """`nvext`: the fields that Dynamo's clients add to OpenAI's."""
+
+    annotations: list[str] = []
+    backend_instance_id: UInt | None = None
+    prefill_worker_id: UInt | None = None
+    decode_worker_id: UInt | None = None
+    token_data: list[TokenId] | None = None
+    agent_hints: AgentHints = AgentHints()
+
+    @property
+    def is_query(self) -> bool:
+        """True if only the placement is requested."""
+        return any(each.partition(":")[0] == QUERY_ONLY for each in self.annotations)
+
+
+_NO_EXTENSIONS = Extensions()
+
+
+class StreamOptions(Struct, frozen=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class _Fields(Struct, frozen=True):
+    model: Name = "default"
+    prompt: Raw = ABSENT
+    messages: Raw = ABSENT
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    return_token_ids: bool | None = None
+    nvext: Extensions | None = None
+
+
+_read = msgspec.json.Decoder(_Fields).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_text_of = bytes.decode
+_BEGINS = re.compile(rb'\[\s*([\["])')  # a list of prompts
+_NOTHING = re.compile(rb"\[\s*\]")
+_text = msgspec.json.Decoder(str).decode
+_each = msgspec.json.Decoder(list[Raw]).decode
+
+
+class CompletionRequest(Struct, frozen=True):
+    """A completion request. `fields`: its body, each field as written.
+
+    `prompt`: a text or tokens, the first if there are several prompts; None for a chat, which has
+    `messages`. Tokens and further prompts are not validated here: the router and engines do that.
+    """
+
+    path: OpenAiPath
+    fields: dict[str, Raw]
+    read: _Fields
+    prompt: str | Sequence[int] | None
+    prompts: int = 1
+
+    @property
+    def extensions(self) -> Extensions:
+        """The fields of Dynamo's clients."""
+        return self.read.nvext or _NO_EXTENSIONS
+
+    @property
+    def is_query(self) -> bool:
+        """True if only the placement is requested."""
+        return self.read.nvext is not None and self.read.nvext.is_query
+
+    @property
+    def model(self) -> str:
+        """The name of the requested model."""
+        return self.read.model
+
+    @property
+    def is_stream(self) -> bool:
+        """True if a streamed response is requested."""
+        return bool(self.read.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """True if the stream is to end with the usage."""
+        return self.read.stream_options is not None and self.read.stream_options.include_usage
+
+    @property
+    def known_tokens(self) -> Sequence[int] | None:
+        """The prompt's tokens if the request contains them, otherwise None."""
+        extensions = self.read.nvext
+        if extensions is not None and extensions.token_data is not None:
+            return extensions.token_data
+        return None if isinstance(self.prompt, str) else self.prompt
+
+    def check_prompt(self) -> None:
+        """Raise InvalidFieldError if the prompt's tokens are invalid."""
+        if isinstance(self.prompt, EncodedTokens):
+            self.prompt.tolist()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of prompt and messages, as written."""
+        return sum(memoryview(each).nbytes for each in (self.read.prompt, self.read.messages))
+
+    @property
+    def has_several_prompts(self) -> bool:
+        """True if there is more than one prompt."""
+        return self.prompts > 1
+
+    @property
+    def choices(self) -> int:
+        """The number of requested responses, of all prompts together."""
+        return max(1, self.read.n or 1) * self.prompts
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The limit of the response's tokens, or None."""
+        most = self.read.max_completion_tokens
+        return self.read.max_tokens if most is None else most
+
+    def to_engine(self, without: Collection[str] = (), **fields: Any) -> bytes:
+        """Return the body for an engine, with `fields` added or replaced and `without` removed."""
+        left = {"nvext", *without}
+        sent: dict[str, Any] = {name: v for name, v in self.fields.items() if name not in left}
+        priority = self.extensions.agent_hints.priority
+        if priority is not None and "priority" not in sent:
+            sent["priority"] = priority
+        return msgspec.json.encode({**sent, **fields})
+
+
+def read_completion_request(path: OpenAiPath, body: bytes) -> CompletionRequest:
+    """Parse a completion request. Raises MalformedBodyError, InvalidFieldError.
+
+    Each step takes at most a few ms per MB, whatever the body contains.
+    """
+    read = decode_now(_read, body)
+    _check_names(body, read)
+    fields = decode_now(_fields, body)
+    if not body.isascii():
+        decode_now(_text_of, body)  # also validates fields that are not read
+    if path == CHAT:
+        _check_messages(read.messages)
+        return CompletionRequest(path, fields, read, None)
+    return CompletionRequest(path, fields, read, *_prompts(bytes(read.prompt)))
+
+
+def _check_names(body: bytes, read: _Fields) -> None:
+    """Raise InvalidFieldError if there are more than `MOST_NAMES` names."""
+    if body.count(b":") <= MOST_NAMES:
+        return
+    written = sum(bytes(each).count(b":") for each in (read.prompt, read.messages))
+    if body.count(b":") - written > MOST_NAMES:
+        raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} names in all")
+
+
+def _check_messages(raw: Raw) -> None:
+    written = bytes(raw)
+    if written in (b"", b"null") or _NOTHING.fullmatch(written):
+        raise InvalidFieldError("messages", "missing or empty", "at least one message")
+    if not written.startswith(b"["):
+        raise InvalidFieldError("messages", "no list", "at least one message", status=422)
+
+
+def _prompts(raw: bytes) -> tuple[str | Sequence[int], int]:
+    """Return the first prompt, and the number of prompts."""
+    begins = _BEGINS.match(raw)
+    if begins is None:
+        return prompt_of(raw), 1
+    if begins[1] == b"[" and raw.count(b"[") > MOST_PROMPTS:
+        raise _too_many_prompts()
+    each = decode_now(_each, raw)
+    if len(each) > MOST_PROMPTS:
+        raise _too_many_prompts()
+    if not all(bytes(other).startswith(begins[1]) for other in each):
+        raise InvalidFieldError("prompt", "prompts of several kinds", _ALLOWED_PROMPTS)
+    return prompt_of(bytes(each[0])), len(each)
+
+
+def prompt_of(raw: bytes) -> str | Sequence[int]:
+    """Return a prompt, the first of several. Raises InvalidFieldError."""
+    if raw in (b"", b"null"):
+        raise InvalidFieldError("prompt", "missing", _ALLOWED_PROMPTS)
+    if raw[:1] == b"[":
+        if _NOTHING.fullmatch(raw):
+            raise InvalidFieldError("prompt", "empty", "at least one token")
+        return EncodedTokens(raw, "prompt")
+    try:
+        text = _text(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidFieldError("prompt", str(error), _ALLOWED_PROMPTS, status=422) from error
+    if not text:
+        raise InvalidFieldError("prompt", "empty", "at least one token")
+    return text
+
+
+def _too_many_prompts() -> InvalidFieldError:
+    return InvalidFieldError("prompt", "too many prompts", f"at most {MOST_PROMPTS}")

@@ -1,0 +1,283 @@
+"""An exact radix tree, stored flat.
+
+A node's key is the hash of its whole path, so the node at position i is found by one look-up, and
+there are no parent links to follow or maintain:
+
+    sequence hash ──▶ reference ──▶ one holder, or an interned set of them, each with a tier mask
+    rank ──▶ holder id ──▶ counts, digests, masks
+
+A holder is one incarnation of a rank. Clearing a rank retires its id: matching no longer sees it, a
+sweep removes it from the slots later, and only then is the id reused. The nodes, sets and holders
+are arrays (`_memory`) that numba kernels work on (`_kernel`).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from router.errors import WireError
+from router.indexer.base import (
+    REFUSED,
+    ExportedBlocks,
+    HeldSlice,
+    HeldSummary,
+    IndexStats,
+    OverlapScores,
+    SearchedTree,
+)
+from router.indexer.radix_tree import _block_table, _holder_sets, _tree_kernel
+from router.indexer.radix_tree._memory import SUB_BITS, Memory
+from router.indexer.radix_tree._tree_kernel import MALFORMED, PROGRESS_BITS
+from router.indexer.radix_tree.grouping import blocks_by_rank
+from router.indexer.radix_tree.holders import Holders
+from router.indexer.radix_tree.invariants import check_radix_tree
+from router.indexer.radix_tree.matches import ROW_BYTES, Matches
+from router.protocol.events import CLEARED, EventBatch, cleared_tier_at
+from router.protocol.values import HashArray, PerTier, Rank, Tier
+
+DEFAULT_MAX_BLOCKS = 1 << 25
+MULTIPLIER = 0x9E3779B97F4A7C15
+CHECK_INTERVAL = 1000
+
+_COUNT = _holder_sets.BLOCK_TABLE + int(_block_table.COUNT)
+_MAX_COUNT = _holder_sets.BLOCK_TABLE + int(_block_table.MAX_COUNT)
+_SET_COUNT = _holder_sets.SET_TABLE + int(_block_table.COUNT)
+_EXPECTED = _holder_sets.BLOCK_TABLE + int(_block_table.EXPECTED)
+_EXPECTED_UNIT = 17
+"""Sixteenths per unit of growth: a margin, so that the fullest sub-tables need not grow again."""
+
+_EXPECTED_MOST = 1 << 20
+_SWEEP_SLICE = 64
+
+DUMP_ROWS = 8192
+"""Rows read without a pause, at 10 ns each; a sub-table counts as `_SUB_TABLE_ROWS` more."""
+
+_SUB_TABLE_ROWS = 64
+
+
+class RadixTree:
+    """The exact index; implements `Indexer`.
+
+    `multiplier` is odd and spreads keys; a secret one keeps callers from crowding a sub-table. One
+    search in `check_interval` that jumped over blocks is verified by examining each block.
+
+    `memory` and `holders` are its arrays and the ids of its ranks; only the tree changes them.
+    `address`: that of its state; `trees`: this tree, as `Indexer` has it.
+    """
+
+    __slots__ = (
+        "_cursor",
+        "_differing",
+        "_ends",
+        "_state",
+        "_sub_tables",
+        "address",
+        "expected_ranks",
+        "holders",
+        "memory",
+        "trees",
+    )
+
+    def __init__(
+        self,
+        max_blocks: int = DEFAULT_MAX_BLOCKS,
+        *,
+        multiplier: int = MULTIPLIER,
+        check_interval: int = CHECK_INTERVAL,
+        sub_bits: int = SUB_BITS,
+    ) -> None:
+        self.memory = Memory(max_blocks, multiplier, check_interval, sub_bits)
+        self.address = self.memory.address
+        self._ends = self.memory.ends.data.cast("B")
+        self._state = self.memory.state
+        self.holders = Holders(self.memory.holders)
+        self.trees = (SearchedTree(self.address, self.holders),)
+        self._sub_tables = 1 << sub_bits
+        self._cursor = 0
+        self._differing: list[Rank] = []
+        self.expected_ranks = 0
+
+    def expect(self, ranks: int) -> None:
+        """Grow from now on for `ranks` ranks that hold as much as the known ones; see `Indexer`.
+
+        Sub-tables still grow one by one, when they are full; 0: by a quarter, the default.
+        """
+        self.expected_ranks = ranks
+        self._note_expected()
+
+    def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Record that the rank holds these blocks in this tier. O(blocks named)."""
+        holder = self._holder(rank)
+        if holder is None:
+            return False
+        return _tree_kernel.store(self.address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def remove(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Remove these blocks of the rank from this tier; blocks it does not hold are ignored."""
+        if rank not in self.holders.ids:
+            return True
+        holder = self._holder(rank)
+        if holder is None:
+            return False
+        return _tree_kernel.remove(self.address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
+        """Apply a batch's events from `progress` on; see `Indexer`. O(blocks applied)."""
+        packed = batch.packed
+        event_count = batch.last_event_id - batch.first_event_id + 1
+        while True:
+            holder = self.holders.ids.get(rank)
+            if holder is None or self.holders.unswept:
+                holder = self._holder(rank)
+                if holder is None:
+                    return REFUSED
+            reached = _tree_kernel.apply(
+                self.address, holder, packed, event_count, progress, room_blocks
+            )
+            if reached == MALFORMED:
+                raise WireError(f"{rank}: {event_count} events in a malformed string of bytes")
+            if reached < 0:
+                return reached
+            offset = reached >> PROGRESS_BITS << 3
+            if packed[offset] != CLEARED:
+                return reached
+            self.clear(rank, cleared_tier_at(packed, offset))
+            progress = reached + (1 << PROGRESS_BITS)
+
+    def clear(self, rank: Rank, tier: Tier | None = None) -> None:
+        """Remove all blocks of the rank from this tier; None: from all tiers. O(1), swept later.
+
+        If only some tiers are cleared, the tier must be swept before the rank's next change.
+        """
+        self.holders.clear(rank, tier)
+
+    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+        """Collect blocks that will replace all that the rank holds; not visible yet."""
+        holder = self.holders.stage(rank)
+        if holder is None:
+            return False
+        return _tree_kernel.store(self.address, holder, int(tier), sequence_hashes) == len(
+            sequence_hashes
+        )
+
+    def commit_staged(self, rank: Rank) -> None:
+        """Replace all that the rank holds by the staged blocks. O(1)."""
+        self.clear(rank)
+        holder = self.holders.staged.pop(rank, None)
+        if holder is not None:
+            self._show(holder, rank)
+
+    def drop_staged(self, rank: Rank) -> None:
+        """Drop the staged blocks. O(1)."""
+        self.holders.drop_staged(rank)
+
+    def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
+        """Record in which cumulative tiers searches may jump; see `Indexer`."""
+        self.holders.note_holes(rank, holes)
+
+    def check(self, rank: Rank, expected: HeldSummary) -> None:
+        """Compare what the rank holds now with this; the result is in `take_differing`."""
+        if self.summary(rank) != expected:
+            self._differing.append(rank)
+
+    def take_differing(self) -> list[Rank]:
+        """Return, and clear, the ranks that checks found to differ since the last call."""
+        if not self._differing:
+            return []
+        differing, self._differing = self._differing, []
+        return differing
+
+    def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
+        """Return the longest held prefix of a prompt, per rank and cumulative tier.
+
+        O(log blocks) look-ups per distinct end if no matching rank may have holes, else one per
+        block. Mutates nothing but search counters.
+        """
+        rows = _tree_kernel.find(self.address, sequence_hashes)
+        return Matches(self.holders.rank_of, self._ends[: rows * ROW_BYTES].tobytes())
+
+    def summary(self, rank: Rank) -> HeldSummary:
+        """Return the number and digest of the rank's blocks. O(1)."""
+        return self.holders.summary(rank)
+
+    def dump(self) -> Iterator[ExportedBlocks]:
+        """Yield all held blocks, by rank and tier, without empty entries. O(blocks held)."""
+        return blocks_by_rank(list(self.dump_slices()))
+
+    def dump_slices(self) -> Iterator[HeldSlice]:
+        """Yield all held blocks in slices; the index may change in between; see `Indexer`."""
+        rank_of = {holder: rank for rank, holder in self.holders.ids.items()}
+        parts, room = [], DUMP_ROWS
+        for sub_table in range(self._sub_tables):
+            parts.append(_tree_kernel.export(self.address, sub_table))
+            room -= len(parts[-1]) + _SUB_TABLE_ROWS
+            if room <= 0 or sub_table == self._sub_tables - 1:
+                yield HeldSlice(rank_of, np.concatenate(parts))
+                parts, room = [], DUMP_ROWS
+
+    def block_count(self) -> int:
+        """Return the number of distinct blocks, including those not yet swept. O(1)."""
+        return int(self._state[_COUNT])
+
+    def stats(self) -> IndexStats:
+        """Return the size of the index and the results of its self-checks. O(1)."""
+        return IndexStats(
+            blocks=self.block_count(),
+            max_blocks=int(self._state[_MAX_COUNT]),
+            holder_sets=int(self._state[_SET_COUNT]),
+            unswept_holders=len(self.holders.unswept),
+            checked_answers=int(self._state[_holder_sets.CHECKED]),
+            differing_answers=int(self._state[_holder_sets.DIFFERED]),
+        )
+
+    def sweep(self, sub_tables: int) -> bool:
+        """Free a slice of the blocks of cleared ranks. Returns False once nothing is left."""
+        if not self.holders.unswept:
+            return False
+        for _ in range(sub_tables):
+            _tree_kernel.sweep(self.address, self._cursor)
+            self._cursor = (self._cursor + 1) % self._sub_tables
+        self.holders.release_swept()
+        return bool(self.holders.unswept)
+
+    def close(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of this module and those below it. O(size of the tree)."""
+        check_radix_tree(self.memory, self.holders)
+
+    def _holder(self, rank: Rank) -> int | None:
+        """Return the rank's holder id, new if need be, ready for changes; None if no room."""
+        holders = self.holders
+        holder = holders.ids.get(rank)
+        if holder is None:
+            holder = holders.take()
+            if holder is not None:
+                self._show(holder, rank)
+        elif holder in holders.unswept and not self._sweep_holder(holder):
+            return None
+        return holder
+
+    def _sweep_holder(self, holder: int) -> bool:
+        """Remove from the slots the tiers that the holder does not keep. Returns False if full."""
+        for _ in range(0, self._sub_tables, _SWEEP_SLICE):
+            self.sweep(_SWEEP_SLICE)
+            if holder not in self.holders.unswept:
+                return True
+        return False
+
+    def _show(self, holder: int, rank: Rank) -> None:
+        self.holders.show(holder, rank)
+        if self.expected_ranks:
+            self._note_expected()
+
+    def _note_expected(self) -> None:
+        """Estimate growth: known ranks hold all present blocks; the others will add their share."""
+        known, wanted = max(len(self.holders.ids), 1), self.expected_ranks
+        growth = _EXPECTED_UNIT * wanted // known if wanted > known else 0
+        self._state[_EXPECTED] = min(growth, _EXPECTED_MOST)

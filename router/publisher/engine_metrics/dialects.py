@@ -1,0 +1,213 @@
+"""The Prometheus metrics of engines in this project's terms: cache sizes and rank loads.
+
+          rank      running, waiting  used blocks           computed, cached, generated tokens
+vLLM      engine    num_requests_*    usage × blocks        prompt − prefix_cache_hits
+SGLang    dp_rank   num_*_reqs        usage × pages         realtime_tokens, by mode
+TRT-LLM   (one)     num_requests_*    kv_cache_used_blocks  prompt − prompt_cached
+
+A generated token counts as one decoding request in one step. No engine reports its busy time or the
+attention cost of prefills; these counters stay 0.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
+from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.prometheus_text import Sample
+
+EngineKind: TypeAlias = Literal["vllm", "sglang", "trtllm"]
+
+Sources: TypeAlias = tuple[tuple[str, str | None], ...]
+"""The possible sources of a size: a metric, and a label of it if the value is not the size."""
+
+
+class EngineLimits(Struct, frozen=True):
+    """The constants of an engine's life; None: unknown. `total_kv_blocks`: blocks of one rank."""
+
+    model_name: str | None = None
+    block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+class RankMetrics:
+    """The metrics of one rank. Of reports by several processes the maximum counts."""
+
+    __slots__ = ("_dp_rank", "_label", "_samples")
+
+    def __init__(self, samples: Mapping[str, list[Sample]], label: str, dp_rank: int) -> None:
+        self._samples = samples
+        self._label = label
+        self._dp_rank = dp_rank
+
+    def first(self, names: tuple[str, ...], **labels: str) -> float | None:
+        """Return the value of the first of these metrics that exists, or None."""
+        found = (self._values(name, labels) for name in names)
+        return next((max(values) for values in found if values), None)
+
+    def count(self, *names: str, **labels: str) -> int:
+        """Return the value of the first existing metric as a count, or 0."""
+        return max(int(self.first(names, **labels) or 0), 0)
+
+    def total(self, name: str) -> int:
+        """Return the sum over all other labels."""
+        return int(sum(self._values(name, {})))
+
+    def _values(self, name: str, labels: Mapping[str, str]) -> list[float]:
+        return [
+            sample.value
+            for sample in self._samples.get(name, ())
+            if self._is_ours(sample) and labels.items() <= sample.labels.items()
+        ]
+
+    def _is_ours(self, sample: Sample) -> bool:
+        """Return whether a sample is of this rank; without a rank label it is of rank 0."""
+        return sample.labels.get(self._label, "0") == str(self._dp_rank)
+
+
+class Dialect(Struct, frozen=True):
+    """The metrics of one kind of engine. `names`: all metrics that are read."""
+
+    rank_label: str
+    running: str
+    names: frozenset[str]
+    load: Callable[[RankMetrics, EngineLimits], EngineLoad]
+    block_size: Sources
+    total_kv_blocks: Sources
+    max_num_batched_tokens: Sources = ()
+
+
+def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
+    finished = rank.total("vllm:request_success_total")
+    running = rank.count("vllm:num_requests_running")
+    waiting = rank.count("vllm:num_requests_waiting")
+    cached = rank.count("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+    usage = rank.first(("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"))
+    return EngineLoad(
+        LoadGauges(running, waiting, kv_used_blocks=_share(usage, facts)),
+        LoadCounters(
+            steps=rank.count("vllm:iteration_tokens_total_count"),
+            prefill_tokens=max(rank.count("vllm:prompt_tokens_total") - cached, 0),
+            decode_requests=rank.count("vllm:generation_tokens_total"),
+            requests_received=finished + running + waiting,
+            requests_finished=finished,
+            cached_tokens=cached,
+        ),
+        _constants(facts),
+    )
+
+
+def _sglang(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
+    tokens = "sglang:realtime_tokens_total"
+    return EngineLoad(
+        LoadGauges(
+            rank.count("sglang:num_running_reqs"),
+            rank.count("sglang:num_queue_reqs"),
+            kv_used_blocks=_share(rank.first(("sglang:token_usage",)), facts),
+        ),
+        LoadCounters(
+            prefill_tokens=rank.count(tokens, mode="prefill_compute"),
+            decode_requests=rank.count(tokens, mode="decode"),
+            cached_tokens=rank.count(tokens, mode="prefill_cache"),
+        ),
+        _constants(facts),
+    )
+
+
+def _trtllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
+    finished = rank.count("trtllm_num_requests_completed_total")
+    running = rank.count("trtllm_num_requests_running")
+    waiting = rank.count("trtllm_num_requests_waiting")
+    cached = rank.count("trtllm_prompt_cached_tokens_total")
+    return EngineLoad(
+        LoadGauges(running, waiting, kv_used_blocks=rank.count("trtllm_kv_cache_used_blocks")),
+        LoadCounters(
+            prefill_tokens=max(rank.count("trtllm_prompt_tokens_total") - cached, 0),
+            decode_requests=rank.count("trtllm_generation_tokens_total"),
+            requests_received=finished + running + waiting,
+            requests_finished=finished,
+            cached_tokens=cached,
+        ),
+        _constants(facts, rank.count("trtllm_max_batch_size_static")),
+    )
+
+
+def _share(usage: float | None, facts: EngineLimits) -> int:
+    """Return a fraction of the cache as a number of blocks."""
+    return max(round((usage or 0.0) * (facts.total_kv_blocks or 0)), 0)
+
+
+def _constants(facts: EngineLimits, max_running_requests: int = 0) -> LoadConstants:
+    return LoadConstants(
+        facts.max_num_batched_tokens or 0, max_running_requests, facts.total_kv_blocks or 0
+    )
+
+
+DIALECTS: Mapping[EngineKind, Dialect] = {
+    "vllm": Dialect(
+        rank_label="engine",
+        running="vllm:num_requests_running",
+        names=frozenset(
+            {
+                "vllm:num_requests_running",
+                "vllm:num_requests_waiting",
+                "vllm:kv_cache_usage_perc",
+                "vllm:gpu_cache_usage_perc",
+                "vllm:prompt_tokens_total",
+                "vllm:generation_tokens_total",
+                "vllm:prefix_cache_hits_total",
+                "vllm:gpu_prefix_cache_hits_total",
+                "vllm:request_success_total",
+                "vllm:iteration_tokens_total_count",
+                "vllm:cache_config_info",
+            }
+        ),
+        load=_vllm,
+        block_size=(("vllm:cache_config_info", "block_size"),),
+        total_kv_blocks=(("vllm:cache_config_info", "num_gpu_blocks"),),
+    ),
+    "sglang": Dialect(
+        rank_label="dp_rank",
+        running="sglang:num_running_reqs",
+        names=frozenset(
+            {
+                "sglang:num_running_reqs",
+                "sglang:num_queue_reqs",
+                "sglang:token_usage",
+                "sglang:realtime_tokens_total",
+                "sglang:cache_config_info",
+                "sglang:page_size",
+                "sglang:num_pages",
+            }
+        ),
+        load=_sglang,
+        block_size=(("sglang:cache_config_info", "page_size"), ("sglang:page_size", None)),
+        total_kv_blocks=(("sglang:cache_config_info", "num_pages"), ("sglang:num_pages", None)),
+    ),
+    "trtllm": Dialect(
+        rank_label="rank",
+        running="trtllm_num_requests_running",
+        names=frozenset(
+            {
+                "trtllm_num_requests_running",
+                "trtllm_num_requests_waiting",
+                "trtllm_num_requests_completed_total",
+                "trtllm_kv_cache_used_blocks",
+                "trtllm_kv_cache_max_blocks",
+                "trtllm_kv_cache_tokens_per_block",
+                "trtllm_max_num_tokens_runtime",
+                "trtllm_max_batch_size_static",
+                "trtllm_prompt_tokens_total",
+                "trtllm_prompt_cached_tokens_total",
+                "trtllm_generation_tokens_total",
+            }
+        ),
+        load=_trtllm,
+        block_size=(("trtllm_kv_cache_tokens_per_block", None),),
+        total_kv_blocks=(("trtllm_kv_cache_max_blocks", None),),
+        max_num_batched_tokens=(("trtllm_max_num_tokens_runtime", None),),
+    ),
+}

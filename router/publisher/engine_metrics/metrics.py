@@ -1,0 +1,58 @@
+"""The parsed response of an engine's metrics endpoint."""
+
+from router.publisher.engine_metrics.dialects import (
+    DIALECTS,
+    EngineKind,
+    EngineLimits,
+    RankMetrics,
+    Sources,
+)
+from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
+
+
+class EngineMetrics:
+    """The metrics of one response. A malformed metric that is used raises WireError on creation."""
+
+    __slots__ = ("_dialect", "_samples")
+
+    def __init__(self, kind: EngineKind, text: str) -> None:
+        self._dialect = DIALECTS[kind]
+        self._samples: dict[str, list[Sample]] = {}
+        for sample in parse_samples(text, self._dialect.names):
+            self._samples.setdefault(sample.name, []).append(sample)
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the response has no metric of this kind of engine."""
+        return not self._samples
+
+    def facts(self) -> EngineLimits:
+        """Return the constants of the engine."""
+        dialect = self._dialect
+        return EngineLimits(
+            self._label("model_name", dialect.running),
+            self._size(dialect.block_size),
+            self._size(dialect.total_kv_blocks),
+            self._size(dialect.max_num_batched_tokens),
+        )
+
+    def load(self, dp_rank: int, facts: EngineLimits) -> EngineLoad | None:
+        """Return the load of a rank, or None if it is not reported."""
+        rank = RankMetrics(self._samples, self._dialect.rank_label, dp_rank)
+        if rank.first((self._dialect.running,)) is None:
+            return None
+        return self._dialect.load(rank, facts)
+
+    def _size(self, sources: Sources) -> int | None:
+        """Return a number that all ranks share: a metric's value, or one of its labels."""
+        for name, label in sources:
+            for sample in self._samples.get(name, ()):
+                text = str(int(sample.value)) if label is None else sample.labels.get(label, "")
+                if text.isdecimal() and int(text):
+                    return int(text)
+        return None
+
+    def _label(self, label: str, name: str) -> str | None:
+        values = (sample.labels.get(label) for sample in self._samples.get(name, ()))
+        return next((value for value in values if value), None)

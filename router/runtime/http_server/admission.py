@@ -1,0 +1,103 @@
+"""Admission of requests: their number in flight, their callers, and the sizes of their bodies."""
+
+from math import inf
+
+from msgspec import Struct
+from starlette.types import Scope
+
+from router.errors import KvRouterError
+from router.runtime.http_server.exchange import Exchange
+from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
+from router.runtime.security.errors import TooManyRequestsError
+from router.runtime.security.guard import Guard
+from router.runtime.security.guarded import admit, admit_request
+
+
+class TooMuchAtOnceError(KvRouterError):
+    """The bodies of all requests in flight reach the limit."""
+
+    code = "too_much_at_once"
+    http_status = 503
+    retry_after_s = 1.0
+
+    def __init__(self, limit_bytes: float) -> None:
+        super().__init__(f"bodies: too much in flight (allowed: {limit_bytes} bytes in all)")
+        self.limit_bytes = limit_bytes
+
+
+class AdmissionLimits(Struct, frozen=True):
+    """Limits of requests. `bodies_limit_bytes`: of all bodies in flight together."""
+
+    max_requests: int
+    body_limit_bytes: int
+    body_timeout_s: float
+    bodies_limit_bytes: float = inf
+
+
+class Admission:
+    """The requests in flight, and their limits, which may be replaced.
+
+    `in_flight`: their number. `body_bytes`: bytes of the bodies of hot requests among them.
+    """
+
+    __slots__ = ("_guard", "body_bytes", "in_flight", "limits")
+
+    def __init__(self, guard: Guard, limits: AdmissionLimits) -> None:
+        self._guard = guard
+        self.limits = limits
+        self.in_flight = 0
+        self.body_bytes = 0
+
+    def check(self, scope: Scope) -> None:
+        """Admit a request of the application that is counted in `in_flight` already.
+
+        Raises the error that refuses it. Probes are admitted under any load.
+        """
+        most = self.limits.max_requests
+        if self.in_flight > most and not self._guard.is_open(scope["method"], scope["path"]):
+            raise TooManyRequestsError(most)
+        admit_request(self._guard, scope)
+
+    def enter(self, exchange: Exchange) -> None:
+        """Count a hot request, and what has come of its body, until it leaves; check its head.
+
+        Raises the error that refuses it. The headers of a head that was admitted before are checked
+        again only if the guard checks each request.
+        """
+        self.in_flight += 1
+        head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
+        self.body_bytes += size_bytes
+        exchange.held_bytes = size_bytes
+        if self.in_flight > limits.max_requests:
+            raise TooManyRequestsError(limits.max_requests)
+        if not (head.is_checked and self._guard.is_idle):
+            exchange.caller = admit(self._guard, head.method, head.path, head.pairs)
+        if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
+            raise BodyTooLargeError(limits.body_limit_bytes)
+        if self.body_bytes > limits.bodies_limit_bytes:
+            raise TooMuchAtOnceError(limits.bodies_limit_bytes)
+        if not head.is_checked:
+            allowed = head.route.media_types
+            if allowed and head.media_type not in allowed:
+                raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
+            head.is_checked = True
+
+    def hold(self, exchange: Exchange) -> None:
+        """Count the received bytes of a body until its request leaves.
+
+        Raises BodyTooLargeError, TooMuchAtOnceError.
+        """
+        size_bytes, limits = len(exchange.received), self.limits
+        self.body_bytes += size_bytes - exchange.held_bytes
+        exchange.held_bytes = size_bytes
+        if size_bytes > limits.body_limit_bytes:
+            raise BodyTooLargeError(limits.body_limit_bytes)
+        if self.body_bytes > limits.bodies_limit_bytes:
+            raise TooMuchAtOnceError(limits.bodies_limit_bytes)
+
+    def leave(self, exchange: Exchange) -> None:
+        """Uncount a request that has ended, and drop its body."""
+        self.in_flight -= 1
+        self.body_bytes -= exchange.held_bytes
+        exchange.held_bytes = 0
+        exchange.received = b""  # now; the reference cycle with its connection keeps the exchange

@@ -1,0 +1,363 @@
+"""A hot request and its response.
+
+head ─▶ admitted ─▶ body, within limits ─▶ handler ─▶ response ─▶ the next request
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.server import ServerState
+
+from router.errors import KvRouterError
+from router.runtime.http_server.head_cache import HeadCache
+from router.runtime.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
+from router.runtime.security.caller import ANYBODY, Caller
+from router.runtime.security.guarded import refusal_headers
+
+JSON, BINARY = "application/json", "application/octet-stream"
+JSON_PAIR = (b"content-type", b"application/json")
+
+MOST_HEADS = 1024
+
+_JSON_BYTES = JSON.encode()
+_REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
+_LENGTH = b"content-length"
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_CLOSE = (b"connection", b"close")
+_WHOLE = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+_NO_CONTENT = 204
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+
+Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+class HotRoute(Struct, frozen=True):
+    """A route served below ASGI.
+
+    `path`: as counted in metrics. `handler`: called with the exchange once its body is complete.
+    `request_id`: a parameter of the path. `media_types`: of accepted bodies; empty: any.
+    `ends_with_client`: a client that disconnects cancels its request.
+    """
+
+    path: str
+    handler: Callable[["Exchange"], Any]
+    request_id: str = ""
+    media_types: tuple[str, ...] = ()
+    ends_with_client: bool = False
+
+
+class RequestHead:
+    """A request head without its id, trace and length, shared by all requests with this head.
+
+    `headers`: the first value of each name. `is_checked`: a request with it was admitted before.
+    `is_repeated`: it came before. `derived`: anything that handlers derive from it.
+    """
+
+    __slots__ = (
+        "derived",
+        "headers",
+        "is_checked",
+        "is_repeated",
+        "media_type",
+        "method",
+        "pairs",
+        "path",
+        "query",
+        "route",
+    )
+
+    def __init__(
+        self, route: HotRoute, method: str, path: str, query: bytes, pairs: Pairs = ()
+    ) -> None:
+        self.route = route
+        self.method = method
+        self.path = path
+        self.query = query
+        self.pairs = pairs
+        self.headers = dict(reversed(pairs))
+        kind = self.headers.get(b"content-type", b"")
+        is_json = kind == _JSON_BYTES
+        self.media_type = JSON if is_json else _without_parameters(kind)
+        self.is_checked = self.is_repeated = False
+        self.derived: Any = None
+
+    def header(self, name: bytes) -> str | None:
+        """Return the first value of a header, or None; `name` in lower case."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+
+def _without_parameters(kind: bytes) -> str:
+    return kind.decode("latin-1").partition(";")[0].strip().lower()
+
+
+class HeadValues(Struct):
+    """The headers of a single request: its ids, its traces, and the length of its body."""
+
+    request_ids: list[bytes]
+    traces: list[tuple[bytes, bytes]]
+    length_bytes: int = 0
+
+    def ids(self) -> RequestIds:
+        """Return the ids of the request: the first one, and no trace if there are several."""
+        return RequestIds(
+            self.request_ids[0].decode("latin-1") if self.request_ids else None,
+            self.traces[0][1].decode("latin-1") if len(self.traces) == 1 else None,
+        )
+
+
+def split(headers: Pairs) -> tuple[tuple[tuple[bytes, bytes], ...], HeadValues]:
+    """Return the headers that requests share, and the values of a single one."""
+    shared, values = [], HeadValues([], [])
+    for pair in headers:
+        name, value = pair
+        if name == _REQUEST_ID:
+            values.request_ids.append(value)
+        elif name == _TRACEPARENT:
+            values.traces.append(pair)
+        elif name == _LENGTH:
+            values.length_bytes = int(value)
+        else:
+            shared.append(pair)
+    return tuple(shared), values
+
+
+class RequestHeads:
+    """Heads of hot requests, found by their bytes or by their parsed headers.
+
+    A head is found by its bytes from its third request on. Beyond the limit all are dropped.
+    """
+
+    __slots__ = ("_cache", "_parsed", "find")
+
+    def __init__(self) -> None:
+        self._cache: HeadCache[RequestHead] = HeadCache(MOST_HEADS)
+        self._parsed: dict[tuple[Any, ...], RequestHead] = {}
+        self.find = self._cache.find
+
+    def parsed(
+        self, route: HotRoute, method: str, path: str, query: bytes, pairs: Pairs
+    ) -> RequestHead:
+        """Return the head with these values and shared headers."""
+        if route.request_id:  # a path of one request
+            return RequestHead(route, method, path, query, pairs)
+        key = (method, path, query, pairs)
+        head = self._parsed.get(key)
+        if head is not None:
+            head.is_repeated = True
+            return head
+        if len(self._parsed) >= MOST_HEADS:
+            self._parsed.clear()
+        head = self._parsed[key] = RequestHead(route, method, path, query, pairs)
+        return head
+
+    def remember(self, data: bytes, head: RequestHead, values: HeadValues) -> None:
+        """Cache a repeated head that begins these bytes, which end with its body or before."""
+        ids = values.request_ids
+        if head.is_repeated and not values.traces and len(ids) < 2:
+            self._cache.remember(data, head, ids[0] if ids else b"")
+
+
+class FirstLines:
+    """The first lines of responses: status, and headers of all responses. Cached for a second."""
+
+    __slots__ = ("_headers", "_known")
+
+    def __init__(self) -> None:
+        self._headers: Pairs | None = None
+        self._known: dict[int, bytes] = {}
+
+    def of(self, status: int, headers: Pairs) -> bytes:
+        """Return the lines of a status. `headers`: a new list whenever one of them changes."""
+        if headers is not self._headers:
+            self._headers, self._known = headers, {}
+        lines = self._known.get(status)
+        if lines is None:
+            line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+            lines = self._known[status] = line + encoded_headers(headers)
+        return lines
+
+
+def encoded_headers(headers: Pairs) -> bytes:
+    """Return the lines of headers. Raises ValueError for a line break in one of them."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise ValueError("a line break in a header")
+    return lines
+
+
+class Wire(Protocol):
+    """The connection of an exchange."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    lines: FirstLines
+    server_state: ServerState
+
+    def error_reply(self, error: KvRouterError) -> tuple[int, object]:
+        """Return the status and the body of an error response."""
+        ...
+
+    def end_response(self) -> None:
+        """Handle the end of a response."""
+        ...
+
+
+class _NoWakeup:
+    """A no-op event: uvicorn sets it when data arrives, and no task waits for it."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+class Exchange(Struct, eq=False):
+    """A request and its response.
+
+    `length_bytes`: the announced length of the body. `received`: the body so far. `unknown`: the
+    unknown fields of the body, named by the handler. `own_headers`: headers added to the response.
+    `traces`: the client's trace headers. `held_bytes`: part of the body that counts against the
+    limit of all bodies. `has_chunks`: the client supports chunked bodies; for other clients a
+    stream ends with the connection. `later`: the rest of the handler's work. `task`: the task that
+    runs it.
+
+    Attributes that uvicorn's connection reads have uvicorn's names.
+    """
+
+    wire: Wire
+    head: RequestHead
+    ids: RequestIds
+    length_bytes: int = 0
+    received: bytes | bytearray = b""
+    more_body: bool = True
+    caller: Caller = ANYBODY
+    keep_alive: bool = True
+    has_chunks: bool = True
+    expects_continue: bool = False
+    disconnected: bool = False
+    response_started: bool = False
+    response_complete: bool = False
+    held_bytes: int = 0
+    own_headers: Pairs = ()
+    traces: Pairs = ()
+    unknown: list[str] = []
+    later: Coroutine[Any, Any, None] | None = None
+    task: asyncio.Task[None] | None = None
+    _stream_head: bytes | None = None
+    _gone: asyncio.Future[None] | None = None
+    message_event: ClassVar[_NoWakeup] = _NoWakeup()
+
+    # ── The request ──────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, piece: bytes) -> None:
+        """Add a piece of the body."""
+        if not self.received:
+            self.received = piece  # most bodies arrive whole
+            return
+        if isinstance(self.received, bytes):
+            self.received = bytearray(self.received)
+        self.received += piece  # one buffer: many small pieces would take many times their size
+
+    def body(self) -> bytes:
+        """Return the received body once, and drop it."""
+        body, self.received = self.received, b""
+        return bytes(body)
+
+    async def gone(self) -> None:
+        """Wait until the client has disconnected."""
+        if not self.disconnected:
+            self._gone = asyncio.get_running_loop().create_future()
+            await self._gone
+
+    def disconnect(self) -> None:
+        """Record that the client has disconnected."""
+        self.disconnected = True
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    # ── The response ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the client reads more slowly than the response arrives."""
+        return self.wire.flow.write_paused and not self.disconnected
+
+    async def drained(self) -> None:
+        """Wait until the client has read enough."""
+        await self.wire.flow.drain()
+
+    def start(self, status: int, headers: Pairs) -> None:
+        """Prepare the head of a streamed response; it is sent with the first piece."""
+        self._stream_head = self._encoded(
+            status, [*headers, _CHUNKED] if self.has_chunks else headers
+        )
+        self.response_started = True
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        if data and not self.has_chunks:
+            self._send(self._taken_head() + data)
+        elif data:
+            self._send(b"%b%x\r\n%b\r\n" % (self._taken_head(), len(data), data))
+
+    def finish(self) -> None:
+        """End a streamed response."""
+        self._send(self._taken_head() + (b"0\r\n\r\n" if self.has_chunks else b""))
+        self._complete()
+
+    def whole(self, status: int, headers: Pairs, body: bytes) -> None:
+        """Send a whole response."""
+        if status != _NO_CONTENT:
+            headers = (*headers, (_LENGTH, b"%d" % len(body)))
+        self._send(self._encoded(status, headers) + body)
+        self._complete()
+
+    def json(self, body: bytes, status: int = 200, headers: Pairs = ()) -> None:
+        """Send a whole response with a JSON body."""
+        wire, more = self.wire, b""
+        if headers or self.own_headers or not self.keep_alive:
+            more = self._own_lines(headers)
+        lines = wire.lines.of(status, wire.server_state.default_headers)
+        if not self.disconnected:
+            wire.transport.write(_WHOLE % (lines, more, len(body), body))
+        self._complete()
+
+    def refuse(self, error: KvRouterError) -> None:
+        """Send an error, as a response or as the last event of a stream."""
+        if self.response_complete:
+            return
+        status, reply = self.wire.error_reply(error)
+        body = msgspec.json.encode(reply)
+        if self.response_started:
+            self.write(b"data: " + body + b"\n\n")
+            self.finish()
+        else:
+            self.json(body, status, refusal_headers(error))
+
+    def _encoded(self, status: int, headers: Pairs) -> bytes:
+        lines = self.wire.lines.of(status, self.wire.server_state.default_headers)
+        return b"%b%b\r\n" % (lines, self._own_lines(headers))
+
+    def _own_lines(self, headers: Pairs) -> bytes:
+        end = () if self.keep_alive else (_CLOSE,)
+        return encoded_headers((*headers, *self.own_headers, *end))
+
+    def _taken_head(self) -> bytes:
+        head, self._stream_head = self._stream_head or b"", None
+        return head
+
+    def _send(self, data: bytes) -> None:
+        if data and not self.disconnected:
+            self.wire.transport.write(data)
+
+    def _complete(self) -> None:
+        self.response_started = self.response_complete = True
+        if not self.keep_alive:
+            self.wire.transport.close()
+        self.wire.end_response()

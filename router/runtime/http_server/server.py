@@ -1,0 +1,194 @@
+"""Running a process: its signals, and its HTTP server in its one TaskGroup."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from router.errors import ConfigError
+from router.runtime.http_server.direct_protocol import DirectProtocol, HotService
+from router.runtime.http_server.limited_connection import HttpConfig, LimitedProtocol
+from router.runtime.http_server.limits import HttpLimits
+from router.runtime.process.ticks import next_tick
+
+SHUTDOWN_S = 5
+
+TICK_S = 0.1
+"""Interval at which a server checks timeouts, in seconds; the same as uvicorn's."""
+
+YOUNG_OBJECTS = 20_000
+"""Surplus of new objects over freed ones that starts a garbage collection."""
+
+STARTED_S = 10.0
+"""Seconds after which start-up objects, such as routes, are excluded from garbage collection.
+
+Scanning them would take another tenth of a second.
+"""
+
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
+
+
+def run_until_signal(
+    run: Callable[[asyncio.Event], Awaitable[None]], reload: Callable[[], None] | None = None
+) -> None:
+    """Run a process until SIGTERM or SIGINT, which set its stop event.
+
+    SIGHUP calls `reload`. Without `reload` it stops the process, unless the process ignores SIGHUP
+    (nohup).
+    """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        if reload is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload or stop.set)
+        asyncio.get_running_loop().call_later(STARTED_S, gc.freeze)
+        await run(stop)
+
+    _keep_for_good()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _keep_for_good() -> None:
+    """Exclude the objects that exist before serving, mostly modules, from garbage collection.
+
+    A scan of all of them would take a tenth of a second, repeatedly. Requests rarely create cycles,
+    so young objects need few collections.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def unbindable(error: OSError) -> str:
+    """Return the reason why an address cannot be bound."""
+    in_use = "another process listens there"
+    return in_use if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind a socket before anything depends on it. Raises ConfigError."""
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        problem = f"cannot listen on {host}:{port}: {unbindable(error)}"
+        allowed = "a free port, as --http-port N; 0 takes any"
+        raise ConfigError("http_port", problem, allowed) from error
+    with listener:
+        yield listener
+
+
+def endpoint_of(listener: socket.socket, *, has_tls: bool = False) -> str:
+    """Return the URL of a listening socket, with the machine's name if it listens everywhere."""
+    host, port = listener.getsockname()[:2]
+    name = socket.gethostname() if host in ANY_ADDRESS else host
+    return f"http{'s' * has_tls}://{f'[{name}]' if ':' in name else name}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn with limits and without signal handlers. `serve` it, then set `should_exit`.
+
+    `refused`: called with the code of each request refused below the application. `hot`: the
+    service of requests that are answered below the application.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        tls: ssl.SSLContext | None = None,
+        refused: Callable[[str], None] = lambda _: None,
+        hot: HotService | None = None,
+    ) -> None:
+        self._limits = limits
+        super().__init__(
+            HttpConfig(
+                app,
+                http=LimitedProtocol if hot is None else DirectProtocol,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                proxy_headers=False,
+                timeout_keep_alive=limits.keep_alive_s,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+                limits=limits,
+                refused=refused,
+                hot=hot,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets as uvicorn does, with timeouts of TLS handshakes in addition."""
+        tls, limits = self.config.ssl, self._limits
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol,
+                sock=listener,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
+                ssl_shutdown_timeout=None if tls is None else limits.header_timeout_s,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        connected: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        state = self.server_state
+        return connected(config=self.config, server_state=state, app_state=self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        """Tick until the server should exit, as uvicorn does, at times shared with other timers."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            await next_tick(TICK_S)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Run uvicorn's periodic work, and close connections that exceed a timeout."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.check_patience(now_s)
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signal handlers unchanged."""
+        yield
+
+
+async def serve_until(
+    stop: asyncio.Event,
+    server: HttpServer,
+    listener: socket.socket,
+    background: Iterable[Coroutine[Any, Any, None]],
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Serve, with background tasks, until `stop` is set; then drain, close and cancel them."""
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve([listener]))
+        tasks = [group.create_task(each) for each in background]
+        await stop.wait()
+        await drain()
+        server.should_exit = True
+        await serving
+        for task in tasks:
+            task.cancel()

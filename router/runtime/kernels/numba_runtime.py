@@ -1,0 +1,249 @@
+"""Numba kernels: compiled once, cached on disk, loaded by every later process.
+
+`kernel` compiles or loads while its module is imported, so no request waits for a compilation. The
+machine code is in a folder, named by a hash of everything that affects the code:
+
+  NUMBA_CACHE_DIR, ~/.cache/kv-router or /tmp/kv-router-{uid} ──▶ {fingerprint}/…
+
+A folder that can only be read (a prebuilt one of an image) is copied to one that can be written,
+but only machine code of this user and of root is trusted. Files that differ from their checksums
+are dropped before anything is loaded, because damaged machine code may crash the process. Processes
+that start cold together compile once, one after the other. If no folder can be written, each
+process compiles for itself.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.errors import NumbaError
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_SUMS = "SHA256SUMS"
+
+
+def device(function: F) -> F:
+    """Compile a function that kernels call; it is inlined into each of them."""
+    compiled: F = numba.njit(
+        function, forceinline=True, no_cpython_wrapper=True, error_model="numpy"
+    )
+    return compiled
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of compiled kernels. Returns None if no folder is writable."""
+    return _folder
+
+
+def kernel(signature: str) -> Callable[[F], F]:
+    """Return a decorator that compiles a function for one signature, run without the GIL."""
+
+    def compile_or_load(function: F) -> F:
+        with _exclusive(_folder):
+            compiled = _compile_or_load(function, signature)
+            if _folder is not None and compiled.stats.cache_misses:
+                _note_sums(_folder)
+            return cast(F, compiled)
+
+    return compile_or_load
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(_context: object, address: object) -> object:
+    def convert(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return numba.types.voidptr(address), convert
+
+
+@device
+def words_at(address: np.uint64, length: np.uint64) -> npt.NDArray[np.uint64]:
+    """Return the memory of an array of u64 as an array; invalid once the owner is freed."""
+    words: npt.NDArray[np.uint64] = numba.carray(_pointer(address), (length,), np.uint64)
+    return words
+
+
+@device
+def halves_at(address: np.uint64, length: np.uint64) -> npt.NDArray[np.uint32]:
+    """Return the memory of an array of u32 as an array; invalid once the owner is freed."""
+    halves: npt.NDArray[np.uint32] = numba.carray(_pointer(address), (length,), np.uint32)
+    return halves
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: object, address: object) -> object:
+    """Prefetch the cache line at an address, without waiting for it."""
+
+    def ask(context: Any, builder: Any, _signature: object, arguments: Any) -> object:
+        pointer, flag = cgutils.voidptr_t, ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+        llvm_prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.inttoptr(arguments[0], pointer)
+        write, keep, data = ir.Constant(flag, 1), ir.Constant(flag, 3), ir.Constant(flag, 1)
+        builder.call(llvm_prefetch, [place, write, keep, data])
+        return context.get_dummy_value()
+
+    return numba.types.none(address), ask
+
+
+def _compile_or_load(function: F, signature: str) -> Any:
+    try:
+        return _compile(function, signature, is_kept=_folder is not None)
+    except NumbaError:
+        raise
+    except OSError:  # the disk is full
+        return _compile(function, signature, is_kept=False)
+    except Exception:  # noqa: BLE001 - unpickling a file of another program may raise anything
+        _wipe(_folder)
+        return _compile(function, signature, is_kept=_folder is not None)
+
+
+def _compile(function: F, signature: str, *, is_kept: bool) -> Any:
+    options = {"cache": is_kept, "nogil": True, "error_model": "numpy"}
+    return numba.njit([signature], **options)(function)
+
+
+def _fingerprint() -> str:
+    """Return a hash of everything that affects the machine code.
+
+    Numba checks for changes of a kernel's own file only. Kernels span all modules named `_*`, and
+    their machine code depends on the layouts of events, ranks and terms.
+    """
+    parts = [numba.__version__, sys.version, os.environ.get("NUMBA_CPU_NAME", "")]
+    folder = Path(__file__).parents[2]
+    layouts = ("protocol/events.py", "sequence/rank_table.py", "scheduler/terms.py")
+    kernels = sorted(folder.rglob("_[!_]*.py"))
+    sources = [Path(__file__), *(folder / layout for layout in layouts), *kernels]
+    contents = [source.read_bytes() for source in sources]
+    return hashlib.sha256(b"\0".join([*map(str.encode, parts), *contents])).hexdigest()[:16]
+
+
+def _prepare_folder(candidates: Iterable[Path], name: str) -> Path | None:
+    """Return the first writable folder, filled from the first one that could only be read."""
+    prebuilt = None
+    for candidate in candidates:
+        folder = candidate / name
+        if _is_writable(folder):
+            with _exclusive(folder), contextlib.suppress(OSError):
+                _drop_damaged(folder)
+                if prebuilt is not None:
+                    _copy_missing(prebuilt, folder)
+            return folder
+        if prebuilt is None and _is_trusted(folder):
+            prebuilt = folder
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    """Yield the folders for machine code, the preferred one first.
+
+    There may be no home directory, and no /tmp.
+    """
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        yield Path(chosen)
+    with contextlib.suppress(RuntimeError):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        yield cache / "kv-router"
+    with contextlib.suppress(FileNotFoundError):
+        yield Path(tempfile.gettempdir()) / f"kv-router-{os.getuid()}"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether a folder is writable, owned by this user and not writable by others."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return _is_trusted(folder) and folder.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Return whether only this user or root can have written there.
+
+    Machine code is executed as it is found.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+
+
+def _copy_missing(source: Path, target: Path) -> None:
+    whole = _whole_files(source)
+    for file in whole:
+        copy = target / file.relative_to(source)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    if whole:
+        _note_sums(target)
+
+
+def _drop_damaged(folder: Path) -> None:
+    for file in set(_files(folder)) - _whole_files(folder):
+        file.unlink()
+
+
+def _whole_files(folder: Path) -> set[Path]:
+    """Return the files that match their recorded checksums."""
+    try:
+        sums = set((folder / _SUMS).read_bytes().splitlines())
+    except FileNotFoundError:
+        return set()
+    return {file for file in _files(folder) if _sum_line(folder, file) in sums}
+
+
+def _note_sums(folder: Path) -> None:
+    lines = [_sum_line(folder, file) for file in _files(folder)]
+    with contextlib.suppress(OSError):
+        (folder / _SUMS).write_bytes(b"\n".join(lines))
+
+
+def _sum_line(folder: Path, file: Path) -> bytes:
+    return f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}".encode()
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.nb[ci]"))
+
+
+def _wipe(folder: Path | None) -> None:
+    for file in _files(folder) if folder is not None else ():
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path | None) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+_folder = _prepare_folder(_candidates(), _fingerprint())
+if _folder is not None:
+    numba.config.CACHE_DIR = str(_folder)
+if _folder is None or not _files(_folder):
+    with contextlib.suppress(OSError):  # stderr is closed, or the disk is full
+        where = f"kept in {_folder}" if _folder else "in memory: no folder can be written"
+        sys.stderr.write(f"kv-router: compiling its kernels, once: about a minute ({where})\n")
+        sys.stderr.flush()

@@ -1,0 +1,86 @@
+"""Reload of the configuration by SIGHUP, while the process runs.
+
+    the same flags and variables, the current file ─▶ changes ─┬─▶ LIVE: applied at once
+                                                               └─▶ else: needs a restart
+
+An unusable configuration changes nothing, and the error is logged.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from router.errors import ConfigError
+from router.runtime.process.logs import log_to_stderr
+from router.runtime.process.settings import Loaded, effective, settings_of, with_settings
+
+T = TypeVar("T", bound=Struct)
+
+log = logging.getLogger(__name__)
+
+LIVE = frozenset(
+    {"log_level", "log_format", "body_limit_bytes", "body_timeout_s", "max_requests", "drain_s"}
+)
+"""Settings that are read at each use. All others take effect at a restart."""
+
+
+class ConfigReloader(Generic[T]):
+    """Reloads the configuration when it is called.
+
+    `load` raises ConfigError. `apply` receives the new settings and their sources. `reread` reads
+    the files that settings name.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded[T],
+        load: Callable[[], Loaded[T]],
+        apply: Callable[[Loaded[T]], None],
+        reread: Callable[[], list[str]],
+    ) -> None:
+        self._current = loaded
+        self._load = load
+        self._apply = apply
+        self._reread = reread
+
+    def __call__(self) -> None:
+        """Reload the configuration, and log the changes."""
+        try:
+            loaded = self._load()
+        except ConfigError as error:
+            log.error("reload failed, no setting changed: %s", error)
+            return
+        before, after = self._current.config, loaded.config
+        pairs = zip(settings_of(before), settings_of(after), strict=True)
+        changed = [new.name for old, new in pairs if new.value != old.value]
+        live = [name for name in changed if name in LIVE]
+        self._change(loaded, live)
+        for name in changed:
+            note = "" if name in LIVE else "; takes effect at a restart"
+            log.warning("reload: %s%s", _change_text(name, before, after), note)
+        for each in self._reread():
+            log.info("reload: %s", each)
+        if not changed:
+            log.info("reload: no setting changed")
+
+    def _change(self, loaded: Loaded[T], live: list[str]) -> None:
+        values = {each.name: each.value for each in settings_of(loaded.config) if each.name in live}
+        sources = dict(self._current.sources)
+        for name in live:
+            sources.pop(name, None)
+            if name in loaded.sources:
+                sources[name] = loaded.sources[name]
+        config = with_settings(self._current.config, values)
+        self._current = Loaded(config, sources)
+        if {"log_level", "log_format"} & set(live):
+            now = {each.name: each.value for each in settings_of(config)}
+            log_to_stderr(now["log_level"], now["log_format"])
+        self._apply(self._current)
+
+
+def _change_text(name: str, before: Struct, after: Struct) -> str:
+    """Return a line about a change, as `/config` shows values: without secrets."""
+    was, now = (effective(each, {})[name].value for each in (before, after))
+    return f"{name}: {was!r} is now {now!r}"

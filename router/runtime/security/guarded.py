@@ -1,0 +1,113 @@
+"""The guard applied to an ASGI application and to a bus: adds clocks and headers."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.errors import KvRouterError
+from router.runtime.process.redaction import without_addresses
+from router.runtime.security.caller import ANYBODY, Caller
+from router.runtime.security.errors import ContentEncodingError, ForbiddenError
+from router.runtime.security.guard import Guard, Headers
+
+
+def admit(guard: Guard, method: str, path: str, headers: Headers, address: str = "") -> Caller:
+    """Return the caller. Raises the errors of `Guard.admit`, and ContentEncodingError."""
+    refuse_encodings(headers)
+    if guard.is_idle:
+        return ANYBODY
+    return guard.admit(method, path, headers, time.monotonic(), time.time(), address)
+
+
+def identify(guard: Guard, headers: Mapping[str, str] | None) -> Caller:
+    """Return the caller of a NATS request before its subject is read; see `Guard.identify`.
+
+    `headers`: names in any case.
+    """
+    if guard.is_idle:
+        return ANYBODY
+    pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    return guard.identify(pairs, time.monotonic(), time.time())
+
+
+def charge(guard: Guard, caller: Caller, items: int) -> None:
+    """Count the `items` of an admitted batch as requests; see `Guard.charge`."""
+    if items > 1 and not guard.is_idle:
+        guard.charge(caller, items - 1, time.monotonic())
+
+
+def refuse_encodings(headers: Headers) -> None:
+    """Raise ContentEncodingError for a compressed body: its decoded size is not bounded."""
+    for name, value in headers:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise ContentEncodingError(value.decode("latin-1")[:64])
+
+
+class Guarded:
+    """An ASGI application behind a guard."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            admit_request(self._guard, scope)
+        except KvRouterError as error:
+            headers = [(b"content-type", b"application/json"), *refusal_headers(error)]
+            start = {"type": "http.response.start", "status": error.http_status}
+            await send({**start, "headers": headers})
+            await send({"type": "http.response.body", "body": msgspec.json.encode(error.body())})
+            return
+        await self._app(scope, receive, send)
+
+
+def admit_request(guard: Guard, scope: Scope) -> None:
+    """Admit a request of an application; `caller_of` returns its caller from then on.
+
+    Raises the errors of `admit`.
+    """
+    client = scope.get("client")
+    address = client[0] if client else ""
+    caller = admit(guard, scope["method"], scope["path"], scope["headers"], address)
+    scope.setdefault("state", {})["caller"] = caller
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Return the caller of an admitted request of an application."""
+    caller: Caller = scope.get("state", {}).get("caller", ANYBODY)
+    return caller
+
+
+def is_detailed(scope: Scope) -> bool:
+    """Return whether a probe asks for details (`?verbose`). Raises ForbiddenError without `admin`.
+
+    Probes are open to strangers, so their details are not.
+    """
+    names = [pair.partition(b"=")[0] for pair in scope["query_string"].split(b"&")]
+    if b"verbose" not in names:
+        return False
+    if not caller_of(scope).may("admin"):
+        raise ForbiddenError("verbose", "this caller sees no details", "a token with admin")
+    return True
+
+
+def shown_reason(scope: Scope, reasons: Iterable[str]) -> str | None:
+    """Return the reasons, or None without any; addresses are shown with scope `admin` alone."""
+    reason = "; ".join(reasons)
+    may_see_all = caller_of(scope).may("admin")
+    return (reason if may_see_all else without_addresses(reason)) or None
+
+
+def refusal_headers(error: KvRouterError) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of an error response: `retry-after` and `www-authenticate`."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_after_s is not None:
+        headers = ((b"retry-after", b"%d" % math.ceil(error.retry_after_s)),)
+    if error.http_status == 401:
+        headers += ((b"www-authenticate", b"Bearer"),)
+    return headers

@@ -1,0 +1,154 @@
+"""The kernel of a decision: from a prompt to the terms of its candidates, and to the cheapest.
+
+tokens ─▶ hashes ─▶ overlaps ─▶ terms ─▶ costs ─▶ cheapest
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from router.indexer.radix_tree._holder_sets import ENDS_COLUMNS, tree_at
+from router.indexer.radix_tree._tree_kernel import find
+from router.protocol.values import TIERS
+from router.runtime.kernels.numba_runtime import device, kernel
+from router.scheduler._pick_kernel import cheapest
+from router.scheduler.policy._predictive_kernel import COST_S, PARTS, predictive
+from router.scheduler.predictor._progress_kernel import grow
+from router.scheduler.terms import CACHED_BLOCKS, NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR
+from router.sequence.hashing._hash_kernel import prompt_hashes
+from router.sequence.rank_table import BLOCK_SIZE, DECODE_BLOCKS, DECODE_SIDE, EAGLE, RANK_COLUMNS
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Found = npt.NDArray[np.uint32]
+
+NO_SLOT = -1
+
+# What applies to a decision, added up.
+GROWS = 1  # some requests grow without reports; needs all terms
+COUNTS_OUTPUT = 2  # their output blocks count as load
+HIDES_BLOCKS = 4  # decode blocks are not tracked
+HAS_PHASE = 8  # the request names its phase
+IS_DECODE = 16  # that phase is decode
+
+
+@device
+def search(trees: Ints, hashes: Hashes, overlaps: Floats, found: Found) -> int:
+    """Write the longest overlap of each slot in any tree, and the slots with one to `found`."""
+    count = 0
+    for t in range(len(trees)):
+        rows = find(trees[t, 0], hashes)
+        ends = tree_at(trees[t, 0]).ends[: rows * ENDS_COLUMNS].reshape(rows, ENDS_COLUMNS)
+        for i in range(rows):
+            slot = trees[t, 1 + ends[i, 0]]
+            if slot == NO_SLOT:
+                continue
+            if overlaps[slot, TIERS - 1] == 0:
+                found[count, 0] = slot
+                count += 1
+            for tier in range(TIERS):
+                overlaps[slot, tier] = max(overlaps[slot, tier], float(ends[i, 1 + tier]))
+    return count
+
+
+@device
+def write_terms(
+    row: Floats, rank: Floats, overlap: Floats, isl_tokens: int, total_blocks: int, flags: int
+) -> None:
+    """Write the terms of one candidate, a copy of its rank's row first."""
+    for column in range(RANK_COLUMNS):
+        row[column] = rank[column]
+    for tier in range(TIERS):
+        row[OVERLAP_DEVICE + tier] = overlap[tier]
+    reusable = max(isl_tokens - 1, 0) // max(int(row[BLOCK_SIZE]), 1)
+    row[CACHED_BLOCKS] = max(min(overlap[0], float(reusable)) - row[EAGLE], 0.0)
+    row[NEW_BLOCKS] = total_blocks
+    if flags & HIDES_BLOCKS:
+        row[DECODE_BLOCKS] = np.nan
+    if flags & HAS_PHASE:
+        row[DECODE_SIDE] = 1.0 if flags & IS_DECODE else 0.0
+
+
+@device
+def write_costs(
+    terms: Floats,
+    isl_tokens: int,
+    expected_output_tokens: float,
+    now_s: float,
+    weights: Floats,
+    costs: Floats,
+) -> tuple[int, int]:
+    """Write the cost of each candidate; return the first of the cheapest, and their number."""
+    parts = np.empty((len(costs), PARTS))
+    delay, host, disk, remote = weights[0], weights[1], weights[2], weights[3]
+    predictive(terms, isl_tokens, expected_output_tokens, now_s, delay, host, disk, remote, parts)
+    for i in range(len(costs)):
+        costs[i] = parts[i, COST_S]
+    return cheapest(costs)
+
+
+@kernel(
+    "UniTuple(int64, 3)(int64[:, ::1], Array(uint32, 1, 'C', readonly=True, aligned=False), int64,"
+    " int64, uint64, Array(uint64, 1, 'C'), float64[:, ::1], int64[:, ::1], float64[:, ::1],"
+    " uint32[:, ::1], float64[::1], int64, float64, float64, int64, float64[::1], float64[:, ::1],"
+    " float64[::1])"
+)
+def place(
+    trees: Ints,
+    tokens: npt.NDArray[np.uint32],
+    block_size: int,
+    window: int,
+    seed: int,
+    hashes: Hashes,
+    ranks: Floats,
+    places: Ints,
+    overlaps: Floats,
+    found: Found,
+    factors: Floats,
+    isl_tokens: int,
+    expected_output_tokens: float,
+    now_s: float,
+    flags: int,
+    weights: Floats,
+    terms: Floats,
+    costs: Floats,
+) -> tuple[int, int, int]:
+    """Write the terms of the candidates of one identity, then the costs of all candidates.
+
+    Returns the rows in `found`, the first of the cheapest, and the number of equal costs.
+
+    `trees`: rows {address, slot of each holder or NO_SLOT}. `tokens`: of which `hashes` are
+    written; empty if they are. `ranks`: the rank table. `places`: rows {position, slot} of the
+    candidates. `overlaps`: scratch by slot, zeroed again. `found`: rows {slot, overlap in each
+    cumulative tier}, written. `factors`: of each candidate, or empty. `weights`: of other requests'
+    delay, and of blocks on host, disk and remote. `costs`: written from all terms; empty if they
+    are not wanted.
+    """
+    if len(tokens):
+        prompt_hashes(tokens, block_size, window, seed, hashes)
+    count = search(trees, hashes, overlaps, found)
+    total_blocks = -(-isl_tokens // block_size)
+    for i in range(len(places)):
+        position, slot = places[i, 0], places[i, 1]
+        row = terms[position]
+        write_terms(row, ranks[slot], overlaps[slot], isl_tokens, total_blocks, flags)
+        row[TAINT_FACTOR] = factors[position] if len(factors) else 1.0
+    for i in range(count):
+        slot = found[i, 0]
+        for tier in range(TIERS):
+            found[i, 1 + tier] = np.uint32(overlaps[slot, tier])
+            overlaps[slot, tier] = 0.0
+    if flags & GROWS:
+        grow(terms, now_s, flags & COUNTS_OUTPUT != 0)
+    if len(costs) == 0:
+        return count, 0, 0
+    first, ties = write_costs(terms, isl_tokens, expected_output_tokens, now_s, weights, costs)
+    return count, first, ties
+
+
+@kernel("void(float64[:, ::1], int64[:, ::1], float64[::1])")
+def subtract_depths(terms: Floats, places: Ints, depths: Floats) -> None:
+    """Subtract from NEW_BLOCKS the blocks that requests hold there, by slot; zero these again."""
+    for i in range(len(places)):
+        terms[places[i, 0], NEW_BLOCKS] -= depths[places[i, 1]]
+    depths[:] = 0.0

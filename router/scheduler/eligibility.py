@@ -1,0 +1,257 @@
+"""The ranks that may serve a request: the filters in order, and the thresholds of busy ranks.
+
+A rank is preferred for a LoRA adapter that it has probably loaded: one of its latest requests'.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from router.errors import KvRouterError
+from router.protocol.catalogue import WorkerLabels
+from router.protocol.replies import RemovedRanks
+from router.protocol.requests import RoutingConstraints, SelectRequest
+from router.protocol.values import Rank, Scope
+from router.scheduler.busy import NO_THRESHOLDS, BusyThresholds, Mask, busy_ranks
+from router.scheduler.candidates import Candidates, Narrowing
+from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
+from router.scheduler.filters import (
+    NO_CONSTRAINTS,
+    Allowed,
+    Pool,
+    demands_something,
+    eligible,
+    merged,
+    transfer_constraints,
+)
+from router.scheduler.terms import FloatArray
+from router.sequence.rank_table import RankTable
+
+
+class LoadedLoras:
+    """The latest adapters of each rank, up to the number that its engine keeps.
+
+    Invariants: no rank is kept without adapters; an adapter is once in a rank's list, the last one
+    served at its end.
+    """
+
+    __slots__ = ("_by_rank",)
+
+    def __init__(self) -> None:
+        self._by_rank: dict[Rank, list[str]] = {}
+
+    def note(self, rank: Rank, lora_name: str, capacity: int) -> None:
+        """Record a request for this adapter; the rank keeps `capacity` (1 or more). O(capacity)."""
+        loaded = self._by_rank.setdefault(rank, [])
+        if lora_name in loaded:
+            loaded.remove(lora_name)
+        loaded.append(lora_name)
+        del loaded[:-capacity]
+
+    def drop(self, rank: Rank) -> None:
+        """Forget a rank."""
+        self._by_rank.pop(rank, None)
+
+    def having(self, ranks: Sequence[Rank], lora_name: str) -> Mask:
+        """Return a mask of the ranks that have the adapter loaded. O(ranks)."""
+        nothing: list[str] = []
+        return np.array([lora_name in self._by_rank.get(each, nothing) for each in ranks], np.bool_)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(adapters)."""
+        for loaded in self._by_rank.values():
+            assert len(set(loaded)) == len(loaded) > 0
+
+
+NAMED_RANKS = 16
+"""Number of removed ranks that an error names per filter."""
+
+
+NARROWED_LIMIT = 64
+"""Limit of cached subsets of candidates per scope; at the limit, the cache is emptied."""
+
+
+class EligibilitySettings(Struct, frozen=True):
+    """The part of the configuration that the gate uses; see `PlacementConfig`."""
+
+    thresholds: BusyThresholds = NO_THRESHOLDS
+    hysteresis: float = 0.1
+    is_affinity_hard: bool = True
+    lora_affinity_weight: float = 0.0
+
+
+class _Known:
+    """Candidates of a scope, their pool, and recently used subsets of them.
+
+    `less_busy`: results for requests without demands, by the mask of busy ranks.
+    """
+
+    __slots__ = ("_narrowed", "_narrowing", "candidates", "less_busy", "pool")
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self.pool = Pool(candidates.ranks, candidates.workers)
+        self._narrowing = Narrowing(candidates)
+        self._narrowed: dict[bytes, Candidates] = {}
+        self.less_busy: dict[bytes, EligibleRanks] = {}
+
+    def only(self, mask: Mask) -> Candidates:
+        """Return the candidates in the mask. O(ranks / 64) if cached, else O(ranks)."""
+        key = np.packbits(mask).tobytes()
+        narrowed = self._narrowed.get(key)
+        if narrowed is None:
+            if len(self._narrowed) >= NARROWED_LIMIT:
+                self._narrowed.clear()
+            narrowed = self._narrowed[key] = self._narrowing.only(mask)
+        return narrowed
+
+
+class EligibleRanks(Struct, frozen=True, eq=False, gc=False):
+    """Candidates that may serve a request, and their cost factors; None for no factors.
+
+    `pool`, `found`: the source and result of the filtering; None if no filter applied.
+    """
+
+    candidates: Candidates
+    factors: FloatArray | None = None
+    pool: Pool | None = None
+    found: Allowed | None = None
+
+    @property
+    def removed(self) -> list[RemovedRanks]:
+        """The ranks that each filter removed, all by name. O(ranks)."""
+        if self.pool is None or self.found is None:
+            return []
+        removed = self.pool.removed(self.found)
+        return [removed_ranks(step.filter, step.ranks, len(step.ranks)) for step in removed]
+
+
+class Eligibility:
+    """Filters, and the thresholds above which a rank of a model is busy.
+
+    Owns the column BUSY. A request without demands passes at once while no threshold is set.
+    """
+
+    __slots__ = ("_adapters", "_by_model", "_by_scope", "_settings", "_table")
+
+    def __init__(self, settings: EligibilitySettings, table: RankTable) -> None:
+        self._settings = settings
+        self._table = table
+        self._adapters = LoadedLoras()
+        self._by_model: dict[str, BusyThresholds] = {}
+        self._by_scope: dict[Scope, _Known] = {}
+
+    def pass_through(
+        self, request: SelectRequest, candidates: Candidates, prefill: WorkerLabels | None
+    ) -> EligibleRanks:
+        """Return which of these candidates, at least one, may serve a request.
+
+        `prefill`: the labels of the worker that has computed the prompt. O(workers), and O(ranks)
+        with a threshold set. Raises NoEndpointsError, WorkersOverloadedError.
+        """
+        thresholds, busy, busy_count = self._settings.thresholds, None, 0
+        if self._by_model:
+            thresholds = self._by_model.get(request.model_name, thresholds)
+        if thresholds != NO_THRESHOLDS:
+            values, hysteresis = self._table.values, self._settings.hysteresis
+            busy, busy_count = busy_ranks(
+                values, candidates.slots, thresholds, hysteresis, is_latched=True
+            )
+        is_plain = prefill is None and not candidates.have_prefill
+        if is_plain and not demands_something(request):
+            if busy is None or not busy_count:
+                return EligibleRanks(candidates)
+            return self._less_busy(request, candidates, busy, busy_count)
+        known = self._known(request.scope, candidates)
+        pool = known.pool
+        constraints = request.routing_constraints or NO_CONSTRAINTS
+        if prefill is not None:
+            constraints = merged(constraints, transfer_constraints(prefill))
+        is_hard = self._settings.is_affinity_hard
+        found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
+        if not found.mask.any():
+            raise _refusal(request, pool, found)
+        factors = self._factors(pool, request, constraints)
+        if found.mask.all():
+            return EligibleRanks(candidates, factors)
+        factors = None if factors is None else factors[found.mask]
+        return EligibleRanks(known.only(found.mask), factors, pool, found)
+
+    def thresholds(self, model_name: str) -> BusyThresholds:
+        """Return the thresholds above which a rank of this model is busy."""
+        return self._by_model.get(model_name, self._settings.thresholds)
+
+    def set_thresholds(self, model_name: str, thresholds: BusyThresholds) -> None:
+        """Set the thresholds of a model."""
+        self._by_model[model_name] = thresholds
+
+    @property
+    def models(self) -> Iterable[str]:
+        """The models with thresholds of their own."""
+        return self._by_model
+
+    def served(self, rank: Rank, lora_name: str, labels: WorkerLabels) -> None:
+        """Record that a rank is sent a request for this adapter."""
+        if self._settings.lora_affinity_weight:
+            self._adapters.note(rank, lora_name, labels.max_gpu_lora_count or 1)
+
+    def forget(self, rank: Rank) -> None:
+        """Forget a rank and the adapters it had loaded."""
+        self._adapters.drop(rank)
+
+    def _factors(
+        self, pool: Pool, request: SelectRequest, constraints: RoutingConstraints
+    ) -> FloatArray | None:
+        """Return the cost factors; a loaded adapter counts like a preferred taint."""
+        preferred, weight = constraints.preferred_taints, self._settings.lora_affinity_weight
+        factors = pool.factors(preferred) if preferred else None
+        if request.lora_name is None or not weight:
+            return factors
+        loaded = self._adapters.having(pool.ranks, request.lora_name)
+        nearer = np.where(loaded, np.exp(-np.tanh(weight)), 1.0)
+        return nearer if factors is None else factors * nearer
+
+    def _known(self, scope: Scope, candidates: Candidates) -> _Known:
+        known = self._by_scope.get(scope)
+        if known is None or known.candidates is not candidates:
+            known = self._by_scope[scope] = _Known(candidates)
+        return known
+
+    def busy(self, candidates: Candidates, thresholds: BusyThresholds) -> Mask:
+        """Return a mask of the busy candidates. Mutates nothing. O(candidates)."""
+        hysteresis = self._settings.hysteresis
+        values, slots = self._table.values, candidates.slots
+        return busy_ranks(values, slots, thresholds, hysteresis, is_latched=False)[0]
+
+    def _less_busy(
+        self, request: SelectRequest, candidates: Candidates, busy: Mask, busy_count: int
+    ) -> EligibleRanks:
+        """Return the candidates that are not busy, for a request without demands."""
+        known = self._known(request.scope, candidates)
+        passed = known.less_busy.get(key := busy.tobytes())
+        if passed is None:
+            found = Allowed(~busy, (("busy", busy),))
+            if busy_count == len(busy):
+                raise _refusal(request, known.pool, found)
+            if len(known.less_busy) >= NARROWED_LIMIT:
+                known.less_busy.clear()
+            passed = known.less_busy[key] = EligibleRanks(
+                known.only(found.mask), None, known.pool, found
+            )
+        return passed
+
+
+def _refusal(request: SelectRequest, pool: Pool, found: Allowed) -> KvRouterError:
+    removed = [removed_ranks(step.filter, step.ranks) for step in pool.removed(found)]
+    if found.last_filter == "busy":
+        target = request.pinned_worker or request.affinity_target
+        only = target is not None and bool((pool.target(target) & found.struck[-1][1]).any())
+        return WorkersOverloadedError(target.worker_id if target and only else None, removed)
+    reason = f"no worker is left by {found.last_filter}"
+    return NoEndpointsError(request.model_name, request.routing_group, reason, removed)
+
+
+def removed_ranks(reason: str, ranks: Sequence[Rank], named: int = NAMED_RANKS) -> RemovedRanks:
+    """Return the ranks removed for this reason; the first `named` are listed by name."""
+    return RemovedRanks(reason, len(ranks), [str(rank) for rank in ranks[:named]])

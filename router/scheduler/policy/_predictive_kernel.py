@@ -1,0 +1,269 @@
+"""The predicted cost of a request on each candidate, in seconds; the README has the formula."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from router.runtime.kernels.numba_runtime import device, kernel
+from router.scheduler.terms import (
+    CACHED_BLOCKS,
+    OVERLAP_DEVICE,
+    OVERLAP_DISK,
+    OVERLAP_HOST,
+    OVERLAP_REMOTE,
+    TAINT_FACTOR,
+)
+from router.sequence.rank_table import (
+    BASE_S,
+    BLOCK_SIZE,
+    CAPACITY_BLOCKS,
+    CHUNK_TOKENS,
+    CONTEXT_S,
+    DECODE_BLOCKS,
+    DECODE_S,
+    DECODE_SIDE,
+    DECODING_KV_TOKENS,
+    DECODING_REQUESTS,
+    FOREIGN_REQUESTS,
+    FOREIGN_TOKENS,
+    HEAD_CONTEXTS,
+    HEAD_SINCE_S,
+    HEAD_TOKENS,
+    HELD_BLOCKS,
+    KV_S,
+    OUTPUT_TOKENS,
+    PREFILL_S,
+    PREFILL_SHARE,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
+    REQUESTS,
+    REQUESTS_PER_S,
+    REUSE,
+    SLOW_UNTIL_S,
+    TRUST_WEIGHT,
+)
+
+Array = npt.NDArray[np.float64]
+
+# The parts of a candidate's cost, in seconds, as written by `predict`.
+QUEUE_S = 0  # until the engine begins with this prompt
+ROOM_S = 1  # until it has free blocks for it
+PREFILL_OWN_S = 2  # from then to the first token
+STREAM_S = 3  # from the first token to the last
+DELAY_S = 4  # sum of delays of present requests, by this one and its followers
+FUTURE_S = 5  # sum of delays of requests that will come
+PUSHED_S = 6  # time to recompute evicted blocks that will be needed again
+COST_S = 7
+
+PARTS = 8
+
+SLOW_START_S = 30.0
+"""Slow start of a rank that has never finished a request: its cost is double at first, falling
+linearly to normal after this time."""
+
+FOLLOWING = 1 / 3
+"""Fraction of a request's followers that delay the present requests, or the later ones of those
+sessions. Followers are requests that will find here what this one computes. With sessions of n
+requests, both sessions still exist at the k-th request with (1 - k / n)^2, the sum of which is two
+thirds of n / 2; and half of the time a session is between two requests.
+"""
+
+PREDICTED = ("queue_s", "room_s", "prefill_s", "stream_s", "delay_s", "future_s", "pushed_s")
+
+
+@device
+def saved_tokens(row: Array, host_weight: float, disk_weight: float, remote_weight: float) -> float:
+    """Return the prompt tokens that need no computation, weighted by trust in the overlap."""
+    blocks: float = row[CACHED_BLOCKS]
+    blocks += host_weight * (row[OVERLAP_HOST] - row[OVERLAP_DEVICE])
+    blocks += disk_weight * (row[OVERLAP_DISK] - row[OVERLAP_HOST])
+    blocks += remote_weight * (row[OVERLAP_REMOTE] - row[OVERLAP_DISK])
+    tokens: float = row[TRUST_WEIGHT] * blocks * row[BLOCK_SIZE]
+    return tokens
+
+
+@device
+def mean_weighted(values: Array, column: int, weight: int) -> float:
+    """Return a column's mean, weighted by another column; 0 if all weights are 0."""
+    total, weights = 0.0, 0.0
+    for i in range(len(values)):
+        total += values[i, column] * values[i, weight]
+        weights += values[i, weight]
+    return total / weights if weights > 0 else 0.0
+
+
+@device
+def arrivals_behind(values: Array) -> float:
+    """Return the mean rate of requests that queue on a rank, per second of the queue's work.
+
+    A request goes to a free rank if there is one, so only those that find all ranks computing
+    prompts queue: the mean prefill share. New work makes a queue last 1 / (1 - share) times as
+    long.
+    """
+    requests_per_s, share = 0.0, 0.0
+    for i in range(len(values)):
+        requests_per_s += values[i, REQUESTS_PER_S] / len(values)
+        share += values[i, PREFILL_SHARE] / len(values)
+    return requests_per_s * share / max(1.0 - share, 1e-9)
+
+
+@device
+def followers_of(
+    values: Array, isl_tokens: float, host_weight: float, disk_weight: float, remote_weight: float
+) -> float:
+    """Return the expected number of later requests that are bound to this rank and cause delay.
+
+    A request that finds the same blocks cached everywhere is bound to no rank. What binds is the
+    part of the prompt that candidates lack, on average: only the chosen rank will have it.
+    """
+    cached_tokens = 0.0
+    for i in range(len(values)):
+        saved = saved_tokens(values[i], host_weight, disk_weight, remote_weight)
+        cached_tokens += saved / len(values)
+    bound = max(1.0 - cached_tokens / max(isl_tokens, 1.0), 0.0)
+    return FOLLOWING * bound * mean_weighted(values, REUSE, REQUESTS_PER_S)
+
+
+@device
+def begun_s(row: Array, step_s: float, chunk_tokens: float, now_s: float) -> tuple[float, float]:
+    """Return the rest of the running step, in seconds, and the part of the head computed after it.
+
+    A prompt cannot join a running step. On a rank with decoding requests, a prompt that finds no
+    other prompt waits for the end of a step, on average half of one. That applies to the head, and
+    to a new prompt if there is no head.
+    """
+    lag_s = step_s / 2 if row[DECODING_REQUESTS] + row[FOREIGN_REQUESTS] > 0 else 0.0
+    if row[HEAD_TOKENS] <= 0:
+        return lag_s, 0.0
+    steps = max(math.ceil(row[HEAD_TOKENS] / chunk_tokens), 1)
+    compute_s = row[HEAD_TOKENS] * row[PREFILL_S] + row[HEAD_CONTEXTS] * row[CONTEXT_S]
+    each_s = step_s + compute_s / steps
+    elapsed_s = max(now_s - row[HEAD_SINCE_S], 0.0) - lag_s
+    if elapsed_s < 0:
+        return -elapsed_s, 0.0
+    begun = min(math.floor(elapsed_s / each_s) + 1, steps)
+    return max(begun * each_s - elapsed_s, 0.0), begun / steps
+
+
+@device
+def predict(
+    row: Array,
+    new_tokens: float,
+    isl_tokens: float,
+    output_tokens: float,
+    arrivals: float,
+    followers: float,
+    reuse: float,
+    now_s: float,
+    delay_weight: float,
+    parts: Array,
+) -> None:
+    """Write one candidate's parts and cost."""
+    foreign = row[FOREIGN_REQUESTS]
+    there = max(row[REQUESTS] + foreign, 0.0)
+    decoding = max(row[DECODING_REQUESTS] + foreign, 0.0)
+    kv_tokens = row[DECODING_KV_TOKENS]
+    if row[DECODING_REQUESTS] >= 1:
+        kv_tokens *= decoding / row[DECODING_REQUESTS]
+    step_s = row[BASE_S] + decoding * row[DECODE_S] + kv_tokens * row[KV_S]
+    chunk_tokens = max(row[CHUNK_TOKENS] - decoding, 1.0)
+
+    wait_s, done = begun_s(row, step_s, chunk_tokens, now_s)
+    queued_tokens = row[QUEUED_TOKENS] + row[FOREIGN_TOKENS] - done * row[HEAD_TOKENS]
+    queued_tokens = max(queued_tokens, 0.0)
+    queued_contexts = max(row[QUEUED_CONTEXTS] - done * row[HEAD_CONTEXTS], 0.0)
+    queue_steps = math.floor(queued_tokens / chunk_tokens)
+    steps = math.ceil((queued_tokens + new_tokens) / chunk_tokens) - queue_steps
+    contexts = new_tokens * (isl_tokens - new_tokens / 2)
+    compute_s = new_tokens * row[PREFILL_S] + contexts * row[CONTEXT_S]
+    token_kv_s = row[DECODE_S] + (isl_tokens + output_tokens / 2) * row[KV_S]
+
+    queued_s = queued_tokens * row[PREFILL_S] + queued_contexts * row[CONTEXT_S]
+    parts[QUEUE_S] = wait_s + queue_steps * step_s + queued_s
+    parts[ROOM_S] = room_s(row, isl_tokens, output_tokens, step_s)
+    parts[PREFILL_OWN_S] = compute_s + max(steps, 1) * step_s
+    parts[STREAM_S] = output_tokens * (step_s + token_kv_s)
+    parts[DELAY_S] = (1.0 + followers) * there * (compute_s + output_tokens * token_kv_s)
+    held_s = compute_s + new_tokens / chunk_tokens * step_s
+    parts[FUTURE_S] = arrivals * held_s * (parts[QUEUE_S] + parts[PREFILL_OWN_S] / 2)
+    parts[PUSHED_S] = pushed_tokens(row, isl_tokens, output_tokens) * reuse * row[PREFILL_S]
+    late_s = parts[STREAM_S] + parts[DELAY_S] + parts[PUSHED_S]
+    first_s = parts[QUEUE_S] + parts[ROOM_S] + parts[PREFILL_OWN_S]
+    cost_s = first_s + parts[FUTURE_S] + delay_weight * late_s
+    parts[COST_S] = cost_s * (1.0 + slow_start(row, now_s)) * row[TAINT_FACTOR]
+
+
+@device
+def slow_start(row: Array, now_s: float) -> float:
+    """Return the fraction by which a new rank's cost is increased."""
+    extra: float = max(row[SLOW_UNTIL_S] - now_s, 0.0) / SLOW_START_S
+    return extra
+
+
+@device
+def pushed_tokens(row: Array, isl_tokens: float, output_tokens: float) -> float:
+    """Return the number of cached tokens that this request would evict."""
+    if row[CAPACITY_BLOCKS] <= 0:
+        return 0.0
+    fresh = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    lacking = row[HELD_BLOCKS] + fresh - row[CAPACITY_BLOCKS]
+    tokens: float = min(max(lacking, 0.0), max(fresh, 0.0)) * row[BLOCK_SIZE]
+    return tokens
+
+
+@device
+def room_s(row: Array, isl_tokens: float, output_tokens: float, step_s: float) -> float:
+    """Return the time until enough requests have ended there to free the missing blocks.
+
+    Requests are assumed to end evenly over the time that one of them streams.
+    """
+    booked = row[DECODE_BLOCKS]
+    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked < 1:
+        return 0.0
+    booked += row[REQUESTS] * output_tokens / row[BLOCK_SIZE]
+    wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    lacking = booked + wanted - row[CAPACITY_BLOCKS]
+    stream_s = output_tokens * step_s / (1.0 - row[PREFILL_SHARE])
+    wait_s: float = max(lacking, 0.0) / booked * stream_s
+    return wait_s
+
+
+@kernel(
+    "void(float64[:, ::1], float64, float64, float64, float64, float64, float64, float64,"
+    " float64[:, ::1])"
+)
+def predictive(
+    values: Array,
+    isl_tokens: float,
+    expected_output_tokens: float,
+    now_s: float,
+    delay_weight: float,
+    host_weight: float,
+    disk_weight: float,
+    remote_weight: float,
+    parts: Array,
+) -> None:
+    """Write every candidate's parts. An output of unknown length (NaN) has the usual length."""
+    output_tokens = expected_output_tokens
+    if math.isnan(output_tokens):
+        output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
+    arrivals = arrivals_behind(values)
+    followers = followers_of(values, isl_tokens, host_weight, disk_weight, remote_weight)
+    reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    for i in range(len(values)):
+        row = values[i]
+        saved = saved_tokens(row, host_weight, disk_weight, remote_weight)
+        new_tokens = 0.0 if row[DECODE_SIDE] else max(isl_tokens - saved, 1.0)
+        predict(
+            row,
+            new_tokens,
+            isl_tokens,
+            output_tokens,
+            arrivals,
+            followers,
+            reuse,
+            now_s,
+            delay_weight,
+            parts[i],
+        )

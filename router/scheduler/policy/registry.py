@@ -1,0 +1,91 @@
+"""All built-in policies, and the choice of the policy for a request."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from router.errors import ConfigError, InvalidFieldError
+from router.scheduler.policy.cache_aware import CacheAware, LMetric
+from router.scheduler.policy.dynamo import Dynamo10, Dynamo16
+from router.scheduler.policy.predictive import Predictive
+from router.scheduler.policy.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
+from router.scheduler.selector import Selector
+
+DEFAULT_POLICY = "predictive"
+
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
+
+
+def builtin_policies() -> list[Selector]:
+    """Return a new instance of each built-in policy."""
+    return [
+        Dynamo10(),
+        Dynamo16(),
+        RoundRobin(),
+        Uniform(),
+        LeastLoaded(),
+        PowerOfTwo(),
+        CacheAware(),
+        LMetric(),
+        Predictive(),
+    ]
+
+
+class Policies:
+    """The selectors of one core, by name; the default, and those of routing groups."""
+
+    __slots__ = ("_by_group", "_by_name", "_default")
+
+    def __init__(
+        self,
+        selectors: Iterable[Selector],
+        default: str,
+        by_group: Mapping[str, str] = NO_GROUPS,
+    ) -> None:
+        """Index the selectors. Raises ConfigError if two share a name, or a name is unknown."""
+        self._by_name: dict[str, Selector] = {}
+        for selector in selectors:
+            if selector.name in self._by_name:
+                raise ConfigError("policy", f"two are named {selector.name!r}", "one name each")
+            self._by_name[selector.name] = selector
+        self._default = self._configured("policy", default)
+        self._by_group = {
+            group: self._configured("group_policies", name) for group, name in by_group.items()
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all policies, in alphabetical order."""
+        return sorted(self._by_name)
+
+    def find(self, routing_group: str, wanted: str | None) -> Selector:
+        """Return the policy a request names, else its group's. Raises InvalidFieldError."""
+        if wanted is None:
+            return self._by_group.get(routing_group, self._default)
+        selector = self._by_name.get(wanted)
+        if selector is None:
+            field, reason = "router_config_override.policy", f"{wanted!r} is not known"
+            raise InvalidFieldError(field, reason, self._allowed, status=422)
+        return selector
+
+    def _configured(self, key: str, name: str) -> Selector:
+        selector = self._by_name.get(name)
+        if selector is None:
+            raise ConfigError(key, f"{name!r} is not known", self._allowed)
+        return selector
+
+    @property
+    def _allowed(self) -> str:
+        return ", ".join(self.names)
+
+
+def parsed_groups(text: str) -> dict[str, str]:
+    """Parse `group=policy,group=policy` into a mapping. Raises ConfigError."""
+    groups: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        group, equals, name = (word.strip() for word in part.rpartition("="))
+        if not (group and equals and name):
+            raise ConfigError("group_policies", f"{part!r}", "group=policy, separated by commas")
+        if group in groups:
+            raise ConfigError("group_policies", f"{group!r} is named twice", "one policy a group")
+        groups[group] = name
+    return groups

@@ -1,0 +1,262 @@
+"""All waiting requests of all scopes: a queue per scope, and each request's content."""
+
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
+
+from msgspec import Struct, msgpack, structs
+
+from router.errors import KvRouterError
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Scope
+from router.scheduler.filters import demands_something
+from router.scheduler.queue.admission_queue import AdmissionQueue
+from router.scheduler.queue.class_queue import LimitKind, Waiting
+from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
+from router.scheduler.queue.policy_classes import (
+    PolicyClass,
+    QueuePolicies,
+    QueuePolicy,
+    queue_policies,
+    single_class,
+)
+from router.sequence.active.prompt import Prompt
+
+
+class Queueing(Struct, frozen=True):
+    """Settings of the queues.
+
+    `threshold_frac` and `policy` apply to the single class of models that the `policy_file` (its
+    text) does not name. `max_requests` and `max_tokens` limit all queues together.
+    """
+
+    threshold_frac: float | None = None
+    policy: QueuePolicy = "fcfs"
+    policy_file: str = ""
+    max_wait_s: float = 60.0
+    max_requests: int = 2048
+    max_tokens: int = 1 << 26
+
+    @property
+    def policies(self) -> QueuePolicies:
+        """The classes of every model. Raises ConfigError."""
+        single = single_class(self.threshold_frac, self.policy, self.max_wait_s, self.max_requests)
+        return queue_policies(self.policy_file, single)
+
+
+class Pending(Struct, frozen=True, eq=False):
+    """A waiting request, and the class it waits in. Its tokens are in the prompt."""
+
+    request: SelectRequest
+    prompt: Prompt
+    policy_class: str
+
+
+HasRoom: TypeAlias = Callable[[SelectRequest, PolicyClass, float], bool]
+Refused: TypeAlias = tuple[int, KvRouterError]
+"""The ticket of a request that no longer waits, and the error for its caller."""
+
+
+class WaitingRoom:
+    """Waiting requests by ticket and by id, in the queue of their scope.
+
+    `is_used`: requests of some models may wait. `tickets`: of the waiting requests with an id.
+
+    Invariants: every pending request is in exactly one queue, under its ticket; a request id waits
+    once.
+    """
+
+    __slots__ = (
+        "_pending",
+        "_policies",
+        "_queues",
+        "_tickets",
+        "_tokens",
+        "is_used",
+        "limits",
+        "tickets",
+    )
+
+    def __init__(self, limits: Queueing) -> None:
+        self._policies = limits.policies
+        self.is_used = self._policies.are_queueing
+        self.limits = limits
+        self._queues: dict[Scope, AdmissionQueue] = {}
+        self._pending: dict[int, Pending] = {}
+        self.tickets: dict[str, int] = {}
+        self._tokens = 0
+        self._tickets = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self.tickets
+
+    @property
+    def tokens(self) -> int:
+        """The number of prompt tokens of all waiting requests."""
+        return self._tokens
+
+    def queue(self, scope: Scope) -> AdmissionQueue | None:
+        """Return the queue of a scope. Returns None if its model's requests never wait."""
+        known = self._queues.get(scope)
+        if known is None:
+            classes = self._policies.classes(scope.model_name)
+            if classes.are_queueing:
+                known = self._queues[scope] = AdmissionQueue(classes)
+        return known
+
+    def queues(self) -> list[tuple[Scope, AdmissionQueue]]:
+        """Return all queues, for reading."""
+        return list(self._queues.items())
+
+    def usage(self, scope: Scope) -> tuple[int, int]:
+        """Return the number of waiting requests of a scope, and their prompt tokens."""
+        queue = self._queues.get(scope)
+        return (0, 0) if queue is None else (len(queue), queue.isl_tokens)
+
+    def wait(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        index: int,
+        cached_tokens: int,
+        worker_count: int,
+        now_s: float,
+    ) -> tuple[int, list[Refused]]:
+        """Add a request to a class of its scope. Returns its ticket, and the displaced requests.
+
+        Raises QueueFullError, TenantQueueFullError.
+        """
+        queue = self._queues[request.scope]
+        if self._tokens >= self.limits.max_tokens:
+            raise self._full(queue, index, "isl_tokens", now_s)
+        self._tickets += 1
+        ticket, settings = self._tickets, queue.classes.all[index]
+        waiting = _waiting(ticket, request, settings, prompt.isl_tokens, cached_tokens, now_s)
+        displaced = queue.push(waiting, index, worker_count, now_s)
+        if len(self._pending) >= self.limits.max_requests and not displaced:
+            queue.withdraw(ticket)
+            raise self._full(queue, index, "requests", now_s)
+        self._pending[ticket] = Pending(
+            structs.replace(request, token_ids=None), prompt, settings.name
+        )
+        self._tokens += prompt.isl_tokens
+        if request.request_id is not None:
+            self.tickets[request.request_id] = ticket
+        return ticket, [self._refused(*each) for each in displaced]
+
+    def take(self, has_room: HasRoom, now_s: float) -> tuple[Waiting, Pending] | None:
+        """Remove and return the next request that a rank has room for; None if there is none.
+
+        O(classes + lanes of all scopes without a request to place).
+        """
+        for queue in self._queues.values():
+            if not len(queue):
+                continue
+            waiting = queue.take(
+                lambda each, *at: has_room(self._pending[each.ticket].request, *at), now_s
+            )
+            if waiting is not None:
+                return waiting, self._forget(waiting)
+        return None
+
+    def withdraw(self, ticket: int) -> bool:
+        """Remove a request that was given up by its caller. Returns False if it is not here."""
+        pending = self._pending.get(ticket)
+        if pending is None:
+            return False
+        waiting = self._queues[pending.request.scope].withdraw(ticket)
+        assert waiting is not None
+        self._forget(waiting)
+        return True
+
+    def ticket(self, request_id: str) -> int | None:
+        """Return the ticket of a waiting request; None if it does not wait."""
+        return self.tickets.get(request_id)
+
+    def charge(self, request: SelectRequest, index: int, cost_tokens: int, now_s: float) -> None:
+        """Charge a request of this class that was sent without waiting."""
+        self._queues[request.scope].charge(index, request.tenant or "", cost_tokens, now_s)
+
+    def expire(self, now_s: float) -> list[Refused]:
+        """Remove all requests that reached their time limit."""
+        return [
+            self._refused(*each) for queue in self._queues.values() for each in queue.expire(now_s)
+        ]
+
+    def check_invariants(self) -> None:
+        """Assert the invariants in the class's docstring. O(waiting requests)."""
+        for queue in self._queues.values():
+            queue.check_invariants()
+        assert sum(map(len, self._queues.values())) == len(self._pending)
+        for ticket, pending in self._pending.items():
+            assert ticket in self._queues[pending.request.scope]
+        named = {
+            pending.request.request_id: ticket
+            for ticket, pending in self._pending.items()
+            if pending.request.request_id is not None
+        }
+        assert named == self.tickets
+        assert self._tokens == sum(each.prompt.isl_tokens for each in self._pending.values())
+
+    def _full(
+        self, queue: AdmissionQueue, index: int, kind: LimitKind, now_s: float
+    ) -> QueueFullError:
+        current = len(self._pending) if kind == "requests" else self._tokens
+        limit = self.limits.max_requests if kind == "requests" else self.limits.max_tokens
+        name, retry_s = queue.classes.all[index].name, queue.retry_after_s(index, now_s)
+        return QueueFullError(name, kind, current, limit, retry_s)
+
+    def _refused(
+        self, waiting: Waiting, error: TenantQueueFullError | QueueTimeoutError
+    ) -> Refused:
+        self._forget(waiting)
+        return waiting.ticket, error
+
+    def _forget(self, waiting: Waiting) -> Pending:
+        pending = self._pending.pop(waiting.ticket)
+        self._tokens -= pending.prompt.isl_tokens
+        self.tickets.pop(pending.request.request_id or "", None)
+        return pending
+
+
+def _waiting(
+    ticket: int,
+    request: SelectRequest,
+    policy_class: PolicyClass,
+    isl_tokens: int,
+    cached_tokens: int,
+    now_s: float,
+) -> Waiting:
+    longest_s = policy_class.max_wait_s
+    expires_s = now_s + min(request.max_wait_s or longest_s, longest_s)
+    uncached_tokens = isl_tokens - cached_tokens
+    return Waiting(
+        ticket=ticket,
+        tenant=request.tenant or "",
+        lane=_lane(request),
+        strict_priority=request.strict_priority,
+        order=policy_class.order(now_s, request.priority_jump, uncached_tokens, expires_s),
+        isl_tokens=isl_tokens,
+        cached_tokens=cached_tokens,
+        since_s=now_s,
+        expires_s=expires_s,
+    )
+
+
+def _lane(request: SelectRequest) -> Hashable:
+    """Return a key that is equal for requests that the same ranks can take."""
+    if not demands_something(request):
+        return None
+    demands = (
+        request.allowed_worker_ids,
+        request.excluded_worker_ids,
+        request.phase,
+        request.pinned_worker,
+        request.routing_constraints,
+        request.affinity_target,
+        request.prefill_worker_id,
+        request.lora_name,
+    )
+    return msgpack.encode(demands)

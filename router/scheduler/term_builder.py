@@ -1,0 +1,174 @@
+"""The builder of a decision's terms, by one kernel call per identity."""
+
+from math import nan
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from router.indexer.base import SearchedTree
+from router.protocol.values import TIERS, Identity, Phase, Rank, Scope
+from router.scheduler._place_kernel import (
+    COUNTS_OUTPUT,
+    GROWS,
+    HAS_PHASE,
+    HIDES_BLOCKS,
+    IS_DECODE,
+    NO_SLOT,
+    place,
+    subtract_depths,
+)
+from router.scheduler.candidates import Candidates
+from router.scheduler.herd import ExpectedLoad
+from router.scheduler.predictor.prefill_load import model_progress
+from router.scheduler.terms import COLUMNS, FloatArray, TermTable
+from router.sequence.active.footprint import COUNT_ALL, TrackedParts
+from router.sequence.active.prompt import Prompt
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import RankTable
+
+FoundRows = npt.NDArray[np.uint32]
+"""Rows {slot, overlap in each cumulative tier} of the ranks that hold part of a prompt."""
+
+NOTHING: FloatArray = np.empty(0)
+"""The argument for kernels in place of an array that is not wanted."""
+
+
+class SearchTable:
+    """The trees of a scope, and the slots of their holders, as the kernel searches them.
+
+    Valid while these are the scope's trees, their holders have not changed, and no rank has come or
+    gone. `rows`: of each tree its address, then the slot of each holder, or NO_SLOT. `rank_of`: the
+    rank of each slot; never changed afterwards.
+    """
+
+    __slots__ = ("_trees", "_versions", "rank_of", "rows")
+
+    def __init__(self, trees: tuple[SearchedTree, ...], table: RankTable) -> None:
+        self._trees = trees
+        self._versions = [(tree.holders, tree.holders.version) for tree in trees]
+        most = max((len(tree.holders.rank_of) for tree in trees), default=0)
+        self.rows = np.full((len(trees), 1 + most), NO_SLOT, np.int64)
+        self.rank_of: dict[int, Rank] = {}
+        for row, tree in zip(self.rows, trees, strict=True):
+            row[0] = tree.address
+            for holder, rank in enumerate(tree.holders.rank_of, 1):
+                if (slot := table.find(rank)) is not None:
+                    row[holder], self.rank_of[slot] = slot, rank
+
+    def fits(self, trees: tuple[SearchedTree, ...]) -> bool:
+        """Return whether these are the trees, with the same holders."""
+        if trees != self._trees:
+            return False
+        for holders, version in self._versions:  # noqa: SIM110 - a generator costs 0.3 µs
+            if holders.version != version:
+                return False
+        return True
+
+
+class Wanted(Struct, frozen=True, eq=False, gc=False):
+    """The part of a decision's input that is neither its prompt nor its candidates.
+
+    `tracking`: the counted parts. `factors`: the cost factors of preferred taints; None for none.
+    `weights`: of other requests' delay, and of blocks on host, disk and remote, if the costs of
+    the policy `predictive` are wanted with the terms.
+    """
+
+    scope: Scope
+    now_s: float
+    tracking: TrackedParts
+    factors: FloatArray | None = None
+    phase: Phase | None = None
+    expected_output_tokens: int | None = None
+    claims: ExpectedLoad | None = None
+    weights: FloatArray | None = None
+
+
+class TermBuilder:
+    """A builder of candidates' terms from the rank table, the tracker and the index.
+
+    `counts_output`: output blocks count as load. `models_prefill`: prompts that are being computed
+    count by their expected progress. Owns only scratch arrays, which are zero between calls.
+    """
+
+    __slots__ = ("_counts_output", "_depths", "_models_prefill", "_overlaps", "_table", "_tracker")
+
+    def __init__(
+        self,
+        table: RankTable,
+        tracker: Tracker,
+        *,
+        counts_output: bool = True,
+        models_prefill: bool = False,
+    ) -> None:
+        self._table = table
+        self._tracker = tracker
+        self._counts_output = COUNTS_OUTPUT if counts_output else 0
+        self._models_prefill = models_prefill
+        self._overlaps, self._depths = np.zeros((0, TIERS)), np.zeros(0)
+
+    def build(
+        self, search: SearchTable, candidates: Candidates, prompt: Prompt, wanted: Wanted
+    ) -> tuple[TermTable, dict[Identity, FoundRows]]:
+        """Return the terms of every candidate, and the overlaps of all ranks, by identity.
+
+        O(tokens that are not hashed + candidates + matches).
+        """
+        table, tracker, groups = self._table.values, self._tracker, candidates.groups
+        if len(self._depths) != len(table):
+            self._overlaps, self._depths = np.zeros((len(table), TIERS)), np.zeros(len(table))
+        terms, costs = np.empty((len(candidates.slots), COLUMNS)), NOTHING
+        factors = NOTHING if wanted.factors is None else wanted.factors
+        weights = None if self._models_prefill else wanted.weights
+        expected, isl_tokens = wanted.expected_output_tokens, prompt.isl_tokens
+        now_s = wanted.now_s
+        flags, shares_blocks = self._counts_output, True
+        if wanted.phase is not None or wanted.tracking != COUNT_ALL:
+            flags, shares_blocks = self._flags(wanted.tracking, wanted.phase)
+        found: dict[Identity, FoundRows] = {}
+        first = ties = 0
+        for identity, places in groups:
+            if identity is groups[-1][0]:  # now all candidates have their terms
+                costs = NOTHING if weights is None else np.empty(len(terms))
+                flags |= GROWS if tracker.growing else 0
+            hashed, tokens = prompt.laid_out(identity)
+            rows = np.empty((len(search.rank_of), 1 + TIERS), np.uint32)
+            count, first, ties = place(
+                search.rows,
+                tokens,
+                identity.block_size,
+                identity.block_size + identity.eagle,
+                prompt.seed,
+                hashed.sequence_hashes,
+                table,
+                places,
+                self._overlaps,
+                rows,
+                factors,
+                isl_tokens,
+                nan if expected is None else expected,
+                now_s,
+                flags,
+                NOTHING if weights is None else weights,
+                terms,
+                costs,
+            )
+            found[identity] = rows[:count]
+            if shares_blocks and tracker.write_depths(hashed.load_hashes, self._depths):
+                subtract_depths(terms, places, self._depths)
+        if self._models_prefill:
+            model_progress(terms, candidates.ranks, now_s, tracker.active)
+        scope, ranks, claims = wanted.scope, candidates.ranks, wanted.claims
+        known = None if weights is None else costs
+        return TermTable(
+            scope, ranks, terms, isl_tokens, expected, now_s, claims, known, first, ties
+        ), found
+
+    def _flags(self, tracking: TrackedParts, phase: Phase | None) -> tuple[int, bool]:
+        """Return the kernel's flags, and whether requests share blocks."""
+        flags = self._counts_output
+        if phase is not None:
+            flags |= HAS_PHASE | (IS_DECODE if phase == "decode" else 0)
+        if not tracking.active_blocks:
+            return flags | HIDES_BLOCKS, True
+        return flags, tracking.kv_reuse

@@ -1,0 +1,94 @@
+"""Optional components, created if settings require them, and installed policies."""
+
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.api.sessions import LocalSessions, Sessions
+from router.config.observability import ObservabilityConfig
+from router.config.sessions import SessionConfig
+from router.core.core import RouterCore
+from router.errors import ConfigError
+from router.observability.decision_log import DECISION_LOG_METRICS, DecisionLog
+from router.observability.metrics import RouterMetrics
+from router.observability.state_metrics import SESSION_METRICS
+from router.runtime.process.metrics import expose
+from router.scheduler.affinity import AffinityTable
+from router.scheduler.policy.custom import CustomPolicy, checked_policy
+from router.scheduler.policy.registry import builtin_policies
+from router.scheduler.selector import Selector
+
+if TYPE_CHECKING:
+    from router.observability.tracing import Tracer
+
+
+GROUP = "kv_router.policies"
+
+
+def installed_policies() -> list[CustomPolicy]:
+    """Return one of each installed policy, by entry point name. Raises ConfigError."""
+    found = sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value))
+    return [_made(each) for each in found]
+
+
+def every_policy() -> list[Selector]:
+    """Return one of each available policy. Raises ConfigError."""
+    return [*builtin_policies(), *installed_policies()]
+
+
+def _made(each: EntryPoint) -> CustomPolicy:
+    """Make the policy of an entry point: a class, or a function without arguments."""
+    origin = f"entry point {each.name} ({each.value}) of {GROUP}"
+    try:
+        made = each.load()()
+    except Exception as error:
+        reason = f"cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError(origin, reason, "a subclass of Policy made without arguments") from error
+    return checked_policy(origin, made)
+
+
+def make_sessions(config: SessionConfig, namespace: str, metrics: RouterMetrics) -> Sessions | None:
+    """Return the session bindings, or None without session affinity. Raises ConfigError."""
+    if not config.session_affinity_ttl_s:
+        return None
+    table = AffinityTable(config.session_affinity_ttl_s, config.session_affinity_max_sessions)
+    expose(metrics.registry, "kv_router_", SESSION_METRICS, table)
+    local = LocalSessions(table)
+    return _shared_sessions(config, namespace, metrics, local) if config.redis_url else local
+
+
+def make_decision_log(
+    config: ObservabilityConfig, core: RouterCore, metrics: RouterMetrics
+) -> DecisionLog | None:
+    """Return the decision log, or None if it is off. Raises ConfigError."""
+    if not config.decision_log:
+        return None
+    per_s, max_bytes = config.decision_log_per_s, config.decision_log_max_bytes
+    decision_log = DecisionLog(core, Path(config.decision_log), per_s, max_bytes)
+    expose(metrics.registry, "kv_router_decision_log_", DECISION_LOG_METRICS, decision_log)
+    return decision_log
+
+
+def make_tracer(config: ObservabilityConfig, name: str, metrics: RouterMetrics) -> "Tracer | None":
+    """Return the tracer of decisions, or None if it is off. Raises ConfigError."""
+    if not config.otlp_endpoint:
+        return None
+    try:
+        from router.observability.tracing import TRACER_METRICS, Tracer
+    except ImportError as error:
+        raise ConfigError("otlp_endpoint", str(error), "with kv-router[otel] installed") from error
+    tracer = Tracer(config.otlp_endpoint, name, config.trace_ratio)
+    expose(metrics.registry, "kv_router_", TRACER_METRICS, tracer)
+    return tracer
+
+
+def _shared_sessions(
+    config: SessionConfig, namespace: str, metrics: RouterMetrics, local: LocalSessions
+) -> Sessions:
+    try:
+        from router.api.redis_sessions import RedisSessions
+    except ImportError as error:
+        raise ConfigError("redis_url", str(error), "with kv-router[redis] installed") from error
+    url, ttl_s = config.redis_url, config.session_affinity_ttl_s
+    timeout_s, access = config.redis_timeout_s, config.redis_access
+    return RedisSessions(url, namespace, ttl_s, timeout_s, local, metrics, access)

@@ -1,0 +1,276 @@
+"""The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from router.api.commands import Commands
+from router.api.http.api import Api
+from router.api.http.front import Front
+from router.api.http.hot_routes import HotRoutes
+from router.api.index_queries import Lookups
+from router.api.rpc.index_service import IndexRpc
+from router.api.rpc.service import Rpc
+from router.api.sessions import SessionStep
+from router.api.shadow import ShadowStep
+from router.api.workers import WorkerCommands
+from router.config.router import RouterConfig
+from router.core.core import RouterCore
+from router.core.registered_workers import complete_worker
+from router.core.selections import Selections
+from router.core.views.shadow import Shadow
+from router.dashboard.dashboard import Dashboard
+from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
+from router.discovery.dynamo.follower import DynamoFollower
+from router.discovery.router_presence import RouterPresence, until_informed
+from router.indexer.factory import make_indexer
+from router.ingest.replica_sync import ReplicaSync
+from router.observability.accuracy_metrics import expose_accuracy
+from router.observability.decision_observer import DecisionObserver
+from router.observability.replica_metrics import ReplicaMetrics
+from router.observability.state_metrics import expose_selections, expose_shadow
+from router.protocol.catalogue import (
+    Lifecycle,
+)
+from router.runtime.bus.connection import Bus
+from router.runtime.bus.errors import BusUnavailableError
+from router.runtime.process.settings import NO_OTHERS, Loaded, effective
+from router.service.bus_feed import Task
+from router.service.extras import every_policy, make_decision_log, make_sessions, make_tracer
+from router.service.host import CoreHost, Hooks
+
+if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for engines
+    from router.discovery.kubernetes.discovery import Discovery
+
+
+class RouterService:
+    """One router. `run` returns after `stop` is set and everything is closed.
+
+    `core`: a core in place of the default one. `sources`: where each setting was set. `host`: the
+    core in this process, with what it needs.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        core: RouterCore | None = None,
+        *,
+        sources: Mapping[str, str] = NO_OTHERS,
+    ) -> None:
+        self._config = config
+        self._settings = effective(config, sources)
+        self._incarnation = time.time_ns() // 1000
+        self._interface: tuple[Api, Front] | None = None
+        core = core or _core(config)
+        self.host = CoreHost(
+            "router",
+            config,
+            core,
+            make_worker=partial(complete_worker, needs_events=core.reads_events),
+            needs_workers=True,
+            initial_workers=config.placement.min_initial_workers,
+            hooks=Hooks(self._note_reconnected, self._drain, self._leave),
+        )
+        self.host.status.answers_on_bus = not self.host.status.has_bus
+        shadow = Shadow(time.monotonic()) if config.dynamo.shadow else None
+        expose_accuracy(
+            self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
+        )
+        self._presence = RouterPresence(
+            config.router_id,
+            config.service.name,
+            self._incarnation,
+            self.host.subjects,
+            config.bus.num_replicas,
+        )
+        self._sessions = make_sessions(config.sessions, config.bus.namespace, self.host.metrics)
+        self._decision_log = make_decision_log(config.observability, core, self.host.metrics)
+        self._tracer = make_tracer(config.observability, config.service.name, self.host.metrics)
+        self._watch = DecisionObserver(
+            self.host.metrics.decisions, self._decision_log, self._tracer
+        )
+        self._commands = self._make_commands(core, shadow)
+        self._dashboard = Dashboard(
+            config.service.name,
+            config.bodies,
+            config.observability.max_dashboard_streams,
+            core,
+            self.host.status,
+            self.host.metrics,
+            self.host.timeline,
+            self._commands,
+            self._watch,
+        )
+        self._dynamo = self._make_dynamo(core, shadow)
+        self._discovery = self._make_discovery()
+        self._replica = self._make_replica(core) if config.shares_reservations else None
+        told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
+        self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
+        lookups = Lookups(core, frequency_window_s=0.0)
+        self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
+
+    def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
+        """Apply changed settings, those of `reload.LIVE`."""
+        config = loaded.config
+        self._settings.update(effective(config, loaded.sources))
+        self.host.reconfigure(config)
+        self._rpc.reconfigure(config.bodies)
+        self._dashboard.pages.reconfigure(config.bodies)
+        if self._interface is not None:
+            api, front = self._interface
+            api.reconfigure(config.bodies)
+            front.reconfigure(config.http, config.bodies)
+
+    def reread(self) -> list[str]:
+        """Reread the files that settings name. Returns the results as sentences."""
+        return self.host.edge.reload()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
+        host, config = self.host, self._config
+        workers = WorkerCommands(
+            host.core,
+            host.registrations,
+            host.registrar,
+            host.engines.view,
+            self._order_worker,
+        )
+        api = Api(
+            config.bodies,
+            self._commands,
+            workers,
+            host.status,
+            host.metrics,
+            host.edge.guard,
+            lambda: list(host.feed.registry.routers()),
+            self._settings,
+            router_id=config.router_id,
+            shares_reservations=config.shares_reservations,
+        )
+        hot = HotRoutes(self._commands, host.edge.guard)
+        app = api.app()
+        self._dashboard.pages.add_to(app)
+        front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot)
+        self._interface = (api, front)
+        try:
+            await self.host.run(stop, front, self._live, self._background)
+        finally:
+            if self._sessions is not None:
+                await self._sessions.close()
+
+    def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
+        effect_runner, metrics = self.host.effect_runner, self.host.metrics
+        watch = self._watch
+        selections = Selections(self._config.reservations.selection_limits)
+        expose_selections(metrics.registry, selections)
+        if shadow is not None:
+            expose_shadow(metrics.registry, shadow)
+            step = ShadowStep(core, effect_runner, shadow)
+            return Commands(core, effect_runner, metrics, watch, selections, shadow=step)
+        sessions = None
+        if self._sessions is not None:
+            sessions = SessionStep(
+                core, self._sessions, selections, is_hard=self._config.sessions.is_hard
+            )
+        return Commands(core, effect_runner, metrics, watch, selections, sessions=sessions)
+
+    def _make_discovery(self) -> "Discovery | None":
+        if self._config.discovery.discovery == "none":
+            return None
+        from router.discovery.kubernetes.discovery import Discovery
+
+        host = self.host
+        config, registry = self._config.discovery, host.metrics.registry
+        return Discovery(config, host.registrar, host.registrations, registry, Random())
+
+    def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
+        config, host = self._config, self.host
+        settings = dynamo_settings(config.dynamo, config.bus.nats_url, config.naming)
+        if settings is None:
+            return None
+        shared = (core, host.effect_runner, host.metrics, shadow, self._incarnation)
+        return dynamo_follower(settings, config.service.name, *shared)
+
+    def _make_replica(self, core: RouterCore) -> ReplicaSync:
+        host = self.host
+        return ReplicaSync(
+            core,
+            self._config.router_id,
+            self._incarnation,
+            host.effect_runner,
+            host.status,
+            ReplicaMetrics(core, host.metrics.registry),
+            host.subjects,
+        )
+
+    def _background(self) -> Iterable[Task]:
+        yield self._dashboard.streams.run()
+        if self._replica is not None:
+            yield self._replica.publish_forever()
+        if self._dynamo is not None:
+            yield self._dynamo.run()
+        if self._discovery is not None:
+            yield self._discovery.run()
+        if self._decision_log is not None:
+            yield self._decision_log.run()
+        if self._tracer is not None:
+            yield self._tracer.run()
+
+    def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
+        yield self._presence.run(bus, endpoint)
+        yield self._answer(bus)
+        yield self._index_rpc.run(bus)
+        if self._replica is not None:
+            yield self._follow_replicas(self._replica, bus)
+        yield self.host.feed.take_snapshots(bus, self._is_first_router)
+
+    async def _answer(self, bus: Bus) -> None:
+        """Respond to requests on the bus, sharing them with the other routers."""
+        await until_informed(self.host.core, self.host.status)
+        if not self._presence.is_leaving:
+            await self._rpc.run(bus, self._note_answering)
+
+    def _note_answering(self) -> None:
+        self.host.status.answers_on_bus = True
+
+    async def _follow_replicas(self, replica: ReplicaSync, bus: Bus) -> None:
+        """Follow the replicas once the ranks of their reservations are known."""
+        await self.host.feed.registry.caught_up.wait()
+        await replica.run(bus)
+
+    async def _drain(self) -> None:
+        """Refuse waiting requests, leave snapshots to other routers, and finish bus requests."""
+        self._commands.drain()
+        self._dashboard.streams.close()
+        self._presence.leave()
+        await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
+
+    async def _leave(self) -> None:
+        """Hand over the running requests to other routers."""
+        if self._replica is not None:
+            await self._replica.hand_over()
+
+    def _is_first_router(self) -> bool:
+        """Return whether this router has the lowest id of the live ones."""
+        first = next(self.host.feed.registry.routers(), None)
+        return first is not None and first.router_id == self._config.router_id
+
+    def _note_reconnected(self) -> None:
+        self._presence.renew_soon()
+
+    async def _order_worker(self, worker_id: int, lifecycle: Lifecycle) -> None:
+        if not self.host.status.has_bus:
+            await self.host.registrar.order(worker_id, lifecycle)
+            return
+        bus = self.host.bus
+        if bus is None or not bus.client.is_connected:
+            raise BusUnavailableError("worker orders are stored on the bus")
+        await self.host.feed.registry.order(bus, worker_id, lifecycle)
+
+
+def _core(config: RouterConfig) -> RouterCore:
+    index = config.index_settings
+    return RouterCore(config.core, lambda: make_indexer(index), Random(), every_policy())

@@ -1,0 +1,128 @@
+"""The command line of `kv-router inspect`."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from router.errors import InvalidFieldError
+from router.protocol.values import U32_MAX, U64_MAX
+from router.runtime.process.settings import CLIENT_PREFIX
+
+DEFAULT_URL = "http://localhost:8092"
+
+_ACCESS = {
+    "token_file": "file with a bearer token of scope admin",
+    "ca_file": "PEM file of certificate authorities for the router; by default the system's",
+    "cert_file": "PEM certificate, for a router that requires one",
+    "key_file": "PEM file of the certificate's private key",
+}
+
+_SEPARATOR = re.compile(r"[\s,]+")
+_NO_TOKENS = f"token ids, 0 to {U32_MAX}: a JSON list, or numbers with white space between"
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line; `what` is the query. Exits with 2 if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="kv-router inspect", description="Print the state of a running router."
+    )
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help="URL of the router (default: %(default)s)"
+    )
+    for name, what in _ACCESS.items():
+        variable = f"{CLIENT_PREFIX}{name.upper()}"
+        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
+        )
+    parser.add_argument("--json", action="store_true", help="print the router's response as JSON")
+    questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
+    questions.add_parser("workers", help="all workers, with their numbers of blocks")
+    worker = questions.add_parser("worker", help="the blocks and the load of a worker")
+    worker.add_argument("worker_id", type=natural, metavar="ID")
+    rank = questions.add_parser("rank", help="the same for one data-parallel rank")
+    rank.add_argument("worker_id", type=natural, metavar="ID")
+    rank.add_argument("dp_rank", type=natural, metavar="DP")
+    for each in (worker, rank):
+        each.add_argument("--blocks", action="store_true", help="list the blocks it holds")
+    _add_prompt(questions.add_parser("prompt", help="the blocks of a prompt that each rank holds"))
+    block = questions.add_parser("block", help="the ranks that hold a block")
+    block.add_argument(
+        "sequence_hash", type=u64, metavar="HASH", help="decimal (signed or unsigned), or 0x…"
+    )
+    return parser.parse_args(arguments)
+
+
+def _add_prompt(prompt: argparse.ArgumentParser) -> None:
+    tokens = "file with the prompt's token ids, - for standard input"
+    prompt.add_argument("--tokens", required=True, metavar="FILE", help=tokens)
+    prompt.add_argument(
+        "--model",
+        default="default",
+        dest="model_name",
+        metavar="NAME",
+        help="model (default: %(default)s)",
+    )
+    prompt.add_argument(
+        "--group",
+        default="default",
+        dest="routing_group",
+        metavar="NAME",
+        help="routing group (default: %(default)s)",
+    )
+    prompt.add_argument(
+        "--lora",
+        default=None,
+        dest="lora_name",
+        metavar="NAME",
+        help="LoRA adapter that the prompt is for",
+    )
+    prompt.add_argument(
+        "--salt", default=None, dest="cache_salt", metavar="SALT", help="cache salt of the request"
+    )
+
+
+def natural(text: str) -> int:
+    """Return a number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
+
+
+def u64(text: str) -> int:
+    """Return a 64-bit number, signed or unsigned, decimal or hexadecimal, as unsigned."""
+    try:
+        number = int(text, 0)
+    except ValueError:
+        number = U64_MAX + 1
+    if not -(2**63) <= number <= U64_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a 64-bit hash, decimal or 0x…")
+    return number & U64_MAX
+
+
+def read_tokens(path: str) -> list[int]:
+    """Return the token ids of a file. Raises InvalidFieldError."""
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError("tokens", str(error), "a readable file, or -") from error
+    return parse_tokens(text)
+
+
+def parse_tokens(text: str) -> list[int]:
+    """Return the token ids of a text. Raises InvalidFieldError."""
+    is_list = text.lstrip().startswith("[")
+    listed = text if is_list else f"[{','.join(_SEPARATOR.split(text.strip()))}]"
+    try:
+        tokens = msgspec.json.decode(listed, type=list[int])
+    except msgspec.DecodeError as error:
+        raise InvalidFieldError("tokens", str(error), _NO_TOKENS) from error
+    wrong = [token for token in tokens if not 0 <= token <= U32_MAX]
+    if wrong or not tokens:
+        raise InvalidFieldError("tokens", str(wrong[0]) if wrong else "none", _NO_TOKENS)
+    return tokens

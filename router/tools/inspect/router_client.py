@@ -1,0 +1,87 @@
+"""The HTTP requests of `kv-router inspect`."""
+
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from router.core.views.index import BlockHolders
+from router.core.views.workers import WorkerView
+from router.errors import ServerError, WireError
+from router.protocol.dumps import DumpedRank, decode_dump
+from router.protocol.replies import OverlapScoresReply
+from router.protocol.requests import PromptRequest
+from router.runtime.security.http_access import OPEN_ACCESS, HttpAccess
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+_JSON = {"content-type": "application/json"}
+
+
+class InspectClient:
+    """A client of a running router; every request raises ServerError. To be closed."""
+
+    def __init__(self, url: str, access: HttpAccess = OPEN_ACCESS) -> None:
+        """Set up the client with these credentials. Raises ConfigError."""
+        self._url = url.rstrip("/")
+        options = access.options("client")
+        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False, **options)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def workers(self) -> list[WorkerView]:
+        """Return all workers."""
+        return self._reply("GET", "/workers", list[WorkerView])
+
+    def worker(self, worker_id: int) -> WorkerView:
+        """Return one worker."""
+        return self._reply("GET", f"/workers/{worker_id}", WorkerView)
+
+    def overlap_scores(self, prompt: PromptRequest) -> OverlapScoresReply:
+        """Return the blocks of a prompt that each rank holds."""
+        return self._reply(
+            "POST", "/overlap_scores", OverlapScoresReply, msgspec.json.encode(prompt)
+        )
+
+    def block_holders(self, sequence_hash: int) -> BlockHolders:
+        """Return the ranks that hold a block."""
+        return self._reply("GET", f"/blocks/{sequence_hash}", BlockHolders)
+
+    def held(self, worker_id: int, dp_rank: int) -> DumpedRank | None:
+        """Return the blocks of a rank. Returns None if it has none."""
+        path = f"/dump?worker_id={worker_id}&dp_rank={dp_rank}"
+        try:
+            return next(iter(decode_dump(self._answer("GET", path))), None)
+        except WireError as error:
+            raise ServerError(self._url + path, f"unreadable: {error.reason}") from error
+
+    def _reply(self, method: str, path: str, kind: type[T], body: bytes | None = None) -> T:
+        answer = self._answer(method, path, body)
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.DecodeError as error:
+            reason = f"not a response of this version's router: {error}"
+            raise ServerError(self._url + path, reason) from error
+
+    def _answer(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        url = self._url + path
+        try:
+            response = self._client.request(method, url, content=body, headers=_JSON)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerError(
+                self._url, f"no router there: {error or type(error).__name__}"
+            ) from error
+        if response.is_success:
+            return response.content
+        raise ServerError(url, _refusal(response), response.status_code)
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        reply: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        reply = {}
+    return str(reply.get("error") or f"status {response.status_code} without an error message")

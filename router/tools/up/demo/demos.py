@@ -1,0 +1,150 @@
+"""Conversations through the OpenAI interface of a disaggregated fleet.
+
+One worker computes the prompt, and another decodes.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+from msgspec import Struct
+
+from router.protocol.replies import BlockSource
+from router.protocol.values import Rank
+from router.tools.up.demo.demo import MAX_TOKENS, TYPING_S, ConversationTurn, Demo
+
+
+class HandedOver(Struct, frozen=True):
+    """The result of one request, with the ids of both workers.
+
+    `predicted_tokens`: cached at the prefill worker, as predicted by the router. `cached_tokens`:
+    the same, as counted by its engine. `given_tokens`: those that the decode worker did not
+    compute.
+    """
+
+    turn: ConversationTurn
+    prefill_worker_id: int
+    worker_id: int
+    predicted_tokens: int
+    cached_tokens: int
+    given_tokens: int
+    ttft_s: float
+
+
+class PrefillDemo:
+    """A client of the forwarder."""
+
+    def __init__(self, client: httpx.AsyncClient, openai_url: str) -> None:
+        self._client = client
+        self._url = f"{openai_url}/v1/completions"
+
+    async def run(
+        self,
+        conversations: Sequence[Sequence[ConversationTurn]],
+        tell: Callable[[HandedOver], None],
+    ) -> list[HandedOver]:
+        """Run one turn after the other; returns those with a remote prefill."""
+        handed_over = []
+        for conversation in conversations:
+            for turn in conversation:
+                done = await self._turn(turn)
+                if done is not None:
+                    handed_over.append(done)
+                    tell(done)
+                await asyncio.sleep(TYPING_S)
+        return handed_over
+
+    async def _turn(self, turn: ConversationTurn) -> HandedOver | None:
+        body = {
+            "model": "default",
+            "prompt": turn.token_ids,
+            "max_tokens": MAX_TOKENS,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        started_s, ttft_s, usage = time.perf_counter(), 0.0, None
+        async with self._client.stream("POST", self._url, json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                ttft_s = ttft_s or time.perf_counter() - started_s
+                if line.startswith("data: {"):
+                    usage = json.loads(line[6:]).get("usage") or usage
+        return _handed_over(turn, answer.headers, usage, ttft_s)
+
+
+def _handed_over(
+    turn: ConversationTurn, headers: httpx.Headers, usage: dict[str, Any] | None, ttft_s: float
+) -> HandedOver | None:
+    if "x-prefill-worker-id" not in headers or usage is None:
+        return None
+    return HandedOver(
+        turn,
+        int(headers["x-prefill-worker-id"]),
+        int(headers["x-worker-id"]),
+        int(headers["x-prefill-predicted-cached-tokens"]),
+        int(headers["x-prefill-cached-tokens"]),
+        usage["prompt_tokens_details"]["cached_tokens"],
+        ttft_s,
+    )
+
+
+TOLD_S = 60.0
+_POLL_S = 0.02
+
+
+class Forced(Struct, frozen=True):
+    """One prompt, computed at `source`, then run twice on `rank` without any of its blocks."""
+
+    turn: ConversationTurn
+    rank: Rank
+    source: BlockSource
+    alone_tokens: int
+    """Cached tokens without the source."""
+    alone_ttft_s: float
+    shared_tokens: int
+    """Cached tokens with the source."""
+    shared_ttft_s: float
+
+
+class SharingDemo:
+    """A client that forces prompts to other workers, in a fleet that shares blocks."""
+
+    def __init__(self, demo: Demo) -> None:
+        self._demo = demo
+
+    async def run(
+        self, turns: Sequence[ConversationTurn], tell: Callable[[Forced], None]
+    ) -> list[Forced]:
+        """Force each prompt from one worker to another, in turn. Raises TimeoutError."""
+        ranks = sorted(await self._demo.look_around())
+        first_of = {rank.worker_id: rank for rank in reversed(ranks)}
+        pairs = itertools.cycle(itertools.permutations(first_of.values(), 2))
+        forced = []
+        for turn, (there, here) in zip(turns, pairs, strict=False):
+            forced.append(await self._forced(turn, there, here))
+            tell(forced[-1])
+        return forced
+
+    async def _forced(self, turn: ConversationTurn, there: Rank, here: Rank) -> Forced:
+        """Compute a prompt on one rank, then run it on another."""
+        await self._demo.forget_everything()
+        await self._demo.complete(there, turn.token_ids)
+        source = await self._source(turn, here)
+        alone = await self._demo.complete(here, turn.token_ids)
+        await self._demo.forget(here)
+        shared = await self._demo.complete(here, turn.token_ids, source=source)
+        return Forced(turn, here, source, *alone, *shared)
+
+    async def _source(self, turn: ConversationTurn, here: Rank) -> BlockSource:
+        """Return the router's block source, once it covers all blocks. Raises TimeoutError."""
+        async with asyncio.timeout(TOLD_S):
+            while True:
+                decision = await self._demo.select(turn.token_ids, here.worker_id)
+                full_blocks = decision.isl_tokens // decision.block_size
+                if decision.source is not None and decision.source.blocks == full_blocks:
+                    return decision.source
+                await asyncio.sleep(_POLL_S)

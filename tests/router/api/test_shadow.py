@@ -1,0 +1,77 @@
+"""A router in shadow mode, over HTTP."""
+
+import pytest
+
+from support.processes.running import RunningRouter
+
+PROMPT = list(range(40))
+
+
+@pytest.fixture
+async def shadow(nats_server):
+    async with RunningRouter(nats_server.url, shadow=True).running() as router:
+        for worker_id in (1, 2):
+            await router.worker(worker_id)
+        yield router
+
+
+async def loads(router):
+    (scope,) = (await router.client.get("/loads")).json()
+    return {load["worker_id"]: load["active_requests"] for load in scope["loads"]}
+
+
+async def test_shadow_router_answers_without_booking(shadow):
+    answer = await shadow.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "a"})
+    assert answer.status_code == 200
+    assert answer.json()["worker_id"] in (1, 2)
+    assert await loads(shadow) == {1: 0, 2: 0}
+    assert (await shadow.client.delete("/reservations/a")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/select", "/select_and_reserve"])
+async def test_the_incumbents_choice_is_compared(shadow, path):
+    for request_id in ("a", "b"):
+        body = {"token_ids": PROMPT, "request_id": request_id, "incumbent": {"worker_id": 2}}
+        assert (await shadow.post(path, body)).status_code == 200
+    report = (await shadow.client.get("/shadow")).json()
+    (scope,) = report["scopes"]
+    assert scope["compared"] == 2
+    assert scope["agreed"] + scope["tied"] + len(report["differences"]) >= 2
+    assert report["books"].startswith("only what the incumbent chose")
+    labels = 'model_name="default",outcome="agreed",routing_group="default"'
+    agreed = await shadow.metric(f"kv_router_shadow_requests_total{{{labels}}}")
+    assert agreed == scope["agreed"]
+
+
+async def test_the_incumbents_choice_is_booked_and_lives_as_any_other(shadow):
+    body = {"token_ids": PROMPT, "request_id": "a", "incumbent": {"worker_id": 2, "dp_rank": 0}}
+    await shadow.post("/select_and_reserve", body)
+    assert await loads(shadow) == {1: 0, 2: 1}
+    assert (await shadow.post("/select_and_reserve", body)).status_code == 200
+    assert (await shadow.client.post("/reservations/a/prefill_complete")).status_code == 200
+    assert (await shadow.client.delete("/reservations/a")).status_code == 200
+    assert await loads(shadow) == {1: 0, 2: 0}
+
+
+async def test_unknown_incumbent_is_counted_and_ignored(shadow):
+    body = {"token_ids": PROMPT, "request_id": "a", "incumbent": {"worker_id": 99}}
+    assert (await shadow.post("/select_and_reserve", body)).status_code == 200
+    (scope,) = (await shadow.client.get("/shadow")).json()["scopes"]
+    assert (scope["compared"], scope["unknown_ranks"]) == (0, 1)
+
+
+@pytest.mark.parametrize("incumbent", [{}, {"worker_id": -1}, {"worker_id": 1, "dp_rank": 70000}])
+async def test_an_incumbent_that_is_none_is_refused(shadow, incumbent):
+    answer = await shadow.post("/select", {"token_ids": PROMPT, "incumbent": incumbent})
+    assert answer.status_code in (400, 422)
+    assert "incumbent" in answer.json()["field"]
+
+
+async def test_a_router_that_decides_has_nothing_to_compare(nats_server):
+    async with RunningRouter(nats_server.url).running() as router:
+        await router.worker(1)
+        body = {"token_ids": PROMPT, "request_id": "a", "incumbent": {"worker_id": 1}}
+        assert (await router.post("/select_and_reserve", body)).status_code == 200
+        assert await loads(router) == {1: 1}
+        answer = await router.client.get("/shadow")
+        assert (answer.status_code, answer.json()["code"]) == (409, "shadow_off")

@@ -1,0 +1,118 @@
+"""Registrations, complete or not, and the core they live in."""
+
+import pytest
+
+from router.core.commands import SetProblem, UpsertWorker
+from router.core.errors import AnnouncedWorkerError, DoubledEndpointError, TooManyRegistrationsError
+from router.core.registered_workers import complete_worker, missing
+from router.core.registrations import Registrations
+from router.errors import WorkerNotFoundError
+from router.protocol.workers import WorkerPatch, WorkerRegistration
+from support.values.builders import World, announcement, rank
+
+
+def registration(worker_id=1, port=1, **fields):
+    defaults = {"endpoint": "http://w", "block_size": 4, "kv_events_endpoint": f"tcp://e:{port}"}
+    return WorkerRegistration(worker_id=worker_id, **{**defaults, **fields})
+
+
+def worker(worker_id=1, port=1, incarnation=1, **fields):
+    made = complete_worker(registration(worker_id, port, **fields), incarnation, needs_events=True)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def registrations(world):
+    return Registrations(world.core, max_ranks=4)
+
+
+def test_complete_ones_are_in_the_core(registrations, world):
+    registrations.put(worker(7), 0.0)
+    assert registrations.get(7) == registration(7)
+    assert [w.announcement.worker_id for w in world.core.fleet] == [7]
+    assert world.core.fleet.get(7).announcement.source(rank(7)).events == "tcp://e:1"
+    registrations.remove(7)
+    assert not list(world.core.fleet)
+    with pytest.raises(WorkerNotFoundError):
+        registrations.get(7)
+
+
+def test_becoming_incomplete_takes_a_worker_out_of_the_core(registrations, world):
+    registrations.put(worker(7), 0.0)
+    registrations.put_incomplete(registration(7, block_size=None))
+    assert not list(world.core.fleet)
+    assert registrations.get(7).block_size is None
+    registrations.put(worker(7), 1.0)
+    assert list(registrations) == [registration(7)]
+    assert registrations.rank_count == 1
+
+
+def test_a_refused_change_changes_nothing(registrations, world):
+    registrations.put(worker(1, port=1), 0.0)
+    registrations.put(worker(2, port=2), 0.0)
+    with pytest.raises(DoubledEndpointError) as refused:
+        registrations.put(worker(2, port=1), 1.0)
+    assert refused.value.worker_id == 1
+    five = {i: f"tcp://e:{10 + i}" for i in range(5)}
+    with pytest.raises(TooManyRegistrationsError):
+        registrations.put(worker(2, data_parallel_size=5, kv_events_endpoints=five), 1.0)
+    assert {each.worker_id: each for each in registrations} == {
+        1: registration(1, 1), 2: registration(2, 2),
+    }  # fmt: skip
+
+
+def test_announced_workers_are_not_registrations(registrations, world):
+    world.core.handle(UpsertWorker(announcement(5)), 0.0)
+    for change in (
+        lambda: registrations.put(worker(5), 0.0),
+        lambda: registrations.put_incomplete(registration(5)),
+        lambda: registrations.remove(5),
+        lambda: registrations.get(5),
+    ):
+        with pytest.raises(AnnouncedWorkerError):
+            change()
+
+
+def test_a_life_goes_on_while_registered(registrations):
+    assert registrations.incarnation(7, fresh=9) == 9
+    registrations.put(worker(7, incarnation=9), 0.0)
+    assert registrations.incarnation(7, fresh=10) == 9
+    registrations.remove(7)
+    assert registrations.incarnation(7, fresh=10) == 10
+
+
+def test_a_problem_keeps_a_worker_from_being_chosen(registrations, world):
+    registrations.put(worker(7), 0.0)
+    scope = registration(7).scope
+    assert world.core.fleet.schedulable(scope)
+    world.core.handle(SetProblem(7, "gone"), 0.0)
+    assert not world.core.fleet.schedulable(scope)
+    world.core.handle(SetProblem(7, None), 0.0)
+    assert world.core.fleet.schedulable(scope)
+    world.core.handle(SetProblem(8, "nobody"), 0.0)
+
+
+def test_a_patch_changes_what_it_names():
+    before = registration(7, topic="a", taints=["x"])
+    assert before.patched(WorkerPatch(topic="b", taints=[])) == registration(
+        7, topic="b", taints=[]
+    )
+    assert before.patched(WorkerPatch(lifecycle="draining")) == before
+
+
+def test_missing_fields_are_named_in_the_recorded_words():
+    assert missing(WorkerRegistration(worker_id=1), needs_events=False) == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+    ]
+    assert missing(registration(data_parallel_size=2), needs_events=True) == [
+        "kv_events endpoint is required for dp_rank 0",
+        "kv_events endpoint is required for dp_rank 1",
+    ]
+    assert missing(registration(), needs_events=True) == []

@@ -1,0 +1,115 @@
+"""The source of further blocks that a decision names."""
+
+import pytest
+
+from router.api.rpc.verbs import new_reply
+from router.core.commands import OrderWorker, RemoveWorker, Select
+from router.core.views.decisions import explain
+from router.indexer.approximate import ApproximateLimits
+from router.protocol.replies import BlockSource
+from router.protocol.requests import SelectRequest
+from router.protocol.values import Tier
+from router.sequence.active.prompt import prepare
+from support.values.builders import BLOCK_SIZE, World, rank
+
+PROMPT = list(range(40))
+BLOCKS = len(PROMPT) // BLOCK_SIZE
+SHARED = {0: ["tcp://h:1"]}
+
+
+@pytest.fixture
+def world():
+    world = World()
+    for worker_id in (1, 2, 3):
+        world.worker(worker_id, block_addresses=SHARED)
+    return world
+
+
+def cache(world, worker_id, blocks, tier=Tier.DEVICE):
+    prompt = prepare(SelectRequest(token_ids=PROMPT), (), naming=world.core.naming)
+    journal = world.journals[rank(worker_id)]
+    hashes = prompt.hashed(journal.identity).sequence_hashes[:blocks]
+    journal.stored(tier, hashes.tolist(), None)
+    world.deliver(rank(worker_id))
+
+
+def decided(world, now_s=0.0, *, of=1, **fields):
+    request = SelectRequest(token_ids=PROMPT, allowed_worker_ids=[of], request_id="x", **fields)
+    placement = world.core.handle(Select(request, prepare(request, ())), now_s)[0]
+    return explain(world.core, request, placement, now_s)
+
+
+def test_source_is_a_rank_with_more_blocks_than_the_chosen_one(world):
+    cache(world, 1, 2)
+    cache(world, 2, 5)
+    cache(world, 3, 7)
+    decision = decided(world)
+    assert (decision.worker_id, decision.overlap_blocks) == (1, 2)
+    assert decision.source == BlockSource(3, 0, 7, "device")
+    assert new_reply(decision).source == decision.source
+    assert decided(world, of=3).source is None
+
+
+def test_host_memory_may_be_the_source(world):
+    cache(world, 2, 4)
+    cache(world, 2, BLOCKS, Tier.HOST)
+    cache(world, 3, 6)
+    assert decided(world).source == BlockSource(2, 0, BLOCKS, "host_pinned")
+
+
+@pytest.mark.parametrize("tier", [Tier.DISK, Tier.REMOTE])
+def test_blocks_of_the_chosen_rank_need_no_source(world, tier):
+    cache(world, 1, BLOCKS, tier)
+    cache(world, 2, BLOCKS)
+    assert decided(world).source is None
+
+
+def test_disks_are_not_shared(world):
+    cache(world, 2, BLOCKS, Tier.DISK)
+    assert decided(world).source is None
+
+
+def test_source_prefers_device_then_least_load(world):
+    cache(world, 2, 6, Tier.HOST)
+    cache(world, 3, 6)
+    assert decided(world).source == BlockSource(3, 0, 6, "device")
+    cache(world, 2, 6)
+    assert decided(world).source.worker_id == 2
+    busy = list(range(1000, 1400))
+    world.book("busy", busy, allowed_worker_ids=[2])
+    assert decided(world).source.worker_id == 3
+
+
+def test_unschedulable_rank_may_be_the_source(world):
+    cache(world, 2, 6)
+    world.core.handle(OrderWorker(2, "draining"), 0.0)
+    assert decided(world).source == BlockSource(2, 0, 6, "device")
+
+
+def test_silent_and_removed_ranks_are_no_source(world):
+    cache(world, 2, 6)
+    now_s = 10.0
+    for worker_id in (1, 3):
+        world.report_load(rank(worker_id), now_s)
+    assert decided(world, now_s).source is None
+    world.report_load(rank(2), now_s)
+    assert decided(world, now_s).source is not None
+    world.core.handle(RemoveWorker(2, "left"), 0.0)
+    assert decided(world, now_s).source is None
+
+
+@pytest.mark.parametrize("keeps", [1, 2])
+def test_source_requires_sharing_on_both_sides(keeps):
+    world = World()
+    for worker_id in (1, 2):
+        world.worker(worker_id, block_addresses={} if worker_id == keeps else SHARED)
+    cache(world, 2, 6)
+    assert decided(world).source is None
+
+
+def test_estimated_blocks_may_be_the_source():
+    world = World(prediction=ApproximateLimits())
+    for worker_id in (1, 2):
+        world.worker(worker_id, block_addresses=SHARED)
+    world.book("x", PROMPT, allowed_worker_ids=[2])
+    assert decided(world).source == BlockSource(2, 0, BLOCKS, "device")

@@ -1,0 +1,252 @@
+"""What callers read of the state."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from router.core.commands import Free, OrderWorker, Select, SelectAndReserve, UpsertWorker
+from router.core.views import index, workers
+from router.core.views.decisions import explain
+from router.indexer.dumps import IndexDump
+from router.protocol.dumps import decode_dump
+from router.protocol.replies import PotentialLoad, RemovedRanks, TrustState
+from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
+from router.protocol.values import Tier
+from router.scheduler.policy.custom import checked_policy
+from router.scheduler.policy.registry import builtin_policies
+from router.scheduler.selector import Policy
+from router.sequence.active.prompt import prepare
+from router.sequence.hashing.block_hashes import chain
+from support.values.builders import World, announcement, rank
+
+PROMPT = list(range(40))
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.worker(1)
+    world.worker(2, data_parallel_size=2)
+    world.cache(rank(2, 1), PROMPT)
+    return world
+
+
+def decide(world, **fields):
+    request = SelectRequest(token_ids=PROMPT, request_id="x", **fields)
+    placement = world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
+    return explain(world.core, request, placement, now_s=1.0)
+
+
+def test_decision_shows_its_trust_and_overlap(world):
+    decision = decide(world)
+    assert (decision.worker_id, decision.dp_rank, decision.endpoint) == (2, 1, "http://w2")
+    assert (decision.overlap_blocks, decision.predicted_cached_blocks) == (10, 9)
+    assert (decision.effective_prefill_tokens, decision.potential_decode_blocks) == (0, 10)
+    assert (decision.isl_tokens, decision.block_size, decision.policy) == (40, 4, "dynamo-1.0")
+    assert (decision.trust.state, decision.trust.event_id) == (TrustState.EXACT, 1)
+    overlap = decision.overlap
+    assert (overlap.longest_matched, overlap.gpu, overlap.cpu, overlap.disk) == (40, 40, 40, 40)
+    assert overlap.dp == {"0": 0, "1": 40}
+
+
+def test_overlap_is_cumulative_over_tiers(world):
+    journal = world.journals[rank(1)]
+    hashes = (
+        prepare(SelectRequest(token_ids=PROMPT), ())
+        .hashed(journal.identity)
+        .sequence_hashes.tolist()
+    )
+    journal.stored(Tier.DEVICE, hashes[:2], None)
+    journal.stored(Tier.HOST, hashes[2:5], hashes[1])
+    journal.stored(Tier.REMOTE, hashes[5:6], hashes[4])
+    world.deliver(rank(1))
+    overlap = decide(world, allowed_worker_ids=[1]).overlap
+    assert (overlap.gpu, overlap.cpu, overlap.disk, overlap.remote) == (8, 20, 20, 24)
+    assert overlap.longest_matched == 24
+
+
+def test_candidates_are_shown_on_request_only(world):
+    assert decide(world).candidates is None
+    candidates = decide(world, explain=True).candidates
+    assert [(c.worker_id, c.dp_rank) for c in candidates] == [(1, 0), (2, 0), (2, 1)]
+    assert [c.cost for c in candidates] == [20.0, 20.0, 10.0]
+    assert candidates[2].held_blocks == 10
+
+
+@pytest.mark.parametrize("policy", [policy.name for policy in builtin_policies()])
+def test_an_explanation_adds_up_whatever_the_policy(world, policy):
+    override = ConfigOverride(policy=policy)
+    decision = decide(world, explain=True, router_config_override=override)
+    assert decision.policy == policy
+    for each in decision.candidates:
+        assert sum(each.parts.values()) == pytest.approx(each.cost)
+    assert sum(each.chance for each in decision.candidates) == pytest.approx(1)
+
+
+def test_an_explanation_has_every_term_of_every_candidate(world):
+    world.core.handle(
+        SelectAndReserve(
+            request := SelectRequest(token_ids=PROMPT, request_id="there", allowed_worker_ids=[1]),
+            prepare(request, ()),
+        ),
+        0.0,
+    )
+    one, _, best = decide(world, explain=True).candidates
+    assert one.parts == {"prefill_blocks": 20.0, "decode_blocks": 10.0}
+    assert (one.active_requests, one.potential_decode_blocks) == (1, 10)
+    assert (best.device_blocks, best.host_pinned_blocks, best.disk_blocks) == (10, 10, 10)
+    assert (best.chance, best.trust_weight) == (1.0, 1.0)
+    first = one.predicted
+    parts = first.queue_s + first.room_s + first.prefill_s
+    assert first.time_to_first_token_s == pytest.approx(parts)
+    assert first.queue_s > best.predicted.queue_s == 0.0
+    assert first.delay_s > best.predicted.delay_s == 0.0
+    assert first.relative_error > 0
+    assert all(rate > 0 for rate in msgspec.structs.astuple(first.rates))
+
+
+def test_explanation_names_removed_ranks_and_their_filters(world):
+    world.worker(3)
+    world.core.handle(OrderWorker(3, "cordoned"), 0.0)
+    override = ConfigOverride(overlap_score_weight=0, router_temperature=0.5)
+    decision = decide(
+        world, explain=True, allowed_worker_ids=[2, 3], router_config_override=override
+    )
+    assert [(c.worker_id, c.dp_rank) for c in decision.candidates] == [(2, 0), (2, 1)]
+    assert decision.explanation.removed == [
+        RemovedRanks("not schedulable (cordoned)", 1, ["3.0"]),
+        RemovedRanks("allowed_worker_ids", 1, ["1.0"]),
+    ]
+    said = decision.explanation.settings
+    assert (said["prefill_load_scale"], said["overlap_score_credit"]) == (0.0, 0.0)
+    assert (said["router_temperature"], said["delay_weight"]) == (0.5, 0.1)
+
+
+def test_ranks_removed_by_a_policy_are_named_with_it():
+    class NotTheFirst(Policy):
+        name = "not-the-first"
+
+        def filter(self, table, settings):
+            return np.arange(len(table)) > 0
+
+        def score(self, table, settings):
+            return np.zeros(len(table))
+
+    world = World(selectors=[checked_policy("here", NotTheFirst()), *builtin_policies()])
+    for worker_id in (1, 2):
+        world.worker(worker_id)
+    override = ConfigOverride(policy="not-the-first")
+    decision = decide(world, explain=True, router_config_override=override)
+    assert decision.explanation.removed == [RemovedRanks("policy not-the-first", 1, ["1.0"])]
+
+
+def test_a_reply_leaves_out_what_it_does_not_have(world):
+    body = msgspec.to_builtins(decide(world))
+    assert "candidates" not in body
+    assert body["trust"]["state"] == "exact"
+
+
+def test_loads_are_what_is_booked(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    (scope,) = workers.loads(world.core)
+    assert scope.loads == [
+        PotentialLoad(1, 0, 40, 10, 1),
+        PotentialLoad(2, 0, 0, 0, 0),
+        PotentialLoad(2, 1, 0, 0, 0),
+    ]
+
+
+def test_potential_loads_add_the_prompt(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    request = PromptRequest(token_ids=PROMPT)
+    assert workers.potential_loads(world.core, request, prepare(request, ()), 0.0) == [
+        PotentialLoad(1, 0, 80, 10, 1),
+        PotentialLoad(2, 0, 40, 10, 0),
+        PotentialLoad(2, 1, 0, 10, 0),
+    ]
+
+
+def test_overlap_scores_name_every_rank(world):
+    request = PromptRequest(token_ids=PROMPT)
+    scores = workers.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    assert (scores.block_size, scores.num_blocks) == (4, 10)
+    assert [(o.worker_id, o.dp_rank, o.device_blocks) for o in scores.workers] == [
+        (1, 0, 0), (2, 0, 0), (2, 1, 10),
+    ]  # fmt: skip
+
+
+def test_overlap_scores_of_an_unknown_scope_are_empty(world):
+    request = PromptRequest(token_ids=PROMPT, model_name="zz")
+    scores = workers.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    assert scores.workers == []
+
+
+def lifecycles(world):
+    return {v.worker_id: v.lifecycle for v in workers.workers(world.core, now_s=1.0)}
+
+
+def test_workers_show_their_state(world):
+    world.core.handle(UpsertWorker(announcement(3)), 0.0)
+    world.core.handle(OrderWorker(1, "cordoned"), 0.0)
+    assert lifecycles(world) == {1: "cordoned", 2: "schedulable", 3: "incomplete"}
+    worker = workers.workers(world.core, now_s=1.0)[2]
+    assert worker.not_schedulable_reasons == ["announced, but no report received yet"]
+
+
+def test_a_draining_worker_is_drained_when_its_last_request_ended(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    world.core.handle(OrderWorker(1, "draining"), 0.0)
+    assert lifecycles(world)[1] == "draining"
+    world.core.handle(Free("a"), 0.0)
+    assert lifecycles(world)[1] == "drained"
+
+
+def test_workers_show_reported_and_booked_load(world):
+    world.book("a", PROMPT, allowed_worker_ids=[1])
+    view = workers.workers(world.core, now_s=1.0)[0].ranks[0]
+    assert (view.active_requests, view.active_prefill_tokens, view.active_decode_blocks) == (
+        1,
+        40,
+        10,
+    )
+    assert view.reported.running_requests == 2
+
+
+def dumped(core):
+    dump = IndexDump(core.index.event_ids(), list(core.dump_slices()))
+    return list(index.dump_pieces(dump, index.block_sizes(core)))
+
+
+def test_an_empty_dump_is_a_dump():
+    assert decode_dump(b"".join(dumped(World().core))) == []
+
+
+def test_a_long_dump_comes_in_pieces(world, monkeypatch):
+    whole = b"".join(dumped(world.core))
+    monkeypatch.setattr(index, "PIECE_BLOCKS", 3)
+    pieces = dumped(world.core)
+    assert b"".join(pieces) == whole
+    assert max(piece.count(b"block_hash") for piece in pieces) == 3
+
+
+def test_dump_is_everything_held(world):
+    world.worker(3, routing_group="other")
+    world.cache(rank(3), PROMPT[:4])
+    dump = dumped(world.core)
+    assert [(r.rank, r.event_id, len(r.blocks[0])) for r in decode_dump(b"".join(dump))] == [
+        (rank(2, 1), 1, 10),
+        (rank(3), 1, 1),
+    ]
+    dump = msgspec.json.decode(b"".join(dump))
+    assert set(dump) == {"default:default", "default:other"}
+    (event,) = dump["default:default"]["events"]
+    assert (event["worker_id"], event["event"]["dp_rank"], event["storage_tier"]) == (
+        2,
+        1,
+        "device",
+    )
+    blocks = event["event"]["data"]["stored"]["blocks"]
+    assert len(blocks) == 10
+    assert blocks[0]["tokens_hash"] is None
+    assert dump["default:other"]["block_size"] == 4
+    assert chain([1]).tolist() == [1]

@@ -1,0 +1,40 @@
+from types import SimpleNamespace
+
+from router.observability.event_timeline import AGAIN_S, CAPACITY, EventTimeline
+
+
+def timeline():
+    clock = SimpleNamespace(at=1_000.0)
+    return EventTimeline(lambda: clock.at), clock
+
+
+def test_repeated_event_is_one_entry_with_a_count():
+    events, clock = timeline()
+    for _ in range(3):
+        clock.at += 1.0
+        events.note("resync", "warning", "1.0", "digest differs", 2)
+    (entry,) = events.since(0)
+    assert (entry.count, entry.at, entry.about) == (6, 1_003.0, "1.0")
+    clock.at += AGAIN_S
+    events.note("resync", "warning", "1.0", "digest differs")
+    (again,) = events.since(0)
+    assert (again.count, again.entry_id == entry.entry_id) == (1, False)
+
+
+def test_since_returns_only_new_or_changed_events():
+    events, _ = timeline()
+    events.note("a", "note", "", "one")
+    events.note("b", "fault", "7", "two")
+    seen = max(each.revision for each in events.since(0))
+    assert events.since(seen) == []
+    events.note("a", "note", "", "one")
+    assert [(each.kind, each.count) for each in events.since(seen)] == [("a", 2)]
+    assert [each.kind for each in events.since(0)] == ["b", "a"]
+
+
+def test_the_oldest_entries_leave():
+    events, _ = timeline()
+    for number in range(CAPACITY + 10):
+        events.note("k", "good", number, "t")
+    assert len(events) == CAPACITY
+    assert events.since(0)[0].about == "10"

@@ -1,0 +1,122 @@
+"""Three engines' metrics, in our words."""
+
+from pathlib import Path
+
+import pytest
+
+from router.errors import WireError
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
+from router.publisher.engine_metrics.dialects import EngineLimits
+from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.metrics import EngineMetrics
+
+VLLM = (Path(__file__).parents[3] / "vectors" / "metrics" / "vllm_0.32.txt").read_text()
+VLLM_FACTS = EngineLimits("tiny", 32, 80, None)
+
+SGLANG = """\
+sglang:num_running_reqs{model_name="m",pp_rank="0",tp_rank="0",dp_rank="0"} 3.0
+sglang:num_running_reqs{model_name="m",pp_rank="0",tp_rank="1",dp_rank="1"} 5.0
+sglang:num_running_reqs{model_name="m",pp_rank="0",tp_rank="2",dp_rank="1"} 5.0
+sglang:num_queue_reqs{model_name="m",pp_rank="0",tp_rank="1",dp_rank="1"} 2.0
+sglang:token_usage{model_name="m",pp_rank="0",tp_rank="1",dp_rank="1"} 0.25
+sglang:realtime_tokens_total{dp_rank="1",mode="prefill_compute",model_name="m"} 700.0
+sglang:realtime_tokens_total{dp_rank="1",mode="prefill_cache",model_name="m"} 300.0
+sglang:realtime_tokens_total{dp_rank="1",mode="decode",model_name="m"} 44.0
+"""
+SGLANG_SIZES = (
+    'sglang:cache_config_info{model_name="m",page_size="64",num_pages="1000"} 1.0\n',
+    'sglang:page_size{model_name="m"} 64.0\nsglang:num_pages{model_name="m"} 1000.0\n',
+)
+
+TRTLLM = """\
+trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 4.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
+trtllm_num_requests_completed_total{engine_type="trtllm",model_name="m"} 10.0
+trtllm_kv_cache_used_blocks{engine_type="trtllm",model_name="m"} 77.0
+trtllm_kv_cache_max_blocks{engine_type="trtllm",model_name="m"} 500.0
+trtllm_kv_cache_tokens_per_block{engine_type="trtllm",model_name="m"} 32.0
+trtllm_max_num_tokens_runtime{engine_type="trtllm",model_name="m"} 8192.0
+trtllm_max_batch_size_static{engine_type="trtllm",model_name="m"} 256.0
+trtllm_prompt_tokens_total{engine_type="trtllm",model_name="m"} 1000.0
+trtllm_prompt_cached_tokens_total{engine_type="trtllm",model_name="m"} 600.0
+trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 90.0
+"""
+
+
+def test_vllm_as_it_was_recorded():
+    metrics = EngineMetrics("vllm", VLLM)
+    assert metrics.facts() == VLLM_FACTS
+    assert metrics.load(0, VLLM_FACTS) == EngineLoad(
+        LoadGauges(),
+        LoadCounters(
+            steps=40,
+            prefill_tokens=424,
+            decode_requests=40,
+            requests_received=5,
+            requests_finished=5,
+            cached_tokens=576,
+        ),
+        LoadConstants(num_blocks=80),
+    )
+    assert metrics.load(1, VLLM_FACTS) is None
+
+
+@pytest.mark.parametrize("usage", ["kv_cache_usage_perc", "gpu_cache_usage_perc"])
+def test_vllm_ranks_are_separate(usage):
+    text = "".join(
+        f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}\n'
+        f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} {rank + 5}\n'
+        f'vllm:{usage}{{engine="{rank}",model_name="m"}} 0.{rank + 1}\n'
+        for rank in range(2)
+    )
+    metrics, facts = EngineMetrics("vllm", text), EngineLimits("m", 16, 1000, 2048)
+    loads = [metrics.load(rank, facts) for rank in range(2)]
+    assert [load.gauges for load in loads] == [LoadGauges(1, 5, 0, 100), LoadGauges(2, 6, 0, 200)]
+    assert loads[0].constants == LoadConstants(2048, 0, 1000)
+
+
+@pytest.mark.parametrize("sizes", SGLANG_SIZES)
+def test_sglang(sizes):
+    metrics = EngineMetrics("sglang", SGLANG + sizes)
+    facts = metrics.facts()
+    assert facts == EngineLimits("m", 64, 1000, None)
+    assert metrics.load(1, facts) == EngineLoad(
+        LoadGauges(5, 2, 0, 250),
+        LoadCounters(prefill_tokens=700, decode_requests=44, cached_tokens=300),
+        LoadConstants(num_blocks=1000),
+    )
+    assert metrics.load(0, facts).gauges == LoadGauges(3)
+
+
+def test_trtllm():
+    metrics = EngineMetrics("trtllm", TRTLLM)
+    facts = metrics.facts()
+    assert facts == EngineLimits("m", 32, 500, 8192)
+    assert metrics.load(0, facts) == EngineLoad(
+        LoadGauges(4, 1, 0, 77),
+        LoadCounters(
+            prefill_tokens=400,
+            decode_requests=90,
+            requests_received=15,
+            requests_finished=10,
+            cached_tokens=600,
+        ),
+        LoadConstants(8192, 256, 500),
+    )
+    assert metrics.load(1, facts) is None
+
+
+def test_metrics_of_another_engine_are_ignored():
+    metrics = EngineMetrics("sglang", VLLM)
+    assert metrics.is_foreign
+    assert (metrics.facts(), metrics.load(0, VLLM_FACTS)) == (EngineLimits(), None)
+
+
+def test_invalid_sizes_are_unknown():
+    text = 'vllm:cache_config_info{block_size="None",num_gpu_blocks="0"} 1'
+    assert EngineMetrics("vllm", text).facts() == EngineLimits()
+
+
+def test_a_malformed_metric_is_named():
+    with pytest.raises(WireError, match="line 1"):
+        EngineMetrics("vllm", "vllm:num_requests_running{engine=0} 1")

@@ -1,0 +1,33 @@
+"""Signals of a process that has no configuration to read again."""
+
+import subprocess
+import sys
+
+RUN = """
+import asyncio, os, signal
+from router.runtime.http_server.server import run_until_signal
+
+async def run(stop):
+    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGHUP)
+    if not IS_STARTED_WITH_NOHUP:
+        await asyncio.wait_for(stop.wait(), 60)
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN if IS_STARTED_WITH_NOHUP else signal.SIG_DFL)
+run_until_signal(run)
+"""
+
+
+def said(*, is_started_with_nohup):
+    program = RUN.replace("IS_STARTED_WITH_NOHUP", str(is_started_with_nohup))
+    return subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def test_closed_terminal_stops_the_server():
+    assert said(is_started_with_nohup=False) == "False\n"
+
+
+def test_nohup_ignores_a_closed_terminal():
+    assert said(is_started_with_nohup=True) == "True\n"

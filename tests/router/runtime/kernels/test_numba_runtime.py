@@ -1,0 +1,305 @@
+"""Kernels kept on disk: processes of their own compile and load two small ones."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = """
+import json
+from router.runtime.kernels import numba_runtime
+
+@numba_runtime.kernel("int64(int64)")
+def double(number):
+    return number * 2
+
+@numba_runtime.kernel("int64(int64)")
+def triple(number):
+    return number * 3
+
+def total(counters):
+    return sum(sum(counter.values()) for counter in counters)
+
+assert (double(2), triple(2)) == (4, 6)
+stats = [double.stats, triple.stats]
+print(json.dumps({
+    "folder": numba_runtime.cache_folder() and str(numba_runtime.cache_folder()),
+    "loaded": total(each.cache_hits for each in stats),
+    "compiled": total(each.cache_misses for each in stats),
+}))
+"""
+OTHER_USER = 65534
+WITHOUT_NAME = 4242
+"""A user id that no system knows."""
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+
+
+def as_user(uid):
+    """Another user with read access to everything: the interpreter may lie in root's home."""
+    caps = "+dac_read_search"
+    ids = [f"--reuid={uid}", "--clear-groups"]
+    return ["setpriv", *ids, f"--inh-caps={caps}", f"--ambient-caps={caps}"]
+
+
+def obeying_modes():
+    """For root, modes of files are no obstacle, unless this is taken away."""
+    lost = "-dac_override"
+    return ["setpriv", f"--bounding-set={lost}", f"--inh-caps={lost}"] if os.getuid() == 0 else []
+
+
+class Programs:
+    """Runs the module, always at the same place, with a home and a temporary folder of its own."""
+
+    def __init__(self, root):
+        self.root, self.module = root, root / "kernels.py"
+        self.home, self.temporary, self.chosen = (root / n for n in ("home", "tmp", "chosen"))
+        self.module.write_text(MODULE)
+        for folder in (self.home, self.temporary):
+            folder.mkdir()
+
+    def environment(self, **changes):
+        foreign = ("NUMBA_", "XDG_", "TMPDIR")
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        ours |= {"HOME": self.home, "TMPDIR": self.temporary, "NUMBA_CACHE_DIR": self.chosen}
+        ours |= changes
+        return {key: str(value) for key, value in ours.items() if value is not None}
+
+    def start(self, *, wrapper=(), file_size=None, **environment):
+        def limit_files():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+
+        return subprocess.Popen(
+            [*wrapper, sys.executable, self.module],
+            env=self.environment(**environment),
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=None if file_size is None else limit_files,
+        )
+
+    def run(self, **how):
+        return result(self.start(**how))
+
+
+def result(process):
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return json.loads(output)
+
+
+def outcome(report):
+    return report["loaded"], report["compiled"]
+
+
+def kept(folder, pattern="*.nb[ci]"):
+    files = [file for file in folder.rglob(pattern) if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def protect(folder):
+    """No user may write it any more."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    yield Programs(tmp_path)
+    for path in [path for path in tmp_path.rglob("*") if path.is_dir()]:
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def prebuilt(programs):
+    """The chosen folder, filled and protected, as an image has it."""
+    assert outcome(programs.run()) == (0, 2)
+    protect(programs.chosen)
+    return kept(programs.chosen)
+
+
+def test_compiled_kernels_are_loaded_by_the_next_process(programs):
+    first = programs.run()
+    files = kept(programs.chosen)
+    assert outcome(first) == (0, 2)
+    assert Path(first["folder"]).parent == programs.chosen
+    assert outcome(programs.run()) == (2, 0)
+    assert kept(programs.chosen) == files
+
+
+def test_without_a_choice_machine_code_lies_in_the_home(programs):
+    folder = Path(programs.run(NUMBA_CACHE_DIR=None)["folder"])
+    assert folder.parent == programs.home / ".cache" / "kv-router"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    other = programs.root / "xdg"
+    report = programs.run(NUMBA_CACHE_DIR=None, XDG_CACHE_HOME=other)
+    assert Path(report["folder"]).parent == other / "kv-router"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Programs that have run once; their files, which a test may damage."""
+    programs = Programs(tmp_path_factory.mktemp("built"))
+    assert outcome(programs.run()) == (0, 2)
+    return programs, kept(programs.chosen, "*")
+
+
+DAMAGES = {
+    "emptied": lambda content: content[:0],
+    "halved": lambda content: content[: len(content) // 2],
+    "cut": lambda content: content[:-1],
+    "garbage": lambda content: b"\x93garbage" * (len(content) // 8),
+    "zeros within": lambda content: content[:500] + bytes(1500) + content[2000:],
+    "a bit": lambda content: content[:100] + bytes([content[100] ^ 4]) + content[101:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_files_are_compiled_anew(built, damage):
+    """What is loaded unseen may end the process: machine code with zeros in it does. Of one kernel
+    the code is damaged, of the other its index.
+    """
+    programs, files = built
+    for name, content in files.items():
+        (programs.chosen / name).write_bytes(content)
+    for pattern in ("*double*.nbc", "*triple*.nbi"):
+        (name,) = kept(programs.chosen, pattern)
+        (programs.chosen / name).write_bytes(damage(files[name]))
+    assert outcome(programs.run()) == (0, 2)
+    assert outcome(programs.run()) == (2, 0)
+    assert set(kept(programs.chosen, "*")) == set(files)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\0garbage"])
+def test_files_without_a_checksum_are_compiled_anew(built, content):
+    programs, _ = built
+    for name in kept(programs.chosen, "SHA256SUMS"):
+        (programs.chosen / name).write_bytes(content)
+    assert outcome(programs.run()) == (0, 2)
+    assert outcome(programs.run()) == (2, 0)
+
+
+def test_a_lost_file_is_compiled_anew(programs):
+    programs.run()
+    next(programs.chosen.rglob("*.nbc")).unlink()
+    assert outcome(programs.run()) == (1, 1)
+    assert outcome(programs.run()) == (2, 0)
+
+
+def test_read_only_cache_is_copied(programs, prebuilt):
+    report = programs.run(wrapper=obeying_modes())
+    assert outcome(report) == (2, 0)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    assert kept(Path(report["folder"])) == kept(next(programs.chosen.iterdir())) != {}
+    assert kept(programs.chosen) == prebuilt
+    assert outcome(programs.run(wrapper=obeying_modes())) == (2, 0)
+
+
+def test_a_copy_of_damage_is_not_made(programs, prebuilt):
+    for file in programs.chosen.rglob("*.nbc"):
+        file.chmod(0o644)
+        file.write_bytes(file.read_bytes()[:-1])
+    assert outcome(programs.run(wrapper=obeying_modes())) == (0, 2)
+    assert outcome(programs.run(wrapper=obeying_modes())) == (2, 0)
+
+
+@needs_root
+def test_another_user_than_the_images_copies_too(programs, prebuilt):
+    for folder in (programs.home, programs.temporary):
+        os.chown(folder, OTHER_USER, -1)
+    report = programs.run(wrapper=as_user(OTHER_USER))
+    assert outcome(report) == (2, 0)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+
+
+@pytest.mark.usefixtures("prebuilt")
+def test_without_a_home_the_temporary_folder_serves(programs):
+    protect(programs.home)
+    report = programs.run(wrapper=obeying_modes())
+    assert Path(report["folder"]).parent == programs.temporary / f"kv-router-{os.getuid()}"
+    assert outcome(report) == (2, 0)
+
+
+@needs_root
+def test_a_user_without_a_name_has_no_home(programs):
+    os.chown(programs.temporary, WITHOUT_NAME, -1)
+    report = programs.run(wrapper=as_user(WITHOUT_NAME), HOME=None, NUMBA_CACHE_DIR=None)
+    assert Path(report["folder"]).parent == programs.temporary / f"kv-router-{WITHOUT_NAME}"
+    assert outcome(report) == (0, 2)
+
+
+def test_processes_that_start_at_once_compile_once(programs):
+    processes = [programs.start() for _ in range(4)]
+    outcomes = [outcome(result(process)) for process in processes]
+    assert [sum(counts) for counts in zip(*outcomes, strict=True)] == [6, 2]
+    assert len(kept(programs.chosen, "*.nbc")) == 2
+
+
+def test_processes_that_find_damage_at_once_heal_it(built):
+    programs, _ = built
+    for file in programs.chosen.rglob("*.nb[ci]"):
+        file.write_bytes(b"")
+    processes = [programs.start() for _ in range(4)]
+    outcomes = [outcome(result(process)) for process in processes]
+    assert [sum(counts) for counts in zip(*outcomes, strict=True)] == [6, 2]
+
+
+def test_where_nothing_can_be_written_kernels_live_in_memory(programs):
+    for folder in (programs.chosen, programs.home, programs.temporary):
+        folder.mkdir(exist_ok=True)
+        protect(folder)
+    report = programs.run(wrapper=obeying_modes(), file_size=0)
+    assert report["folder"] is None
+    assert kept(programs.root) == {}
+
+
+@pytest.mark.parametrize("file_size", [0, 5000])
+def test_on_a_full_disk_kernels_live_in_memory(programs, file_size):
+    """Files can be made there, but not filled."""
+    programs.run(file_size=file_size)
+    assert outcome(programs.run())[1] > 0
+    assert outcome(programs.run()) == (2, 0)
+
+
+@needs_root
+def test_cache_of_another_user_is_not_trusted(programs):
+    programs.run()
+    for path in [programs.chosen, *programs.chosen.rglob("*")]:
+        os.chown(path, OTHER_USER, -1)
+    report = programs.run()
+    assert outcome(report) == (0, 2)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o722])
+def test_world_writable_cache_folder_is_not_trusted(programs, mode):
+    folder = Path(programs.run()["folder"])
+    folder.chmod(mode)
+    report = programs.run()
+    assert outcome(report) == (0, 2)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+
+
+def test_a_kernel_that_cannot_be_compiled_costs_the_others_nothing(programs):
+    programs.run()
+    files = kept(programs.chosen)
+    good = programs.module.read_text()
+    programs.module.with_name("wrong.py").write_text(good.replace("number * 2", "number.missing"))
+    program = [sys.executable, programs.root / "wrong.py"]
+    failed = subprocess.run(
+        program, env=programs.environment(), capture_output=True, text=True, check=False
+    )
+    assert "TypingError" in failed.stderr
+    assert kept(programs.chosen) == files
+    assert outcome(programs.run()) == (2, 0)
+
+
+def test_leftovers_of_other_versions_are_no_obstacle(programs):
+    folder = Path(programs.run()["folder"])
+    shutil.copytree(folder, programs.chosen / "0123456789abcdef")
+    assert outcome(programs.run()) == (2, 0)

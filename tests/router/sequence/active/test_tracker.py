@@ -1,0 +1,142 @@
+"""Reservations of all ranks: by id, by rank, by expiry."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.protocol.requests import PromptRequest
+from router.protocol.values import SCHEME, Identity, Rank
+from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
+from router.sequence.active.prompt import Prompt
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS, RankTable
+from support.chaos.fuzzing import examples
+
+A, B = Rank(1, 0), Rank(2, 0)
+
+
+def prompt(tokens=10, first=0, overlap_blocks=0):
+    request = PromptRequest(token_ids=list(range(first, first + tokens)))
+    return Prompt(request).hashed(Identity(SCHEME, 4)).footprint(overlap_blocks)
+
+
+def of_two_ranks(ttl_s):
+    table = RankTable()
+    table.add(A)
+    table.add(B)
+    return Tracker(ttl_s, table), table
+
+
+@pytest.fixture
+def tracker():
+    return of_two_ranks(100.0)[0]
+
+
+def test_writes_the_load_of_each_rank_where_decisions_read_it():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("x", A, prompt(10, overlap_blocks=1), now_s=0.0)
+    row = table.values[table.slot(A)]
+    assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS], row[REQUESTS]) == (6, 3, 1)
+    assert not table.values[table.slot(B)].any()
+    tracker.prefill_complete("x", 1.0)
+    tracker.add_output_blocks("x", 1, None, 1.0)
+    assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
+    tracker.free("x", 2.0)
+    assert not row.any()
+
+
+def test_active_depths_are_per_rank():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("x", A, prompt(10), now_s=0.0)
+    depths = np.zeros(len(table.values))
+    tracker.write_depths(prompt(30).sequence_hashes, depths)
+    assert (depths[table.slot(A)], depths[table.slot(B)]) == (2, 0)
+
+
+def test_an_id_is_booked_once(tracker):
+    tracker.book("x", A, prompt(), now_s=0.0)
+    with pytest.raises(DuplicateReservationError) as caught:
+        tracker.book("x", B, prompt(), now_s=0.0)
+    assert caught.value.request_id == "x"
+    assert tracker.active(B).active_requests == 0
+
+
+def test_unknown_ids_raise_not_found(tracker):
+    for command in (
+        lambda: tracker.free("x", 0.0),
+        lambda: tracker.prefill_complete("x", 0.0),
+        lambda: tracker.add_output_blocks("x", 1, None, 0.0),
+    ):
+        with pytest.raises(ReservationNotFoundError):
+            command()
+
+
+def test_expires_without_progress_not_with_age(tracker):
+    tracker.book("idle", A, prompt(), now_s=0.0)
+    tracker.book("busy", A, prompt(), now_s=0.0)
+    tracker.prefill_complete("busy", now_s=60.0)
+    tracker.add_output_blocks("busy", 1, None, now_s=90.0)
+    assert tracker.expire(99.0) == []
+    assert tracker.expire(100.0) == [("idle", A)]
+    assert tracker.expire(189.0) == []
+    assert tracker.expire(190.0) == [("busy", A)]
+    assert len(tracker) == 0
+
+
+def test_dropping_a_rank_frees_what_is_booked_there(tracker):
+    tracker.book("a1", A, prompt(), now_s=0.0)
+    tracker.book("b1", B, prompt(), now_s=1.0)
+    tracker.book("a2", A, prompt(), now_s=2.0)
+    assert tracker.drop_rank(A) == ["a1", "a2"]
+    assert "b1" in tracker
+    assert len(tracker) == 1
+
+
+class Consistent(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.tracker, self.now_s, self.live = of_two_ranks(10.0)[0], 0.0, {}
+
+    @rule(request_id=st.sampled_from("abcdef"), rank=st.sampled_from([A, B]),
+          tokens=st.integers(0, 20), first=st.integers(0, 1))  # fmt: skip
+    def book(self, request_id, rank, tokens, first):
+        if request_id not in self.live:
+            self.tracker.book(request_id, rank, prompt(tokens, first), self.now_s)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"), fraction=st.none() | st.floats(0, 1),
+          in_batch=st.booleans())  # fmt: skip
+    def grow(self, request_id, fraction, in_batch):
+        if request_id in self.live:
+            self.tracker.add_output_blocks(request_id, 1, fraction, self.now_s, in_batch=in_batch)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"), in_batch=st.booleans())
+    def complete(self, request_id, in_batch):
+        if request_id in self.live:
+            self.tracker.prefill_complete(request_id, self.now_s, in_batch=in_batch)
+            self.live[request_id] = self.now_s + 10.0
+
+    @rule(request_id=st.sampled_from("abcdef"))
+    def free(self, request_id):
+        if request_id in self.live:
+            self.tracker.free(request_id, self.now_s)
+            del self.live[request_id]
+
+    @rule(passed_s=st.floats(0, 8))
+    def wait(self, passed_s):
+        self.now_s += passed_s
+        due = {request_id for request_id, due_s in self.live.items() if due_s <= self.now_s}
+        assert {request_id for request_id, _ in self.tracker.expire(self.now_s)} == due
+        self.live = {i: due_s for i, due_s in self.live.items() if i not in due}
+
+    @invariant()
+    def holds(self):
+        self.tracker.check_invariants()
+        assert len(self.tracker) == len(self.live)
+
+
+Consistent.TestCase.settings = settings(max_examples=examples(40))
+TestConsistent = Consistent.TestCase

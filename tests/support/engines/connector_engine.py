@@ -1,0 +1,312 @@
+"""An engine with memory of its own, as a connector sees one: it follows vLLM's contract, computes
+what its tokens determine, and looks at every byte it reads.
+
+A block's bytes follow from its name. Whatever is freed is scribbled over at once, so that a later
+read stores, or loads, what no name stands for.
+"""
+
+from contextlib import contextmanager
+from threading import Event, Semaphore
+
+import msgspec
+import torch
+
+from router.protocol.values import Tier
+from router.sequence.hashing.tokens import TokenBlockSequence, request_families
+from support.blocks.connectors import BLOCK_SIZE, NAMING
+from support.blocks.seen_tier import seen_tier
+from worker_agent.blocks.eviction.lineage import LineageEviction
+from worker_agent.connector.slots.leader import ConnectorLeader
+from worker_agent.connector.slots.protocol import (
+    CachedRequest,
+    EngineRequest,
+    NewRequest,
+    ScheduledStep,
+    StepReport,
+)
+from worker_agent.connector.slots.slot_manager import SlotManager
+from worker_agent.connector.worker import register_kv_caches
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.groups import LayoutGroup
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager.shared_pool import SharedPool
+from worker_agent.offload.policies import PassAll
+from worker_agent.storage.memory import host_memory
+from worker_agent.tiers.level import Level, StackSettings
+from worker_agent.tiers.stack import TierStack
+from worker_agent.transfer.slots import MemorySlots
+from worker_agent.transfer.stored_tier import StoredTier
+
+LAYERS = ("layer.0", "layer.1")
+CONFIG = LayoutConfig(24, 2, 2, BLOCK_SIZE, 8, dtype_width_bytes=1)
+GROUP = LayoutGroup("attention", LAYERS, CONFIG, LayoutKind.BLOCK_SECOND)
+SCRIBBLE = 0xEE
+
+
+def stored_tier(num_blocks):
+    memory = host_memory(num_blocks * CONFIG.block_bytes)
+    pool = SharedPool(num_blocks, LineageEviction())
+    return StoredTier(pool, MemorySlots(memory, num_blocks)), memory
+
+
+class Request:
+    """`told`: how many of its tokens the leader knows; `external`: how many are being loaded."""
+
+    def __init__(self, key, tokens):
+        self.key = key
+        self.sequence = TokenBlockSequence(tokens, BLOCK_SIZE, request_families())
+        self.state = "waiting"
+        self.is_new = True
+        self.is_resumed = False
+        self.told = len(tokens)
+        self.blocks, self.new_blocks = [], []
+        self.computed = self.external = 0
+
+    @property
+    def names(self):
+        return NAMING.named(self.sequence.blocks, NAMING.root(None, None))
+
+    def restart(self):
+        """It has nothing any more; the blocks that it had."""
+        blocks, self.blocks, self.new_blocks = self.blocks, [], []
+        self.state, self.computed = "waiting", 0
+        self.is_resumed = not self.is_new
+        return blocks
+
+
+class Engine:
+    """One step at a time. Blocks are free, or of one request, or of a finished one (`delayed`)."""
+
+    def __init__(self, host_blocks=12, disk_blocks=20, load_timeout_s=1e6, **stack):
+        stored = {Tier.HOST: stored_tier(host_blocks), Tier.DISK: stored_tier(disk_blocks)}
+        self.tiers = {tier: each for tier, (each, _) in stored.items()}
+        self.memories = {tier: memory for tier, (_, memory) in stored.items()}
+        levels = [Level(tier, each, PassAll()) for tier, each in self.tiers.items()]
+        options = {"batch_blocks": 4, **stack}
+        self.stack = TierStack(levels, StackSettings(CONFIG.block_bytes, **options))
+        seen = [seen_tier(self.stack, tier, each.pool) for tier, each in self.tiers.items()]
+        self.slots = SlotManager(BLOCK_SIZE, NAMING, seen)
+        self.leader = ConnectorLeader(self.slots)
+        shape = (CONFIG.outer_dim, CONFIG.num_blocks, CONFIG.region_bytes)
+        self.caches = {name: torch.full(shape, SCRIBBLE, dtype=torch.uint8) for name in LAYERS}
+        self.load_timeout_s = load_timeout_s
+        self.begin_worker()
+        self.free = list(range(CONFIG.num_blocks))
+        self.requests, self.delayed = {}, {}
+        self.finished, self.preempted = [], []
+        self.now_s = 0.0
+        self.loaded_tokens = self.computed_tokens = 0
+        self.lost_reports = self.doubled_reports = 0
+
+    def begin_worker(self):
+        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], self.load_timeout_s)
+
+    # ── What the world does ──────────────────────────────────────────────────────────────────────
+
+    def add(self, key, tokens):
+        self.requests[key] = Request(key, list(tokens))
+
+    def finish(self, key):
+        request = self.requests.pop(key)
+        self.finished.append(key)
+        if self.leader.request_finished(key, self.now_s):
+            self.delayed[key] = request.blocks
+        else:
+            self.give_back(request.blocks)
+
+    def preempt(self, key):
+        if self.requests[key].state == "running":
+            self.preempted.append(key)
+            self.give_back(self.requests[key].restart())
+
+    def lose_worker(self):
+        """It dies, and with it what it was doing; whatever was computed is computed again."""
+        self.leader.worker_is_gone()
+        self.begin_worker()
+        for blocks in self.delayed.values():
+            self.give_back(blocks)
+        self.delayed, self.finished = {}, []
+        for key, request in self.requests.items():
+            if request.state == "running":
+                self.preempted.append(key)
+            self.give_back(request.restart())
+
+    def corrupt(self, tier, block):
+        """A bit of what a tier keeps is flipped."""
+        place = block * CONFIG.block_bytes + 5
+        byte = self.memories[tier].tensor[place]
+        self.stack.call(tier, lambda _: byte.bitwise_xor_(1)).result(60)
+
+    @contextmanager
+    def stalled(self):
+        """The tiers do nothing meanwhile."""
+        begun, go_on = Semaphore(0), Event()
+
+        def stall(_):
+            begun.release()
+            return go_on.wait(60)
+
+        answers = [self.stack.call(tier, stall) for tier in self.tiers]
+        assert all(begun.acquire(timeout=60) for _ in answers)
+        yield
+        go_on.set()
+        assert all(answer.result(60) for answer in answers)
+
+    def quiesce(self):
+        """The tiers have done what they were asked for."""
+        for tier in self.tiers:
+            self.stack.call(tier, lambda _: None).result(60)
+
+    # ── A step ───────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, chunk=8, skipped=()):
+        """Compute a chunk of everything that can be computed, but what is skipped."""
+        self.now_s += 0.01
+        scheduled, new, cached = {}, [], []
+        for key, request in self.requests.items():
+            if key not in skipped and self.place(request, chunk):
+                scheduled[key] = min(chunk, len(request.sequence) - request.computed)
+                self._tell(request, new, cached)
+        preempted, self.preempted = self.preempted, []
+        step = ScheduledStep(scheduled, new, cached, preempted)
+        plan = over_the_wire(self.leader.build_connector_metadata(step))
+        self._work(plan, scheduled)
+        self.leader.tick(self.now_s)
+
+    def place(self, request, chunk):
+        """Whether something of it is computed in this step; it has the blocks for that."""
+        external = 0
+        if request.state == "waiting":
+            tokens = request.sequence.tokens_at(0, len(request.sequence))
+            asked = EngineRequest(request.key, tokens)
+            external = self.leader.get_num_new_matched_tokens(asked, 0).tokens
+            assert external < len(request.sequence)
+        if request.state == "loading":
+            return False
+        end = external or min(request.computed + chunk, len(request.sequence))
+        missing = -(-end // BLOCK_SIZE) - len(request.blocks)
+        if missing > len(self.free):
+            return False
+        request.new_blocks = [self.free.pop(0) for _ in range(missing)]
+        request.blocks += request.new_blocks
+        if request.state != "running":
+            blocks = list(request.blocks)
+            self.leader.update_state_after_alloc(request.key, blocks, external, self.now_s)
+        request.external = external
+        request.state = "loading" if external else "running"
+        return not external
+
+    def _tell(self, request, new, cached):
+        blocks = list(request.blocks)
+        if request.is_new:
+            new.append(NewRequest(request.key, blocks, request.computed))
+        else:
+            tokens = request.sequence.tokens_at(request.told, len(request.sequence))
+            given = blocks if request.is_resumed else request.new_blocks
+            each = (request.key, tokens, given, request.computed, request.is_resumed)
+            cached.append(CachedRequest(*each))
+        request.told = len(request.sequence)
+        request.is_new = request.is_resumed = False
+
+    def _work(self, plan, scheduled):
+        self.worker.void(plan.voided)
+        self.worker.bind(plan)
+        self.worker.start_load(self.now_s)
+        for key, count in scheduled.items():
+            self._compute(self.requests[key], count)
+        for layer in LAYERS:
+            self.worker.wait_for_layer(layer)
+            self.worker.save_layer(layer)
+        self.worker.end_step(self.now_s)
+        finished, self.finished = self.finished, []
+        over = self.worker.get_finished(finished, self.now_s)
+        self._take_loaded(over.loaded, self.worker.take_load_errors())
+        self._report(over_the_wire(self.worker.take_report()))
+        for key in over.stored:
+            self.give_back(self.delayed.pop(key))
+
+    def _compute(self, request, count):
+        """Read all that was computed before, and write what gets full."""
+        names = request.names
+        first = request.computed // BLOCK_SIZE
+        for block, name in zip(request.blocks[:first], names, strict=False):
+            assert torch.equal(self._read(block), computed_bytes(name)), "wrong KV"
+        request.computed += count
+        self.computed_tokens += count
+        for place in range(first, request.computed // BLOCK_SIZE):
+            self._write(request.blocks[place], computed_bytes(names[place]))
+        if request.computed == len(request.sequence):
+            request.sequence.append(len(request.sequence))
+
+    def _take_loaded(self, loaded, errors):
+        for key in loaded:
+            request = self.requests[key]
+            assert request.state == "loading"
+            right = [block not in errors for block in request.blocks]
+            request.computed = min([*right, False].index(False) * BLOCK_SIZE, request.external)
+            self.loaded_tokens += request.computed
+            request.state = "loaded"
+            if not request.computed:
+                self.give_back(request.restart())
+
+    def _report(self, report):
+        if self.lost_reports:
+            self.lost_reports -= 1
+            report = StepReport([], report.stored)
+        self.leader.update(report)
+        if self.doubled_reports:
+            self.doubled_reports -= 1
+            self.leader.update(report)
+
+    # ── Memory ───────────────────────────────────────────────────────────────────────────────────
+
+    def give_back(self, blocks):
+        """Free them, and scribble over them."""
+        for block in blocks:
+            self._write(block, torch.tensor(SCRIBBLE, dtype=torch.uint8))
+        self.free += blocks
+
+    def _read(self, block):
+        return torch.stack([cache[:, block] for cache in self.caches.values()])
+
+    def _write(self, block, content):
+        for layer, cache in enumerate(self.caches.values()):
+            cache[:, block] = content[layer] if content.dim() else content
+
+    # ── Its end ──────────────────────────────────────────────────────────────────────────────────
+
+    def check(self):
+        """Every block is somewhere, once."""
+        owned = [block for each in self.requests.values() for block in each.blocks]
+        late = [block for blocks in self.delayed.values() for block in blocks]
+        assert sorted(self.free + owned + late) == list(range(CONFIG.num_blocks))
+        for tier in self.tiers.values():
+            tier.pool.check_invariants()
+
+    def drain(self):
+        """Everything ends; nothing is held, under way, or counted as lost."""
+        for key in list(self.requests):
+            self.finish(key)
+        self.step()
+        self.now_s += 2.0
+        self.step()
+        self.quiesce()
+        self.check()
+        assert (self.delayed, len(self.free)) == ({}, CONFIG.num_blocks)
+        assert (len(self.slots), self.worker.under_way, self.leader.quarantined_blocks) == (0, 0, 0)
+        assert [tier.pool.used_blocks for tier in self.tiers.values()] == [0, 0]
+
+    def close(self):
+        assert self.stack.close(60)
+
+
+def computed_bytes(name):
+    """What is computed for the block of this name: (layer, outer, page × inner)."""
+    generator = torch.Generator()
+    generator.manual_seed(int.from_bytes(name.identity[:6], "little"))
+    shape = (CONFIG.num_layers, CONFIG.outer_dim, CONFIG.region_bytes)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def over_the_wire(message):
+    return msgspec.json.decode(msgspec.json.encode(message), type=type(message))

@@ -1,0 +1,86 @@
+"""A process that forwards, in this one: before a real router, and engines that obey a test."""
+
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from router.forward.config import ForwardConfig
+from router.forward.service import ForwardService
+from router.runtime.process.settings import configured
+from support.engines.upstreams import Upstream
+from support.processes.running import RunningRouter, RunningService
+from support.processes.servers import eventually, free_port
+
+COMPLETION = {"model": "default", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
+
+
+class RunningForward(RunningService):
+    """Started on `router`, a URL."""
+
+    def __init__(self, router_url, **fields):
+        port = free_port()
+        # Health probes would be requests that no test has sent.
+        quiet = {"drain_s": 0.0, "idle_timeout_s": 60.0, "probe_interval_s": 0.0}
+        quiet["connect_timeout_s"] = 60.0
+        settings = {**quiet, **fields}
+        config = configured(ForwardConfig, router_url=router_url, http_port=port, **settings)
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        super().__init__(ForwardService(config), port)
+
+    async def complete(self, path="/v1/completions", headers=None, **fields):
+        return await self.post(path, {**COMPLETION, **fields}, headers=headers or {})
+
+    async def until_ended(self, how, route="POST /v1/completions"):
+        """Until one request has ended so."""
+        line = f'kv_router_forward_requests_total{{ended="{how}",route="{route}"}}'
+
+        async def has_ended():
+            return await self.metric(line) == 1
+
+        await eventually(has_ended)
+
+
+class Scene:
+    """A router, a process that forwards, and engines by worker id."""
+
+    def __init__(self, router, forward):
+        self.router = router
+        self.forward = forward
+        self.engines = {}
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, nats_url, scripts, router_fields=None, roles=None, **fields):
+        """`roles`: of workers, by id; the others are aggregated."""
+        async with RunningRouter(nats_url, **(router_fields or {})).running() as router:
+            forward = RunningForward(str(router.client.base_url), **fields)
+            async with forward.running(), AsyncExitStack() as stack:
+                scene = cls(router, forward)
+                for worker_id, script in scripts.items():
+                    engine = await stack.enter_async_context(Upstream(script).running())
+                    scene.engines[worker_id] = engine
+                    role = (roles or {}).get(worker_id, "aggregated")
+                    await router.worker(worker_id, endpoint=engine.url, role=role)
+                yield scene
+
+    async def active_requests(self):
+        loads = (await self.router.client.get("/loads")).json()
+        return sum(rank["active_requests"] for scope in loads for rank in scope["loads"])
+
+    async def until_free(self):
+        """No reservation survives its request."""
+
+        async def is_free():
+            return await self.active_requests() == 0
+
+        await eventually(is_free)
+
+    def asked(self, worker_id):
+        """The bodies that an engine was sent."""
+        return [json.loads(body) for _, body in self.engines[worker_id].requests if body]
+
+
+def lines(text):
+    """The data of a stream's events."""
+    return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]

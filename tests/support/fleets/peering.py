@@ -1,0 +1,134 @@
+"""Workers that share blocks, for tests; also a process: `python peering.py WORKER_ID INNER_DIM`."""
+
+import sys
+from hashlib import sha256
+
+from worker_agent.blocks.eviction.simple import LruEviction
+from worker_agent.blocks.handles import Tier
+from worker_agent.blocks.names import BlockName
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.descriptor import AgentMetadata, described
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager.shared_pool import SharedPool
+from worker_agent.sharing.blockset import BlocksetExport, encode
+from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_server import PeerServer, SharedSet, no_proof
+from worker_agent.transfer.block_window import BlockWindow
+from worker_agent.transfer.physical import physical
+
+TOKEN = b"of the deployment"
+FOREVER_S = 1e12
+DEVICE, HOST = 0, 1
+
+
+def config_of(num_blocks, inner_dim=16):
+    """Three layers, pages of four tokens."""
+    return LayoutConfig(num_blocks, 3, 2, 4, inner_dim)
+
+
+class Worker:
+    """One worker's 8 device and 16 host blocks, served to peers with the token."""
+
+    def __init__(self, worker_id, *, inner_dim=16, kinds=None, token=TOKEN, epoch=1,
+                 proof=no_proof, **server):  # fmt: skip
+        self.worker_id = worker_id
+        self.kinds = kinds or {DEVICE: LayoutKind.BLOCK_FIRST, HOST: LayoutKind.CONTIGUOUS}
+        self.layouts = {
+            index: physical(str(worker_id))
+            .configured(config_of(count, inner_dim))
+            .laid_out(self.kinds[index])
+            .allocated_on_host()
+            for index, count in ((DEVICE, 8), (HOST, 16))
+        }
+        self.tiers = {
+            index: Tier(SharedPool(layout.layout.config.num_blocks, LruEviction()))
+            for index, layout in self.layouts.items()
+        }
+        self.windows = {index: BlockWindow(layout) for index, layout in self.layouts.items()}
+        self.leases = Leases(worker_id, epoch)
+        sets = {
+            i: SharedSet(tier.pool, self.windows[i], proof=proof) for i, tier in self.tiers.items()
+        }
+        self.server = PeerServer(self.leases, sets, token, **server)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.close(60)
+
+    def export(self):
+        return encode(
+            BlocksetExport(
+                self.worker_id,
+                self.leases.epoch,
+                30.0,
+                77,
+                {
+                    index: described(
+                        each.layout,
+                        "System",
+                        AgentMetadata(str(self.worker_id), "DRAM" if index else "VRAM", 0),
+                    )
+                    for index, each in self.layouts.items()
+                },
+                self.server.addresses,
+            )
+        )
+
+    def client(self, token=TOKEN, **options):
+        """A client of this worker, over its last way."""
+        return PeerClient(self.server.addresses[-1], self.worker_id, token, **options)
+
+    def write(self, index, blocks, numbers):
+        incoming = self.windows[index].incoming(blocks)
+        for view, number in zip(incoming.views, numbers, strict=True):
+            view[:] = content(number, len(view))
+        incoming.landed(list(range(len(blocks))))
+
+    def read(self, index, blocks):
+        return [bytes(view) for view in self.windows[index].outgoing(blocks)]
+
+    def keep(self, index, numbers):
+        """Blocks that hold these, under their names."""
+        handle = self.tiers[index].allocate(len(numbers))
+        self.write(index, handle.block_ids, numbers)
+        return handle.register([name(number) for number in numbers])
+
+
+def name(number):
+    return BlockName(number.to_bytes(16, "little"), number)
+
+
+def identities(*numbers):
+    return [name(number).identity for number in numbers]
+
+
+def content(number, size_bytes=768):
+    """The bytes of a block, each of its number."""
+    pattern = bytes(place * (number + 1) % 251 for place in range(251))
+    return (pattern * (size_bytes // 251 + 1))[:size_bytes]
+
+
+def main():
+    """A worker in a process of its own: says its export and a lease, and serves until it ends."""
+    with Worker(int(sys.argv[1]), inner_dim=int(sys.argv[2]), timeout_s=60) as worker:
+        blocks = worker.tiers[HOST].allocate(4)
+        worker.write(HOST, blocks.block_ids, range(4))
+        listed = worker.leases.grant(blocks, HOST, "lease", FOREVER_S)
+        worker.keep(HOST, [7, 8])
+        _say(worker.export().decode())
+        _say(encode(listed).decode())
+        for line in sys.stdin:
+            blocks = worker.read(HOST, list(map(int, line.split())))
+            _say(" ".join(sha256(data).hexdigest() for data in blocks))
+
+
+def _say(line):
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

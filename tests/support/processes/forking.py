@@ -1,0 +1,146 @@
+"""Processes forked from one that has imported what they need.
+
+Each is as real as one started by hand, `python -m MODULE ARGUMENTS` with an environment, an output
+and a death of its own, but for the seconds that imports take.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+
+PRELOADED = {
+    "router": (
+        "router.cli",
+        "router.forward.service",
+        "router.service.indexer",
+        "router.tools.recordings.record",
+    ),
+    "worker_agent": (
+        "worker_agent.cli",
+        "worker_agent.reference.agent",
+        "worker_agent.bridge.agent",
+    ),
+}
+
+
+class Forked:
+    """A forked process, handled as one of `subprocess` is."""
+
+    def __init__(self, template, pid):
+        self.pid = pid
+        self.returncode = None
+        self._template = template
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = self._template.ask({"ended": self.pid})
+        return self.returncode
+
+    def wait(self, timeout=None):
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.005)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+
+class Template:
+    """A process that has imported a module, and becomes others like it."""
+
+    def __init__(self, module):
+        self._module = module
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def fork(self, arguments, log, program=None):
+        """Run the module with these arguments, here and with today's environment; or a file that
+        does so in a way of its own.
+        """
+        started = self._module if program is None else str(program)
+        request = [started, arguments, str(log), dict(os.environ), os.getcwd()]
+        return Forked(self, self.ask({"fork": request}))
+
+    def ask(self, request):
+        with self._lock:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+    def close(self):
+        self._process.communicate()
+
+
+@cache
+def template(module):
+    """One for all tests of this process."""
+    made = Template(module)
+    atexit.register(made.close)
+    return made
+
+
+def serve(requests):
+    """Fork and report ended processes. Returns, in every forked process only, what it shall run."""
+    for line in requests:
+        match json.loads(line):
+            case {"fork": request}:
+                pid = os.fork()
+                if pid == 0:
+                    return request
+                tell(pid)
+            case {"ended": pid}:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                tell(os.waitstatus_to_exitcode(status) if ended else None)
+    return None
+
+
+def tell(answer):
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def become(started, arguments, log, environment, directory):
+    """What a new interpreter would find, and then its program."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in enumerate((nothing, output, output)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    sys.argv = [started, *arguments]
+    if started.endswith(".py"):
+        runpy.run_path(started, run_name="__main__")
+    else:
+        runpy.run_module(started, run_name="__main__", alter_sys=True)
+
+
+def main():
+    for module in PRELOADED[sys.argv[1]]:
+        importlib.import_module(module)
+    gc.freeze()
+    if request := serve(sys.stdin):
+        become(*request)
+
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()
+    main()

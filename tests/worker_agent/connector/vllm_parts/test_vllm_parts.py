@@ -1,0 +1,499 @@
+"""What the connector for vLLM is made of, without vLLM: objects of its shape stand for its own."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from router.errors import ConfigError
+from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.publisher.follower.tier_follower import TierFollower
+from router.publisher.journal.consolidator import JournalConsolidator
+from router.publisher.journal.journal import EventJournal
+from router.runtime.process.settings import settings_of
+from router.sequence.hashing.tokens import TokenBlockSequence, request_families
+from support.processes.servers import eventually, free_port
+from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
+from worker_agent.blocks.names import BlockName
+from worker_agent.config.reference import ReferenceConfig
+from worker_agent.connector.slots.protocol import Completion, StepPlan, StepReport
+from worker_agent.connector.vllm_parts.counters import METRICS, of_scheduler, of_worker, together
+from worker_agent.connector.vllm_parts.engine import (
+    EngineGeometry,
+    check_cache,
+    check_engine,
+    engine_geometry,
+)
+from worker_agent.connector.vllm_parts.messages import (
+    GivenUp,
+    Instructions,
+    Lookup,
+    WorkerEvents,
+    encoded,
+    instructions,
+    worker_events,
+)
+from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S, RemoteLookups
+from worker_agent.connector.vllm_parts.scheduler_side import (
+    QUIET_S,
+    START_S,
+    Inventory,
+    SchedulerSide,
+)
+from worker_agent.connector.vllm_parts.settings import connector_settings
+from worker_agent.connector.vllm_parts.steps import prompt_of, scheduled_step
+from worker_agent.connector.vllm_parts.worker_side import WorkerSide, layout_groups
+from worker_agent.layout.errors import LayoutError
+from worker_agent.layout.strides import LayoutKind
+from worker_agent.tiers.stack import TierChange
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 16
+FACTS = EngineGeometry(model="tiny", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+SETTINGS = connector_settings({"host_cache_blocks": 32, "onboard_always": True})
+NAMES = [BlockName(bytes([i]) * 16, i) for i in range(4)]
+
+
+# ── What a user says ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_tiers_have_the_agent_s_names():
+    said = {"host_cache_blocks": 7, "disk_cache_gb": 0.5, "worker_id": 3, "cache_model": "m"}
+    settings = connector_settings(said)
+    tiers = settings.tiers
+    assert (tiers.host_cache_blocks, tiers.disk_cache_gb, settings.worker.id) == (7, 0.5, 3)
+    ours = {each.name for each in settings_of(settings)}
+    agents = {each.name for each in settings_of(ReferenceConfig())}
+    assert ours - agents == {"cache_model", "tier_events"}
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({}, r"host_cache_blocks: no tier in memory or on disk"),
+        ({"remote_cache_url": "redis://x", "block_key": "a"}, "block_key: given here"),
+        ({"host_cache_block": 7}, r"host_cache_block: unknown key \(kv_connector_extra_config\)"),
+        ({"host_cache_blocks": -1}, r"host_cache_blocks: -1 .* `int` >= 0"),
+        ({"host_cache_blocks": "many"}, r"host_cache_blocks: 'many'"),
+        ({"nats_url": "x", "host_cache_blocks": 1}, "nats_url: given here .*kv-worker-agent"),
+        (
+            {"disk_cache_dir": "/x", "host_cache_blocks": 1},
+            "disk_cache_dir: .* the tier is not configured",
+        ),
+        ({"remote_cache_url": "redis://x", "host_cache_blocks": 1}, "remote_cache_url: .*secret"),
+    ],
+)
+def test_invalid_fields_are_named(said, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        connector_settings(said)
+
+
+# ── What the engine is ───────────────────────────────────────────────────────────────────────────
+
+
+class FullAttention:
+    block_size = BLOCK_SIZE
+
+
+def engine_config(**said):
+    transfer = {"kv_load_failure_policy": "recompute", "kv_role": "kv_both"}
+    parallel = {"rank": 1, "world_size": 2, "data_parallel_rank": 3, "tensor_parallel_size": 2,
+                "pipeline_parallel_size": 1, "decode_context_parallel_size": 1}  # fmt: skip
+    parts = {
+        "kv_transfer_config": transfer,
+        "parallel_config": parallel,
+        "model_config": {"model": "m", "revision": None, "dtype": "bf16", "quantization": None},
+        "cache_config": {"cache_dtype": "auto", "block_size": BLOCK_SIZE},
+        "attention_config": {"backend": None},
+    }
+    spaces = {
+        name: SimpleNamespace(**{key: said.get(key, value) for key, value in part.items()})
+        for name, part in parts.items()
+    }
+    return SimpleNamespace(**spaces, speculative_config=said.get("speculative_config"))
+
+
+def cache_config(*specs):
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=NUM_BLOCKS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"kv_load_failure_policy": "fail"},
+        {"kv_role": "kv_producer"},
+        {"speculative_config": object()},
+        {"decode_context_parallel_size": 2},
+    ],
+)
+def test_engines_that_it_cannot_serve_are_refused(said):
+    with pytest.raises(ConfigError, match=next(iter(said))):
+        check_engine(engine_config(**said))
+
+
+def test_blocks_are_of_one_kind_and_whole():
+    check_cache(cache_config(FullAttention()), FullAttention)
+    for specs in ([FullAttention(), FullAttention()], [object()]):
+        with pytest.raises(ConfigError):
+            check_cache(cache_config(*specs), FullAttention)
+
+
+def test_blocks_of_another_engine_have_other_names():
+    def model(settings=SETTINGS, **said):
+        return engine_geometry(engine_config(**said), cache_config(FullAttention()), settings).model
+
+    named = connector_settings({"host_cache_blocks": 1, "cache_model": "mine"})
+    others = [model(dtype="f32"), model(model="n"), model(tensor_parallel_size=4), model(named)]
+    assert len({model(), *others}) == 5
+    assert model() == model(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "inner"),
+    [((16, 2, 4, 6), LayoutKind.BLOCK_FIRST, 12), ((2, 16, 4, 3, 5), LayoutKind.BLOCK_SECOND, 15)],
+)
+def test_layouts_follow_from_the_engine_s_own_numbers(shape, kind, inner):
+    layers = {f"layer.{i}": torch.zeros(shape, dtype=torch.bfloat16) for i in range(3)}
+    [group] = layout_groups(layers, 16, 4)
+    assert (group.kind, group.layers, group.config.inner_dim) == (kind, tuple(layers), inner)
+    assert group.config.num_blocks * group.config.block_bytes == 3 * layers["layer.0"].nbytes
+
+
+def test_layers_of_several_shapes_are_several_groups():
+    layers = {"a": torch.zeros(16, 8), "b": torch.zeros(16, 4), "c": torch.zeros(16, 8)}
+    groups = layout_groups(layers, 16, 4)
+    assert [group.layers for group in groups] == [("a", "c"), ("b",)]
+
+
+@pytest.mark.parametrize(("shape", "blocks"), [((2, 2, 4), 2), ((15, 4, 8), 16), ((16, 6), 16)])
+def test_ambiguous_layouts_are_refused(shape, blocks):
+    with pytest.raises(LayoutError, match="layer"):
+        layout_groups({"layer": torch.zeros(shape)}, blocks, 4)
+
+
+# ── Messages between the halves ──────────────────────────────────────────────────────────────────
+
+
+def test_messages_come_over_as_they_were():
+    changes = [
+        TierChange(Tier.DISK, each)
+        for each in (BlockStored(NAMES[0]), BlockRemoved(NAMES[1]), CacheCleared())
+    ]
+    reported = WorkerEvents(
+        1, StepReport([Completion(7, {3: "late"})], ["r"]), changes, [4], is_busy=True
+    )
+    assert worker_events(encoded(reported)) == reported
+    said = Instructions(StepPlan(5, voided=[2]), [Lookup(1, (NAMES[2],))], [GivenUp("r", (1, 2))])
+    assert instructions(encoded(said)) == said
+
+
+def test_a_block_is_of_use_when_every_worker_has_it():
+    inventory = Inventory(num_ranks=2)
+    first, second = NAMES[:2]
+    inventory.apply(0, [TierChange(Tier.HOST, BlockStored(each)) for each in (first, second)])
+    inventory.apply(1, [TierChange(Tier.DISK, BlockStored(first))])
+    found = {
+        source.tier: len(source.pool.match([first.identity, second.identity]))
+        for source in inventory.sources()
+    }
+    assert found == {Tier.HOST: 0, Tier.DISK: 1, Tier.REMOTE: 1}
+    inventory.apply(1, [TierChange(Tier.DISK, BlockRemoved(first))])
+    assert not inventory.has(first.identity, Tier.REMOTE)
+    inventory.apply(0, [TierChange(Tier.HOST, CacheCleared())])
+    assert len(inventory) == 0
+
+
+def test_a_prompt_waits_for_every_worker_to_look_but_not_for_long():
+    looks = RemoteLookups(num_ranks=2)
+    assert looks.look_up("r", NAMES, 0.0)
+    [look] = looks.take()
+    assert look.names == tuple(NAMES)
+    looks.answered(0, [look.number, 99])
+    assert looks.look_up("r", NAMES, 0.1)
+    looks.answered(1, [look.number])
+    assert not looks.look_up("r", NAMES, 0.2)
+    assert looks.take() == []
+    looks.forget("r")
+    assert looks.look_up("r", NAMES, 1.0)
+    assert not looks.look_up("r", NAMES, 1.0 + LOOK_S)
+    assert looks.late == 1
+
+
+# ── Both halves, over real tiers ─────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Request:
+    """As vLLM's has it."""
+
+    request_id: str
+    prompt_token_ids: list
+    lora_request: object = None
+    cache_salt: str | None = None
+    mm_features: list = field(default_factory=list)
+    prompt_embeds: object = None
+    resumable: bool = False
+    skip_reading_prefix_cache: bool = False
+
+    def __post_init__(self):
+        self.all_token_ids = list(self.prompt_token_ids)
+
+
+def step_output(new=(), cached=(), resumed=(), preempted=()):
+    """A step of (key, blocks, computed, scheduled)."""
+    rows = [
+        SimpleNamespace(req_id=key, block_ids=(blocks,), num_computed_tokens=computed)
+        for key, blocks, computed, _ in new
+    ]
+    return SimpleNamespace(
+        scheduled_new_reqs=rows,
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[key for key, *_ in cached],
+            new_block_ids=[(blocks,) if blocks else None for _, blocks, *_ in cached],
+            num_computed_tokens=[computed for _, _, computed, _ in cached],
+            resumed_req_ids=set(resumed),
+        ),
+        num_scheduled_tokens={key: count for key, _, _, count in (*new, *cached)},
+        preempted_req_ids=set(preempted),
+    )
+
+
+def test_steps_name_the_tokens_that_are_new():
+    request = Request("r", list(range(10)))
+    prompt = prompt_of(request)
+    assert prompt.for_leader(is_known=False).tokens == list(range(10))
+    step = scheduled_step(
+        step_output(new=[("r", [1, 2, 3], 0, 10), ("x", [9], 0, 4)]), {"r": prompt}
+    )
+    assert [each.key for each in step.new_requests] == ["r"]
+    request.all_token_ids += [77]
+    step = scheduled_step(step_output(cached=[("r", [], 10, 1)]), {"r": prompt})
+    [again] = step.cached_requests
+    assert (again.tokens, again.blocks, again.is_resumed) == ([77], [], False)
+    step = scheduled_step(step_output(new=[("r", [5, 6], 0, 8)], preempted=["r"]), {"r": prompt})
+    [resumed] = step.cached_requests
+    assert (resumed.tokens, resumed.blocks, resumed.is_resumed) == ([], [5, 6], True)
+    assert step.preempted == ["r"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"mm_features": [1]}, {"prompt_embeds": 1}, {"resumable": True},
+     {"skip_reading_prefix_cache": True}, {"prompt_token_ids": []}],
+)  # fmt: skip
+def test_requests_with_non_token_inputs_are_ignored(said):
+    request = Request(**{"request_id": "r", "prompt_token_ids": [1], **said})
+    if not request.prompt_token_ids:
+        request.prompt_token_ids = None
+    assert prompt_of(request) is None
+
+
+class Halves:
+    """One worker, stepped as vLLM does, in inference mode, as vLLM is."""
+
+    def __init__(self, settings=SETTINGS):
+        self.scheduler = SchedulerSide(settings, FACTS)
+        self.caches = {f"layer.{i}": torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, 3) for i in range(2)}
+        self.worker = WorkerSide(settings, FACTS, self.caches)
+        self.now_s = 0.0
+
+    def step(self, finished=(), **output):
+        self.now_s += 0.01
+        with torch.inference_mode():
+            reported = self.scheduler.instructions(step_output(**output), self.now_s)
+            self.worker.void(reported)
+            self.worker.begin(reported)
+            self.worker.worker.start_load(self.now_s)
+            self.worker.worker.end_step(self.now_s)
+            over = self.worker.finished(finished, self.now_s)
+            errors = self.worker.worker.take_load_errors()
+            self.scheduler.learn([self.worker.take_events()])
+        return over, errors
+
+    def started(self):
+        """The tiers have said that nothing was left of a former life."""
+        while not self.worker.manager.stack.is_probed:
+            self.quiesce()
+        self.step()
+
+    def quiesce(self):
+        for _ in range(2):
+            self.wait()
+            self.step()
+
+    def wait(self):
+        """Until the tiers have done their jobs: steps have a time of their own."""
+        for status in self.worker.manager.stack.status():
+            self.worker.manager.stack.call(status.tier, lambda _: None).result(60)
+
+    def fill(self, blocks):
+        for layer in self.caches.values():
+            layer[blocks] = torch.rand(len(blocks), *layer.shape[1:])
+        return [layer[blocks].clone() for layer in self.caches.values()]
+
+
+@pytest.fixture
+def halves():
+    halves = Halves()
+    halves.started()
+    yield halves
+    halves.worker.close()
+
+
+def computed(halves, key="a", blocks=(1, 2, 3)):
+    """A prompt of ten tokens was computed and stored."""
+    halves.scheduler.begin(Request(key, list(range(10))))
+    assert halves.scheduler.matched(key, 0, 0.0).tokens == 0
+    halves.scheduler.allocated(key, list(blocks), 0, 0.0)
+    bytes_of = halves.fill(list(blocks))
+    halves.step(new=[(key, list(blocks), 0, 10)])
+    assert halves.scheduler.finished(key, halves.now_s)
+    over, _ = halves.step(finished=[key])
+    assert halves.scheduler.still_to_free(over.loaded, over.stored) == {key}
+    halves.quiesce()
+    return bytes_of
+
+
+def test_stored_blocks_are_loaded(halves):
+    stored = computed(halves)
+    halves.scheduler.begin(Request("b", list(range(10))))
+    matched = halves.scheduler.matched("b", 0, halves.now_s)
+    assert (matched.tokens, matched.is_async) == (8, True)
+    halves.scheduler.allocated("b", [7, 9], 8, halves.now_s)
+    loaded = set()
+    while not loaded:
+        over, errors = halves.step()
+        loaded |= over.loaded
+        assert not errors
+        halves.wait()
+    for layer, before in zip(halves.caches.values(), stored, strict=True):
+        assert torch.equal(layer[[7, 9]], before[:2])
+    halves.scheduler.allocated("b", [7, 9, 11], 0, halves.now_s)
+    halves.step(new=[("b", [7, 9, 11], 8, 2)])
+    assert halves.scheduler.finished("b", halves.now_s)
+    halves.step(finished=["b"])
+    assert len(halves.scheduler.slots) == 0
+    assert not halves.scheduler.leader.counters.refused
+
+
+def test_undispatched_load_is_reported_as_failed(halves):
+    computed(halves)
+    halves.scheduler.begin(Request("b", list(range(10))))
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
+    halves.scheduler.allocated("b", [7], 4, halves.now_s)  # another number than was said
+    halves.scheduler.allocated("stranger", [8], 4, halves.now_s)
+    over, errors = halves.step()
+    assert (over.loaded, errors) == ({"b", "stranger"}, {7, 8})
+
+
+def test_blocks_of_another_model_are_not_found(halves):
+    computed(halves)
+    halves.scheduler.begin(Request("old", list(range(10))))
+    halves.scheduler.rename("other weights")
+    assert halves.scheduler.matched("old", 0, 0.0).tokens == 0
+    halves.scheduler.begin(Request("new", list(range(10))))
+    assert halves.scheduler.matched("new", 0, 0.0).tokens == 0
+
+
+def test_blocks_of_another_model_are_not_credited(halves):
+    """What was kept is forgotten in the next step, though no request needs one."""
+    computed(halves)
+    assert halves.worker.manager.stack.status()[0].held_blocks == 2
+    assert not halves.scheduler.has_work(halves.now_s)
+    halves.scheduler.rename("other weights")
+    assert halves.scheduler.has_work(halves.now_s)
+    halves.quiesce()
+    assert halves.worker.manager.stack.status()[0].held_blocks == 0
+    assert not halves.scheduler.has_work(halves.now_s)
+
+
+def test_first_request_waits_for_tiers_of_a_former_life():
+    halves = Halves()
+    halves.scheduler.begin(Request("a", list(range(10))))
+    assert halves.scheduler.matched("a", 0, 5.0) is None
+    assert halves.scheduler.matched("a", 0, 5.0 + START_S).tokens == 0
+    halves.scheduler.begin(Request("b", list(range(10))))
+    halves.started()
+    assert halves.scheduler.matched("b", 0, 5.0).tokens == 0
+    halves.scheduler.finished("a", 0.0)
+    halves.worker.close()
+
+
+def test_a_request_is_freed_once(halves):
+    """Where steps overlap, it is named as loaded after it was finished, and as stored later."""
+    halves.scheduler._awaited = {"a", "b"}
+    assert halves.scheduler.still_to_free({"a"}, {"b"}) == {"b"}
+    assert halves.scheduler.still_to_free((), {"a"}) == set()
+
+
+def test_steps_go_on_while_blocks_go_down_but_not_for_ever(halves):
+    halves.scheduler.learn([encoded(WorkerEvents(0, StepReport(), is_busy=True))])
+    assert halves.scheduler.has_work(1.0)
+    assert not halves.scheduler.has_work(QUIET_S + 1.0)
+    halves.scheduler.learn([encoded(WorkerEvents(0, StepReport()))])
+    assert not halves.scheduler.has_work(1.0)
+
+
+def test_counts_are_reported_once(halves):
+    halves.scheduler.take_counted()
+    halves.worker.take_counted()
+    computed(halves)
+    reported = halves.worker.take_counted()
+    assert reported["stored_blocks"] == {"host": 2}
+    assert reported["held_blocks"] == {"host": 2}
+    again = halves.worker.take_counted()
+    assert not again
+    halves.scheduler.begin(Request("b", list(range(10))))
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
+    assert not halves.scheduler.take_counted()
+    halves.scheduler.allocated("b", [7], 4, halves.now_s)  # another number than was said
+    halves.step()
+    assert halves.scheduler.take_counted()["leader_refused"] == {"": 1}
+    assert halves.worker.take_counted()["given_up_loads"] == {"": 1}
+
+
+def test_every_count_is_a_metric(halves):
+    first = halves.worker
+    of_leader = of_scheduler(halves.scheduler.leader.counters, 0, 0, 0)
+    counted = of_leader | of_worker(
+        first.worker.counters, 0, None, first.manager.stack.status(), is_first=True
+    )
+    assert set(counted) == {metric.name for metric in METRICS}
+    for metric in METRICS:
+        assert set(counted[metric.name]) == ({"host"} if metric.by_tier else {""})
+    tiers = first.manager.stack.status()
+    of_others = of_worker(first.worker.counters, 0, None, tiers, is_first=False)
+    assert "held_blocks" not in of_others
+
+
+def test_increases_add_up_and_gauges_do_not():
+    first = {"stored_blocks": {"host": 2}, "held_blocks": {"host": 9}}
+    second = {"stored_blocks": {"host": 3, "disk": 1}, "held_blocks": {"host": 7}}
+    assert together(first, second) == {
+        "stored_blocks": {"host": 5, "disk": 1}, "held_blocks": {"host": 7},
+    }  # fmt: skip
+    assert together({}, first) == first
+
+
+async def test_tier_contents_are_published_to_the_agent():
+    address = f"tcp://127.0.0.1:{free_port()}"
+    reported = {"host_cache_blocks": 32, "onboard_always": True, "tier_events": address}
+    halves = Halves(connector_settings(reported))
+    halves.started()
+    computed(halves)
+    journal = EventJournal(Rank(7, 0), 1, Identity(SCHEME, BLOCK_SIZE))
+    follower = TierFollower(address, JournalConsolidator(journal).source(), 0, lambda _: None)
+    task = asyncio.create_task(follower.run())
+    try:
+        held = {each.routed.sequence_hash for each in sequence_of(range(8)).blocks}
+        await eventually(lambda: set(journal.held(Tier.HOST).tolist()) == held)
+    finally:
+        task.cancel()
+        halves.worker.close()
+    assert len(held) == 2
+
+
+def sequence_of(tokens):
+    return TokenBlockSequence(list(tokens), BLOCK_SIZE, request_families())

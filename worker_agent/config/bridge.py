@@ -1,0 +1,217 @@
+"""Configuration of an agent next to an engine that manages its own blocks."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from router.errors import ConfigError, InvalidFieldError
+from router.protocol.values import Name, Rank
+from router.publisher.batch_order.address import EngineAddress, rank_endpoint
+from router.publisher.engine_metrics.dialects import EngineKind, EngineLimits
+from router.runtime.http_server.config import HttpServerConfig, LogConfig
+from router.runtime.process.settings import about
+from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
+from router.sequence.hashing.keyed_hashes import HashKeying
+from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig
+
+HttpUrl: TypeAlias = Annotated[str, Meta(pattern="^https?://[^/]+")]
+BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
+Size: TypeAlias = Annotated[int, Meta(ge=1)]
+
+AUTO = "auto"
+DEFAULT_EVENTS = "tcp://127.0.0.1:5557"
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """The engine next to the agent. Sizes that are not set are read from its metrics."""
+
+    zmq: Annotated[
+        str,
+        about(
+            "ZMQ endpoint of the engine's cache events: that of rank 0, with the "
+            "rank added to its port, or one for each rank, separated by commas"
+        ),
+    ] = DEFAULT_EVENTS
+    replay: Annotated[
+        str | None,
+        about(
+            "ZMQ endpoint where the engine replays events, given likewise; without "
+            "it, lost events cannot be recovered"
+        ),
+    ] = None
+    topic: Annotated[str, about("prefix of the topics to subscribe to")] = ""
+    load: Annotated[
+        str | None,
+        about(
+            "ZMQ endpoint of SGLang's load reports, given likewise; auto: where "
+            "SGLang's --load-publish-endpoint auto puts it. By default the load is "
+            "read from metrics_url"
+        ),
+    ] = None
+    tiers: Annotated[
+        str | None,
+        about(
+            "ZMQ endpoint of a block manager in the engine that reports its host, "
+            "disk and remote tiers, given likewise; merged with the engine's own "
+            "events"
+        ),
+    ] = None
+    events_url: Annotated[
+        HttpUrl | None,
+        about(
+            "URL to poll for events of a TensorRT-LLM engine that does not stream "
+            "them, such as http://127.0.0.1:8000/kv_cache_events; nothing else may "
+            "poll it"
+        ),
+    ] = None
+    metrics_url: Annotated[
+        HttpUrl | None,
+        about("URL of the engine's Prometheus metrics, such as http://127.0.0.1:8000/metrics"),
+    ] = None
+    metrics_interval_s: Annotated[
+        float, about("interval at which the metrics are read", gt=0, le=2.5)
+    ] = 0.5
+    model_name: Annotated[
+        Name | None, about("name of the model; by default the one that the engine reports")
+    ] = None
+    block_size: Annotated[BlockSize | None, about("tokens in a block")] = None
+    total_kv_blocks: Annotated[Size | None, about("blocks in the cache of each rank")] = None
+    max_num_batched_tokens: Annotated[
+        Size | None, about("tokens in a step of the engine; 2048 if the engine does not report it")
+    ] = None
+    eagle: Annotated[
+        bool, about("the engine speculates with EAGLE, and hashes pairs of tokens")
+    ] = False
+    report_mode: Annotated[
+        Literal["new", "full"],
+        about(
+            "full: the engine may report blocks again that it already holds, if "
+            "a client requests it"
+        ),
+    ] = "new"
+    state_dir: Annotated[
+        str | None,
+        about(
+            "folder for the state of the engine's event stream, so that a "
+            "restarted agent can continue"
+        ),
+    ] = None
+
+    @property
+    def given_facts(self) -> EngineLimits:
+        """The facts on the engine that are configured."""
+        return EngineLimits(
+            self.model_name, self.block_size, self.total_kv_blocks, self.max_num_batched_tokens
+        )
+
+
+class BridgeConfig(Struct, frozen=True, kw_only=True):
+    """Settings of an agent next to an engine."""
+
+    security: SecurityConfig = SecurityConfig()
+    http: HttpServerConfig = HttpServerConfig()
+    logs: LogConfig = LogConfig()
+    nats: NatsConfig = NatsConfig()
+    block_keys: BlockKeyConfig = BlockKeyConfig()
+    worker: WorkerConfig = WorkerConfig()
+    agent: AgentConfig = AgentConfig()
+    bus: AgentBusConfig = AgentBusConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def kind(self) -> EngineKind:
+        """The kind of engine that the agent serves."""
+        assert self.agent.engine != "reference"
+        return self.agent.engine
+
+    @property
+    def naming(self) -> HashKeying:
+        """The hash scheme of its blocks on the bus. Raises ConfigError."""
+        return HashKeying(self.block_keys.read())
+
+
+class RankAddresses(Struct, frozen=True):
+    """The sockets of one rank."""
+
+    rank: Rank
+    engine: EngineAddress
+    load: str | None
+    tiers: str | None
+
+
+def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
+    """Return the sockets of each rank. Raises ConfigError, also for missing settings."""
+    _check_sources(config.agent, config.engine)
+    engine, ranks = config.engine, config.agent.ranks(config.worker.id)
+    events = _per_rank("zmq", engine.zmq, ranks)
+    replays = _per_rank("replay", engine.replay, ranks)
+    # The checks above have ensured that `zmq` has a port, which `auto` needs.
+    loads = _per_rank("load", _load_endpoint(config.agent, engine), ranks)
+    tiers = _per_rank("tiers", engine.tiers, ranks)
+    each = zip(ranks, events, replays, loads, tiers, strict=True)
+    return [
+        RankAddresses(rank, EngineAddress(event, replay, engine.topic), load, tier)
+        for rank, event, replay, load, tier in each
+        if event is not None
+    ]
+
+
+def _check_sources(agent: AgentConfig, engine: EngineConfig) -> None:
+    if agent.endpoint is None:
+        raise ConfigError("endpoint", "missing", "the engine's URL for callers, http://host:port")
+    if engine.load is not None and agent.engine != "sglang":
+        raise ConfigError("load", f"{agent.engine} has no load socket", "with --engine sglang")
+    if engine.events_url is not None:
+        _check_pulled(agent, engine)
+    if engine.metrics_url is None:
+        for name in ("block_size", "total_kv_blocks"):
+            if getattr(engine, name) is None:
+                problem = "missing, and there is no metrics_url to learn it from"
+                raise ConfigError(name, problem, "either of the two")
+
+
+def _check_pulled(agent: AgentConfig, engine: EngineConfig) -> None:
+    if agent.engine != "trtllm":
+        raise ConfigError("events_url", f"{agent.engine} streams its events", "zmq and replay")
+    for name, default in (("zmq", DEFAULT_EVENTS), ("replay", None), ("topic", "")):
+        if getattr(engine, name) != default:
+            raise ConfigError(name, "given beside events_url", "either of the two")
+
+
+def _per_rank(key: str, text: str | None, ranks: Sequence[Rank]) -> list[str | None]:
+    """Return one checked endpoint for each rank."""
+    if text is None:
+        return [None for _ in ranks]
+    endpoints = [part.strip() for part in text.split(",")]
+    try:
+        if len(endpoints) == 1:
+            return [rank_endpoint(endpoints[0], rank.dp_rank, key) for rank in ranks]
+        checked: list[str | None] = [rank_endpoint(endpoint, 0, key) for endpoint in endpoints]
+    except InvalidFieldError as error:
+        raise ConfigError(key, error.reason, error.allowed) from error
+    if len(checked) != len(ranks):
+        problem = f"{len(checked)} endpoints for {len(ranks)} ranks"
+        raise ConfigError(key, problem, "one for rank 0, or one for each rank")
+    if len(set(checked)) != len(checked):
+        raise ConfigError(key, f"an endpoint twice: {text}", "another for each rank")
+    return checked
+
+
+def _load_endpoint(agent: AgentConfig, engine: EngineConfig) -> str | None:
+    """Return rank 0's load socket.
+
+    SGLang places the load ports after those of the events, or after those of the replays if they
+    would overlap.
+    """
+    if engine.load != AUTO:
+        return engine.load
+    host, _, port = engine.zmq.rpartition(":")
+    if "," in host or not host.startswith("tcp://") or agent.data_parallel_start_rank:
+        allowed = "with zmq tcp://host:port, and all ranks from 0 on; otherwise set the endpoint"
+        raise ConfigError("load", f"auto, but zmq is {engine.zmq}", allowed)
+    size, base = agent.data_parallel_size, int(port) + agent.data_parallel_size
+    replay_port = (engine.replay or "").rpartition(":")[2]
+    if replay_port.isdecimal() and abs(base - int(replay_port)) < size:
+        base = int(replay_port) + size
+    return f"{host}:{base}"

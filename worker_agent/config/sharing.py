@@ -1,0 +1,88 @@
+"""An agent's settings of block sharing between workers."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Struct
+
+from router.runtime.process.setting_rules import ConflictRule, check_rules
+from router.runtime.process.settings import about
+from router.runtime.security.config import check_readable
+
+
+class SharingSettings(Struct, frozen=True, kw_only=True):
+    """Settings of access to blocks by other workers.
+
+    The block server listens on `host`, as for callers, and with `tls_cert_file` only with TLS.
+    """
+
+    share: Annotated[
+        bool, about("workers read cached blocks from each other; needs block_key_file")
+    ] = False
+    share_port: Annotated[
+        int,
+        about(
+            "port at which other workers read blocks of the first rank; 0 takes free ports",
+            ge=0,
+            le=65_535,
+        ),
+    ] = 0
+    share_address: Annotated[
+        str,
+        about("host name under which other workers reach this one; empty: host", max_length=253),
+    ] = ""
+    share_dir: Annotated[
+        str,
+        about("directory of sockets for workers on the same host, which read blocks "
+"in host_cache_dir in place; empty: none"),
+    ] = ""  # fmt: skip
+    share_ca_file: Annotated[
+        str, about("PEM file of certificate authorities for other workers; empty: the system's")
+    ] = ""
+    share_max_connections: Annotated[
+        int,
+        about(
+            "connections of other workers to each rank; beyond that, they are refused",
+            ge=1,
+            le=4096,
+        ),
+    ] = 64
+    share_timeout_s: Annotated[
+        float,
+        about(
+            "timeout of a response to another worker; its connection is then closed", gt=0, le=600
+        ),
+    ] = 30.0
+
+
+def _only_shared(key: str) -> ConflictRule:
+    return ConflictRule(key, "share", lambda c: not c.share, "blocks are not shared")
+
+
+RULES: tuple[ConflictRule, ...] = (
+    ConflictRule(
+        "share",
+        "block_key_file",
+        lambda c: c.share and not (c.block_key_file or c.block_key),
+        "the fleet's secret keys shared blocks and authenticates workers",
+    ),
+    *(_only_shared(key) for key in SharingSettings.__annotations__ if key.startswith("share_")),
+    ConflictRule(
+        "share_ca_file",
+        "tls_cert_file",
+        lambda c: bool(c.share_ca_file) and not c.tls_cert_file,
+        "blocks are sent without TLS",
+    ),
+    ConflictRule(
+        "share_port",
+        "data_parallel_size",
+        lambda c: c.share_port + c.data_parallel_size - 1 > 65_535,
+        "every rank has its own port",
+    ),
+)
+
+
+def check_sharing(config: Struct, share_ca_file: str, sources: Mapping[str, str]) -> None:
+    """Raise ConfigError for settings of sharing that contradict each other."""
+    check_rules(RULES, config, sources)
+    check_readable("share_ca_file", share_ca_file)

@@ -1,0 +1,75 @@
+"""Metrics of an agent with its own engine, and of the blocks that it exchanges."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from router.runtime.process.metrics import Rows, counter, expose, expose_each, gauge
+from worker_agent.operations.control import TierControl
+from worker_agent.operations.messages import LevelReport, StatusQuery
+from worker_agent.operations.metrics import expose_tiers
+from worker_agent.process.http import BUS_METRICS, RANK_LABELS
+from worker_agent.reference.runner import RankRunner
+from worker_agent.reference.sharing import AgentSharing
+
+_SHARING: Rows = {
+    "pulled_blocks": counter("Blocks read from other workers", "pulled.blocks"),
+    "pulled_bytes": counter("Bytes read from other workers", "pulled.bytes"),
+    "pull_seconds": counter("Time spent reading from other workers", "pulled.seconds"),
+    "pull_failures": counter(
+        "Reads of expected blocks from other workers that failed", "pulled.failed"
+    ),
+    "given_blocks": counter("Blocks sent to other workers", "counters.sent_blocks"),
+    "mapped_blocks": counter("Of those, read in place", "counters."),
+    "taken_blocks": counter("Blocks written by other workers", "counters.received_blocks"),
+    "corrupt_blocks": counter("Blocks received damaged", "counters."),
+    "refused": counter("Requests and connections of others that were refused", "counters."),
+    "broken": counter("Connections of others that ended in the middle", "counters."),
+    "not_accepted": counter("Connections that failed before they were served", "counters."),
+    "connections": gauge("Other workers connected"),
+    "strangers": gauge("Connections that have not proven yet to be another worker's"),
+    "connections_max": gauge("Limit of connected workers", "max_connections"),
+}
+_ENGINE: Rows = {
+    "num_requests_running": gauge("Requests running", "gauges.running_requests"),
+    "num_requests_waiting": gauge("Requests waiting", "gauges.waiting_requests"),
+    "kv_cache_usage_perc": gauge(
+        "Blocks in use; 1 is all",
+        lambda runner: runner.gauges.kv_used_blocks / runner.constants.num_blocks,
+    ),
+    "prompt_tokens": counter("Prompt tokens computed", "counters.prefill_tokens"),
+    "prefix_cache_hits": counter("Prompt tokens that were cached", "counters.cached_tokens"),
+}
+_AGENT: Rows = {"busy_seconds": counter("Time spent computing", "counters.busy_s"), **BUS_METRICS}
+
+
+def agent_metrics(
+    model_name: str,
+    block_size: int,
+    runners: Sequence[RankRunner],
+    tiers: TierControl,
+    sharing: AgentSharing | None = None,
+) -> CollectorRegistry:
+    """Return the metrics of all ranks, and the size of the cache."""
+    registry = CollectorRegistry()
+    ranks = [((model_name, runner.rank.dp_rank), runner) for runner in runners]
+    expose_each(registry, "vllm:", _ENGINE, RANK_LABELS, lambda: ranks)
+    expose_each(registry, "kv_agent_", _AGENT, RANK_LABELS, lambda: ranks)
+    size = block_size, runners[0].constants.num_blocks
+    info = gauge("Size of a rank's cache", lambda size: {size: 1}, "block_size", "num_gpu_blocks")
+    expose(registry, "vllm:", {"cache_config_info": info}, size)
+
+    def prompt_tokens() -> dict[int, int]:
+        return {
+            runner.rank.dp_rank: runner.counters.prefill_tokens + runner.counters.cached_tokens
+            for runner in runners
+        }
+
+    def reports() -> Sequence[LevelReport]:
+        return tiers.status(StatusQuery()).tiers
+
+    expose_tiers(registry, model_name, block_size, reports, prompt_tokens)
+    if sharing is not None:
+        shared = [((model_name, rank.dp_rank), each) for rank, each in sharing.ranks.items()]
+        expose_each(registry, "kv_agent_share_", _SHARING, RANK_LABELS, lambda: shared)
+    return registry

@@ -1,0 +1,128 @@
+"""Block sharing of an agent with other workers, in both directions, per rank.
+
+settings ─▶ BlockSharing per rank ─▶ block_addresses of the announcement
+a request's source ─▶ AddressBook ─▶ PeerSource ─▶ the rank's stack, which queries a PeerTier
+"""
+
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from router.errors import ConfigError
+from router.protocol.replies import BlockSource
+from router.protocol.values import Rank
+from router.runtime.http_server.server import ANY_ADDRESS
+from router.runtime.security.config import BlockKeyConfig
+from router.runtime.security.tls import client_context
+from worker_agent.blocks.changes import PeerSource
+from worker_agent.config.reference import ReferenceConfig
+from worker_agent.manager.config import CacheModel
+from worker_agent.manager.manager import KvBlockManager
+from worker_agent.manager.settings import derived_secret
+from worker_agent.sharing.address_book import PeerAddresses
+from worker_agent.sharing.errors import PeerError
+from worker_agent.sharing.peer_tier import PeerTier
+from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.transfer.block_tier import BlockGiver
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class AgentSharing:
+    """The block sharing of all ranks; it serves blocks from construction to `close`."""
+
+    def __init__(
+        self,
+        config: ReferenceConfig,
+        epoch: int,
+        managers: Mapping[Rank, KvBlockManager],
+        model: CacheModel,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Start the servers. Raises ConfigError if one cannot listen, after closing the others.
+
+        `epoch`: of this process. `tls`: the server's context; None without TLS.
+        """
+        self.book = PeerAddresses()
+        self.ranks: dict[Rank, BlockSharing] = {}
+        self._name = config.sharing.share_address
+        security, settings = config.security, config.sharing
+        files = settings.share_ca_file, security.tls_cert_file, security.tls_key_file
+        client_tls = None if tls is None else client_context(*files, prefix="share")
+        try:
+            for index, (rank, manager) in enumerate(managers.items()):
+                ours = _sharing_config(config, epoch, index, rank)
+                sharing = BlockSharing(manager, model, ours, server_tls=tls, client_tls=client_tls)
+                self.ranks[rank] = sharing
+                manager.stack.connect_peers(_Connecting(sharing, config.tiers.onboard_timeout_s).to)
+        except PeerError as error:
+            self.close()
+            allowed = "ports, and a directory, where this agent may listen"
+            raise ConfigError("share", str(error), allowed) from error
+
+    @property
+    def addresses(self) -> dict[int, list[str]]:
+        """The addresses of each rank's blocks for other workers, as announced."""
+        return {
+            rank.dp_rank: [_named(each, self._name) for each in sharing.addresses]
+            for rank, sharing in self.ranks.items()
+        }
+
+    async def source(self, hint: BlockSource, rank: Rank) -> PeerSource | None:
+        """Return the source of a request's blocks; None if it is this rank or unreachable."""
+        source = Rank(hint.worker_id, hint.dp_rank)
+        addresses = () if source == rank else await self.book.find(source)
+        return PeerSource(source, addresses, hint.blocks) if addresses else None
+
+    def close(self) -> None:
+        """Stop serving blocks."""
+        for sharing in self.ranks.values():
+            sharing.close(CLOSE_TIMEOUT_S)
+
+
+class _Connecting:
+    """The connections of a rank's stack to peers; `timeout_s` is that of its loads."""
+
+    def __init__(self, sharing: BlockSharing, timeout_s: float) -> None:
+        self._sharing = sharing
+        self._timeout_s = timeout_s
+
+    def to(self, rank: Rank, addresses: Sequence[str]) -> BlockGiver:
+        """Return a client for the blocks of another rank."""
+        client = self._sharing.client(rank.worker_id, addresses, self._timeout_s)
+        return PeerTier(f"worker {rank}", client)
+
+
+def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank) -> SharingConfig:
+    settings = config.sharing
+    path = Path(settings.share_dir) / f"kv-{rank}.blocks" if settings.share_dir else None
+    return SharingConfig(
+        token=_token(config.block_keys),
+        epoch=epoch,
+        host=config.security.host,
+        port=settings.share_port + index if settings.share_port else 0,
+        path=path,
+        timeout_s=settings.share_timeout_s,
+        max_connections=settings.share_max_connections,
+    )
+
+
+def _token(config: BlockKeyConfig) -> bytes:
+    """Return the token that authenticates the workers of a fleet. Raises ConfigError."""
+    key = config.read()
+    assert key is not None  # `share` requires the key.
+    return derived_secret(key, b"kv sharing")
+
+
+def _named(address: str, name: str) -> str:
+    """Return an address with a host name that other workers can resolve.
+
+    The configured name comes first. A server on all addresses has the machine's name.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme != "tcp":
+        return address
+    host, _, port = rest.rpartition(":")
+    host = name or (socket.gethostname() if host.strip("[]") in ANY_ADDRESS else host.strip("[]"))
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,303 @@
+"""Exports of a worker's blocks, and their use by other workers.
+
+    owner   BlocksetExport ──JSON──▶ importer   RemoteBlocksets.import_remote_blockset
+            leased         ──JSON──▶            get_remote_blocks_mutable, _immutable ─▶ put, get
+
+An export is of one process of its worker (`epoch`), and valid for `lease_s` after its import. Pure;
+time is an argument. Source: the blocksets of Dynamo's block manager. Those exports can be imported
+once and never expire.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from router.errors import KvRouterError
+from worker_agent.blocks.handles import Handle, MutableBlocks
+from worker_agent.layout.config import LayoutConfig
+from worker_agent.layout.descriptor import LayoutDescriptor
+from worker_agent.sharing.errors import BlocksetError
+from worker_agent.transfer.errors import TransferError
+
+T = TypeVar("T", bound=Struct)
+
+READABLE = frozenset({"DRAM", "VRAM"})
+MAX_BYTES = 1 << 20
+
+
+class Mutability(StrEnum):
+    """The operations on a block that other workers may perform."""
+
+    MUTABLE = "mutable"
+    """Write and read."""
+    IMMUTABLE = "immutable"
+    """Read only."""
+
+
+class BlockDescriptor(Struct, frozen=True):
+    """One block of a worker."""
+
+    worker_id: int
+    block_set_idx: int
+    block_idx: int
+    mutability: Mutability
+
+
+class BlockDescriptorList(Struct, frozen=True):
+    """Blocks of one set of a worker, all of the same mutability.
+
+    `lease`, `epoch`: the lease that allows others to use them; empty for own blocks.
+    """
+
+    worker_id: int
+    block_set_idx: int
+    mutability: Mutability
+    block_indices: tuple[int, ...]
+    lease: str = ""
+    epoch: int = 0
+
+    def blocks(self) -> list[BlockDescriptor]:
+        """Return the blocks one by one."""
+        head = self.worker_id, self.block_set_idx
+        return [BlockDescriptor(*head, index, self.mutability) for index in self.block_indices]
+
+
+class BlocksetExport(Struct, frozen=True):
+    """A worker's description of its blocks."""
+
+    worker_id: int
+    epoch: int
+    """Larger in each process of the worker than in earlier ones."""
+    lease_s: float
+    """The time that importers may rely on it, unless it is renewed."""
+    fingerprint: int
+    """The fingerprint of its model; blocks of another model cannot be used."""
+    block_sets: dict[int, LayoutDescriptor]
+    addresses: list[str]
+    """The addresses of the block server: `tcp://host:port`."""
+
+
+class Imported(StrEnum):
+    """The effect of an import."""
+
+    NEW = "new"
+    RENEWED = "renewed"
+    """The same epoch as before; its lease restarts."""
+    REPLACED = "replaced"
+    """A later epoch; blocks of the former one are invalid."""
+
+
+class ImportOutcome(Struct, frozen=True):
+    """The effect of an import, and the indexes of the sets that cannot be read remotely."""
+
+    imported: Imported
+    skipped: list[int]
+
+
+class _Known(Struct, frozen=True):
+    export: BlocksetExport
+    until_s: float
+
+
+class RemoteBlocks(Struct, frozen=True):
+    """Blocks of another worker, and the addresses of its block server."""
+
+    listed: BlockDescriptorList
+    config: LayoutConfig
+    addresses: tuple[str, ...]
+
+    @property
+    def is_mutable(self) -> bool:
+        """True if they may be written."""
+        return self.listed.mutability is Mutability.MUTABLE
+
+
+class RemoteBlocksets:
+    """The imported exports of other workers: at most one per worker, that of its last epoch."""
+
+    __slots__ = ("_config", "_fingerprint", "_known", "worker_id")
+
+    def __init__(self, worker_id: int, fingerprint: int, config: LayoutConfig) -> None:
+        """Set up an empty collection; `config` is of our own blocks, which others must match."""
+        self.worker_id = worker_id
+        self._fingerprint = fingerprint
+        self._config = config
+        self._known: dict[int, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def import_remote_blockset(self, data: bytes, now_s: float) -> ImportOutcome:
+        """Import a worker's export. Raises BlocksetError and then changes nothing."""
+        export = decode(data, BlocksetExport)
+        self._check(export)
+        known = self._known.get(export.worker_id)
+        imported = Imported.NEW if known is None else Imported.REPLACED
+        if known is not None and export.epoch < known.export.epoch:
+            allowed = f"{known.export.epoch}, or a later one"
+            raise BlocksetError("epoch", f"{export.epoch}", allowed, rule="older_epoch")
+        if known is not None and export.epoch == known.export.epoch:
+            imported, export = Imported.RENEWED, known.export
+        sets = export.block_sets
+        skipped = [index for index, each in sets.items() if not _is_readable(each)]
+        self._known[export.worker_id] = _Known(export, now_s + export.lease_s)
+        return ImportOutcome(imported, skipped)
+
+    def forget(self, worker_id: int) -> None:
+        """Remove a worker's export; repeated calls have no effect."""
+        self._known.pop(worker_id, None)
+
+    def get_remote_blocks_mutable(self, data: bytes, now_s: float) -> RemoteBlocks:
+        """Return blocks to write. Raises BlocksetError."""
+        listed = decode(data, BlockDescriptorList)
+        if listed.mutability is not Mutability.MUTABLE:
+            reason = "cannot get mutable remote blocks for immutable block descriptors"
+            raise BlocksetError("mutability", reason, "mutable", rule="immutable")
+        return self._blocks(listed, now_s)
+
+    def get_remote_blocks_immutable(self, data: bytes, now_s: float) -> RemoteBlocks:
+        """Return blocks to read, mutable or not. Raises BlocksetError."""
+        return self._blocks(decode(data, BlockDescriptorList), now_s)
+
+    def _blocks(self, listed: BlockDescriptorList, now_s: float) -> RemoteBlocks:
+        known = self._known.get(listed.worker_id)
+        where = f"no remote blockset found for worker {listed.worker_id}"
+        if known is None:
+            allowed = ", ".join(map(str, self._known)) or "none is imported"
+            raise BlocksetError("worker_id", where, allowed, rule="unknown_worker")
+        if now_s >= known.until_s:
+            raise BlocksetError("lease", "expired", "an import that is fresh", rule="lease_expired")
+        export = known.export
+        if listed.epoch != export.epoch:
+            raise BlocksetError("epoch", f"{listed.epoch}", f"{export.epoch}", rule="other_epoch")
+        described = export.block_sets.get(listed.block_set_idx)
+        if described is None or not _is_readable(described):
+            readable = [str(i) for i, each in export.block_sets.items() if _is_readable(each)]
+            reason = f"{where}, set {listed.block_set_idx}"
+            allowed = ", ".join(readable) or "none"
+            raise BlocksetError("block_set_idx", reason, allowed, rule="unknown_set")
+        _check_indices(listed, described.layout_config.num_blocks)
+        return RemoteBlocks(listed, described.layout_config, tuple(export.addresses))
+
+    def _check(self, export: BlocksetExport) -> None:
+        if export.worker_id == self.worker_id:
+            reason = "cannot import blockset from self"
+            raise BlocksetError("worker_id", reason, "another worker's", rule="import_from_self")
+        if export.fingerprint != self._fingerprint:
+            allowed = f"{self._fingerprint:x}, as ours"
+            reason = f"{export.fingerprint:x}, of another model"
+            raise BlocksetError("fingerprint", reason, allowed, rule="other_model")
+        for index, described in export.block_sets.items():
+            named = described.nixl_metadata.agent_name
+            if named != f"{export.worker_id}":
+                allowed = f"{export.worker_id}"
+                raise BlocksetError(f"block_sets[{index}]", named, allowed, rule="other_agent")
+            if not is_alike(described.layout_config, self._config):
+                reason, allowed = f"{described.layout_config}", f"blocks like ours: {self._config}"
+                raise BlocksetError(f"block_sets[{index}]", reason, allowed, rule="other_layout")
+
+
+def described_blocks(
+    handle: Handle, worker_id: int, block_set_idx: int, *, lease: str = "", epoch: int = 0
+) -> BlockDescriptorList:
+    """Return the description of a handle's blocks.
+
+    Raises BlocksetError if there are none, and for a released handle.
+    """
+    if not handle.is_live:
+        rule = "invalid_block_handle"
+        raise BlocksetError("handle", "released", "one that is not", rule=rule)
+    if not len(handle):
+        raise BlocksetError("handle", "no blocks", "at least one", rule="empty_input")
+    is_mutable = isinstance(handle, MutableBlocks)
+    mutability = Mutability.MUTABLE if is_mutable else Mutability.IMMUTABLE
+    indices = handle.block_ids
+    return BlockDescriptorList(worker_id, block_set_idx, mutability, indices, lease, epoch)
+
+
+def listed_blocks(blocks: Sequence[BlockDescriptor]) -> BlockDescriptorList:
+    """Return blocks as one list.
+
+    Raises BlocksetError if there are none, and if they differ in more than their index.
+    """
+    if not blocks:
+        raise BlocksetError("blocks", "none", "at least one", rule="empty_input")
+    heads = {(each.worker_id, each.block_set_idx, each.mutability) for each in blocks}
+    if len(heads) > 1:
+        shown = " and ".join(str(head) for head in sorted(heads))
+        allowed = "blocks of one worker, one set and one mutability"
+        raise BlocksetError("blocks", shown, allowed, rule="not_homogeneous")
+    [head] = heads
+    return BlockDescriptorList(*head, tuple(each.block_idx for each in blocks))
+
+
+def check_put(sources: BlockDescriptorList, targets: BlockDescriptorList) -> None:
+    """Raise TransferError unless sources may be copied to targets, block by block.
+
+    A source may occur twice.
+    """
+    if not sources.block_indices:
+        rule = "no_blocks_provided"
+        raise TransferError("sources", "sources cannot be empty", "at least one", rule=rule)
+    counts = len(sources.block_indices), len(targets.block_indices)
+    if counts[0] != counts[1]:
+        reason = f"{counts[0]} sources, {counts[1]} targets"
+        raise TransferError("targets", reason, "as many as sources", rule="count_mismatch")
+    if targets.mutability is not Mutability.MUTABLE:
+        raise TransferError("targets", "immutable", "mutable blocks", rule="immutable_target")
+    distinct = set(targets.block_indices)
+    if len(distinct) < counts[1]:
+        rule = "duplicate_destination_blocks"
+        raise TransferError("targets", "one twice", "each block once", rule=rule)
+    is_same_set = (sources.worker_id, sources.block_set_idx) == (
+        targets.worker_id,
+        targets.block_set_idx,
+    )
+    if is_same_set and not distinct.isdisjoint(sources.block_indices):
+        both = min(distinct.intersection(sources.block_indices))
+        reason = f"{both} is a source, too"
+        raise TransferError("targets", reason, "blocks that are no source", rule="overlapping")
+
+
+def is_alike(one: LayoutConfig, other: LayoutConfig) -> bool:
+    """Return whether blocks of both layouts have the same content, wherever they are."""
+    return _content(one) == _content(other)
+
+
+def encode(message: Struct) -> bytes:
+    """Encode a message as JSON."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decode a message from JSON. Raises BlocksetError."""
+    if len(data) > MAX_BYTES:
+        allowed = f"at most {MAX_BYTES}"
+        raise BlocksetError("bytes", f"{len(data)}", allowed, rule="serialization_error")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, KvRouterError) as error:
+        allowed = f"JSON of a {kind.__name__}"
+        raise BlocksetError("bytes", str(error), allowed, rule="serialization_error") from error
+
+
+def _content(config: LayoutConfig) -> tuple[int, ...]:
+    sizes = config.num_layers, config.outer_dim, config.page_size, config.inner_dim
+    return (*sizes, config.dtype_width_bytes)
+
+
+def _is_readable(described: LayoutDescriptor) -> bool:
+    return described.nixl_metadata.mem_type in READABLE
+
+
+def _check_indices(listed: BlockDescriptorList, num_blocks: int) -> None:
+    if not listed.block_indices:
+        raise BlocksetError("block_indices", "none", "at least one", rule="empty_input")
+    odd = next((index for index in listed.block_indices if not 0 <= index < num_blocks), None)
+    if odd is not None:
+        reason = f"block index out of bounds: {odd}"
+        allowed = f"0 to {num_blocks - 1}"
+        raise BlocksetError("block_indices", reason, allowed, rule="block_out_of_bounds")

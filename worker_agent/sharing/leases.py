@@ -1,0 +1,132 @@
+"""Leases of our blocks to other workers: the owner's side, which alone decides.
+
+    grant ─▶ live ──use──▶ in use ─▶ live          revoke, expire ─▶ gone: refused from now on
+
+Blocks of a lease stay in the pool while a transfer uses them, even after its end. Callable from any
+thread. Time and the names of leases are arguments.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+
+from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
+from worker_agent.sharing.blockset import BlockDescriptorList, described_blocks
+from worker_agent.sharing.errors import BlocksetError
+
+
+class _Lease:
+    """A lease; `users` counts its transfers. An ended lease keeps its blocks until that is 0."""
+
+    __slots__ = ("handle", "has_ended", "set_idx", "until_s", "users")
+
+    def __init__(self, handle: Handle, set_idx: int, until_s: float) -> None:
+        self.handle = handle
+        self.set_idx = set_idx
+        self.until_s = until_s
+        self.users = 0
+        self.has_ended = False
+
+
+class Leases:
+    """The leases of one process of a worker; each call is O(blocks of a lease).
+
+    Invariant: the blocks of a lease are in use in their pool exactly while it is live or used.
+    """
+
+    __slots__ = ("_leases", "_lock", "epoch", "worker_id")
+
+    def __init__(self, worker_id: int, epoch: int) -> None:
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self._leases: dict[str, _Lease] = {}
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def grant(
+        self, handle: MutableBlocks | ImmutableBlocks, set_idx: int, name: str, until_s: float
+    ) -> BlockDescriptorList:
+        """Grant use of these blocks until `until_s`; the lease takes over the handle.
+
+        `name`: an unguessable name; any holder of it may use the blocks. Raises BlocksetError.
+        """
+        listed = described_blocks(handle, self.worker_id, set_idx, lease=name, epoch=self.epoch)
+        with self._lock:
+            self._leases[name] = _Lease(handle, set_idx, until_s)
+        return listed
+
+    @contextmanager
+    def use(
+        self, listed: BlockDescriptorList, now_s: float, *, is_write: bool
+    ) -> Iterator[Sequence[int]]:
+        """Use blocks under their lease, which may end meanwhile. Raises BlocksetError."""
+        with self._lock:
+            lease = self._checked(listed, now_s, is_write=is_write)
+            lease.users += 1
+        try:
+            yield listed.block_indices
+        finally:
+            with self._lock:
+                lease.users -= 1
+                self._release(lease)
+
+    def take_back(self, name: str) -> Handle:
+        """End a lease, and return its blocks' handle.
+
+        Raises BlocksetError for a lease that is not live, or is in use.
+        """
+        with self._lock:
+            lease = self._live(name)
+            if lease.users:
+                raise BlocksetError("lease", "in use", "an unused lease", rule="lease_in_use")
+            del self._leases[name]
+            return lease.handle
+
+    def revoke(self, name: str) -> None:
+        """End a lease, and release its blocks; repeated calls have no effect."""
+        with self._lock:
+            lease = self._leases.pop(name, None)
+            if lease is not None:
+                lease.has_ended = True
+                self._release(lease)
+
+    def expire(self, now_s: float) -> int:
+        """End expired leases; return their number."""
+        with self._lock:
+            over = [name for name, lease in self._leases.items() if now_s >= lease.until_s]
+            for name in over:
+                self.revoke(name)
+            return len(over)
+
+    def _live(self, name: str) -> _Lease:
+        lease = self._leases.get(name)
+        if lease is None:
+            allowed = "one that was granted, and has not ended"
+            raise BlocksetError("lease", "unknown", allowed, rule="lease_unknown")
+        return lease
+
+    def _checked(self, listed: BlockDescriptorList, now_s: float, *, is_write: bool) -> _Lease:
+        if (listed.worker_id, listed.epoch) != (self.worker_id, self.epoch):
+            reason = f"worker {listed.worker_id}, epoch {listed.epoch}"
+            allowed = f"worker {self.worker_id}, epoch {self.epoch}"
+            raise BlocksetError("epoch", reason, allowed, rule="other_epoch")
+        lease = self._live(listed.lease)
+        if now_s >= lease.until_s:
+            raise BlocksetError("lease", "expired", "one that is not", rule="lease_expired")
+        if is_write and not isinstance(lease.handle, MutableBlocks):
+            raise BlocksetError("mutability", "immutable", "mutable blocks", rule="immutable")
+        if is_write and len(set(listed.block_indices)) < len(listed.block_indices):
+            rule = "duplicate_destination_blocks"
+            raise BlocksetError("block_indices", "one twice", "each block once", rule=rule)
+        leased = set(lease.handle.block_ids)
+        if listed.block_set_idx != lease.set_idx or not leased.issuperset(listed.block_indices):
+            allowed = f"{sorted(leased)} of set {lease.set_idx}"
+            reason = f"{list(listed.block_indices)} of set {listed.block_set_idx}"
+            raise BlocksetError("block_indices", reason, allowed, rule="not_leased")
+        return lease
+
+    def _release(self, lease: _Lease) -> None:
+        if lease.has_ended and not lease.users and lease.handle.is_live:
+            lease.handle.release()

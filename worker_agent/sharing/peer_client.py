@@ -1,0 +1,245 @@
+"""A client that loads blocks of another worker, over a socket or from mapped memory."""
+
+import mmap
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from xxhash import xxh3_64_intdigest
+
+from worker_agent.sharing.blockset import BlockDescriptorList
+from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.peer_wire import (
+    CLIENT,
+    NONCE_BYTES,
+    SERVER,
+    Challenge,
+    Get,
+    GetNamed,
+    Go,
+    Line,
+    Mapped,
+    PeerRefused,
+    Proof,
+    Put,
+    Sent,
+    Taken,
+    Welcome,
+    Written,
+    is_proof,
+    proof_of,
+)
+from worker_agent.transfer.block_window import Incoming
+from worker_agent.transfer.plan import BlockResult
+
+
+class MappedMemory:
+    """Mappings received over one connection, by set index."""
+
+    __slots__ = ("_maps",)
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def taken(self, line: Line, sent: Mapped, room: Sequence[memoryview]) -> Iterator[bool]:
+        """Copy blocks to their places, and yield whether each is intact, as far as it is verified.
+
+        Raises PeerError, also if the memory does not match the message.
+        """
+        if sent.has_file:
+            self._map(line, sent)
+        memory = self._maps.get(sent.set_idx)
+        if memory is None or len(sent.offsets) < len(room):
+            raise PeerError(line.address, f"the memory of set {sent.set_idx} was not received")
+        with memoryview(memory) as whole:
+            for place, (offset, view) in enumerate(zip(sent.offsets, room, strict=False)):
+                if not 0 <= offset <= len(whole) - sent.block_bytes:
+                    raise PeerError(
+                        line.address, f"block offset {offset}, memory size {len(whole)}"
+                    )
+                view[:] = whole[offset : offset + sent.block_bytes]
+                check = sent.checks.get(place)
+                yield check is None or check == xxh3_64_intdigest(view)
+        line.send(Taken())
+
+    def close(self) -> None:
+        """Unmap all memory."""
+        for memory in self._maps.values():
+            memory.close()
+        self._maps.clear()
+
+    def _map(self, line: Line, sent: Mapped) -> None:
+        descriptor = line.receive_file()
+        try:
+            memory = mmap.mmap(descriptor, sent.size_bytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError, OverflowError) as error:
+            raise PeerError(line.address, str(error)) from error
+        finally:
+            os.close(descriptor)
+        former = self._maps.pop(sent.set_idx, None)
+        if former is not None:
+            former.close()
+        self._maps[sent.set_idx] = memory
+
+
+class PeerClient:
+    """One connection to a worker, opened on first use and again after a failure.
+
+    A call blocks for at most `timeout_s`. It is for a thread, one call at a time.
+    """
+
+    __slots__ = ("_address", "_is_local", "_line", "_memory", "_timeout_s", "_tls", "_token",
+                 "_worker_id")  # fmt: skip
+
+    def __init__(
+        self,
+        address: str,
+        worker_id: int,
+        token: bytes,
+        *,
+        timeout_s: float = 30.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Create the client, without connecting.
+
+        `address`: `tcp://host:port`, or `unix:///path` on this host, over which blocks in shared
+        memory are read by mapping it. `worker_id`: the worker expected at the address.
+        """
+        self._address = address
+        self._worker_id = worker_id
+        self._token = token
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._line: Line | None = None
+        self._is_local = address.startswith("unix://")
+        self._memory = MappedMemory()
+
+    def get(self, listed: BlockDescriptorList, room: Incoming) -> list[BlockResult]:
+        """Copy blocks under a lease into `room` and return their outcomes.
+
+        Raises BlocksetError if the owner refuses the request. It raises nothing else: after a
+        connection failure the blocks have the outcome FAILED.
+        """
+        return self._received(Get(listed, self._is_local), len(listed.block_indices), room)
+
+    def get_named(self, identities: Sequence[bytes], room: Incoming) -> list[BlockResult]:
+        """Copy blocks by their identities into `room`; errors are those of `get`."""
+        return self._received(GetNamed(list(identities), self._is_local), len(identities), room)
+
+    def put(self, blocks: Sequence[memoryview], listed: BlockDescriptorList) -> list[BlockResult]:
+        """Write our blocks to the target of a write lease. Raises BlocksetError."""
+        try:
+            line = self._ready()
+            line.send(Put(listed))
+            self._check_size(_unless_refused(line.receive(Go | PeerRefused)).block_bytes, blocks)
+            line.send_blocks(blocks)
+            corrupt = set(line.receive(Written).corrupt)
+        except PeerError:
+            self.close()
+            return [BlockResult.FAILED] * len(blocks)
+        return [
+            BlockResult.CORRUPT if i in corrupt else BlockResult.DONE for i in range(len(blocks))
+        ]
+
+    def close(self) -> None:
+        """Close the connection; calling it again has no effect."""
+        line, self._line = self._line, None
+        self._memory.close()
+        if line is not None:
+            line.close()
+
+    def _received(self, request: Get | GetNamed, count: int, room: Incoming) -> list[BlockResult]:
+        outcomes = [BlockResult.FAILED] * count
+        try:
+            line = self._ready()
+            line.send(request)
+            sent: Sent | Mapped = _unless_refused(line.receive(Sent | Mapped | PeerRefused))
+            missing = set(sent.missing)
+            places = [place for place in range(count) if place not in missing]
+            for place in missing.intersection(range(count)):
+                outcomes[place] = BlockResult.MISSING
+            if places:
+                self._check_size(sent.block_bytes, room.views)
+            for place, is_right in zip(places, self._blocks(line, sent, places, room), strict=True):
+                outcomes[place] = BlockResult.DONE if is_right else BlockResult.CORRUPT
+        except PeerError:
+            self.close()
+        room.landed([place for place, each in enumerate(outcomes) if each is BlockResult.DONE])
+        return outcomes
+
+    def _blocks(
+        self, line: Line, sent: Sent | Mapped, places: Sequence[int], room: Incoming
+    ) -> Iterator[bool]:
+        """Copy each block to its place and yield whether it is intact. Raises PeerError."""
+        if isinstance(sent, Mapped):
+            yield from self._memory.taken(line, sent, [room.views[place] for place in places])
+            return
+        for place in places:
+            yield line.receive_block(room.views[place])
+
+    def _check_size(self, block_bytes: int, blocks: Sequence[memoryview]) -> None:
+        odd = next((len(block) for block in blocks if len(block) != block_bytes), None)
+        if odd is not None:
+            self.close()
+            reason, allowed = f"{odd} bytes", f"{block_bytes}, as the other worker's"
+            raise BlocksetError("blocks", reason, allowed, rule="other_layout")
+
+    def _ready(self) -> Line:
+        """Return a connection with a new deadline. Raises PeerError."""
+        until_s = time.monotonic() + self._timeout_s
+        if self._line is None:
+            self._line = self._connected(until_s)
+        self._line.until_s = until_s
+        return self._line
+
+    def _connected(self, until_s: float) -> Line:
+        try:
+            connected = self._opened()
+        except (OSError, ValueError) as error:
+            raise PeerError(self._address, str(error)) from error
+        line = Line(connected, self._address, until_s)
+        try:
+            self._introduce(line)
+        except (PeerError, BlocksetError):
+            line.close()
+            raise
+        return line
+
+    def _opened(self) -> socket.socket:
+        at = urlsplit(self._address)
+        if self._is_local:
+            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            local.settimeout(self._timeout_s)
+            try:
+                local.connect(at.path)
+            except OSError:
+                local.close()
+                raise
+            return local
+        remote = socket.create_connection((at.hostname or "", at.port or 0), self._timeout_s)
+        remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return remote
+        return self._tls.wrap_socket(remote, server_hostname=at.hostname)
+
+    def _introduce(self, line: Line) -> None:
+        challenge = line.receive(Challenge)
+        if challenge.worker_id != self._worker_id:
+            reason = f"worker {challenge.worker_id} listens there, not {self._worker_id}"
+            raise PeerError(self._address, reason)
+        nonce = os.urandom(NONCE_BYTES)
+        line.send(Proof(proof_of(CLIENT, self._token, challenge.nonce), nonce))
+        welcome = _unless_refused(line.receive(Welcome | PeerRefused))
+        if not is_proof(SERVER, self._token, nonce, welcome.proof):
+            raise PeerError(self._address, "the server that listens there does not know the token")
+        line.authenticate(self._token, nonce + challenge.nonce, is_client=True)
+
+
+def _unless_refused(answer: Any) -> Any:
+    if isinstance(answer, PeerRefused):
+        raise BlocksetError("request", answer.reason, "what the owner allows", rule=answer.rule)
+    return answer

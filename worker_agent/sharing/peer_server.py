@@ -1,0 +1,428 @@
+"""The server that exchanges blocks with other workers, as far as leases or identities allow.
+
+    accept ─▶ a thread a connection: challenge ─▶ proof ─▶ request ─▶ request …
+
+Bytes go between the pool and the socket without an intermediate copy. Every wait has a deadline.
+"""
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread, current_thread
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from worker_agent.blocks.pool import BlockPool
+from worker_agent.sharing.accepting import Guests, accept_until, hang_up
+from worker_agent.sharing.blockset import BlockDescriptorList
+from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.peer_wire import (
+    CLIENT,
+    NONCE_BYTES,
+    SERVER,
+    VERSION,
+    Challenge,
+    Get,
+    GetNamed,
+    Go,
+    Line,
+    Mapped,
+    PeerRefused,
+    Proof,
+    Put,
+    Request,
+    Sent,
+    Taken,
+    Welcome,
+    Written,
+    address_of,
+    is_proof,
+    local_listener,
+    proof_of,
+    tcp_listener,
+)
+from worker_agent.transfer.block_window import BlockWindow
+
+CHECK_EVERY = 8
+"""In shared memory, one of this many blocks is verified."""
+
+
+def no_proof(_block: int, _identity: bytes) -> int | None:
+    """Return None: no checksum is recorded."""
+    return None
+
+
+class SharedSet(Struct, frozen=True):
+    """Blocks that other workers may read: their pool, shared by threads, and their bytes.
+
+    `path`: the file that backs the memory, or None. A process on this host that knows the token may
+    map it for reading. `proof`: returns the checksum that was recorded when the block was stored
+    under an identity, or None.
+    """
+
+    pool: BlockPool
+    window: BlockWindow
+    path: Path | None = None
+    proof: Callable[[int, bytes], int | None] = no_proof
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """True if a file backs the memory and every block is contiguous."""
+        return self.path is not None and self.window.is_in_one_piece
+
+
+class Serving(Struct, frozen=True):
+    """Blocks to be sent.
+
+    `missing`: places in the request for which there is no block. `proofs`: the checksum of each
+    block, or None if it is not known.
+    """
+
+    set_idx: int
+    shared: SharedSet
+    blocks: Sequence[int]
+    missing: list[int]
+    proofs: Sequence[int | None]
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """True if a worker on this host can map the blocks."""
+        return self.shared.can_be_mapped
+
+
+class Part(Struct, frozen=True):
+    """Blocks of one set, and their places in the request."""
+
+    set_idx: int
+    shared: SharedSet
+    places: list[int]
+    blocks: list[int]
+    proofs: list[int | None]
+
+
+def held_by_name(
+    identities: Sequence[bytes], sets: Mapping[int, SharedSet], held: ExitStack
+) -> tuple[list[Part], list[int]]:
+    """Find blocks by identity, each in the first set that has it, and hold them until `held` ends.
+
+    Returns the blocks by set, and the places that no set has.
+    """
+    parts: list[Part] = []
+    left = list(range(len(identities)))
+    for index, shared in sets.items():
+        blocks = shared.pool.hold([identities[place] for place in left])
+        found = [(p, block) for p, block in zip(left, blocks, strict=True) if block is not None]
+        left = [place for place, block in zip(left, blocks, strict=True) if block is None]
+        if found:
+            at, blocks_there = [each[0] for each in found], [each[1] for each in found]
+            held.callback(shared.pool.release, blocks_there)
+            proofs = [shared.proof(block, identities[place]) for place, block in found]
+            parts.append(Part(index, shared, at, blocks_there, proofs))
+    return parts, left
+
+
+def give_scattered(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
+    """Send the blocks of several sets, or of none, over the socket. Raises PeerError."""
+    views: dict[int, tuple[memoryview, int | None]] = {}
+    for part in parts:
+        proven = zip(part.shared.window.outgoing(part.blocks), part.proofs, strict=True)
+        views |= zip(part.places, proven, strict=True)
+    block_bytes = parts[0].shared.window.block_bytes if parts else 0
+    line.send(Sent(missing, block_bytes))
+    in_order = [views[place] for place in sorted(views)]
+    line.send_blocks([view for view, _ in in_order], [proof for _, proof in in_order])
+
+
+def give_bytes(line: Line, giving: Serving) -> None:
+    """Send the blocks over the socket. Raises PeerError."""
+    window = giving.shared.window
+    line.send(Sent(giving.missing, window.block_bytes))
+    line.send_blocks(window.outgoing(giving.blocks), giving.proofs)
+
+
+def give_mapped(line: Line, giving: Serving, handed_over: set[int]) -> None:
+    """Send the location of the blocks; return when the peer has copied them. Raises PeerError."""
+    window, has_file = giving.shared.window, giving.set_idx not in handed_over
+    checked = range(0, len(giving.blocks), CHECK_EVERY)
+    checks = {place: _checksum(giving, place) for place in checked}
+    sizes = window.block_bytes, giving.set_idx, window.memory_bytes
+    offsets = window.offsets(giving.blocks)
+    line.send(Mapped(giving.missing, *sizes, offsets, checks, has_file))
+    if has_file:
+        _hand_over(line, giving.shared)
+        handed_over.add(giving.set_idx)
+    line.receive(Taken)
+
+
+def _checksum(giving: Serving, place: int) -> int:
+    proof = giving.proofs[place]
+    if proof is not None:
+        return proof
+    [view] = giving.shared.window.outgoing([giving.blocks[place]])
+    return xxh3_64_intdigest(view)
+
+
+def _hand_over(line: Line, shared: SharedSet) -> None:
+    assert shared.path is not None
+    try:
+        descriptor = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PeerError(line.address, f"{shared.path}: {error.strerror}") from error
+    try:
+        line.send_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+MAX_CONNECTIONS = 64
+MAX_STRANGERS = 32
+"""Limit of connections that are not proven yet; the oldest is disconnected for a new one."""
+PROOF_S = 3.0
+"""Time in which a peer proves that it knows the token, TLS included."""
+MAX_NAMED_BLOCKS = 4096
+"""Limit of blocks that one request may name; they are held during the request."""
+IDLE_S = 600.0
+"""A connection without a request for this time is closed."""
+
+
+class PeerCounters(Struct):
+    """Counters of blocks exchanged with other workers since the start."""
+
+    sent_blocks: int = 0
+    mapped_blocks: int = 0
+    """Those of the sent blocks that the peer read from shared memory."""
+    received_blocks: int = 0
+    corrupt_blocks: int = 0
+    """Received damaged, and not counted as received."""
+    refused: int = 0
+    """Refused requests and connections: no lease, no valid proof, or too many connections."""
+    not_accepted: int = 0
+    """Connections that failed before a thread served them."""
+    broken: int = 0
+    """Connections that ended unexpectedly."""
+
+
+class PeerServer:
+    """A server that accepts connections from construction to `close`."""
+
+    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_sets", "_threads",
+                 "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
+
+    def __init__(
+        self,
+        leases: Leases,
+        sets: Mapping[int, SharedSet],
+        token: bytes,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 30.0,
+        max_connections: int = MAX_CONNECTIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start listening. Raises PeerError if an address is not available.
+
+        `sets`: by their index in exports. `token`: of the deployment. `path`: of a socket for
+        workers on this host. `timeout_s`: for all data of one request. `max_connections`: of proven
+        peers. `clock`: the one that the leases use.
+        """
+        self.counters = PeerCounters()
+        self._leases = leases
+        self._sets = dict(sorted(sets.items(), key=lambda each: not each[1].can_be_mapped))
+        self._token = token
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._guests = Guests(max_connections, MAX_STRANGERS)
+        self._closed = Event()
+        self._listeners = [tcp_listener(host, port)]
+        if path is not None:
+            self._listeners.append(local_listener(path))
+        self.addresses = [address_of(each) for each in self._listeners]
+        """Addresses for peers; the one for this host is last."""
+        self._threads = [
+            Thread(target=self._accept, args=each, name="peer-server", daemon=True)
+            for each in zip(self._listeners, self.addresses, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def connection_count(self) -> int:
+        """Number of open connections of proven peers."""
+        return self._guests.proven_count
+
+    @property
+    def stranger_count(self) -> int:
+        """Number of open connections that are not proven yet."""
+        return self._guests.stranger_count
+
+    def close(self, timeout_s: float) -> None:
+        """Stop serving, and release all blocks; calling it again has no effect."""
+        deadline_s = time.monotonic() + timeout_s
+        self._closed.set()
+        for listener in self._listeners:
+            hang_up(listener)
+            listener.close()
+        for thread in (*self._guests.close(), *self._threads):
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
+
+    # ── Connections ──────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, listener: socket.socket, address: str) -> None:
+        accept_until(
+            self._closed, listener, lambda guest: self._begin(guest, address), self._note_failure
+        )
+
+    def _note_failure(self) -> None:
+        self.counters.not_accepted += 1
+
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        run = connection, address
+        thread = Thread(target=self._serve, args=run, name="peer-connection", daemon=True)
+        thread.start()
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        try:
+            if not self._guests.enter(current_thread(), connection):
+                self.counters.refused += 1
+            with self._secured(connection, address) as secured:
+                line = Line(secured, address, self._deadline_s(PROOF_S))
+                if self._is_proven(line):
+                    handed_over: set[int] = set()
+                    while self._answer(line, handed_over):
+                        pass
+        except PeerError:
+            self.counters.broken += 1
+        finally:
+            self._guests.leave()
+            connection.close()
+
+    def _secured(self, connection: socket.socket, address: str) -> socket.socket:
+        """Return the connection, encrypted if there is TLS. Raises PeerError."""
+        if connection.family == socket.AF_UNIX:
+            return connection
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                return connection
+            connection.settimeout(PROOF_S)
+            secured = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        except OSError as error:
+            raise PeerError(address, str(error)) from error
+        self._guests.secured(secured)
+        try:
+            secured.do_handshake()
+        except OSError as error:
+            secured.close()
+            raise PeerError(address, str(error)) from error
+        return secured
+
+    def _is_proven(self, line: Line) -> bool:
+        nonce = os.urandom(NONCE_BYTES)
+        line.send(Challenge(self._leases.worker_id, nonce))
+        proof = line.receive(Proof)
+        if proof.version != VERSION:
+            return self._refuse(line, "version", f"{proof.version} (allowed: {VERSION})")
+        if not is_proof(CLIENT, self._token, nonce, proof.proof):
+            return self._refuse(line, "token", "not the token of this deployment")
+        if not self._guests.prove():
+            return self._refuse(line, "connections", "too many connections of other workers")
+        line.send(Welcome(proof_of(SERVER, self._token, proof.nonce)))
+        line.authenticate(self._token, proof.nonce + nonce, is_client=False)
+        return True
+
+    def _refuse(self, line: Line, rule: str, reason: str) -> bool:
+        self.counters.refused += 1
+        line.send(PeerRefused(rule, reason))
+        return False
+
+    # ── Requests ─────────────────────────────────────────────────────────────────────────────────
+
+    def _answer(self, line: Line, handed_over: set[int]) -> bool:
+        """Serve one request; return False if the client closed the connection.
+
+        `handed_over`: the sets of which the client has the file.
+        """
+        line.until_s = self._deadline_s(IDLE_S)
+        request = line.receive_or_end(Request)
+        if request is None:
+            return False
+        line.until_s = self._deadline_s(self._timeout_s)
+        try:
+            match request:
+                case Get():
+                    self._give_leased(line, request, handed_over)
+                case GetNamed():
+                    self._give_named(line, request, handed_over)
+                case Put():
+                    self._take(line, request)
+        except BlocksetError as error:
+            self._refuse(line, error.rule, str(error))
+        return True
+
+    def _give_leased(self, line: Line, request: Get, handed_over: set[int]) -> None:
+        listed, now_s = request.listed, self._clock()
+        with self._leases.use(listed, now_s, is_write=False) as blocks:
+            unproven = [None] * len(blocks)
+            giving = Serving(listed.block_set_idx, self._shared(listed), blocks, [], unproven)
+            self._give(line, giving, handed_over if request.may_map else None)
+
+    def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
+        """Send each block from the first set that has it; sets that can be mapped come first."""
+        if len(request.identities) > MAX_NAMED_BLOCKS:
+            reason, allowed = f"{len(request.identities)} blocks", f"at most {MAX_NAMED_BLOCKS}"
+            raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
+        with ExitStack() as held:
+            parts, missing = held_by_name(request.identities, self._sets, held)
+            if len(parts) == 1:
+                [part] = parts
+                blocks, proofs = part.blocks, part.proofs
+                giving = Serving(part.set_idx, part.shared, blocks, missing, proofs)
+                self._give(line, giving, handed_over if request.may_map else None)
+                return
+            give_scattered(line, parts, missing)
+            self.counters.sent_blocks += len(request.identities) - len(missing)
+
+    def _give(self, line: Line, giving: Serving, handed_over: set[int] | None) -> None:
+        """Send blocks. `handed_over`: None if the client does not map memory."""
+        if giving.can_be_mapped and handed_over is not None and line.is_local:
+            give_mapped(line, giving, handed_over)
+            self.counters.mapped_blocks += len(giving.blocks)
+        else:
+            give_bytes(line, giving)
+        self.counters.sent_blocks += len(giving.blocks)
+
+    def _take(self, line: Line, request: Put) -> None:
+        listed, now_s = request.listed, self._clock()
+        with self._leases.use(listed, now_s, is_write=True) as blocks:
+            window = self._shared(listed).window
+            line.send(Go(window.block_bytes))
+            incoming = window.incoming(blocks)
+            right = [line.receive_block(view) for view in incoming.views]
+            corrupt = [place for place, is_right in enumerate(right) if not is_right]
+            incoming.landed([place for place, is_right in enumerate(right) if is_right])
+            self.counters.received_blocks += len(blocks) - len(corrupt)
+            self.counters.corrupt_blocks += len(corrupt)
+            line.send(Written(corrupt))
+
+    def _shared(self, listed: BlockDescriptorList) -> SharedSet:
+        shared = self._sets.get(listed.block_set_idx)
+        if shared is None:
+            allowed = ", ".join(map(str, self._sets))
+            where = f"{listed.block_set_idx}"
+            raise BlocksetError("block_set_idx", where, allowed, rule="unknown_set")
+        return shared
+
+    def _deadline_s(self, timeout_s: float) -> float:
+        return time.monotonic() + timeout_s

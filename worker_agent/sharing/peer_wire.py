@@ -1,0 +1,426 @@
+"""The socket between two workers: listening, messages, framing and authentication.
+
+Messages between two workers that exchange blocks over a socket.
+
+server  Challenge ─▶                    ◀─ Proof        client
+        Welcome (its proof), or Refused ─▶
+                                        ◀─ Get, GetNamed, or Put
+        Sent, then blocks ─▶  (Get)
+        or Mapped, a file ─▶            ◀─ Taken        (Get on one host: shared memory)
+        Go ─▶                           ◀─ blocks       (Put)
+        Written ─▶
+
+A message is its length (u32, little-endian) and msgpack. A block is its bytes and their XXH3 (u64),
+sent from and received into its memory directly. Both sides know the number and size of blocks from
+earlier messages. After the greeting, each message and block ends with its tag, so that no one
+between can change it: the checksum shows that a block was damaged, at rest or on the way, the tag
+that another wrote it.
+
+    key of a direction = BLAKE2b(both nonces, key=hash of the deployment's token)
+    tag of the n-th message or block = AES-GMAC of its bytes under that key, with nonce n
+
+Tags count in order, so that nothing can be repeated, left out or moved. They are no encryption: for
+that there is TLS. Source: NIST SP 800-38D.
+"""
+
+import hmac
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct as Packing
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from msgspec import Struct
+from xxhash import xxh3_64
+
+from worker_agent.sharing.blockset import BlockDescriptorList
+from worker_agent.sharing.errors import PeerError
+
+
+def tcp_listener(host: str, port: int) -> socket.socket:
+    """Return a listener on a port; 0: any free port. Raises PeerError."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PeerError(f"tcp://{host}:{port}", str(error)) from error
+
+
+def local_listener(path: Path) -> socket.socket:
+    """Return a listener on a path, accessible to the same user only. Raises PeerError.
+
+    A file at that path is replaced.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise PeerError(f"unix://{path}", str(error)) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the listener's address in the form that peers use."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix://{name}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"tcp://{host}:{name[1]}"
+
+
+VERSION = 2
+"""2: messages and blocks after the greeting have tags."""
+
+
+class Challenge(Struct, frozen=True, tag=True):
+    """The server's nonce, for which a client has to prove that it knows the token."""
+
+    worker_id: int
+    nonce: bytes
+    version: int = VERSION
+
+
+class Proof(Struct, frozen=True, tag=True):
+    """A client's proof that it knows the deployment's token; `nonce`: for the server's proof."""
+
+    proof: bytes
+    nonce: bytes
+    version: int = VERSION
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """The server's acceptance of a client, with its proof that it knows the token too."""
+
+    proof: bytes
+
+
+class PeerRefused(Struct, frozen=True, tag=True):
+    """A refused connection or request. The connection stays open after a refused request."""
+
+    rule: str
+    reason: str
+
+
+class Get(Struct, frozen=True, tag=True):
+    """A request for blocks under a lease. `may_map`: a client on this host that can map memory."""
+
+    listed: BlockDescriptorList
+    may_map: bool = False
+
+
+class GetNamed(Struct, frozen=True, tag=True):
+    """A request for blocks by identity, from any set that has them."""
+
+    identities: list[bytes]
+    may_map: bool = False
+
+
+class Put(Struct, frozen=True, tag=True):
+    """A request to write blocks under a lease."""
+
+    listed: BlockDescriptorList
+
+
+class Sent(Struct, frozen=True, tag=True):
+    """The header of the blocks that follow; `missing`: places of blocks that are not there."""
+
+    missing: list[int]
+    block_bytes: int
+
+
+class Mapped(Struct, frozen=True, tag=True):
+    """The location of blocks in memory that the client maps.
+
+    The memory's file descriptor comes with the next byte, unless the client already has it. The
+    blocks are held until the client sends `Taken`.
+    """
+
+    missing: list[int]
+    block_bytes: int
+    set_idx: int
+    size_bytes: int
+    """Size of the memory."""
+    offsets: list[int]
+    """Offset in the memory of each block that is not missing."""
+    checks: dict[int, int]
+    """Checksums of some of these blocks, by place; a sample suffices because memory rarely errs."""
+    has_file: bool
+
+
+class Taken(Struct, frozen=True, tag=True):
+    """The client's confirmation that it has copied the blocks."""
+
+
+class Go(Struct, frozen=True, tag=True):
+    """The server's permission to send the blocks."""
+
+    block_bytes: int
+
+
+class Written(Struct, frozen=True, tag=True):
+    """The server's confirmation of written blocks; `corrupt`: places of damaged ones."""
+
+    corrupt: list[int]
+
+
+Request = Get | GetNamed | Put
+
+
+MAX_MESSAGE_BYTES = 1 << 20
+NONCE_BYTES = 32
+CHUNK_BYTES = 1 << 18
+"""Bytes of a block handled at a time: they are hashed while in the CPU cache."""
+TIMED_EVERY_S = 0.05
+"""Interval between updates of a socket's timeout, each a system call; a wait may end this late."""
+CLIENT, SERVER = b"kv-peer-client", b"kv-peer-server"
+_U32 = Packing("<I")
+_U64 = Packing("<Q")
+
+
+def proof_of(side: bytes, token: bytes, nonce: bytes) -> bytes:
+    """Return the proof that this side knows the token, valid for one connection and side."""
+    return blake2b(nonce, key=_key_of(token), digest_size=32, person=side).digest()
+
+
+def is_proof(side: bytes, token: bytes, nonce: bytes, proof: bytes) -> bool:
+    """Return whether a proof is right, compared in constant time."""
+    return hmac.compare_digest(proof_of(side, token, nonce), proof)
+
+
+TAG_BYTES = 16
+_NONCE_BYTES = 12
+_KEY_BYTES = 16
+
+
+class Tag:
+    """The tag of one message or block, of pieces added in order."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, algorithm: AES, number: int) -> None:
+        nonce = number.to_bytes(_NONCE_BYTES, "little")
+        self._context = Cipher(algorithm, GCM(nonce)).encryptor()
+
+    def add(self, piece: bytes | bytearray | memoryview) -> None:
+        """Add a piece."""
+        self._context.authenticate_additional_data(piece)
+
+    def value(self) -> bytes:
+        """Return the tag; to be called once, at the end."""
+        self._context.finalize()
+        return self._context.tag
+
+    def is_right(self, presented: bytes | bytearray) -> bool:
+        """Return whether the presented tag is the one of these pieces."""
+        return hmac.compare_digest(self.value(), presented)
+
+
+class SessionTags:
+    """The tags of one direction of a connection, in order."""
+
+    __slots__ = ("_algorithm", "_number")
+
+    def __init__(self, token: bytes, nonces: bytes, sender: bytes) -> None:
+        """Derive the key. `nonces`: the client's and the server's; `sender`: up to 16 bytes."""
+        key = blake2b(nonces, key=_key_of(token), digest_size=_KEY_BYTES, person=sender).digest()
+        self._algorithm = AES(key)
+        self._number = 0
+
+    def next(self) -> Tag:
+        """Begin the tag of the next message or block."""
+        self._number += 1
+        return Tag(self._algorithm, self._number)
+
+
+def _key_of(token: bytes) -> bytes:
+    """Return a BLAKE2b key made of a token of any length."""
+    return blake2b(token).digest()
+
+
+class Line:
+    """A connected socket with a deadline.
+
+    No call waits beyond `until_s` (of `time.monotonic`) by more than `TIMED_EVERY_S`. All calls
+    raise PeerError if the other side is gone, late, or sends invalid data.
+    """
+
+    __slots__ = (
+        "_receiving", "_sending", "_socket", "_timed_s", "_timed_until_s", "address", "until_s"
+    )  # fmt: skip
+
+    def __init__(self, connected: socket.socket, address: str, until_s: float) -> None:
+        self._socket = connected
+        self._timed_s = self._timed_until_s = float("-inf")
+        self._sending: SessionTags | None = None
+        self._receiving: SessionTags | None = None
+        self.address = address
+        self.until_s = until_s
+
+    def authenticate(self, token: bytes, nonces: bytes, *, is_client: bool) -> None:
+        """Demand tags of all that follows, and send them. `nonces`: the client's and server's."""
+        own, other = (CLIENT, SERVER) if is_client else (SERVER, CLIENT)
+        self._sending = SessionTags(token, nonces, own)
+        self._receiving = SessionTags(token, nonces, other)
+
+    def send(self, message: Struct) -> None:
+        """Send a message."""
+        encoded = msgspec.msgpack.encode(message)
+        framed = _U32.pack(len(encoded)) + encoded
+        if self._sending is not None:
+            tag = self._sending.next()
+            tag.add(framed)
+            framed += tag.value()
+        self._send(framed)
+
+    def receive(self, kind: Any) -> Any:
+        """Receive a message of this type, or of one type of this union."""
+        message = self.receive_or_end(kind)
+        if message is None:
+            raise PeerError(self.address, "hung up")
+        return message
+
+    def receive_or_end(self, kind: Any) -> Any:
+        """Receive a message. Returns None if the other side closed the connection before it."""
+        head = bytearray(_U32.size)
+        if not self._receive_into(memoryview(head), may_end=True):
+            return None
+        [size_bytes] = _U32.unpack(head)
+        if size_bytes > MAX_MESSAGE_BYTES:
+            raise PeerError(self.address, f"a message of {size_bytes} bytes")
+        encoded = bytearray(size_bytes)
+        self._receive_into(memoryview(encoded))
+        if self._receiving is not None:
+            tag = self._receiving.next()
+            tag.add(head)
+            tag.add(encoded)
+            self._check_tag(tag)
+        try:
+            return msgspec.msgpack.decode(encoded, type=kind)
+        except msgspec.MsgspecError as error:
+            raise PeerError(self.address, str(error)) from error
+
+    @property
+    def is_local(self) -> bool:
+        """True if files can be sent."""
+        return self._socket.family == socket.AF_UNIX
+
+    def send_file(self, descriptor: int) -> None:
+        """Send an open file."""
+        try:
+            self._set_timeout()
+            socket.send_fds(self._socket, [b"f"], [descriptor])
+        except OSError as error:
+            raise PeerError(self.address, str(error) or "connection lost") from error
+
+    def receive_file(self) -> int:
+        """Receive a file and return its descriptor, which the caller closes."""
+        try:
+            self._set_timeout()
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except OSError as error:
+            raise PeerError(self.address, str(error) or "connection lost") from error
+        if len(descriptors) != 1:
+            raise PeerError(self.address, "the message carries no file")
+        return descriptors[0]
+
+    def send_blocks(
+        self, blocks: Sequence[memoryview], proofs: Sequence[int | None] | None = None
+    ) -> None:
+        """Send blocks, each followed by its checksum.
+
+        `proofs`: checksums from when the blocks were stored, which also reveal later memory errors.
+        If one is None, it is computed now.
+        """
+        for block, proof in zip(blocks, proofs or [None] * len(blocks), strict=True):
+            self._send_block(block, proof)
+
+    def _send_block(self, block: memoryview, proof: int | None) -> None:
+        assert self._sending is not None
+        tag, checksum = self._sending.next(), xxh3_64()
+        for chunk in _chunks(block):
+            tag.add(chunk)
+            if proof is None:
+                checksum.update(chunk)
+            self._send(chunk)
+        tail = _U64.pack(checksum.intdigest() if proof is None else proof)
+        tag.add(tail)
+        self._send(tail + tag.value())
+
+    def receive_block(self, block: memoryview) -> bool:
+        """Receive a block into its place and return whether its checksum is right."""
+        assert self._receiving is not None
+        tag, checksum, left = self._receiving.next(), xxh3_64(), block
+        while len(left):
+            count = self._receive_some(left)
+            checksum.update(left[:count])  # The bytes are still in the CPU cache.
+            tag.add(left[:count])
+            left = left[count:]
+        tail = bytearray(_U64.size)
+        self._receive_into(memoryview(tail))
+        tag.add(tail)
+        self._check_tag(tag)
+        return bool(_U64.unpack(tail)[0] == checksum.intdigest())
+
+    def close(self) -> None:
+        """Close the connection; calling it again has no effect."""
+        self._socket.close()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        try:
+            self._set_timeout()
+            self._socket.sendall(data)
+        except OSError as error:
+            raise PeerError(self.address, str(error) or "connection lost") from error
+
+    def _check_tag(self, tag: Tag) -> None:
+        """Receive a tag. Raises PeerError if it is not this one."""
+        presented = bytearray(TAG_BYTES)
+        self._receive_into(memoryview(presented))
+        if not tag.is_right(presented):
+            raise PeerError(self.address, "its bytes were changed on the way")
+
+    def _receive_into(self, view: memoryview, *, may_end: bool = False) -> bool:
+        """Fill `view`; return False if `may_end` and the peer closed before the first byte."""
+        left = view
+        while len(left):
+            count = self._receive_some(left, may_end=may_end and len(left) == len(view))
+            if not count:
+                return False
+            left = left[count:]
+        return True
+
+    def _receive_some(self, view: memoryview, *, may_end: bool = False) -> int:
+        """Receive at least a byte; return the count, or 0 if `may_end` and the peer closed."""
+        try:
+            self._set_timeout()
+            count = self._socket.recv_into(view)
+        except OSError as error:
+            raise PeerError(self.address, str(error) or "connection lost") from error
+        if not (count or may_end):
+            raise PeerError(self.address, "hung up")
+        return count
+
+    def _set_timeout(self) -> None:
+        now_s = time.monotonic()
+        left_s = self.until_s - now_s
+        if left_s <= 0:
+            raise PeerError(self.address, "timed out")
+        if now_s >= self._timed_s + TIMED_EVERY_S or self._timed_until_s != self.until_s:
+            self._timed_s, self._timed_until_s = now_s, self.until_s
+            self._socket.settimeout(left_s)
+
+
+def _chunks(block: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(block), CHUNK_BYTES):
+        yield block[start : start + CHUNK_BYTES]

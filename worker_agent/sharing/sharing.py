@@ -1,0 +1,293 @@
+"""The sharing of a block manager's blocks with other workers, in both directions.
+
+    export_local_blockset ─▶ import_remote_blockset        (both ways, over any transport)
+    lease ─▶ get_remote_blocks_mutable, _immutable ─▶ put, get
+
+Source: this part of Dynamo's `KvBlockManager`, with additions: a later epoch replaces an earlier
+one, leases expire, and the owner checks them.
+"""
+
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
+from worker_agent.manager.config import CacheModel
+from worker_agent.manager.manager import KvBlockManager
+from worker_agent.manager.tier_blocks import BlockSet
+from worker_agent.sharing.blockset import (
+    BlockDescriptorList,
+    BlocksetExport,
+    ImportOutcome,
+    RemoteBlocks,
+    RemoteBlocksets,
+    check_put,
+    described_blocks,
+    encode,
+)
+from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_server import (
+    MAX_CONNECTIONS,
+    PeerCounters,
+    PeerServer,
+    SharedSet,
+    no_proof,
+)
+from worker_agent.tiers.offload_lane import EdgeCounters
+from worker_agent.transfer.block_window import BlockWindow
+from worker_agent.transfer.plan import BlockResult
+from worker_agent.transfer.stored_tier import StoredTier
+
+
+class SharingConfig(Struct, frozen=True, kw_only=True):
+    """Settings of block sharing."""
+
+    token: bytes
+    """The token of the deployment; it authenticates workers."""
+    epoch: int
+    """The epoch of this process, larger than any earlier one."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """The port of the block server; 0: any."""
+    path: Path | None = None
+    """The path of a socket for workers on this host that map shared memory; None: no socket."""
+    export_lease_s: float = 60.0
+    """The time that importers may rely on an export without a renewal."""
+    timeout_s: float = 30.0
+    """The timeout for all blocks of one put or get."""
+    max_connections: int = MAX_CONNECTIONS
+    """The limit of concurrent connections of other workers."""
+
+
+class BlockSharing:
+    """A server of blocks, from construction to `close`, and a client of other workers.
+
+    Puts and gets block, and belong to one thread; all other methods are for any thread.
+    """
+
+    __slots__ = ("_clients", "_clock", "_config", "_leases", "_manager", "_model", "_remote",
+                 "_server", "_sets", "_tls", "_windows")  # fmt: skip
+
+    def __init__(
+        self,
+        manager: KvBlockManager,
+        model: CacheModel,
+        config: SharingConfig,
+        *,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the server; `model` is the model of the blocks.
+
+        Raises PeerError, and BlocksetError for a manager without registered layouts.
+        """
+        self._manager = manager
+        self._model = model
+        self._config = config
+        self._tls = client_tls
+        self._clock = clock
+        self._sets = {each.index: each for each in manager.block_sets().values()}
+        self._windows = {
+            index: BlockWindow(each.memory.physical)
+            for index, each in self._sets.items()
+            if each.memory.physical is not None
+        }
+        worker_id = manager.worker_id()
+        self._leases = Leases(worker_id, config.epoch)
+        self._remote = RemoteBlocksets(worker_id, model.fingerprint, model.layout(1, 1))
+        self._clients: dict[tuple[int, str], PeerClient] = {}
+        shared = {
+            index: SharedSet(
+                each.blocks.pool, self._windows[index], each.memory.path, _proof_of(manager, each)
+            )
+            for index, each in self._sets.items()
+            if index in self._windows
+        }
+        self._server = PeerServer(
+            self._leases,
+            shared,
+            config.token,
+            host=config.host,
+            port=config.port,
+            path=config.path,
+            tls=server_tls,
+            timeout_s=config.timeout_s,
+            max_connections=config.max_connections,
+            clock=clock,
+        )
+
+    @property
+    def worker_id(self) -> int:
+        """The id of our worker."""
+        return self._manager.worker_id()
+
+    @property
+    def counters(self) -> PeerCounters:
+        """Totals of the blocks served to other workers."""
+        return self._server.counters
+
+    @property
+    def pulled(self) -> EdgeCounters:
+        """Totals of the blocks that the manager's stack read from other workers."""
+        return self._manager.stack.pulled
+
+    @property
+    def max_connections(self) -> int:
+        """The limit of connections; others are refused."""
+        return self._config.max_connections
+
+    @property
+    def connections(self) -> int:
+        """The number of connections of other workers."""
+        return self._server.connection_count
+
+    @property
+    def strangers(self) -> int:
+        """The number of connections that are not proven yet."""
+        return self._server.stranger_count
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the block server; that for this host is last."""
+        return self._server.addresses
+
+    # ── Our exports ──────────────────────────────────────────────────────────────────────────────
+
+    def export_local_blockset(self) -> bytes:
+        """Return our sets, to be imported. Raises BlocksetError without registered layouts."""
+        layouts, sets = self._manager.layouts(), {}
+        for index, each in self._sets.items():
+            if each.handle is None:
+                allowed = "a manager that registers its layouts"
+                raise BlocksetError("layouts", "not registered", allowed, rule="not_registered")
+            sets[index] = layouts.descriptor(each.handle)
+        return encode(
+            BlocksetExport(
+                self._manager.worker_id(),
+                self._config.epoch,
+                self._config.export_lease_s,
+                self._model.fingerprint,
+                sets,
+                self._server.addresses,
+            )
+        )
+
+    def lease(self, handle: MutableBlocks | ImmutableBlocks, lease_s: float) -> BlockDescriptorList:
+        """Lease blocks to the recipient of the list for `lease_s`; takes over the handle.
+
+        Raises BlocksetError for blocks of no set of ours, and of a file.
+        """
+        index = self._set_of(handle).index
+        if index not in self._windows:
+            allowed = "blocks in memory"
+            raise BlocksetError("handle", f"blocks of set {index}", allowed, rule="not_readable")
+        until_s = self._clock() + lease_s
+        return self._leases.grant(handle, index, secrets.token_hex(16), until_s)
+
+    def take_back(self, listed: BlockDescriptorList) -> Handle:
+        """End a lease, and return its blocks' handle. Raises BlocksetError."""
+        return self._leases.take_back(listed.lease)
+
+    def tick(self) -> int:
+        """End expired leases; return their number."""
+        return self._leases.expire(self._clock())
+
+    # ── Other exports ────────────────────────────────────────────────────────────────────────────
+
+    def import_remote_blockset(self, data: bytes) -> ImportOutcome:
+        """Import another worker's export. Raises BlocksetError."""
+        return self._remote.import_remote_blockset(data, self._clock())
+
+    def get_remote_blocks_mutable(self, data: bytes) -> RemoteBlocks:
+        """Return blocks to write. Raises BlocksetError."""
+        return self._remote.get_remote_blocks_mutable(data, self._clock())
+
+    def get_remote_blocks_immutable(self, data: bytes) -> RemoteBlocks:
+        """Return blocks to read. Raises BlocksetError."""
+        return self._remote.get_remote_blocks_immutable(data, self._clock())
+
+    # ── Blocks ───────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, sources: Handle, targets: RemoteBlocks) -> list[BlockResult]:
+        """Write our blocks into another worker's. Raises TransferError, BlocksetError."""
+        listed = self._described(sources)
+        check_put(listed, targets.listed)
+        blocks = self._windows[listed.block_set_idx].outgoing(listed.block_indices)
+        return self._client(targets).put(blocks, targets.listed)
+
+    def get(self, sources: RemoteBlocks, targets: MutableBlocks) -> list[BlockResult]:
+        """Read another worker's blocks into ours. Raises TransferError, BlocksetError."""
+        listed = self._described(targets)
+        check_put(sources.listed, listed)
+        room = self._windows[listed.block_set_idx].incoming(listed.block_indices)
+        return self._client(sources).get(sources.listed, room)
+
+    def copy(self, sources: Handle, targets: MutableBlocks) -> None:
+        """Copy our blocks to other blocks of ours. Raises TransferError, BlocksetError."""
+        source, target = self._described(sources), self._described(targets)
+        check_put(source, target)
+        blocks = self._windows[source.block_set_idx].outgoing(source.block_indices)
+        room = self._windows[target.block_set_idx].incoming(target.block_indices)
+        for place, block in enumerate(blocks):
+            room.views[place][:] = block
+        room.landed(list(range(len(blocks))))
+
+    def client(self, worker_id: int, addresses: Sequence[str], timeout_s: float) -> PeerClient:
+        """Return a separate connection to a worker for another thread, which closes it.
+
+        Raises BlocksetError without an address.
+        """
+        token, tls = self._config.token, self._tls
+        return PeerClient(_nearest(addresses), worker_id, token, timeout_s=timeout_s, tls=tls)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop sharing; repeated calls have no effect."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._server.close(timeout_s)
+
+    # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
+
+    def _set_of(self, handle: Handle) -> BlockSet:
+        for each in self._sets.values():
+            if each.blocks is handle.tier:
+                return each
+        raise BlocksetError("handle", "of another manager", "this one's", rule="unknown_set")
+
+    def _described(self, handle: Handle) -> BlockDescriptorList:
+        return described_blocks(handle, self._manager.worker_id(), self._set_of(handle).index)
+
+    def _client(self, remote: RemoteBlocks) -> PeerClient:
+        """Return the connection to a worker; one per worker, regardless of epochs."""
+        key = remote.listed.worker_id, _nearest(remote.addresses)
+        for stale in [known for known in self._clients if known[0] == key[0] and known != key]:
+            self._clients.pop(stale).close()
+        if key not in self._clients:
+            self._clients[key] = self.client(key[0], [key[1]], self._config.timeout_s)
+        return self._clients[key]
+
+
+def _proof_of(manager: KvBlockManager, blocks: BlockSet) -> Callable[[int, bytes], int | None]:
+    """Return the tier's lookup of a block's checksum; the device's tier has none."""
+    store = manager.stack.store_of(blocks.level.tier)
+    return store.proof if isinstance(store, StoredTier) else no_proof
+
+
+def _nearest(addresses: Sequence[str]) -> str:
+    """Return a local socket's address, if it exists; else a port. Raises BlocksetError."""
+    for address in addresses:
+        if address.startswith("unix://") and Path(address.removeprefix("unix://")).is_socket():
+            return address
+    for address in addresses:
+        if address.startswith("tcp://"):
+            return address
+    allowed = "tcp://host:port, or unix:///path on this host"
+    raise BlocksetError("addresses", ", ".join(addresses) or "none", allowed, rule="no_address")
