@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from support.processes.servers import free_port, until
 
@@ -81,8 +82,9 @@ def test_whatever_is_copied_is_there():
 
 def _is_sent(source, ignored):
     sent = True
+    paths = [source, *map(str, Path(source).parents)]
     for pattern in ignored:
-        if fnmatch.fnmatch(source, pattern.removeprefix("!")):
+        if any(fnmatch.fnmatch(path, pattern.removeprefix("!")) for path in paths):
             sent = pattern.startswith("!")
     return sent
 
@@ -97,15 +99,44 @@ def test_images_are_small_and_confined(target):
     assert not any("pip" in run for run in steps(target, "RUN"))
 
 
-def test_images_have_every_extra_that_a_setting_may_need():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for stage in ("installed", "installed-agent"):
-        asked = re.search(r"\[([\w,]+)\]", " ".join(steps(stage, "RUN"))).group(1).split(",")
-        assert asked == sorted(asked)
-        without = {"dev"} | ({"forward", "otel"} if "agent" in asked else {"agent"})
-        assert {*asked} == {*extras} - without
+def locked(name):
+    """Return the versions of a lock file, and check that each has a hash."""
+    text = (ROOT / f"deploy/images/{name}.txt").read_text().replace("\\\n", " ")
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert all(
+        re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for row in rows for each in row[1:]
+    )
+    assert all(len(row) > 1 for row in rows)
+    return dict(row[0].split("==") for row in rows)
+
+
+def test_images_install_packages_by_hash_alone():
+    for stage in ("wheel", "installed", "installed-agent"):
+        for install in re.findall(r"install (.*?)(?:&&|$)", " ".join(steps(stage, "RUN"))):
+            assert "--require-hashes" in install or "--no-index" in install
+    assert "--no-build-isolation" in " ".join(steps("wheel", "RUN"))
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("router", {"forward", "nkeys", "otel", "redis"}), ("agent", {"agent", "nkeys", "redis"})],
+)
+def test_images_have_every_package_that_a_setting_may_need(lock, extras):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    without = {"dev"} | ({"forward", "otel"} if "agent" in extras else {"agent"})
+    assert extras == {*optional} - without
+    asked = map(Requirement, sum([optional[each] for each in extras], project["dependencies"]))
+    versions = locked(lock)
+    assert all(each.specifier.contains(versions[each.name]) for each in asked)
+
+
+@pytest.mark.parametrize("lock", ["router", "agent"])
+def test_images_have_the_versions_that_were_tested(lock):
+    lines = (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()
+    tested = dict(each.split("==") for each in lines if "==" in each)
+    versions = locked(lock)
+    assert {name: tested.get(name, version) for name, version in versions.items()} == versions
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -141,15 +172,15 @@ def build(folder):
             if word == "COPY" and "--from" not in rest:
                 *names, target = rest.split()
                 for name in names:
-                    below = source / name if stage == "wheel" else Path(_below(folder, target))
-                    _copy(ROOT / name, below)
+                    at = target.startswith("/")
+                    _copy(ROOT / name, Path(_below(folder, target)) if at else source / name)
             elif word == "RUN" and not rest.startswith("useradd"):
                 at = source if stage == "wheel" else elsewhere
                 _run(_below(folder, rest), at, _environment(folder))
 
 
 def _below(folder, text):
-    for path in ("/opt/kv-router", "/wheels", "/constraints.txt"):
+    for path in ("/opt/kv-router", "/build", "/wheels", "/locks"):
         text = re.sub(rf"(?<!\S){path}", f"{folder}{path}", text)
     return text.replace("python3 ", f"{sys.executable} ")
 
@@ -195,6 +226,7 @@ def _copy(source, target):
     if source.is_dir():
         shutil.copytree(source, target)
     else:
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
 
 

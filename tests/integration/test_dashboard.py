@@ -16,7 +16,7 @@ from router.core.commands import UpsertWorker
 from router.protocol.values import Scope
 from router.tools.up.fleet import FleetPlan, LocalFleet
 from support.fleets.direct import DirectRouter
-from support.processes.servers import equals, eventually, free_port
+from support.processes.servers import equals, eventually, free_port, freeze
 from support.values.browsers import browser, chromium, tab
 from support.values.builders import announcement
 
@@ -244,7 +244,7 @@ async def test_a_theme_is_chosen_and_kept(page):
 
 async def test_silent_worker_appears_on_the_timeline(page, fleet):
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
-    os.kill(fleet.workers[0].pid, signal.SIGSTOP)
+    freeze(fleet.workers[0].pid)
     try:
         await page.says("#events", "removed: ")
         await page.until("document.querySelectorAll('#workers tbody tr').length === 1")

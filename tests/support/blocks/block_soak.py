@@ -28,7 +28,7 @@ import torch
 from router.protocol.values import Tier
 from support.blocks.failing_disks import BROKEN, FULL, in_place_of
 from support.blocks.tier_stacks import disk, host
-from support.processes.servers import free_port, wait_for_port
+from support.processes.servers import free_port, freeze, wait_for_port
 from worker_agent.blocks.names import BlockName
 from worker_agent.offload.policies import PassAll
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
@@ -273,7 +273,7 @@ def _proven(store) -> Counter[BlockResult]:
 
 @contextmanager
 def _stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:

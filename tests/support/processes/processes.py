@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import httpx
 
 from support.processes.forking import template
-from support.processes.servers import eventually, free_port
+from support.processes.servers import eventually, free_port, freeze
 
 SMALL_MODEL = {
     "num-layers": 2, "hidden-size": 64, "num-heads": 4, "num-kv-heads": 2, "max-model-len": 2048,
@@ -52,7 +52,7 @@ class Process:
             self.kill()
 
     def pause(self):
-        self.popen.send_signal(signal.SIGSTOP)
+        freeze(self.popen.pid)
 
     def go_on(self):
         self.popen.send_signal(signal.SIGCONT)

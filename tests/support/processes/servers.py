@@ -81,6 +81,17 @@ def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
     until(accepts, timeout_s)
 
 
+def freeze(pid: int) -> None:
+    """Stop a process, with all its threads before this returns: a signal alone is no promise."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_frozen():
+        stats = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    until(is_frozen)
+
+
 def until(condition, timeout_s: float = 120.0, poll_s: float = 0.01):
     """Wait until a condition is true, where no event loop runs. Raises TimeoutError."""
     deadline_s = time.monotonic() + timeout_s
@@ -116,8 +127,7 @@ class NatsServer:
     def pause(self) -> None:
         """Stop answering, until it is killed; every thread has stopped on return."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        freeze(self._process.pid)
 
     def kill(self) -> None:
         if self._process is not None:

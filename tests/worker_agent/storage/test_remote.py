@@ -6,7 +6,7 @@ import signal
 import pytest
 from redis import Redis
 
-from support.processes.servers import free_port
+from support.processes.servers import free_port, freeze
 from worker_agent.storage.errors import StorageError
 from worker_agent.storage.remote import (
     Lease,
@@ -162,7 +162,7 @@ def test_a_redis_that_does_not_answer_is_an_error(redis_port, client):
     storage = RemoteStorage(redis_client(f"redis://127.0.0.1:{redis_port}", 0.1), SETTINGS)
     store(storage, 1)
     pid = client.info("server")["process_id"]
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         with pytest.raises(StorageError, match="redis: Timeout"):
             get(storage, 1)

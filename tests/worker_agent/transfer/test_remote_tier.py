@@ -11,7 +11,7 @@ import pytest
 import torch
 from redis import Redis
 
-from support.processes.servers import free_port
+from support.processes.servers import free_port, freeze
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
@@ -256,7 +256,7 @@ def test_unresponsive_redis_is_skipped_for_a_while(redis_port, client, is_stoppe
     pid = client.info("server")["process_id"]
     if is_stopped:
         store(tier_of(port), 1)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     try:
         assert load(tier, 1, 2) == [FAILED, FAILED]
         assert tier.is_down

@@ -29,8 +29,8 @@ COMMAND = (
     "--generation-database=none",
     "--no-color",
 )
-# Enough requests delete the only worker. A route may then answer 503 if its documentation says so, which
-# another check holds; any other server error is a fault.
+# Enough requests delete the only worker. A route may then answer 503 if its documentation says so,
+# which another check holds; any other server error is a fault.
 CONFIG = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "503"]
