@@ -1,34 +1,41 @@
 # Three images from one source. `docker build --target router .` is small, and so is `--target bridge`,
 # the agent beside an engine; `--target worker-agent` has torch for the reference engine, with CUDA as
-# PyPI ships it. For a CPU build add
-# `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`; for another CUDA an image with
-# Python 3.11 or newer as `--build-arg AGENT_BASE=…`. A digest pins more than a version:
+# PyPI ships it. Every package is installed by version and hash (deploy/images; `make locks`). For another
+# build of torch, lock it first (deploy/README.md), and add `--build-arg PIP_EXTRA_INDEX_URL=…`; for another
+# CUDA give an image with Python 3.11 as `--build-arg AGENT_BASE=…`. A digest pins more than a version:
 # `--build-arg BASE=python:3.11.13-slim-bookworm@sha256:…`. `docker build --sbom=true` finds every
 # package, since each image has them in one virtual environment.
 ARG BASE=python:3.11.13-slim-bookworm
 ARG AGENT_BASE=python:3.11.13-slim-bookworm
 
 FROM ${BASE} AS wheel
+COPY deploy/images/build.txt /locks/build.txt
+RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir \
+  --require-hashes --requirement /locks/build.txt
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./
 COPY router router
 COPY worker_agent worker_agent
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM ${BASE} AS installed
-COPY constraints.txt /constraints.txt
+COPY deploy/images/router.txt /locks/router.txt
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv --without-pip /opt/kv-router/venv \
   && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
-  --constraint /constraints.txt "$(find /wheels -name '*.whl')[forward,nkeys,otel,redis]"
+  --require-hashes --requirement /locks/router.txt \
+  && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-deps --no-index \
+  "$(find /wheels -name '*.whl')"
 
 FROM ${AGENT_BASE} AS installed-agent
 ARG PIP_EXTRA_INDEX_URL=""
-COPY constraints.txt /constraints.txt
+COPY deploy/images/agent.txt /locks/agent.txt
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv --without-pip /opt/kv-router/venv \
   && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-cache-dir \
-  --constraint /constraints.txt "$(find /wheels -name '*.whl')[agent,nkeys,redis]"
+  --require-hashes --requirement /locks/agent.txt \
+  && python3 -m pip --python /opt/kv-router/venv/bin/python install --no-deps --no-index \
+  "$(find /wheels -name '*.whl')"
 
 # Kernels are compiled where they run from, for any CPU, and copied to /tmp by processes.
 FROM ${BASE} AS slim

@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest unit fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -86,6 +86,24 @@ test-image: $(DEV_STAMP)
 # says; ten minutes.
 test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
+
+# What is published: both packages, a bill of materials (CycloneDX) for each image, and checksums, in dist/.
+release: .release-venv/.installed
+	rm -rf dist
+	.release-venv/bin/python -m build --outdir dist .
+	for image in router agent; do PYTHONWARNINGS=ignore .release-venv/bin/cyclonedx-py requirements deploy/images/$$image.txt \
+		--pyproject pyproject.toml --output-reproducible --output-file dist/kv-router-$$image.cdx.json || exit 1; done
+	cd dist && sha256sum * > SHA256SUMS
+
+# The packages of the images with their hashes, from pyproject.toml and constraints.txt. LOCK_ARGS chooses
+# another build of torch, such as LOCK_ARGS="--index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match".
+LOCK_ARGS ?=
+LOCK := .release-venv/bin/uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform linux \
+	--no-annotate --constraint constraints.txt --custom-compile-command "make locks" $(LOCK_ARGS)
+locks: .release-venv/.installed
+	echo hatchling | $(LOCK) - --output-file deploy/images/build.txt
+	$(LOCK) pyproject.toml --extra forward --extra nkeys --extra otel --extra redis --output-file deploy/images/router.txt
+	$(LOCK) pyproject.toml --extra agent --extra nkeys --extra redis --output-file deploy/images/agent.txt
 
 # The router's tests, with the lowest version of everything that pyproject.toml bounds, the bus
 # included, newest otherwise; without torch. A quarter of an hour.
@@ -181,7 +199,8 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 
 .release-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check build twine pipx
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		build cyclonedx-bom pip-audit pipx twine uv
 	touch $@
 
 .lowest-venv/.installed: pyproject.toml
