@@ -87,13 +87,14 @@ test-image: $(DEV_STAMP)
 test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
 
-# What is published: both packages, a bill of materials (CycloneDX) for each image, and checksums, in dist/.
+# What is published: both packages, a bill of materials (CycloneDX) for each image, and checksums, in DIST.
+DIST ?= dist
 release: .release-venv/.installed
-	rm -rf dist
-	.release-venv/bin/python -m build --outdir dist .
+	rm -rf $(DIST)
+	.release-venv/bin/python -m build --outdir $(DIST) .
 	for image in router agent; do PYTHONWARNINGS=ignore .release-venv/bin/cyclonedx-py requirements deploy/images/$$image.txt \
-		--pyproject pyproject.toml --output-reproducible --output-file dist/kv-router-$$image.cdx.json || exit 1; done
-	cd dist && sha256sum * > SHA256SUMS
+		--pyproject pyproject.toml --output-reproducible --output-file $(DIST)/kv-router-$$image.cdx.json || exit 1; done
+	cd $(DIST) && sha256sum * > SHA256SUMS
 
 # The packages of the images with their hashes, from pyproject.toml and constraints.txt. LOCK_ARGS chooses
 # another build of torch, such as LOCK_ARGS="--index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match".

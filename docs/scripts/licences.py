@@ -22,6 +22,10 @@ under its own licence, whose text comes with it; `docs/scripts/licences.py` make
 
 """
 TABLE = "| package | licence |\n|---|---|\n"
+PERMISSIVE = re.compile(
+    r"MIT|BSD|3-Clause BSD|0BSD|ISC|Apache|PSF|Zlib|CC0|BSL-1\.0|MPL[- ]2\.0|Mozilla Public License 2\.0|Unlicense"
+)
+"""Licences under which a package may be installed with ours; MPL-2.0 concerns changes to its own files."""
 TEXTS = """
 The demonstration's conversations (`router/tools/up/demo/conversations.json`) quote books in the public
 domain, which the file names.
@@ -46,6 +50,14 @@ def third_party() -> str:
         for name, extra in sorted(extras.items())
     ]
     return "".join([HEAD, TABLE, *rows, *more, TEXTS])
+
+
+def is_permissive(named: str) -> bool:
+    """Return whether every licence of an expression is permissive, or one of its alternatives."""
+    return all(
+        any(PERMISSIVE.match(either.strip("() ")) for either in re.split(r" OR ", each))
+        for each in re.split(r" AND |; ", named)
+    )
 
 
 def licence(each: Distribution) -> str:
