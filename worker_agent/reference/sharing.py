@@ -24,6 +24,7 @@ from worker_agent.sharing.address_book import PeerAddresses
 from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.storage.mapped_file import kept_path
 from worker_agent.transfer.block_tier import BlockGiver
 
 CLOSE_TIMEOUT_S = 5.0
@@ -96,7 +97,8 @@ class _Connecting:
 
 def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank) -> SharingConfig:
     settings = config.sharing
-    path = Path(settings.share_dir) / f"kv-{rank}.blocks" if settings.share_dir else None
+    folder = settings.share_dir
+    path = kept_path(Path(folder), f"kv-{rank}", ".blocks") if folder else None
     return SharingConfig(
         token=_token(config.block_keys),
         epoch=epoch,

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from router.runtime.own_files import open_own
+
 RESTART_S = 0.5
 RESTART_MAX_S = 8.0
 STEADY_S = 10.0
@@ -64,7 +66,7 @@ class Child:
             await self._stop()
 
     async def _start(self) -> None:
-        with self.log_path.open("ab") as log:
+        with open(self.log_path, "ab", opener=open_own) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
