@@ -14,7 +14,7 @@ from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.http_server.server import ANY_ADDRESS
 from router.runtime.security.config import BlockKeyConfig
-from router.runtime.security.tls import client_context
+from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.config.reference import ReferenceConfig
 from worker_agent.manager.config import CacheModel
@@ -50,7 +50,7 @@ class AgentSharing:
         self._name = config.sharing.share_address
         security, settings = config.security, config.sharing
         files = settings.share_ca_file, security.tls_cert_file, security.tls_key_file
-        client_tls = None if tls is None else client_context(*files, prefix="share")
+        client_tls = None if tls is None else ClientTls(*files, prefix="share")
         try:
             for index, (rank, manager) in enumerate(managers.items()):
                 ours = _sharing_config(config, epoch, index, rank)

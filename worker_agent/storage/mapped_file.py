@@ -1,7 +1,7 @@
 """A file mapped into memory, locked by one process at a time, which outlives that process.
 
-It may be in a folder that all users can write to, such as /dev/shm: its name cannot be guessed there,
-and files of other users are not opened.
+It may be in a folder that all users can write to, such as /dev/shm: its name cannot be guessed
+there, and files of other users are not opened.
 """
 
 import fcntl
