@@ -9,6 +9,7 @@ from secrets import token_bytes, token_hex
 from router.errors import ConfigError
 from router.runtime.kernels.hash_key import BlockKey
 from router.runtime.own_files import open_own
+from router.runtime.security.redis_access import RedisAccess
 from worker_agent.config.base import WorkerConfig
 from worker_agent.config.reference import EngineSettings, ReferenceConfig
 from worker_agent.config.tiers import TierSettings, blocks_of
@@ -163,6 +164,7 @@ def _remote(config: TierSettings, namespace: str, secret: bytes) -> RemoteStore 
         return None
     return RemoteStore(
         url=config.remote_cache_url,
+        access=RedisAccess(config.remote_cache_username, config.remote_cache_password_file),
         max_blocks=config.remote_cache_blocks,
         namespace=namespace,
         secret=secret,
