@@ -120,7 +120,7 @@ def _kept_secret(path: Path) -> bytes:
             with os.fdopen(descriptor, "wb") as created:
                 created.write(secret)
     except OSError as error:
-        allowed = "a directory to write in"
+        allowed = "a directory to write in, without such a file of another user"
         raise ConfigError("disk_cache_dir", f"{path}: {error.strerror}", allowed) from error
     if len(secret) != SECRET_BYTES:
         reason = f"{path} has {len(secret)} bytes"

@@ -178,3 +178,18 @@ def test_a_rank_s_tiers_open(tmp_path):
     with KvBlockManager(manager_config(config, 0, "cpu")) as manager:
         assert [status.empty_blocks for status in manager.status().values()] == [256, 2, 4]
         assert manager.block_sets()[G1].memory.layout.config.block_bytes == BLOCK_BYTES
+
+
+def test_secret_that_is_a_link_is_refused(tmp_path):
+    flags = ("--worker-id", "7", "--disk-cache-blocks", "2", "--disk-cache-dir", str(tmp_path))
+    (tmp_path / "elsewhere").write_bytes(bytes(32))
+    (tmp_path / "kv-7.secret").symlink_to("elsewhere")
+    with pytest.raises(ConfigError) as refusal:
+        secret_of(load_agent_config(flags, {}))
+    assert refusal.value.key == "disk_cache_dir"
+
+
+def test_name_of_a_temporary_disk_tier_cannot_be_guessed():
+    flags = ("--worker-id", "7", "--disk-cache-blocks", "2")
+    paths = {manager_config(load_agent_config(flags, {}), 0, "cpu").disk.place.path for _ in "12"}
+    assert len(paths) == 2
