@@ -93,7 +93,7 @@ def foreign_in(folder: Path) -> list[Path]:
     Links are not followed. In a trusted folder, these are leftovers of a time when it was not.
     """
     foreign = []
-    for place, folders, files, handle in os.fwalk(folder):
+    for place, folders, files, handle in os.fwalk(folder, onerror=_raise):
         for name in (*folders, *files):
             found = os.stat(name, dir_fd=handle, follow_symlinks=False)
             if stat.S_ISLNK(found.st_mode) or _problem(found) is not None:
@@ -144,6 +144,10 @@ def _lock_of(folder: Path, parts: tuple[str, ...]) -> int:
         return open_own("lock", os.O_RDWR | os.O_CREAT, dir_fd=handle)
     finally:
         os.close(handle)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _check(handle: int, path: Path, *, is_above: bool = False) -> None:

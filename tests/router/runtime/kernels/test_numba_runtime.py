@@ -234,6 +234,20 @@ def test_a_user_without_a_name_has_no_home(programs):
     assert outcome(report) == (0, 2)
 
 
+@needs_root
+@pytest.mark.usefixtures("prebuilt")
+def test_with_a_temporary_folder_of_all_users_shared_memory_serves(programs):
+    """As in Kubernetes, where a volume at /tmp is not sticky."""
+    user = 100_000 + os.getpid()
+    programs.temporary.chmod(0o2777)
+    try:
+        report = programs.run(wrapper=as_user(user), HOME=None)
+        assert outcome(report) == (2, 0)
+        assert Path(report["folder"]).parent == Path(f"/dev/shm/kv-router-{user}")
+    finally:
+        shutil.rmtree(f"/dev/shm/kv-router-{user}", ignore_errors=True)
+
+
 def test_processes_that_start_at_once_compile_once(programs):
     processes = [programs.start() for _ in range(4)]
     outcomes = [outcome(result(process)) for process in processes]
