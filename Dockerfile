@@ -43,7 +43,7 @@ ENV PATH=/opt/kv-router/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECOD
 ENV NUMBA_CACHE_DIR=/opt/kv-router/kernels NUMBA_CPU_NAME=generic
 RUN useradd --uid 10001 --no-create-home kv
 COPY --from=installed /opt/kv-router /opt/kv-router
-RUN python -m router.warm
+RUN python -m router.warm && chmod -R go+rX,go-w "$NUMBA_CACHE_DIR"
 USER 10001
 
 FROM slim AS router
@@ -69,7 +69,7 @@ LABEL org.opencontainers.image.title="kv-router agent" org.opencontainers.image.
 USER 0
 RUN useradd --uid 10001 --no-create-home kv
 COPY --from=installed-agent /opt/kv-router /opt/kv-router
-RUN python -m router.warm
+RUN python -m router.warm && chmod -R go+rX,go-w "$NUMBA_CACHE_DIR"
 USER 10001
 ENV KV_ROUTER_AGENT_HOST=0.0.0.0 KV_ROUTER_AGENT_HTTP_PORT=8000
 EXPOSE 8000

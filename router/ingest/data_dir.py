@@ -22,7 +22,7 @@ from router.protocol.catalogue import Lifecycle
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerRegistration
 from router.publisher.follower.state import replace_file
-from router.runtime.process.exclusive_dir import exclusive_dir
+from router.runtime.own_files import exclusive_dir
 
 log = logging.getLogger(__name__)
 

@@ -140,6 +140,13 @@ def test_images_have_the_versions_that_were_tested(lock):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_kernels_of_an_image_can_be_read_by_its_user_and_written_by_root_only(target):
+    """They are compiled by root, in folders for root only."""
+    (warming,) = [run for run in steps(target, "RUN") if "router.warm" in run]
+    assert warming.endswith('&& chmod -R go+rX,go-w "$NUMBA_CACHE_DIR"')
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_commands_are_those_of_the_package(target):
     project = (ROOT / "pyproject.toml").read_text()
     scripts = re.search(r"\[project.scripts\]\n(.*?)\n\n", project, re.S).group(1)

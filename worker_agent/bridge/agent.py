@@ -30,6 +30,7 @@ from router.publisher.load_publisher import ReceivedBeacons
 from router.publisher.zmq.sockets import Context, open_context
 from router.runtime.http_server.limits import HttpLimits
 from router.runtime.http_server.server import HttpServer, endpoint_of, listening
+from router.runtime.own_files import make_own_dir
 from router.runtime.process.redaction import redact
 from router.runtime.security.edge import Edge
 from router.runtime.security.guarded import Guarded
@@ -254,6 +255,6 @@ class BridgeAgent:
         if state_dir is None:
             return
         try:
-            Path(state_dir).mkdir(parents=True, exist_ok=True)
+            make_own_dir(Path(state_dir))
         except OSError as error:
             raise ConfigError("state_dir", str(error), "a folder that can be written") from error

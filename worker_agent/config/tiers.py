@@ -45,6 +45,12 @@ class TierSettings(Struct, frozen=True, kw_only=True):
     remote_cache_url: Annotated[
         str, about("Redis server that workers share as remote tier (G4), redis://…; empty: none")
     ] = ""
+    remote_cache_username: Annotated[
+        str, about("user (ACL) of the remote tier's Redis; empty: the default user")
+    ] = ""
+    remote_cache_password_file: Annotated[
+        str, about("file with that user's password, read at every connection")
+    ] = ""
     remote_cache_blocks: Annotated[
         int,
         about(
@@ -131,6 +137,21 @@ RULES: tuple[ConflictRule, ...] = (
     *(
         _without(k, "remote_cache_url")
         for k in ("remote_cache_blocks", "remote_cache_ttl_s", "remote_offload_policy")
+    ),
+    ConflictRule(
+        "remote_cache_username",
+        "remote_cache_password_file",
+        lambda c: bool(c.remote_cache_username) and not c.remote_cache_password_file,
+        "a user name needs a password",
+    ),
+    *(
+        ConflictRule(
+            key,
+            "remote_cache_url",
+            lambda c: not c.remote_cache_url or "@" in c.remote_cache_url,
+            "there is no Redis to log in to, or its URL has a login already",
+        )
+        for key in ("remote_cache_username", "remote_cache_password_file")
     ),
     ConflictRule(
         "remote_cache_url",

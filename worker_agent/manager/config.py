@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.errors import InvalidFieldError
 from router.protocol.values import U64_MAX
+from router.runtime.security.redis_access import OPEN_ACCESS, RedisAccess
 from worker_agent.blocks.eviction.base import Eviction
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.eviction.multi_lru import MultiLruEviction
@@ -205,6 +206,7 @@ class RemoteStore(Struct, frozen=True, kw_only=True):
 
     url: str
     """`redis://`, `rediss://` or `unix://`."""
+    access: RedisAccess = OPEN_ACCESS
     max_blocks: int
     """The limit over all workers, at least 1; the oldest blocks are evicted first."""
     namespace: str = "default"

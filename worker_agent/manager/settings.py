@@ -4,10 +4,12 @@ import os
 import tempfile
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 
 from router.errors import ConfigError
 from router.runtime.kernels.hash_key import BlockKey
+from router.runtime.own_files import open_own
+from router.runtime.security.redis_access import RedisAccess
 from worker_agent.config.base import WorkerConfig
 from worker_agent.config.reference import EngineSettings, ReferenceConfig
 from worker_agent.config.tiers import TierSettings, blocks_of
@@ -25,6 +27,7 @@ from worker_agent.manager.config import (
     Shared,
     TierLayout,
 )
+from worker_agent.storage.mapped_file import kept_path
 
 SECRET_BYTES = 32
 
@@ -108,15 +111,16 @@ def derived_secret(key: BlockKey, purpose: bytes) -> bytes:
 def _kept_secret(path: Path) -> bytes:
     try:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            secret = path.read_bytes()
+            with open(path, "rb", opener=open_own) as file:
+                secret = file.read()
         else:
             secret = token_bytes(SECRET_BYTES)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secret)
+            with os.fdopen(descriptor, "wb") as created:
+                created.write(secret)
     except OSError as error:
-        allowed = "a directory to write in"
+        allowed = "a directory to write in, without such a file of another user"
         raise ConfigError("disk_cache_dir", f"{path}: {error.strerror}", allowed) from error
     if len(secret) != SECRET_BYTES:
         reason = f"{path} has {len(secret)} bytes"
@@ -140,15 +144,15 @@ def cache_model(config: EngineSettings) -> CacheModel:
 
 def _host(config: TierSettings, stem: str) -> Place:
     if config.host_cache_dir:
-        return Shared(Path(config.host_cache_dir) / f"{stem}.host")
+        return Shared(kept_path(Path(config.host_cache_dir), stem, ".host"))
     return OnHost()
 
 
 def _disk(config: TierSettings, stem: str) -> Place:
     is_kept = bool(config.disk_cache_dir)
-    name = f"{stem}.blocks" if is_kept else f"{stem}-{os.getpid()}.blocks"
+    folder = Path(config.disk_cache_dir or tempfile.gettempdir())
     return InFile(
-        Path(config.disk_cache_dir or tempfile.gettempdir()) / name,
+        kept_path(folder, stem, ".blocks") if is_kept else folder / f"{stem}-{token_hex(8)}.blocks",
         zero_fill=config.disk_zero_fill,
         is_kept=is_kept,
         is_direct=config.disk_direct,
@@ -160,6 +164,7 @@ def _remote(config: TierSettings, namespace: str, secret: bytes) -> RemoteStore 
         return None
     return RemoteStore(
         url=config.remote_cache_url,
+        access=RedisAccess(config.remote_cache_username, config.remote_cache_password_file),
         max_blocks=config.remote_cache_blocks,
         namespace=namespace,
         secret=secret,

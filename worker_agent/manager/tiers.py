@@ -31,7 +31,7 @@ def remote_level(config: BlockManagerConfig, store: RemoteStore) -> Level:
         max_blocks=store.max_blocks,
         ttl_s=store.ttl_s,
     )
-    client = redis_client(store.url, store.timeout_s)
+    client = redis_client(store.url, store.timeout_s, store.access)
     io = IoThreads("redis", PATIENCE * store.timeout_s)
     tier = RemoteTier(RemoteStorage(client, settings), settings, secret=store.secret, io=io)
     policy = policy_of(config.offload.remote_rule, store.max_blocks)

@@ -14,7 +14,7 @@ from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.http_server.server import ANY_ADDRESS
 from router.runtime.security.config import BlockKeyConfig
-from router.runtime.security.tls import client_context
+from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.config.reference import ReferenceConfig
 from worker_agent.manager.config import CacheModel
@@ -24,6 +24,7 @@ from worker_agent.sharing.address_book import PeerAddresses
 from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.storage.mapped_file import kept_path
 from worker_agent.transfer.block_tier import BlockGiver
 
 CLOSE_TIMEOUT_S = 5.0
@@ -49,7 +50,7 @@ class AgentSharing:
         self._name = config.sharing.share_address
         security, settings = config.security, config.sharing
         files = settings.share_ca_file, security.tls_cert_file, security.tls_key_file
-        client_tls = None if tls is None else client_context(*files, prefix="share")
+        client_tls = None if tls is None else ClientTls(*files, prefix="share")
         try:
             for index, (rank, manager) in enumerate(managers.items()):
                 ours = _sharing_config(config, epoch, index, rank)
@@ -96,7 +97,8 @@ class _Connecting:
 
 def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank) -> SharingConfig:
     settings = config.sharing
-    path = Path(settings.share_dir) / f"kv-{rank}.blocks" if settings.share_dir else None
+    folder = settings.share_dir
+    path = kept_path(Path(folder), f"kv-{rank}", ".blocks") if folder else None
     return SharingConfig(
         token=_token(config.block_keys),
         epoch=epoch,

@@ -3,7 +3,6 @@
 import mmap
 import os
 import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from xxhash import xxh3_64_intdigest
 
+from router.runtime.security.http_access import ClientTls
 from worker_agent.sharing.blockset import BlockDescriptorList
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_wire import (
@@ -102,7 +102,7 @@ class PeerClient:
         token: bytes,
         *,
         timeout_s: float = 30.0,
-        tls: ssl.SSLContext | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """Create the client, without connecting.
 
@@ -224,7 +224,7 @@ class PeerClient:
         remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             return remote
-        return self._tls.wrap_socket(remote, server_hostname=at.hostname)
+        return self._tls.context().wrap_socket(remote, server_hostname=at.hostname)
 
     def _introduce(self, line: Line) -> None:
         challenge = line.receive(Challenge)

@@ -17,6 +17,7 @@ from threading import Event, Thread, current_thread
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
+from router.runtime.own_files import open_own
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.sharing.accepting import Guests, accept_until, hang_up
 from worker_agent.sharing.blockset import BlockDescriptorList
@@ -171,7 +172,7 @@ def _checksum(giving: Serving, place: int) -> int:
 def _hand_over(line: Line, shared: SharedSet) -> None:
     assert shared.path is not None
     try:
-        descriptor = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_own(shared.path, os.O_RDONLY)
     except OSError as error:
         raise PeerError(line.address, f"{shared.path}: {error.strerror}") from error
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
@@ -81,7 +82,7 @@ class BlockSharing:
         config: SharingConfig,
         *,
         server_tls: ssl.SSLContext | None = None,
-        client_tls: ssl.SSLContext | None = None,
+        client_tls: ClientTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the server; `model` is the model of the blocks.

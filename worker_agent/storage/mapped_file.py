@@ -1,24 +1,57 @@
-"""A file mapped into memory, locked by one process at a time, which outlives that process."""
+"""A file mapped into memory, locked by one process at a time, which outlives that process.
+
+It may be in a folder that all users can write to, such as /dev/shm: its name cannot be guessed
+there, and files of other users are not opened.
+"""
 
 import fcntl
 import mmap
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
+from router.runtime.own_files import open_own
 from worker_agent.storage.errors import StorageError
+
+
+def kept_path(folder: Path, stem: str, ending: str) -> Path:
+    """Return the path of a file that an earlier process left, or of a new one.
+
+    If other users can create files in the folder, a new name has a random part, so that none of
+    them can be there first. Files of other users, and links, are not taken for one of ours.
+    """
+    plain = folder / f"{stem}{ending}"
+    try:
+        if not folder.stat().st_mode & 0o022:
+            return plain
+        pattern = re.compile(f"{re.escape(stem)}(-[0-9a-f]{{16}})?{re.escape(ending)}")
+        with os.scandir(folder) as entries:
+            named = [each for each in entries if pattern.fullmatch(each.name)]
+            ours = sorted(each.name for each in named if _is_ours(each))
+    except OSError:  # no such folder: opening the file fails, and says so
+        return plain
+    return folder / (ours[0] if ours else f"{stem}-{token_hex(8)}{ending}")
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    found = entry.stat(follow_symlinks=False)
+    is_private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return is_private and (stat.S_ISREG(found.st_mode) or stat.S_ISSOCK(found.st_mode))
 
 
 @contextmanager
 def exclusive_file(path: Path) -> Iterator[int]:
     """Open or create a file and lock it; its descriptor stays open on success.
 
-    Raises StorageError if it is not accessible, if another process has locked it, and for any
-    OSError of the body; then it is closed.
+    Raises StorageError if it is not accessible or of another user, if another process has locked
+    it, and for any OSError of the body; then it is closed.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield descriptor

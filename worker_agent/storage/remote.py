@@ -21,6 +21,7 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from router.runtime.security.redis_access import OPEN_ACCESS, RedisAccess
 from worker_agent.storage.errors import StorageError
 
 
@@ -233,11 +234,12 @@ def _storage_error(error: Exception) -> StorageError:
     return StorageError("redis", str(error), "a Redis server that responds, with free memory")
 
 
-def redis_client(url: str, timeout_s: float) -> Redis:
-    """Return a client with this timeout and without retries."""
+def redis_client(url: str, timeout_s: float, access: RedisAccess = OPEN_ACCESS) -> Redis:
+    """Return a client with this timeout and without retries. Raises ConfigError."""
     return Redis.from_url(
         url,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
+        **access.options(url, "remote_cache"),
     )

@@ -22,6 +22,7 @@ from router.publisher.batch_order.position import SavedPosition
 from router.publisher.errors import FeedStateError, NormalizerStateError
 from router.publisher.normalizer.normalizer import Normalizer
 from router.publisher.normalizer.state import BIN, BIN_HEAD, NO_BYTES, SavedParts, size_and_checksum
+from router.runtime.own_files import open_own
 
 MAGIC = b"KVRF"
 VERSION = 1
@@ -66,9 +67,9 @@ def save_feed_state(path: Path, position: SavedPosition, normalizer: SavedParts)
 
 
 def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file atomically and durably: readers never see a part of it."""
+    """Write a file of this user only, atomically and durably: readers never see a part of it."""
     draft = path.with_name(path.name + ".new")
-    with draft.open("wb", buffering=0) as file:
+    with open(draft, "wb", buffering=0, opener=open_own) as file:
         for part in parts:
             _write_all(file, part)
         os.fsync(file.fileno())

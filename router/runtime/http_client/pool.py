@@ -24,6 +24,7 @@ from router.runtime.http_client.connection import (
     UpstreamResponse,
 )
 from router.runtime.http_server.head_cache import HeadCache
+from router.runtime.security.http_access import ClientTls
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -126,11 +127,16 @@ class _Server:
 
 
 class HttpPool:
-    """A client for many servers. It must be closed. `tls`: for https; None: the system's checks."""
+    """A client for many servers. It must be closed.
+
+    `tls`: for https; None: the system's authorities, read for the first connection and again when
+    they have changed.
+    """
 
     def __init__(self, limits: PoolLimits, tls: ssl.SSLContext | None = None) -> None:
         self._limits = limits
         self._tls = tls
+        self._system_tls = ClientTls()
         self._servers: dict[Origin, _Server] = {}
 
     async def send(
@@ -222,7 +228,7 @@ class HttpPool:
     async def _connected(self, server: _Server) -> Connection:
         origin, tls = server.origin, None
         if origin.scheme == "https":
-            tls = self._tls or ssl.create_default_context()
+            tls = self._tls or self._system_tls.context()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):

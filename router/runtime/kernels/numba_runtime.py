@@ -3,12 +3,14 @@
 `kernel` compiles or loads while its module is imported, so no request waits for a compilation. The
 machine code is in a folder, named by a hash of everything that affects the code:
 
-  NUMBA_CACHE_DIR, ~/.cache/kv-router or /tmp/kv-router-{uid} ──▶ {fingerprint}/…
+  NUMBA_CACHE_DIR, ~/.cache/kv-router, /tmp/kv-router-{uid}, /dev/shm/… ──▶ {fingerprint}/…
 
-A folder that can only be read (a prebuilt one of an image) is copied to one that can be written,
-but only machine code of this user and of root is trusted. Files that differ from their checksums
-are dropped before anything is loaded, because damaged machine code may crash the process. Processes
-that start cold together compile once, one after the other. If no folder can be written, each
+A folder that can only be read (a prebuilt one of an image) is copied to one that can be written.
+Machine code is executed as it is found: a folder is used only if other users can change neither it,
+nor a folder above it, nor anything in it (`runtime/own_files.py`). Numba opens files by path, after
+these checks; only this user and root could replace them in between. Files that differ from their
+checksums are dropped before anything is loaded, because damaged machine code may crash the process.
+Processes that start cold together compile once, one after the other. If no folder can be used, each
 process compiles for itself.
 """
 
@@ -30,6 +32,8 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
+
+from router.runtime.own_files import foreign_in, make_own_dir, open_own, trusted
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -133,25 +137,26 @@ def _fingerprint() -> str:
 
 
 def _prepare_folder(candidates: Iterable[Path], name: str) -> Path | None:
-    """Return the first writable folder, filled from the first one that could only be read."""
+    """Return the first usable folder, filled from the first one that could only be read."""
     prebuilt = None
     for candidate in candidates:
-        folder = candidate / name
-        if _is_writable(folder):
-            with _exclusive(folder), contextlib.suppress(OSError):
-                _drop_damaged(folder)
-                if prebuilt is not None:
-                    _copy_missing(prebuilt, folder)
-            return folder
-        if prebuilt is None and _is_trusted(folder):
-            prebuilt = folder
+        folder = _writable(candidate / name)
+        if folder is None:
+            prebuilt = prebuilt or _readable(candidate / name)
+            continue
+        with _exclusive(folder), contextlib.suppress(OSError):
+            _drop_damaged(folder)
+            if prebuilt is not None:
+                _copy_missing(prebuilt, folder)
+        return folder
     return None
 
 
 def _candidates() -> Iterator[Path]:
     """Yield the folders for machine code, the preferred one first.
 
-    There may be no home directory, and no /tmp.
+    There may be no home directory, and no /tmp. A volume at /tmp in Kubernetes can be written by
+    all users and is not sticky; /dev/shm is there, and sticky.
     """
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
@@ -161,28 +166,31 @@ def _candidates() -> Iterator[Path]:
         yield cache / "kv-router"
     with contextlib.suppress(FileNotFoundError):
         yield Path(tempfile.gettempdir()) / f"kv-router-{os.getuid()}"
+    yield Path("/dev/shm") / f"kv-router-{os.getuid()}"  # noqa: S108 - it is checked like all
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether a folder is writable, owned by this user and not writable by others."""
+def _writable(folder: Path) -> Path | None:
+    """Return the path of a trusted folder of this user, created if missing, or None."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return _is_trusted(folder) and folder.stat().st_uid == os.getuid()
+        make_own_dir(folder)
+        found = trusted(folder)
+        if found.stat().st_uid != os.getuid():
+            return None
+        with tempfile.TemporaryFile(dir=found, buffering=0) as probe:
+            probe.write(b".")
+        with _exclusive(found):  # no other process is creating files there
+            return None if foreign_in(found) else found
     except OSError:
-        return False
+        return None
 
 
-def _is_trusted(folder: Path) -> bool:
-    """Return whether only this user or root can have written there.
-
-    Machine code is executed as it is found.
-    """
+def _readable(folder: Path) -> Path | None:
+    """Return the path of a trusted folder with nothing of other users in it, or None."""
     try:
-        found = folder.stat()
+        found = trusted(folder)
+        return None if foreign_in(found) else found
     except OSError:
-        return False
-    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+        return None
 
 
 def _copy_missing(source: Path, target: Path) -> None:
@@ -231,12 +239,18 @@ def _wipe(folder: Path | None) -> None:
 
 @contextlib.contextmanager
 def _exclusive(folder: Path | None) -> Iterator[None]:
+    """Lock a folder. Files that Numba creates meanwhile cannot be written by other users."""
     if folder is None:
         yield
         return
-    with (folder / ".lock").open("w") as lock:
+    with open(folder / ".lock", "w", opener=open_own) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        mask = os.umask(0o077)
+        os.umask(mask | 0o022)
+        try:
+            yield
+        finally:
+            os.umask(mask)
 
 
 _folder = _prepare_folder(_candidates(), _fingerprint())
@@ -244,6 +258,7 @@ if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
 if _folder is None or not _files(_folder):
     with contextlib.suppress(OSError):  # stderr is closed, or the disk is full
-        where = f"kept in {_folder}" if _folder else "in memory: no folder can be written"
+        in_memory = "in memory: no folder can be written by this user alone"
+        where = f"kept in {_folder}" if _folder else in_memory
         sys.stderr.write(f"kv-router: compiling its kernels, once: about a minute ({where})\n")
         sys.stderr.flush()

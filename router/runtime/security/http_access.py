@@ -1,11 +1,14 @@
-"""Credentials for connections to a router or an indexer, and the authorities of its TLS."""
+"""Credentials for connections to servers, and the authorities of their TLS."""
 
+import os
+import ssl
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from router.errors import ConfigError
+from router.runtime.security.edge import WatchedFiles
 from router.runtime.security.tls import client_context
 
 
@@ -43,3 +46,49 @@ class HttpAccess(Struct, frozen=True):
 
 
 OPEN_ACCESS = HttpAccess()
+
+
+class ClientTls:
+    """The TLS context of a pool of connections: made once, and again after its files have changed.
+
+    `ca_file`: authorities; empty: the system's. Without files, an unused one reads nothing.
+    """
+
+    __slots__ = ("_context", "_files", "_prefix", "_watched")
+
+    def __init__(
+        self, ca_file: str = "", cert_file: str = "", key_file: str = "", prefix: str = "tls"
+    ) -> None:
+        """Raise ConfigError for files that cannot be used.
+
+        `prefix`: prefix of the settings' names, for errors.
+        """
+        self._files = (ca_file, cert_file, key_file)
+        self._prefix = prefix
+        named = [Path(each) for each in self._files if each]
+        watched = named if ca_file else [*named, *_system_authorities()]
+        self._watched = WatchedFiles(f"{prefix} files of a client", watched, self._reload)
+        self._context = self._read() if any(self._files) else None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Files that cannot be read change nothing."""
+        if self._context is None:
+            self._context = self._read()
+        self._watched.look()
+        return self._context
+
+    def _reload(self) -> None:
+        if not self._files[0] and not any(each.exists() for each in _system_authorities()):
+            raise ConfigError(f"{self._prefix}_ca_file", "the system has none", "authorities")
+        self._context = self._read()
+
+    def _read(self) -> ssl.SSLContext:
+        return client_context(*self._files, prefix=self._prefix)
+
+
+def _system_authorities() -> list[Path]:
+    """Return the file and the folder of the system's authorities, whether they exist or not."""
+    paths = ssl.get_default_verify_paths()
+    file = os.environ.get(paths.openssl_cafile_env, paths.openssl_cafile)
+    folder = os.environ.get(paths.openssl_capath_env, paths.openssl_capath)
+    return [Path(file), Path(folder)]

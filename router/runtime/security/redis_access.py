@@ -18,11 +18,16 @@ class RedisAccess(Struct, frozen=True):
     tls_cert_file: str = ""
     tls_key_file: str = ""
 
-    def options(self, url: str) -> dict[str, Any]:
-        """Return arguments for the client's pool. Raises ConfigError for an unreadable file."""
+    def options(self, url: str, prefix: str = "redis") -> dict[str, Any]:
+        """Return arguments for the client's pool. Raises ConfigError for an unreadable file.
+
+        `prefix`: prefix of the settings' names, for errors.
+        """
         options: dict[str, Any] = {}
         if self.password_file:
-            options["credential_provider"] = _login(self.username, Path(self.password_file))
+            options["credential_provider"] = _login(
+                self.username, Path(self.password_file), f"{prefix}_password_file"
+            )
         if url.startswith("rediss://"):
             options |= {
                 "ssl_cert_reqs": "required",
@@ -39,7 +44,7 @@ OPEN_ACCESS = RedisAccess()
 """Access without credentials, or with those in the URL."""
 
 
-def _login(username: str, password_file: Path) -> Any:
+def _login(username: str, password_file: Path, key: str) -> Any:
     from redis.credentials import CredentialProvider
 
     class FromFile(CredentialProvider):
@@ -51,5 +56,5 @@ def _login(username: str, password_file: Path) -> Any:
         password_file.read_text()
     except OSError as error:
         reason = f"{password_file}: {error.strerror}"
-        raise ConfigError("redis_password_file", reason, "a readable file") from error
+        raise ConfigError(key, reason, "a readable file") from error
     return FromFile()

@@ -19,7 +19,7 @@ from msgspec import Struct
 from router.errors import ConfigError, KvRouterError
 from router.protocol.values import Role
 from router.runtime.http_server.server import unbindable
-from router.runtime.process.exclusive_dir import exclusive_dir
+from router.runtime.own_files import exclusive_dir, make_own_dir, write_own
 from router.tools.up.supervisor import Child
 
 
@@ -55,10 +55,10 @@ def write_tokenizer(folder: Path) -> bool:
     """Write the folder. Returns False if the packages that read it are not installed."""
     if not (find_spec("tokenizers") and find_spec("jinja2")):
         return False
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_bytes(msgspec.json.encode(_tokenizer()))
+    make_own_dir(folder)
+    write_own(folder / "tokenizer.json", msgspec.json.encode(_tokenizer()))
     config = {"chat_template": _TEMPLATE}
-    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
+    write_own(folder / "tokenizer_config.json", msgspec.json.encode(config))
     return True
 
 
@@ -298,8 +298,7 @@ def _secret(directory: Path) -> tuple[str, str]:
     """
     path = directory / "block.key"
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(token_hex(32))
+        write_own(path, token_hex(32).encode())
     return "--block-key-file", str(path)
 
 

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from router.runtime.own_files import open_own
 
 RESTART_S = 0.5
 RESTART_MAX_S = 8.0
@@ -64,7 +67,8 @@ class Child:
             await self._stop()
 
     async def _start(self) -> None:
-        with self.log_path.open("ab") as log:
+        log = open_own(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -74,6 +78,8 @@ class Child:
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
+        finally:
+            os.close(log)
 
     async def _wait(self) -> int:
         assert self._process is not None

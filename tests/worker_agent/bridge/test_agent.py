@@ -601,6 +601,8 @@ async def test_a_restarted_agent_goes_on_pulling(nats_server, trtllm, trtllm_met
         trtllm.remove(1)
         async with ready(pulling(nats_server.url, trtllm, trtllm_metrics, **fields)):
             await eventually(lambda: holds(router, blocks(2, 8)))
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()}
+    assert (modes, (tmp_path / "state").stat().st_mode & 0o777) == ({0o600}, 0o700)
 
 
 async def test_trtllm_ranks_are_separate(nats_server, trtllm_metrics):

@@ -5,6 +5,7 @@ import stat
 import pytest
 
 from router.errors import ConfigError
+from router.runtime.security.redis_access import RedisAccess
 from tests.support.values.settings import flat
 from worker_agent.blocks.names import CacheLevel
 from worker_agent.config.kvbm_aliases import ALIASES, REFUSED
@@ -16,6 +17,11 @@ from worker_agent.manager.settings import cache_secret, manager_config
 G1, G2, G3, _ = CacheLevel
 BLOCK_BYTES = 4 * 2 * 16 * 64 * 4
 """Of the default model: layers, keys and values, tokens, numbers of a token, float32."""
+
+REMOTE = {
+    "KV_ROUTER_AGENT_REMOTE_CACHE_URL": "redis://h",
+    "KV_ROUTER_AGENT_BLOCK_KEY": "ab" * 32,
+}
 
 
 def secret_of(config):
@@ -110,6 +116,16 @@ def test_beside_an_engine_they_are_dynamo_s():
         ({"KV_ROUTER_AGENT_HOST_CACHE_DIR": "/dev/shm"}, "host_cache_dir"),
         ({"KV_ROUTER_AGENT_BLOCK_SIZE": "24"}, "block_size"),
         ({"KV_ROUTER_AGENT_REMOTE_CACHE_TTL_S": "9"}, "remote_cache_ttl_s"),
+        ({"KV_ROUTER_AGENT_REMOTE_CACHE_PASSWORD_FILE": "/p"}, "remote_cache_password_file"),
+        ({**REMOTE, "KV_ROUTER_AGENT_REMOTE_CACHE_USERNAME": "u"}, "remote_cache_username"),
+        (
+            {
+                **REMOTE,
+                "KV_ROUTER_AGENT_REMOTE_CACHE_URL": "redis://u:p@h",
+                "KV_ROUTER_AGENT_REMOTE_CACHE_PASSWORD_FILE": "/p",
+            },
+            "remote_cache_password_file",
+        ),
         ({"KV_ROUTER_AGENT_REMOTE_CACHE_URL": "redis://h"}, "remote_cache_url"),
     ],
 )
@@ -117,6 +133,15 @@ def test_contradictions_name_their_key(said, key):
     with pytest.raises(ConfigError) as caught:
         load_agent_config([], said)
     assert caught.value.key == key
+
+
+def test_login_to_the_store_is_read_from_its_file():
+    login = {
+        "KV_ROUTER_AGENT_REMOTE_CACHE_USERNAME": "agent",
+        "KV_ROUTER_AGENT_REMOTE_CACHE_PASSWORD_FILE": "/run/secrets/redis",
+    }
+    remote = manager_config(load_agent_config([], REMOTE | login), 0, "cpu").remote
+    assert remote.access == RedisAccess("agent", "/run/secrets/redis")
 
 
 def test_a_store_is_shared_under_the_fleet_s_secret():
@@ -153,3 +178,18 @@ def test_a_rank_s_tiers_open(tmp_path):
     with KvBlockManager(manager_config(config, 0, "cpu")) as manager:
         assert [status.empty_blocks for status in manager.status().values()] == [256, 2, 4]
         assert manager.block_sets()[G1].memory.layout.config.block_bytes == BLOCK_BYTES
+
+
+def test_secret_that_is_a_link_is_refused(tmp_path):
+    flags = ("--worker-id", "7", "--disk-cache-blocks", "2", "--disk-cache-dir", str(tmp_path))
+    (tmp_path / "elsewhere").write_bytes(bytes(32))
+    (tmp_path / "kv-7.secret").symlink_to("elsewhere")
+    with pytest.raises(ConfigError) as refusal:
+        secret_of(load_agent_config(flags, {}))
+    assert refusal.value.key == "disk_cache_dir"
+
+
+def test_name_of_a_temporary_disk_tier_cannot_be_guessed():
+    flags = ("--worker-id", "7", "--disk-cache-blocks", "2")
+    paths = {manager_config(load_agent_config(flags, {}), 0, "cpu").disk.place.path for _ in "12"}
+    assert len(paths) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from router.runtime.security.http_access import ClientTls
 from support.blocks import sharing_process
 from support.blocks.sharing_process import MODEL, Bytes, config_of, shared
 from support.processes.certificates import Authority
@@ -139,7 +140,7 @@ def contexts(directory):
     authority = Authority(directory)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(*authority.issue("worker"))
-    return server, ssl.create_default_context(cafile=str(authority.path))
+    return server, ClientTls(str(authority.path))
 
 
 @pytest.mark.parametrize(("is_trusted", "outcome"), [(True, DONE), (False, FAILED)])
@@ -147,7 +148,7 @@ def test_only_trusted_peers_connect_over_tls(managers, tmp_path, is_trusted, out
     owner, other = managers
     server_tls, client_tls = contexts(tmp_path)
     sharing = shared(owner, server_tls=server_tls)
-    client_tls = client_tls if is_trusted else ssl.create_default_context()
+    client_tls = client_tls if is_trusted else ClientTls()
     here = shared(other, client_tls=client_tls)
     here.import_remote_blockset(sharing.export_local_blockset())
     listed = sharing.lease(owner.host().allocate(2), 60.0)

@@ -6,6 +6,8 @@ import signal
 import pytest
 from redis import Redis
 
+from router.errors import ConfigError
+from router.runtime.security.redis_access import RedisAccess
 from support.processes.servers import free_port, freeze
 from worker_agent.storage.errors import StorageError
 from worker_agent.storage.remote import (
@@ -169,6 +171,32 @@ def test_a_redis_that_does_not_answer_is_an_error(redis_port, client):
     finally:
         os.kill(pid, signal.SIGCONT)
     assert get(storage, 1) == [sealed(1)]
+
+
+def test_password_file_is_read_at_every_connection(redis_port, client, tmp_path):
+    file = tmp_path / "password"
+    client.acl_setuser("agent", enabled=True, passwords=["+old"], keys=["*"], categories=["+@all"])
+    access = RedisAccess("agent", str(file))
+    file.write_text("old\n")
+    agent = redis_client(f"redis://127.0.0.1:{redis_port}", 5.0, access)
+    storage = RemoteStorage(agent, SETTINGS)
+    store(storage, 1)
+    client.acl_setuser("agent", enabled=True, passwords=["+new", "-old"])
+    agent.connection_pool.disconnect()
+    with pytest.raises(StorageError, match="redis: ") as refusal:
+        get(storage, 1)
+    assert "old" not in str(refusal.value)
+    file.write_text("new")
+    assert get(storage, 1) == [sealed(1)]
+    file.unlink()
+    assert get(storage, 1) == [sealed(1)]  # over the connection that is there
+    agent.close()
+
+
+def test_password_file_that_cannot_be_read_names_its_setting(tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        redis_client("redis://h", 1.0, RedisAccess(password_file=str(tmp_path / "missing")))
+    assert refusal.value.key == "remote_cache_password_file"
 
 
 def test_a_redis_that_is_gone_is_an_error():

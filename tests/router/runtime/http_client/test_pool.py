@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -25,6 +26,7 @@ from support.engines.upstreams import (
     response,
     says,
 )
+from support.processes.certificates import Authority
 from support.processes.servers import eventually, free_port, until_still
 
 ASK = Request("POST", "/x", b"body", ((b"x-a", b"1"),))
@@ -268,6 +270,49 @@ async def test_plain_http_is_no_tls(pool):
         with pytest.raises(NeverSentError):
             async with pool.response(Origin.of(upstream.url.replace("http", "https")), ASK):
                 pass
+
+
+@asynccontextmanager
+async def tls_server(authority):
+    """A server that closes each connection after an answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("server"))
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_authorities_are_read_once_for_all_connections_until_they_change(
+    tmp_path, monkeypatch
+):
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    chosen = tmp_path / "chosen.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(chosen))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    chosen.write_bytes(authority.path.read_bytes())
+    async with tls_server(authority) as url:
+        pool = HttpPool(PoolLimits(connect_timeout_s=30, head_timeout_s=60))
+
+        async def status():
+            async with pool.response(Origin.of(url), REPEATABLE) as answer:
+                return answer.status
+
+        assert await status() == 200
+        chosen.unlink()
+        assert await status() == 200
+        chosen.write_bytes(stranger.path.read_bytes())
+        with pytest.raises(NeverSentError, match="CERTIFICATE_VERIFY_FAILED"):
+            await status()
+        chosen.write_bytes(authority.path.read_bytes())
+        assert await status() == 200
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ class Programs:
             env=self.environment(**environment),
             cwd=self.root,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             preexec_fn=None if file_size is None else limit_files,
         )
@@ -88,8 +89,8 @@ class Programs:
 
 
 def result(process):
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     return json.loads(output)
 
 
@@ -233,6 +234,20 @@ def test_a_user_without_a_name_has_no_home(programs):
     assert outcome(report) == (0, 2)
 
 
+@needs_root
+@pytest.mark.usefixtures("prebuilt")
+def test_with_a_temporary_folder_of_all_users_shared_memory_serves(programs):
+    """As in Kubernetes, where a volume at /tmp is not sticky."""
+    user = 100_000 + os.getpid()
+    programs.temporary.chmod(0o2777)
+    try:
+        report = programs.run(wrapper=as_user(user), HOME=None)
+        assert outcome(report) == (2, 0)
+        assert Path(report["folder"]).parent == Path(f"/dev/shm/kv-router-{user}")
+    finally:
+        shutil.rmtree(f"/dev/shm/kv-router-{user}", ignore_errors=True)
+
+
 def test_processes_that_start_at_once_compile_once(programs):
     processes = [programs.start() for _ in range(4)]
     outcomes = [outcome(result(process)) for process in processes]
@@ -253,8 +268,10 @@ def test_where_nothing_can_be_written_kernels_live_in_memory(programs):
     for folder in (programs.chosen, programs.home, programs.temporary):
         folder.mkdir(exist_ok=True)
         protect(folder)
-    report = programs.run(wrapper=obeying_modes(), file_size=0)
-    assert report["folder"] is None
+    process = programs.start(wrapper=obeying_modes(), file_size=0)
+    output, errors = process.communicate(timeout=60)
+    assert json.loads(output)["folder"] is None
+    assert "in memory: no folder" in errors
     assert kept(programs.root) == {}
 
 
@@ -283,6 +300,62 @@ def test_world_writable_cache_folder_is_not_trusted(programs, mode):
     report = programs.run()
     assert outcome(report) == (0, 2)
     assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+
+
+def test_cache_below_a_world_writable_folder_is_not_trusted_unless_that_is_sticky(programs):
+    programs.run()
+    programs.chosen.chmod(0o777)
+    report = programs.run()
+    assert outcome(report) == (0, 2)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    programs.chosen.chmod(0o1777)
+    report = programs.run()
+    assert outcome(report) == (2, 0)
+    assert Path(report["folder"]).parent == programs.chosen
+
+
+def _writable(file):
+    file.chmod(0o666)
+
+
+def _linked(file):
+    target = file.with_suffix(".elsewhere")
+    file.rename(target)
+    file.symlink_to(target)
+
+
+def _linked_folder(file):
+    target = file.parents[3] / "elsewhere"
+    file.parent.rename(target)
+    file.parent.symlink_to(target)
+
+
+def _given_away(file):
+    os.chown(file, OTHER_USER, -1)
+
+
+CHANGES = [_writable, _linked, _linked_folder, pytest.param(_given_away, marks=needs_root)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_machine_code_that_others_can_change_is_not_loaded(programs, change):
+    change(next(Path(programs.run()["folder"]).rglob("*.nbc")))
+    report = programs.run()
+    assert outcome(report) == (0, 2)
+    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+
+
+@pytest.mark.usefixtures("prebuilt")
+def test_prebuilt_machine_code_that_others_can_change_is_not_copied(programs):
+    next(programs.chosen.rglob("*.nbi")).chmod(0o666)
+    assert outcome(programs.run(wrapper=obeying_modes())) == (0, 2)
+
+
+def test_whatever_the_umask_the_next_process_trusts_what_was_compiled(programs):
+    unmasked = ["bash", "-c", 'umask 0; exec "$@"', "bash"]
+    folder = Path(programs.run(wrapper=unmasked)["folder"])
+    assert not [each for each in folder.rglob("*") if each.stat().st_mode & 0o022]
+    assert outcome(programs.run(wrapper=unmasked)) == (2, 0)
 
 
 def test_a_kernel_that_cannot_be_compiled_costs_the_others_nothing(programs):
