@@ -27,7 +27,7 @@ from router.publisher.feed.tier_wire import (
 )
 from router.publisher.journal.consolidator import JournalConsolidator
 from router.publisher.journal.journal import EventJournal
-from support.fuzz.target import Target
+from support.fuzz.target import Target, scratch_folder
 from worker_agent.blocks.names import BlockName
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import (
@@ -237,8 +237,7 @@ class SlotJournals:
     """Of a changed file only whole records are read."""
 
     def __init__(self):
-        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
-        self._path = Path(self._folder.name) / "slots"
+        self._path = scratch_folder(self) / "slots"
         self._written = _slots(self._path)
 
     def __call__(self, data):

@@ -10,8 +10,14 @@ from router.api.rpc.codecs import JSON, MSGPACK
 from router.client.errors import rebuilt
 from router.errors import InvalidFieldError
 from router.forward.migration import Before, continuation, is_migratable
+from router.forward.prefill.handoff import (
+    is_handed_over,
+    is_to_bypass,
+    prefill_body,
+    read_prefilled,
+)
 from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
-from router.forward.request_templates import _learned as learned
+from router.forward.request_templates import read
 from router.forward.sse import EventSplitter
 from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.forward.tokenizer.chats import read_chat
@@ -82,7 +88,9 @@ def _completion_seeds():
     common = {"model": "m", "stream": True, "max_tokens": 7, "min_tokens": 3, "n": 1}
     hints = {"osl": 7, "priority": 3, "latency_sensitivity": 0.5}
     nvext = {"annotations": ["query_instance_id:"], "agent_hints": hints, "token_data": [1, 2]}
+    params = {"do_remote_prefill": True, "remote_block_ids": [1, 2], "remote_port": 5}
     bodies = [
+        {**common, "prompt": [1], "kv_transfer_params": params, "usage": {"prompt_tokens": 1}},
         {**common, "prompt": "a text é", "stream_options": {"include_usage": True}},
         {**common, "prompt": [1, 2, 3], "return_token_ids": True, "nvext": nvext},
         {**common, "prompt": [[1, 2], [3]], "logit_bias": {"1": 2}},
@@ -104,9 +112,13 @@ def _completions(data):
         _ = asked.choices, asked.max_tokens, asked.is_query, asked.size_bytes, asked.known_tokens
         if is_migratable(asked):
             msgspec.json.decode(continuation(asked, [1, 2], [3]), type=dict[str, Raw])
-        template = learned(asked, data)
-        if template is not None:
-            assert template.prompt_in(data) is not None
+        assert isinstance(prefill_body(asked), bytes)
+        _ = is_handed_over(asked), is_to_bypass(asked), read_prefilled(data)
+        known = []
+        for _ in range(2):  # the second time by the template of the first
+            again, _template = read(path, data, known)
+            assert again.fields == asked.fields
+            assert again.prompts == asked.prompts
 
 
 # ── Chats ────────────────────────────────────────────────────────────────────────────────────────

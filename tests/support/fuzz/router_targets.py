@@ -82,9 +82,7 @@ from router.protocol.replicas import (
 )
 from router.protocol.subjects import rank_of
 from router.protocol.values import (
-    SCHEME,
     HeldState,
-    Identity,
     Rank,
     Scope,
     StreamPosition,
@@ -105,16 +103,16 @@ from router.tools.recordings.cores import replayed_core
 from support.engines.engine_messages import Vllm10Stored, payload
 from support.fleets.dynamo_fleets import FollowedFleet
 from support.fleets.recordings import RandomLife, small
-from support.fuzz.target import Target
+from support.fuzz.target import Target, scratch_folder
 from support.values.builders import World, announcement, report
 
 VECTORS = Path(__file__).parents[2] / "vectors"
-IDENTITY = Identity(SCHEME, 16)
+IDENTITY = announcement(1).identity
 RANK = Rank(1, 0)
 _HASHES = np.array([11, 22, 2**64 - 1], np.uint64)
 _PACKED = pack_hashes(_HASHES)
 _STATE = HeldState((0, 1, 0, 0), (3, 0, 0, 0), (11 ^ 22, 0, 0, 2**64 - 1), 4)
-RENEWED_AFTER = 500
+RENEWED_AFTER = 25
 """Inputs after which a core is replaced by a new one."""
 
 
@@ -340,10 +338,10 @@ class DataDirs:
     """A router starts with whatever is in its folder."""
 
     def __init__(self):
-        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self._folder = scratch_folder(self)
 
     def __call__(self, data):
-        folder = Path(self._folder.name)
+        folder = self._folder
         for content in (data, _as_kept(data)):
             (folder / "workers.json").write_bytes(content)
             kept = DataDir(folder).load()
@@ -370,8 +368,7 @@ class FeedStates:
     """
 
     def __init__(self):
-        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
-        self._path = Path(self._folder.name) / "1.0.state"
+        self._path = scratch_folder(self) / "1.0.state"
 
     def __call__(self, data):
         self._path.write_bytes(_resealed(data))
@@ -398,8 +395,9 @@ def new_normalizer():
 
 def _state_seeds():
     normalizer = new_normalizer()
-    tokens = [*range(100, 132)]
-    batch = decode_engine_batch(payload(Vllm10Stored([1, 2], None, tokens, 16, None, "GPU")))
+    tokens = [*range(100, 100 + 2 * IDENTITY.block_size)]
+    stored = Vllm10Stored([1, 2], None, tokens, IDENTITY.block_size, None, "GPU")
+    batch = decode_engine_batch(payload(stored))
     normalizer.apply(batch, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state"

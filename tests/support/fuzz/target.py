@@ -1,6 +1,10 @@
 """A parser under test, and what it may answer."""
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -27,6 +31,13 @@ class Target(Struct, frozen=True):
     seeds: Callable[[], list[bytes]]
     refusals: tuple[type[Exception], ...] = ()
     form: Form = "bytes"
+
+
+def scratch_folder(owner: object) -> Path:
+    """Return a folder in memory, which is removed with its owner."""
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def accepts(check: Check, refusals: tuple[type[Exception], ...], data: bytes) -> bool:
