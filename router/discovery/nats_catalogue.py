@@ -25,7 +25,7 @@ from router.protocol.catalogue import (
     worker_key,
 )
 from router.protocol.subjects import Subjects
-from router.protocol.values import I64_MAX, number_in
+from router.protocol.values import U64_MAX, number_in
 from router.runtime.bus.connection import (
     REQUEST_TIMEOUT_S,
     Bus,
@@ -108,7 +108,7 @@ class NatsCatalogue:
         is_gone = "KV-Operation" in message.headers or not message.payload
         kind, _, digits = key.partition(".")
         try:
-            entry_id = number_in(digits, I64_MAX)
+            entry_id = number_in(digits, U64_MAX)
             if entry_id is None:
                 raise WireError(f"key {key[:100]!r} does not contain a worker id")
             self._note(kind, entry_id, None if is_gone else message.payload)

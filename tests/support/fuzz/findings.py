@@ -74,7 +74,7 @@ FINDINGS = [
     ("log_messages", "an event id above 63 bits", _batch(2**64 - 1)),
     ("log_in_core", "an event id above 63 bits", _batch(2**64 - 1)),
     ("subjects", "an id of many digits", f"kv.n.load.{_DIGITS}.0".encode()),
-    ("subjects", "an id above 63 bits", b"kv.n.load.9223372036854775808.0"),
+    ("subjects", "an id above 64 bits", b"kv.n.load.18446744073709551616.0"),
     ("subjects", "a rank above 65535", b"kv.n.load.1.65536"),
     ("snapshots", "a name that is no text", _snapshot(_NO_TEXT)),
     ("snapshots", "a nested field", _snapshot("n", _NESTED)),

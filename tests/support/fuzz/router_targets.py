@@ -493,7 +493,7 @@ def _dump_of_dynamo():
 
 def _subjects(data):
     rank = rank_of(data.decode("latin-1"))
-    assert 0 <= rank.worker_id < 2**63
+    assert 0 <= rank.worker_id < 2**64
     assert 0 <= rank.dp_rank < 2**16
 
 
