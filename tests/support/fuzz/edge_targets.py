@@ -210,6 +210,7 @@ def _take_all(state, events):
 _RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"
 RESPONSES = [
     _RESPONSE,
+    _RESPONSE.replace(b"length: 5", b"length: 0").removesuffix(b"hello"),
     _RESPONSE.replace(b"\r\n\r\n", b"\r\nx-request-id: r1\r\n\r\n"),
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\n" + _RESPONSE,
