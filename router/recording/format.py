@@ -62,8 +62,8 @@ class Header(Struct, frozen=True, kw_only=True):
     multiplier: U64
 
     def __post_init__(self) -> None:
-        if self.multiplier > U64_MAX:  # msgspec supports no bound above an i64.
-            raise ValueError(f"Expected `int` <= {U64_MAX} - at `$.multiplier`")
+        if not self.multiplier % 2 or self.multiplier > U64_MAX:
+            raise ValueError(f"Expected an odd `int` <= {U64_MAX} - at `$.multiplier`")
 
 
 class Hole(Struct, frozen=True, tag_field="kind", tag="hole"):
