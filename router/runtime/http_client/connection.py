@@ -385,6 +385,8 @@ class Connection(asyncio.Protocol):
             self._is_complete = self._has_come = True
 
     def _fail(self, problem: UpstreamProblem, detail: str = "") -> None:
+        """Fail, and ignore all that follows in the same bytes, such as another response."""
+        self._is_over = True
         if self._failure is None:
             self._failure = self.error(problem, detail)
         self.abort()

@@ -103,6 +103,12 @@ FINDINGS = [
     ("token_files", "a number of many digits", b"a = %b" % _DIGITS.encode()),
     ("tokenizers", "a nested field", b'{"x":%b}' % _NESTED_JSON),
     ("tokenizers", "a token of other types", b'{"bos_token":{"content":"a","lstrip":"b"}}'),
+    (
+        "responses",
+        "a response behind one without a status",
+        b"HTTP/1.1 000 X\r\ncontent-length: 5\r\n\r\nhello"
+        b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+    ),
     ("client_errors", "a code that is a list", b'{"code":[]}'),
     ("peer_handshake", "a tag that is no text", _packed({"type": _NO_TEXT})),
     ("peer_handshake", "a nested field", _packed({"type": "Proof", "x": _NESTED})),

@@ -31,8 +31,12 @@ def test_seeds_reach_the_parser(name):
     assert any(accepted)
 
 
-@pytest.mark.parametrize(("name", "what", "data"), FINDINGS)
-def test_found_inputs_are_read_or_refused_as_documented(name, what, data):
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [(name, data) for name, _, data in FINDINGS],
+    ids=[f"{name}: {what}" for name, what, _ in FINDINGS],
+)
+def test_found_inputs_are_read_or_refused_as_documented(name, data):
     target = TARGETS[name]
     accepts(target.make(), target.refusals, data)
 

@@ -113,6 +113,7 @@ async def test_a_body_may_end_with_the_connection(pool):
         (says(b"HTTP/1.1 200", then_close=True), "cut off"),
         (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "malformed"),
         (says(response(b"{}", "200 OK", "content-length: 5")), "malformed"),
+        (says(response(b"hello", "000 X") + response(b"")), "malformed"),
         (says(response(b"{}", "200 OK", "transfer-encoding: chunked")), "malformed"),
         (says(response(b"{}", "099 Early")), "malformed"),
         (says(STREAM_HEAD + b"zz\r\n"), "malformed"),
