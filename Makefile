@@ -114,16 +114,32 @@ test-lowest: .lowest-venv/.installed
 		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
 
 # Longer random tests, with new seeds each time: property tests (FUZZ_SEQUENCES=10000 runs for hours), the
-# fault simulator, odd bodies for the parser of tokens (also by libFuzzer if atheris is installed), and
-# random faults with real servers (an hour). FUZZ_FIRST and FUZZ_SERVER_FIRST are the first seeds; a
-# failure prints its seed.
+# fault simulator, odd inputs for every parser (also by libFuzzer if atheris is installed), and random
+# faults with real servers (an hour). FUZZ_FIRST and FUZZ_SERVER_FIRST are the first seeds; a failure
+# prints its seed. FUZZ_TARGET=NAME runs the fuzzing of one parser alone (tests/support/fuzz/README.md).
 FUZZ_SEQUENCES ?= 2000
 FUZZ_RUNS ?= 20000
 FUZZ_BODIES ?= 10000000
 FUZZ_FIRST ?= 0
 FUZZ_SERVER_RUNS ?= 200
 FUZZ_SERVER_FIRST ?= 1
-fuzz: $(DEV_STAMP)
+FUZZ_TARGET ?=
+FUZZ_INPUTS ?= 200000
+FUZZ_SECONDS ?= 60
+FUZZ_CORPUS ?= build/fuzz
+FUZZ_PARSERS := tests/support/fuzz/run.py
+FUZZ_PARSERS_ARGS = $(FUZZ_TARGET:%=--target %) --inputs $(FUZZ_INPUTS) --seconds $(FUZZ_SECONDS) \
+	--seed $(FUZZ_FIRST) --corpus $(FUZZ_CORPUS)
+.PHONY: fuzz-parsers
+fuzz-parsers: $(KERNELS) $(DEV_STAMP)
+	PYTHONPATH=.:tests $(BIN)/python $(FUZZ_PARSERS) $(FUZZ_PARSERS_ARGS)
+	if $(BIN)/python -c "import atheris" 2>/dev/null; then PYTHONPATH=.:tests $(BIN)/python \
+		$(FUZZ_PARSERS) $(FUZZ_PARSERS_ARGS) --atheris; fi
+
+ifneq ($(FUZZ_TARGET),)
+fuzz: fuzz-parsers
+else
+fuzz: fuzz-parsers
 	PYTHONPATH=.:tests $(BIN)/python -m simulation.run --runs $(FUZZ_RUNS) --first $(FUZZ_FIRST)
 	KV_FUZZ_EXAMPLES=$(FUZZ_SEQUENCES) $(BIN)/pytest -q -m hypothesis
 	KV_FUZZ_EXAMPLES=500 $(BIN)/pytest -q tests/router/api/http/test_openapi.py
@@ -132,6 +148,7 @@ fuzz: $(DEV_STAMP)
 		tests/support/chaos/token_fuzz.py --atheris -runs=$(FUZZ_BODIES) -seed=$(FUZZ_FIRST); fi
 	FUZZ_SERVER_RUNS=$(FUZZ_SERVER_RUNS) FUZZ_SERVER_FIRST=$(FUZZ_SERVER_FIRST) \
 		$(BIN)/pytest -q tests/integration/test_random_faults.py
+endif
 
 # Blocks in host memory, on disk and in Redis under random faults, in one process after another, most of
 # them killed. SOAK_SEED is the first seed; a failure prints its seed.

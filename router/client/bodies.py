@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from router.client.calls import Question
 from router.errors import InvalidFieldError
-from router.protocol.values import TokenId
+from router.protocol.values import UNREADABLE, TokenId
 
 _read = msgspec.json.Decoder(list[TokenId]).decode
 
@@ -42,7 +42,7 @@ class EncodedTokens(Sequence[int]):
         if self._tokens is None:
             try:
                 self._tokens = _read(self.written)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 reason, allowed = str(error), "token ids"
                 raise InvalidFieldError(self._field, reason, allowed, status=422) from error
         return self._tokens

@@ -15,6 +15,7 @@ from router.core import errors as core_errors
 from router.errors import KvRouterError
 from router.indexer import errors as index_errors
 from router.ingest import errors as ingest_errors
+from router.protocol.values import U32_MAX, number_in
 from router.runtime.bus import errors as bus_errors
 from router.runtime.process import errors as body_errors
 from router.runtime.security import errors as security_errors
@@ -64,15 +65,17 @@ _MODULES = (
 def rebuilt(body: object, status: int, retry_after: str | None) -> KvRouterError:
     """Return the error of a response. `retry_after`: the header, in seconds, if present."""
     content = dict(body) if isinstance(body, dict) else {}
-    error_type = _types().get(content.get("code", ""))
+    code = content.get("code")
+    error_type = _types().get(code) if isinstance(code, str) else None
     if error_type is None:
         error: KvRouterError = RefusedError(status, content)
     else:
         error = error_type.__new__(error_type)
         error.args = (content.get("error", error_type.code),)
         vars(error).update(_fields(error_type, content), _status=status)
-    if error.retry_after_s is None and retry_after is not None and retry_after.isdecimal():
-        error.retry_after_s = float(retry_after)
+    delay_s = None if retry_after is None else number_in(retry_after, U32_MAX)
+    if error.retry_after_s is None and delay_s is not None:
+        error.retry_after_s = float(delay_s)
     return error
 
 

@@ -14,6 +14,7 @@ from router.client.calls import Question
 from router.client.errors import UnansweredError, rebuilt
 from router.client.settings import Patience
 from router.errors import InvalidFieldError, KvRouterError
+from router.protocol.values import UNREADABLE
 from router.runtime.http_client import (
     HttpPool,
     NeverSentError,
@@ -77,7 +78,7 @@ class HttpTransport:
             raise _refusal(answer, body)
         try:
             reply: T = msgspec.json.decode(body, type=question.call.reply)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise self._unanswered(error, is_maybe_done=True) from error
         return reply
 
@@ -110,7 +111,7 @@ def _refusal(answer: UpstreamResponse, content: bytes) -> KvRouterError:
     """Return the error of a response. Intermediaries may respond in other formats."""
     try:
         body = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         text = content[:200].decode(errors="replace")
         body = {"error": f"status {answer.status}: {text}"}
     retry_after = answer.header(b"retry-after")

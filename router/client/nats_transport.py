@@ -21,6 +21,7 @@ from router.client.calls import Question
 from router.client.errors import UnansweredError, rebuilt
 from router.client.settings import Patience
 from router.protocol.subjects import Subjects
+from router.protocol.values import UNREADABLE
 from router.runtime.bus.connection import Bus, connection
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.process.errors import BodyTooLargeError
@@ -58,16 +59,16 @@ class NatsTransport:
         """Send one attempt; return the response. Raises the router's errors and UnansweredError."""
         answer = await self._requested(_body(question), headers, patience)
         reply_headers = answer.headers or {}
-        if "Nats-Service-Error-Code" in reply_headers:
-            status = int(reply_headers["Nats-Service-Error-Code"])
-            raise rebuilt(
-                msgspec.msgpack.decode(answer.data), status, reply_headers.get("Retry-After")
-            )
         try:
+            if "Nats-Service-Error-Code" in reply_headers:
+                status = int(reply_headers["Nats-Service-Error-Code"])
+                raise rebuilt(
+                    msgspec.msgpack.decode(answer.data), status, reply_headers.get("Retry-After")
+                )
             reply: T = msgspec.msgpack.decode(
                 answer.data, type=question.call.bus_reply or question.call.reply
             )
-        except msgspec.MsgspecError as error:
+        except (*UNREADABLE, ValueError) as error:
             raise self._unanswered(error, is_maybe_done=True) from error
         return reply
 

@@ -11,7 +11,7 @@ from router.core.core import RouterCore
 from router.dashboard.errors import NoTokenizerError
 from router.errors import KvRouterError
 from router.protocol.catalogue import WorkerAnnouncement
-from router.protocol.values import Scope, TokenId
+from router.protocol.values import UNREADABLE, Scope, TokenId
 from router.runtime.http_client import HttpPool, Origin, PoolLimits, Request, UpstreamError
 
 PATIENCE_S = 5.0
@@ -62,7 +62,7 @@ class PromptTokenizer:
             for worker in self._to_ask(scope):
                 try:
                     return Tokenized(await _fetched(worker.endpoint, body), worker.name)
-                except (KvRouterError, msgspec.MsgspecError) as error:
+                except (KvRouterError, *UNREADABLE) as error:
                     problem = f"{worker.name}: {_what(error)}"
         raise NoTokenizerError(scope.model_name, problem)
 

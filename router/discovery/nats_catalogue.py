@@ -25,6 +25,7 @@ from router.protocol.catalogue import (
     worker_key,
 )
 from router.protocol.subjects import Subjects
+from router.protocol.values import U64_MAX, number_in
 from router.runtime.bus.connection import (
     REQUEST_TIMEOUT_S,
     Bus,
@@ -105,11 +106,12 @@ class NatsCatalogue:
     def _take(self, message: Message) -> None:
         key = message.subject.removeprefix(self._subjects.key(""))
         is_gone = "KV-Operation" in message.headers or not message.payload
-        kind, _, entry_id = key.partition(".")
+        kind, _, digits = key.partition(".")
         try:
-            if not entry_id.isdecimal():
-                raise WireError(f"key {key!r} does not contain a worker id")
-            self._note(kind, int(entry_id), None if is_gone else message.payload)
+            entry_id = number_in(digits, U64_MAX)
+            if entry_id is None:
+                raise WireError(f"key {key[:100]!r} does not contain a worker id")
+            self._note(kind, entry_id, None if is_gone else message.payload)
         except WireError as error:
             log.warning("ignored the unreadable registry entry %s: %s", key, error)
             self._metrics.announcements.labels("unreadable").inc()

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.forward.request_body import CHAT, CompletionRequest
+from router.protocol.values import I64_MAX, number_in
 
 _NEEDS_ITS_BEGINNING = (
     "tools",
@@ -76,9 +77,9 @@ def continuation(asked: CompletionRequest, prompt: Sequence[int], generated: lis
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    least = asked.fields.get("min_tokens")
-    if least is not None and bytes(least).isdigit():
-        fields["min_tokens"] = max(0, int(bytes(least)) - len(generated))
+    least = number_in(bytes(asked.fields.get("min_tokens", b"")).decode(), I64_MAX)
+    if least is not None:
+        fields["min_tokens"] = max(0, least - len(generated))
     return asked.to_engine(without=_OF_CHATS, **fields)
 
 

@@ -30,7 +30,7 @@ from router.forward.migration import continuation, ending, is_migratable, left_t
 from router.forward.prefill.handoff import KvHandoff, decode_fields
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
-from router.forward.request_body import CHAT, COMPLETIONS, UNREADABLE, CompletionRequest
+from router.forward.request_body import CHAT, COMPLETIONS, CompletionRequest
 from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
@@ -38,6 +38,7 @@ from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
 from router.forward.sse import EventSplitter, EventTooLargeError
 from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision
+from router.protocol.values import UNREADABLE
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
 from router.runtime.http_server.exchange import Exchange
 from router.scheduler.errors import NoEndpointsError

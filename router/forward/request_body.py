@@ -35,9 +35,6 @@ A logit bias may name each token of a vocabulary.
 
 ABSENT = Raw(b"")
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of msgspec for invalid bytes."""
-
 
 class AgentHints(Struct, frozen=True):
     """A client's hints about its request, in Dynamo's format."""

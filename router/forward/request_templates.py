@@ -11,7 +11,6 @@ from msgspec import Raw, structs
 from router.errors import KvRouterError
 from router.forward.migration import is_migratable
 from router.forward.request_body import (
-    UNREADABLE,
     CompletionRequest,
     OpenAiPath,
     prompt_of,
@@ -19,6 +18,7 @@ from router.forward.request_body import (
 )
 from router.forward.stream_state import Wanted
 from router.protocol.requests import SelectRequest
+from router.protocol.values import UNREADABLE
 from router.runtime.security.caller import Caller
 
 MOST_WORDS = 4

@@ -46,7 +46,7 @@ class EventSplitter:
 def _end(data: bytes, start: int) -> int:
     """Return the end of the first empty line that ends after `start`; 0 if there is none."""
     plain = data.find(b"\n\n", start)
-    other = data.find(b"\n\r\n", start, len(data) if plain < 0 else plain)
+    other = data.find(b"\n\r\n", start, len(data) if plain < 0 else plain + 1)
     if other >= 0:
         return other + 3
     return plain + 2 if plain >= 0 else 0

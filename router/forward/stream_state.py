@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.forward.migration import Before, as_before
-from router.forward.request_body import UNREADABLE, CompletionRequest
+from router.forward.request_body import CompletionRequest
 from router.forward.sse import data_of
 from router.protocol.requests import Usage
-from router.protocol.values import TokenId
+from router.protocol.values import UNREADABLE, TokenId
 
 DONE = b"[DONE]"
 
@@ -130,16 +130,15 @@ class StreamState:
         try:
             chunk = _read(data)
             is_same = self._before is None or chunk.error_was_sent
-            shown = data if is_same or self._before is None else as_before(data, self._before)
+            changed = data if is_same or self._before is None else as_before(data, self._before)
+            whole = event if changed is data else b"data: " + changed + b"\n\n"
+            shown = self._shown(whole, changed, chunk)
         except UNREADABLE:
             self.has_all_tokens = False
             return event, 0
         if chunk.error_was_sent and not chunk.choices:
             raise EngineErrorEvent(event)
-        tokens = self._note(chunk)
-        if shown is not data:
-            event = b"data: " + shown + b"\n\n"
-        return self._shown(event, shown, chunk), tokens
+        return shown, self._note(chunk)
 
     def _note(self, chunk: _Chunk) -> int:
         tokens = 0

@@ -14,12 +14,12 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import DecodeError, Struct, msgpack
+from msgspec import Struct, msgpack
 from xxhash import xxh3_64
 
 from router.indexer.base import ExportedBlocks, SnapshotError
 from router.indexer.dumps import IndexDump, RankState, dumped_blocks
-from router.protocol.values import HashArray, PerTier, Rank, Scope, StreamPosition, Tier
+from router.protocol.values import UNREADABLE, HashArray, PerTier, Rank, Scope, StreamPosition, Tier
 
 MAGIC = b"KVRX"
 VERSION = 2
@@ -92,7 +92,7 @@ def decode_snapshot(payload: bytes | memoryview) -> Snapshot:
         raise SnapshotError("damaged", "its checksum differs")
     try:
         contents = _decoder.decode(body[:length])
-    except DecodeError as error:
+    except UNREADABLE as error:
         raise SnapshotError("malformed", str(error)) from error
     return Snapshot(contents.position, _ranks(contents, body[_padded(length) :]))
 

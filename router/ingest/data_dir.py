@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from router.ingest.errors import DataDirError
 from router.protocol.catalogue import Lifecycle
-from router.protocol.values import Rank
+from router.protocol.values import UNREADABLE, Rank
 from router.protocol.workers import WorkerRegistration
 from router.publisher.follower.state import replace_file
 from router.runtime.own_files import exclusive_dir
@@ -70,7 +70,7 @@ class DataDir:
             return _decoded(self._workers.read_bytes())
         except FileNotFoundError:
             return Kept()
-        except (OSError, ValueError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, *UNREADABLE) as error:
             aside = self._workers.with_name(f"workers.json.damaged-{time.time_ns() // 1000}")
             log.error(
                 "%s cannot be used: %s; starting without the workers in it. The file is kept as %s",

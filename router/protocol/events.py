@@ -18,6 +18,7 @@ from msgspec import Meta, Struct, msgpack
 
 from router.errors import WireError
 from router.protocol.values import (
+    I64_MAX,
     TIERS,
     DpRank,
     HeldState,
@@ -42,6 +43,9 @@ EVENT_HEAD = struct.Struct("<BBHI")
 """The head of a packed event: kind, tier, zero, blocks."""
 
 _STATE = struct.Struct("<13Q")
+
+
+EventId: TypeAlias = Annotated[int, Meta(ge=1, le=I64_MAX)]
 
 
 class _PackedBlocks(Struct, frozen=True, array_like=True):
@@ -85,8 +89,8 @@ class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
     dp_rank: DpRank
     incarnation: UInt
     identity: Identity
-    first_event_id: Annotated[int, Meta(ge=1)]
-    last_event_id: Annotated[int, Meta(ge=1)]
+    first_event_id: EventId
+    last_event_id: EventId
     packed: Annotated[bytes, Meta(min_length=8 * (STATE_WORDS + 1))]
 
     @property

@@ -13,11 +13,11 @@ them. Ids count within an incarnation, which every response about events contain
 response may not be in the log yet.
 """
 
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Meta, Struct, msgpack
+from msgspec import Struct, msgpack
 
-from router.protocol.events import Checkpoint, Event, unpack_events
+from router.protocol.events import Checkpoint, Event, EventId, unpack_events
 from router.protocol.values import U64_MAX, Identity, UInt, decode
 
 
@@ -37,8 +37,8 @@ class Events(Struct, frozen=True, array_like=True, tag="events"):
 
     incarnation: UInt
     identity: Identity
-    first_event_id: Annotated[int, Meta(ge=1)]
-    last_event_id: Annotated[int, Meta(ge=1)]
+    first_event_id: EventId
+    last_event_id: EventId
     packed: bytes
 
     @property

@@ -5,7 +5,7 @@ import re
 from msgspec import Struct
 
 from router.errors import WireError
-from router.protocol.values import Rank
+from router.protocol.values import MAX_DP_RANK, U64_MAX, Rank, number_in
 
 NAMESPACE_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 
@@ -122,7 +122,8 @@ class Subjects(Struct, frozen=True):
 
 def rank_of(subject: str) -> Rank:
     """Return the rank at the end of an event or load subject. Raises WireError."""
-    *_, worker_id, dp_rank = ["", "", *subject.split(".")]
-    if not (worker_id.isdecimal() and dp_rank.isdecimal()):
-        raise WireError(f"subject {subject!r} names no rank")
-    return Rank(int(worker_id), int(dp_rank))
+    *_, worker, rank = ["", "", *subject.split(".")]
+    worker_id, dp_rank = number_in(worker, U64_MAX), number_in(rank, MAX_DP_RANK)
+    if worker_id is None or dp_rank is None:
+        raise WireError(f"subject {subject[:100]!r} names no rank")
+    return Rank(worker_id, dp_rank)

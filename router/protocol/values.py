@@ -14,12 +14,31 @@ from router.errors import WireError
 T = TypeVar("T")
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All exceptions of a msgspec decoder: it also raises two of Python's own for invalid bytes."""
+
+
 def decode(decoder: Callable[[bytes], T], payload: bytes) -> T:
     """Apply a msgspec decoder to bytes from the bus. Raises WireError, and nothing else."""
     try:
         return decoder(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(str(error)) from error
+
+
+_MOST_DIGITS = 20
+
+
+def number_in(digits: str, most: int) -> int | None:
+    """Return the number that ASCII digits stand for.
+
+    Returns None for any other text and for a number above `most`. Python itself raises ValueError
+    for 4,300 digits and more.
+    """
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS):
+        return None
+    number = int(digits)
+    return number if number <= most else None
 
 
 HashArray: TypeAlias = npt.NDArray[np.uint64]
@@ -39,7 +58,8 @@ UInt: TypeAlias = Annotated[int, Meta(ge=0, le=I64_MAX)]
 U64: TypeAlias = Annotated[int, Meta(ge=0)]
 """A hash, a digest or a foreign id, on which no arithmetic is done."""
 
-DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+MAX_DP_RANK = 65_535
+DpRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DP_RANK)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 BlockHash: TypeAlias = Annotated[int, Meta(ge=-(2**63))]
 """A hash in callers' form: a signed or unsigned number of 64 bits."""

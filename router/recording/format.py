@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import numpy as np
-from msgspec import DecodeError, Raw, Struct, ValidationError, json
+from msgspec import Raw, Struct, ValidationError, json
 
 from router.core.commands import Admit, AnyCommand, Decision
 from router.errors import KvRouterError
+from router.protocol.values import U64, U64_MAX, UNREADABLE
 from router.recording.entries import NO_RESULT, Entry, RecordedResult
 
 RecordingProblem: TypeAlias = Literal[
@@ -58,7 +59,11 @@ class Header(Struct, frozen=True, kw_only=True):
     recorded_at: str
     settings: dict[str, Setting]
     seed: int
-    multiplier: int
+    multiplier: U64
+
+    def __post_init__(self) -> None:
+        if not self.multiplier % 2 or self.multiplier > U64_MAX:
+            raise ValueError(f"Expected an odd `int` <= {U64_MAX} - at `$.multiplier`")
 
 
 class Hole(Struct, frozen=True, tag_field="kind", tag="hole"):
@@ -141,7 +146,7 @@ def decode_header(raw: bytes) -> Header:
         raise RecordingError("empty", 1, "the file is empty")
     try:
         marked = _marked_decoder.decode(raw)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _no_header(raw) from error
     if marked.format != FORMAT:
         raise RecordingError("foreign", 1, f"format {marked.format!r} (allowed: {FORMAT!r})")
@@ -150,7 +155,7 @@ def decode_header(raw: bytes) -> Header:
         raise RecordingError("version", 1, f"a recording of version {marked.version}; {reads}")
     try:
         return _header_decoder.decode(raw)
-    except (DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise RecordingError("damaged", 1, str(error)) from error
 
 
@@ -162,7 +167,7 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     for number, raw in enumerate(lines, start=2):
         try:
             yield number, _decode_line(raw)
-        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             if len(raw) >= LINE_LIMIT_BYTES:
                 reason = f"longer than {LINE_LIMIT_BYTES} bytes"
                 raise RecordingError("too long", number, reason) from error

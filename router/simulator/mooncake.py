@@ -10,9 +10,9 @@ that block.
 from collections.abc import Iterable
 from typing import Annotated
 
-from msgspec import Meta, MsgspecError, Struct, json
+from msgspec import Meta, Struct, json
 
-from router.protocol.values import U64_MAX
+from router.protocol.values import U64_MAX, UNREADABLE
 from router.sequence.active.prompt import MAX_PROMPT_TOKENS
 from router.sequence.hashing.block_hashes import chain
 from router.simulator.traces import Trace, TraceError, TraceRequest
@@ -56,7 +56,7 @@ def read_mooncake(name: str, lines: Iterable[bytes], block_size: int = BLOCK_SIZ
 def _decoded(number: int, raw: bytes) -> _Line:
     try:
         return _decoder.decode(raw)
-    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         allowed = "timestamp (ms), input_length, output_length (tokens, from 1), hash_ids"
         raise TraceError(number, "line", str(error), allowed) from error
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from router.protocol.values import U64_MAX
+from router.protocol.values import U64_MAX, UNREADABLE
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.errors import LayoutError, RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
@@ -119,7 +119,7 @@ def decode_descriptor(data: bytes) -> LayoutDescriptor:
     """Decode a descriptor from JSON. Raises LayoutError, also if it makes no valid layout."""
     try:
         descriptor = msgspec.json.decode(data, type=LayoutDescriptor)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise LayoutError("descriptor", str(error), "JSON of version 1", rule="serde") from error
     if descriptor.version > VERSION:
         raise LayoutError(

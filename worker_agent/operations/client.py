@@ -11,6 +11,7 @@ from nats.errors import Error as NatsError
 
 from router.errors import ServerError
 from router.protocol.subjects import Subjects
+from router.protocol.values import UNREADABLE
 from router.runtime.bus.connection import connection
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.security.http_access import HttpAccess
@@ -74,5 +75,5 @@ async def over_nats(
 def _decoded(place: str, body: bytes) -> StatusReply:
     try:
         return msgspec.json.decode(body, type=StatusReply)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ServerError(place, f"not a response of an agent: {error}") from error

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import KvRouterError
+from router.protocol.values import UNREADABLE
 from worker_agent.blocks.handles import Handle, MutableBlocks
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import LayoutDescriptor
@@ -279,7 +280,7 @@ def decode(data: bytes, kind: type[T]) -> T:
         raise BlocksetError("bytes", f"{len(data)}", allowed, rule="serialization_error")
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KvRouterError) as error:
+    except (*UNREADABLE, KvRouterError) as error:
         allowed = f"JSON of a {kind.__name__}"
         raise BlocksetError("bytes", str(error), allowed, rule="serialization_error") from error
 

@@ -157,7 +157,8 @@ class PeerClient:
         try:
             line = self._ready()
             line.send(request)
-            sent: Sent | Mapped = _unless_refused(line.receive(Sent | Mapped | PeerRefused))
+            kinds = Sent | Mapped | PeerRefused if self._is_local else Sent | PeerRefused
+            sent: Sent | Mapped = _unless_refused(line.receive(kinds))
             missing = set(sent.missing)
             places = [place for place in range(count) if place not in missing]
             for place in missing.intersection(range(count)):

@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from msgspec import Struct
 from xxhash import xxh3_64
 
+from router.protocol.values import UNREADABLE
 from worker_agent.sharing.blockset import BlockDescriptorList
 from worker_agent.sharing.errors import PeerError
 
@@ -307,7 +308,7 @@ class Line:
             self._check_tag(tag)
         try:
             return msgspec.msgpack.decode(encoded, type=kind)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise PeerError(self.address, str(error)) from error
 
     @property

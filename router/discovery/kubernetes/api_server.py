@@ -26,6 +26,7 @@ from router.discovery.kubernetes.objects import (
     Status,
 )
 from router.errors import ConfigError, KvRouterError
+from router.protocol.values import UNREADABLE
 from router.runtime.security.http_access import HttpAccess
 
 
@@ -185,7 +186,7 @@ class ApiServer:
     def _decoded(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         try:
             return decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ApiServerError(self._url, f"no {decoder.type}: {error}") from error
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from router.discovery.kubernetes.objects import ClusterObject, Pod
 from router.errors import InvalidFieldError
+from router.protocol.values import UNREADABLE
 from router.protocol.workers import WorkerRegistration
 
 ANNOTATION = "kv-router/worker"
@@ -64,7 +65,7 @@ def registration(template: str, namespace: str, found: Found, worker_id: int) ->
     try:
         text = msgspec.json.encode({**fields, "worker_id": worker_id})
         return msgspec.json.decode(text, type=WorkerRegistration)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InvalidFieldError(f"worker {found.name}", str(error), "as POST /workers") from error
 
 
@@ -78,7 +79,7 @@ def _fields(where: str, text: str, found: Found) -> Mapping[str, Any]:
     said = text.replace("{ip}", _in_url(found.ip)).replace("{name}", found.name)
     try:
         fields = msgspec.json.decode(said, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InvalidFieldError(where, str(error), allowed) from error
     unknown = {*fields} - {*WorkerRegistration.__struct_fields__} | {*fields} & {"worker_id"}
     if unknown:

@@ -18,9 +18,10 @@ from router.forward.headers import (
     PREFILL_WORKER_ID,
     Pairs,
 )
-from router.forward.request_body import CHAT, UNREADABLE, CompletionRequest
+from router.forward.request_body import CHAT, CompletionRequest
 from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest, Usage
+from router.protocol.values import UNREADABLE
 
 PARAMS = "kv_transfer_params"
 BYPASS = "x-bypass-remote-prefill"

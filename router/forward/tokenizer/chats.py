@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Raw, Struct
 
-from router.forward.request_body import UNREADABLE
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
+from router.protocol.values import UNREADABLE
 
 Kind: TypeAlias = Literal["text", "chat", "parts", "tools", "continued"]
 """Kinds of prompts; a tokenizer may agree with engines on one kind and differ on another."""

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.forward.request_body import CHAT, UNREADABLE, CompletionRequest
-from router.protocol.values import TokenId
+from router.forward.request_body import CHAT, CompletionRequest
+from router.protocol.values import UNREADABLE, TokenId
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError
 
 PATIENCE_S = 10.0

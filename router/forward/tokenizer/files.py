@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.forward.tokenizer.errors import TokenizerFilesError
+from router.protocol.values import UNREADABLE
 
 LIMIT_BYTES = 256 * 1024 * 1024
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -62,7 +63,10 @@ def read_files(path: str) -> TokenizerFiles:
     if template.is_file():
         templates = {**templates, "default": _text(template)}
     named = {name: value for name in NAMED if (value := _content(special_tokens.get(name)))}
-    extra = list(_extra(special_tokens))
+    try:
+        extra = list(_extra(special_tokens))
+    except msgspec.ValidationError as error:
+        raise TokenizerFilesError(str(folder), f"special tokens: {error}", "tokens") from error
     return TokenizerFiles(str(file), _text(file), templates, named, extra)
 
 
@@ -71,7 +75,7 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(_text(path), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise TokenizerFilesError(str(path), str(error), "an object of JSON") from error
 
 

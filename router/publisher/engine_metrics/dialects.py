@@ -33,6 +33,15 @@ class EngineLimits(Struct, frozen=True):
     max_num_batched_tokens: int | None = None
 
 
+MOST_COUNT = 2**53
+"""The limit of a count; a float above it is not exact. It also bounds sums of counts to 64 bits."""
+
+
+def whole_number(value: float) -> int:
+    """Return a metric as a count, rounded down: 0 if it is negative, and at most `MOST_COUNT`."""
+    return int(min(max(0.0, value), MOST_COUNT))
+
+
 class RankMetrics:
     """The metrics of one rank. Of reports by several processes the maximum counts."""
 
@@ -50,11 +59,11 @@ class RankMetrics:
 
     def count(self, *names: str, **labels: str) -> int:
         """Return the value of the first existing metric as a count, or 0."""
-        return max(int(self.first(names, **labels) or 0), 0)
+        return whole_number(self.first(names, **labels) or 0.0)
 
     def total(self, name: str) -> int:
         """Return the sum over all other labels."""
-        return int(sum(self._values(name, {})))
+        return whole_number(sum(self._values(name, {})))
 
     def _values(self, name: str, labels: Mapping[str, str]) -> list[float]:
         return [
@@ -137,7 +146,7 @@ def _trtllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
 
 def _share(usage: float | None, facts: EngineLimits) -> int:
     """Return a fraction of the cache as a number of blocks."""
-    return max(round((usage or 0.0) * (facts.total_kv_blocks or 0)), 0)
+    return whole_number((usage or 0.0) * (facts.total_kv_blocks or 0) + 0.5)
 
 
 def _constants(facts: EngineLimits, max_running_requests: int = 0) -> LoadConstants:

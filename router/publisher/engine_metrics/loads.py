@@ -5,13 +5,12 @@ prefill only, and so does their time: Δtokens / Δtime is the measured prefill 
 contain no steps and no decode work. Other engines: `metrics.py`.
 """
 
-import math
 from collections.abc import Sequence
 
-from msgspec import DecodeError, Struct, msgpack, structs
+from msgspec import Struct, msgpack, structs
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
-from router.protocol.values import UInt
+from router.protocol.values import UNREADABLE, UInt
 
 TOPIC = "load"
 STALE_S = 3.0
@@ -71,7 +70,7 @@ class EngineLoads:
         """Process a message of the load socket."""
         try:
             stat = _decoder.decode(frames[_FRAMES - 1]) if len(frames) == _FRAMES else None
-        except DecodeError:
+        except UNREADABLE:
             stat = None
         if stat is None:
             self.garbage += 1
@@ -99,7 +98,7 @@ def _translated(stat: LoadStat, block_size: int) -> EngineLoad:
             running_requests=stat.num_running_reqs,
             waiting_requests=stat.num_waiting_reqs,
             waiting_uncached_tokens=stat.num_waiting_uncached_tokens or 0,
-            kv_used_blocks=math.ceil(stat.num_tokens / block_size),
+            kv_used_blocks=-(-stat.num_tokens // block_size),
         ),
         LoadCounters(
             busy_s=(stat.total_prefill_busy_us or 0) / _US_PER_S,

@@ -1,11 +1,14 @@
 """The parsed response of an engine's metrics endpoint."""
 
+from router.protocol.values import number_in
 from router.publisher.engine_metrics.dialects import (
     DIALECTS,
+    MOST_COUNT,
     EngineKind,
     EngineLimits,
     RankMetrics,
     Sources,
+    whole_number,
 )
 from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
@@ -48,9 +51,13 @@ class EngineMetrics:
         """Return a number that all ranks share: a metric's value, or one of its labels."""
         for name, label in sources:
             for sample in self._samples.get(name, ()):
-                text = str(int(sample.value)) if label is None else sample.labels.get(label, "")
-                if text.isdecimal() and int(text):
-                    return int(text)
+                size = (
+                    whole_number(sample.value)
+                    if label is None
+                    else number_in(sample.labels.get(label, ""), MOST_COUNT)
+                )
+                if size:
+                    return size
         return None
 
     def _label(self, label: str, name: str) -> str | None:

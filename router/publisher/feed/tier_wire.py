@@ -16,7 +16,15 @@ from msgspec import Meta, Struct
 
 from router.errors import WireError
 from router.protocol.events import CLEARED, STORED
-from router.protocol.values import DpRank, HashArray, Identity, Tier, pack_hashes, unpack_hashes
+from router.protocol.values import (
+    UNREADABLE,
+    DpRank,
+    HashArray,
+    Identity,
+    Tier,
+    pack_hashes,
+    unpack_hashes,
+)
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 22
@@ -80,7 +88,7 @@ def unpacked(paths: Paths) -> tuple[HashArray, HashArray]:
         raise WireError(f"{len(paths.hashes)} and {len(paths.heads)} bytes of hashes and heads")
     hashes, heads = unpack_hashes(paths.hashes), unpack_hashes(paths.heads)
     firsts = heads[::HEAD_WORDS]
-    if len(heads) and (firsts[0] or firsts[-1] >= len(hashes) or np.any(np.diff(firsts) < 1)):
+    if len(heads) and (firsts[0] or firsts[-1] >= len(hashes) or np.any(firsts[1:] <= firsts[:-1])):
         raise WireError("heads that are not in order")
     return hashes, heads
 
@@ -105,6 +113,6 @@ def decode(body: bytes) -> Message:
     """Decode a message without its length. Raises WireError."""
     try:
         message: Message = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WireError(f"a malformed message: {error}") from error
     return message

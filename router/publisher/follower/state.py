@@ -14,10 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeAlias
 
-from msgspec import DecodeError, Struct, msgpack
+from msgspec import Struct, msgpack
 from xxhash import xxh3_64_intdigest
 
-from router.protocol.values import Rank
+from router.protocol.values import UNREADABLE, Rank
 from router.publisher.batch_order.position import SavedPosition
 from router.publisher.errors import FeedStateError, NormalizerStateError
 from router.publisher.normalizer.normalizer import Normalizer
@@ -98,7 +98,7 @@ def _decode(content: bytes, path: str) -> FeedState:
         raise FeedStateError(path, "damaged: its length or checksum differs")
     try:
         return _decoder.decode(body)
-    except DecodeError as error:
+    except UNREADABLE as error:
         raise FeedStateError(path, str(error)) from error
 
 

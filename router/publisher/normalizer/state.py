@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from msgspec import DecodeError, Struct, msgpack
+from msgspec import Struct, msgpack
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from router.protocol.values import HashArray, Identity, pack_hashes, unpack_hashes
+from router.protocol.values import UNREADABLE, HashArray, Identity, pack_hashes, unpack_hashes
 from router.publisher.engine_events.batch import EngineStored
 from router.publisher.errors import NormalizerStateError
 from router.publisher.normalizer.attention_groups import AttentionGroups
@@ -103,7 +103,7 @@ def decode_state(payload: bytes, identity: Identity) -> NormalizerState:
         raise NormalizerStateError("its checksum differs: it is damaged")
     try:
         state = _decoder.decode(body)
-    except DecodeError as error:
+    except UNREADABLE as error:
         raise NormalizerStateError(f"its body is malformed: {error}") from error
     if state.identity != identity:
         raise NormalizerStateError(f"of {state.identity} (allowed: {identity})")

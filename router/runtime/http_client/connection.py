@@ -49,10 +49,11 @@ MOST_HEADS = 16
 """Limit of the cached heads of one server's responses."""
 
 _ID = b"x-request-id"
+_LENGTH = b"content-length"
 
 
 class ResponseHead(Struct, frozen=True):
-    """The head of a response; headers are named in lower case."""
+    """The head of a response, without the length of its body; headers are named in lower case."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -359,14 +360,15 @@ class Connection(asyncio.Protocol):
             return
         has_length = has_chunks = False
         for name, _ in self._headers:
-            has_length |= name == b"content-length"
+            has_length |= name == _LENGTH
             has_chunks |= name == b"transfer-encoding"
         if has_length and has_chunks:
             self._fail("malformed", "both a length and a transfer encoding")
             return
         self._is_until_close = not (has_length or has_chunks or status in _NO_BODY)
         self.is_reusable = self._parser.should_keep_alive() and not self._is_until_close
-        self._answer = UpstreamResponse(self, ResponseHead(status, tuple(self._headers)))
+        headers = tuple(pair for pair in self._headers if pair[0] != _LENGTH)
+        self._answer = UpstreamResponse(self, ResponseHead(status, headers))
         self._has_come = True
 
     def on_body(self, body: bytes) -> None:
@@ -383,6 +385,8 @@ class Connection(asyncio.Protocol):
             self._is_complete = self._has_come = True
 
     def _fail(self, problem: UpstreamProblem, detail: str = "") -> None:
+        """Fail, and ignore all that follows in the same bytes, such as another response."""
+        self._is_over = True
         if self._failure is None:
             self._failure = self.error(problem, detail)
         self.abort()

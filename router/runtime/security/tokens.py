@@ -105,10 +105,12 @@ class TokenTable:
 def read_tokens(text: str) -> TokenTable:
     """Parse a token file. Raises ConfigError, which contains no token."""
     try:
-        file = msgspec.convert(tomllib.loads(text), TokenFile)
-    except tomllib.TOMLDecodeError as error:
+        fields = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         # The error message contains positions only, no content of the file.
         raise ConfigError(KEY, str(error), "a TOML file of [[tokens]]") from error
+    try:
+        file = msgspec.convert(fields, TokenFile)
     except msgspec.ValidationError as error:
         raise ConfigError(KEY, str(error), "see router/runtime/security/README.md") from error
     tokens = [_token(line) for line in file.tokens]

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import ServerError, WireError
+from router.protocol.values import UNREADABLE
 from router.publisher.engine_metrics.dialects import DIALECTS, EngineKind, EngineLimits
 from router.publisher.engine_metrics.metrics import EngineMetrics
 from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
@@ -95,7 +96,7 @@ class Server:
             raise ServerError(url, reason, response.status_code)
         try:
             reply: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ServerError(url, f"not an OpenAI server's response: {error}") from error
         return reply
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from router.protocol.values import UNREADABLE
 from router.publisher.engine_events._event_rows import EVENT_TYPES, FIELDS
 from router.publisher.engine_events.decoder import bounded_name
 
@@ -48,7 +49,7 @@ class WireForms:
         """Examine one message; ignores any that is not a batch. O(bytes)."""
         try:
             batch = msgspec.msgpack.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return
         if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
             return

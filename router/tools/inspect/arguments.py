@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import InvalidFieldError
-from router.protocol.values import U32_MAX, U64_MAX
+from router.protocol.values import U32_MAX, U64_MAX, UNREADABLE
 from router.runtime.process.settings import CLIENT_PREFIX
 
 DEFAULT_URL = "http://localhost:8092"
@@ -120,7 +120,7 @@ def parse_tokens(text: str) -> list[int]:
     listed = text if is_list else f"[{','.join(_SEPARATOR.split(text.strip()))}]"
     try:
         tokens = msgspec.json.decode(listed, type=list[int])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise InvalidFieldError("tokens", str(error), _NO_TOKENS) from error
     wrong = [token for token in tokens if not 0 <= token <= U32_MAX]
     if wrong or not tokens:

@@ -11,6 +11,7 @@ from router.errors import ServerError, WireError
 from router.protocol.dumps import DumpedRank, decode_dump
 from router.protocol.replies import OverlapScoresReply
 from router.protocol.requests import PromptRequest
+from router.protocol.values import UNREADABLE
 from router.runtime.security.http_access import OPEN_ACCESS, HttpAccess
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class InspectClient:
         answer = self._answer(method, path, body)
         try:
             return msgspec.json.decode(answer, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             reason = f"not a response of this version's router: {error}"
             raise ServerError(self._url + path, reason) from error
 
@@ -82,6 +83,6 @@ class InspectClient:
 def _refusal(response: httpx.Response) -> str:
     try:
         reply: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         reply = {}
     return str(reply.get("error") or f"status {response.status_code} without an error message")

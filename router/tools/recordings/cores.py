@@ -32,16 +32,17 @@ def recorded_core(header: Header, record: Record) -> RouterCore:
 
 def replayed_core(header: Header, settings: Mapping[str, Setting]) -> RouterCore:
     """Return a core like the recorded one, with changed settings. Raises RecordingError."""
-    return RouterCore(*_parts(header, settings), every_policy())
+    try:
+        return RouterCore(*_parts(header, settings), every_policy())
+    except ConfigError as error:
+        raise RecordingError("damaged", 1, f"settings: {error}") from error
 
 
 def _parts(header: Header, settings: Mapping[str, Setting]) -> _Parts:
+    """Return the parts of a core. Raises ConfigError."""
     names = {each.name for each in settings_of(RouterConfig())}
     given = {**header.settings, **settings}
     known = {name: value for name, value in given.items() if name in names}
-    try:
-        config = configured(RouterConfig, **checked(RouterConfig, known, "recorded"))
-    except ConfigError as error:
-        raise RecordingError("damaged", 1, f"settings: {error}") from error
+    config = configured(RouterConfig, **checked(RouterConfig, known, "recorded"))
     index = replace(config.index_settings, multiplier=header.multiplier)
     return config.core, lambda: make_indexer(index), Random(header.seed)

@@ -6,9 +6,10 @@ from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from msgspec import DecodeError, Struct, ValidationError, json
+from msgspec import Struct, json
 
 from router.errors import ConfigError
+from router.protocol.values import UNREADABLE
 from router.recording.format import FORMAT, LINE_LIMIT_BYTES, Setting, decode_header, decode_lines
 from router.simulator.engine_model import EngineModel, llama_8b, llama_70b
 from router.simulator.mooncake import read_mooncake
@@ -52,7 +53,7 @@ def _model(word: str) -> EngineModel:
     except OSError as error:
         allowed = f"{', '.join(PRESETS)}, or a readable file"
         raise ConfigError("models", f"{word}: {error.strerror}", allowed) from error
-    except (DecodeError, ValidationError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         allowed = f"a JSON object of {', '.join(EngineModel.__struct_fields__)}"
         raise ConfigError("models", f"{word}: {error}", allowed) from error
 

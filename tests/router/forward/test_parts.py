@@ -63,6 +63,21 @@ def test_events_are_whole_however_they_come(events, cuts, rest):
     assert [event for piece in pieces for event in splitter.feed(piece)] == whole
 
 
+def test_event_that_mixes_line_ends_is_divided_alike_in_one_piece_and_in_many():
+    data = b"data: [DONE]\r\n\r\n\ndata: 1\n\n"
+    whole, single = EventSplitter().feed(data), EventSplitter()
+    assert [event for byte in data for event in single.feed(bytes([byte]))] == whole
+    assert whole == [b"data: [DONE]\r\n\r\n", b"\ndata: 1\n\n"]
+
+
+def test_chunk_with_names_that_are_no_text_is_passed_on_unchanged():
+    event = b'data: {"\xcb":1,"choices":[{"token_ids":[1]}],"usage":{"prompt_tokens":1}}\n\n'
+    state = StreamState(Wanted())
+    assert state.take(event) == (event, 0)
+    assert not state.has_all_tokens
+    assert state.usage is None
+
+
 def test_an_event_without_end_is_not_kept_for_ever():
     splitter = EventSplitter(limit_bytes=10)
     splitter.feed(b"data: 123")

@@ -7,10 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.errors import KvRouterError
-from router.forward.request_body import CHAT, COMPLETIONS, UNREADABLE, read_completion_request
+from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
 from router.forward.request_templates import MOST_WORDS, read
 from router.forward.stream_state import Wanted
 from router.protocol.requests import SelectRequest
+from router.protocol.values import UNREADABLE
 from router.runtime.security.caller import ANYBODY, Caller
 
 STREAM = {"stream_options": {"include_usage": True}, "return_token_ids": True}

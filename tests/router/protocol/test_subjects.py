@@ -27,7 +27,20 @@ def test_subjects_name_their_rank():
     assert rank_of(S.events(Rank(2**64 - 1, 3))) == Rank(2**64 - 1, 3)
 
 
-@pytest.mark.parametrize("subject", ["", "1", "kv.prod.events", "kv.prod.events.a.0", "x.1.-2"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "",
+        "1",
+        "kv.prod.events",
+        "kv.prod.events.a.0",
+        "x.1.-2",
+        "x.²",
+        f"x.{2**64}.0",
+        "x.1.65536",
+        f"x.{'9' * 5000}.0",
+    ],
+)
 def test_other_subjects_name_no_rank(subject):
     with pytest.raises(WireError):
         rank_of(subject)

@@ -2,6 +2,7 @@
 
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from support.fleets import peering
 from support.fleets.peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
+from support.processes.certificates import Authority
 from support.processes.servers import until
 from worker_agent.sharing import peer_server
 from worker_agent.sharing.blockset import (
@@ -26,7 +28,16 @@ from worker_agent.sharing.blockset import (
 )
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.peer_server import MAX_STRANGERS
-from worker_agent.sharing.peer_wire import Challenge, Line, Proof, Welcome
+from worker_agent.sharing.peer_wire import (
+    SERVER,
+    Challenge,
+    GetNamed,
+    Line,
+    Mapped,
+    Proof,
+    Welcome,
+    proof_of,
+)
 from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.plan import BlockResult
 
@@ -162,6 +173,44 @@ def test_invalid_message_closes_the_connection(owner, said):
         while connection.recv(4096):
             pass
     assert owner.server.counters.sent_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\x81\xa4type\xa1\xff", b"\x82\xa4type\xa5Proof\xa1x" + b"\x91" * 5000 + b"\xc0"],
+    ids=["no text", "nested"],
+)
+def test_unreadable_proof_ends_one_connection(owner, said):
+    with connected_to(owner) as connection:
+        connection.sendall(len(said).to_bytes(4, "little") + said)
+        until(lambda: owner.server.counters.broken == 1)
+    until(lambda: owner.server.stranger_count == 0)
+
+
+def test_memory_of_another_host_is_not_mapped(other, tmp_path):
+    authority = Authority(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*authority.issue("worker"))
+    trusting = ssl.create_default_context(cafile=str(authority.path))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        served = threads.submit(offer_memory, listener, tls)
+        address = "tcp://{}:{}".format(*listener.getsockname())
+        client = peering.PeerClient(address, 1337, peering.TOKEN, tls=trusting)
+        assert client.get_named(identities(1), other.windows[HOST].incoming([0])) == [FAILED]
+        served.result(60)
+
+
+def offer_memory(listener, tls):
+    """A peer that answers over TLS as it may on one host only."""
+    connected = tls.wrap_socket(listener.accept()[0], server_side=True)
+    line, nonce = Line(connected, "test", time.monotonic() + 60), bytes(32)
+    line.send(Challenge(1337, nonce))
+    proof = line.receive(Proof)
+    line.send(Welcome(proof_of(SERVER, peering.TOKEN, proof.nonce)))
+    line.authenticate(peering.TOKEN, proof.nonce + nonce, is_client=False)
+    line.receive(GetNamed)
+    line.send(Mapped([], 768, 0, 4096, [0], {}, True))
+    line.close()
 
 
 def test_more_connections_than_may_be_are_refused():

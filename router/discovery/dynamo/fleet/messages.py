@@ -17,7 +17,18 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from router.errors import WireError
-from router.protocol.values import U64, U64_MAX, DpRank, Rank, T, Tier, UInt, decode
+from router.protocol.values import (
+    U64,
+    U64_MAX,
+    UNREADABLE,
+    DpRank,
+    Rank,
+    T,
+    Tier,
+    UInt,
+    decode,
+    number_in,
+)
 
 MAX_MESSAGE_BYTES = 8 << 20
 """The limit of a message, refused undecoded beyond it; NATS itself allows 1 MiB by default."""
@@ -226,7 +237,7 @@ def decode_events(envelope: Envelope) -> EventMessage:
     raws = _known("an array of RouterEvents", _raw_events.decode, envelope.payload)
     try:
         return EventMessage(_events.decode(envelope.payload), [], 1, *origin)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return EventMessage(*_sorted_out(raws), 1, *origin)
 
 
@@ -249,9 +260,10 @@ def decode_forward_pass(envelope: Envelope) -> int:
     The measurements themselves are for planners, and are ignored here.
     """
     worker_id = _known("forward-pass metrics", _forward_pass.decode, envelope.payload).worker_id
-    if not worker_id.isdecimal() or int(worker_id) > U64_MAX:
-        raise WireError(f"worker_id {worker_id!r} is not an unsigned 64-bit integer")
-    return int(worker_id)
+    number = number_in(worker_id, U64_MAX)
+    if number is None:
+        raise WireError(f"worker_id {worker_id[:32]!r} is not an unsigned 64-bit integer")
+    return number
 
 
 def _known(what: str, decoder: Callable[[bytes], T], payload: bytes) -> T:

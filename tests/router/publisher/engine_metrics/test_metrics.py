@@ -6,7 +6,7 @@ import pytest
 
 from router.errors import WireError
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
-from router.publisher.engine_metrics.dialects import EngineLimits
+from router.publisher.engine_metrics.dialects import MOST_COUNT, EngineLimits
 from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.metrics import EngineMetrics
 
@@ -104,6 +104,25 @@ def test_trtllm():
         LoadConstants(8192, 256, 500),
     )
     assert metrics.load(1, facts) is None
+
+
+@pytest.mark.parametrize("value", ["1e300", "1.7e308", "-1e300"])
+def test_values_that_no_engine_has_become_counts_that_a_report_can_carry(value):
+    text = f"""vllm:num_requests_running 1
+vllm:num_requests_waiting {value}
+vllm:kv_cache_usage_perc {value}
+vllm:request_success_total{{a="1"}} {value}
+vllm:request_success_total{{a="2"}} {value}
+vllm:cache_config_info{{block_size="{"9" * 5000}",num_gpu_blocks="50"}} 1
+"""
+    metrics = EngineMetrics("vllm", text)
+    facts = metrics.facts()
+    assert (facts.block_size, facts.total_kv_blocks) == (None, 50)
+    load = metrics.load(0, facts)
+    most = 0 if value.startswith("-") else MOST_COUNT
+    gauges, counters = load.gauges, load.counters
+    assert (gauges.waiting_requests, gauges.kv_used_blocks) == (most, most)
+    assert (counters.requests_finished, counters.requests_received) == (most, 2 * most + 1)
 
 
 def test_metrics_of_another_engine_are_ignored():
