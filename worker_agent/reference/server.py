@@ -17,6 +17,7 @@ from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.process.json_bodies import decode_body, read_body
+from router.runtime.security.guarded import caller_of
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.config.reference import EngineSettings
 from worker_agent.operations.control import TierControl
@@ -98,6 +99,8 @@ class EngineServer:
     async def _answered(
         self, request: Request, body: CompletionRequest, *, is_chat: bool
     ) -> Response:
+        # The time and the usage of an answer show what is cached under its salt.
+        caller_of(request.scope).check_salt(body.cache_salt)
         runner = self._runner(request.headers.get(RANK_HEADER))
         request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
         generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)
