@@ -106,10 +106,11 @@ class NatsWire:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self._file = self._socket.makefile("rb")
         self._inbox = f"_INBOX.attack{time.monotonic_ns()}"
+        self._subscriptions = self._requests = 0
+        self._seen = set()
         self._file.readline()  # INFO
         self.send(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}')
         self.subscribe(f"{self._inbox}.*")
-        self._requests = 0
 
     def __enter__(self):
         return self
@@ -122,7 +123,8 @@ class NatsWire:
         self._socket.sendall(line + b"\r\n")
 
     def subscribe(self, subject):
-        self.send(b"SUB %s 1" % subject.encode())
+        self._subscriptions += 1
+        self.send(b"SUB %s %d" % (subject.encode(), self._subscriptions))
 
     def publish(self, subject, payload, reply="", head=None):
         """Publish, with a header as it is, however wrong, and a reply subject."""
@@ -134,12 +136,11 @@ class NatsWire:
             self.send(b"HPUB %s %s\r\n%s%s" % (where, sizes, head, payload))
 
     def flush(self):
-        """Wait until the server has seen everything. Returns subjects of messages received."""
+        """Wait until the server has seen everything. Returns the subjects of all messages so far."""
         self.send(b"PING")
-        seen = []
-        while (message := self._next()) is not None:
-            seen.append(message[0])
-        return seen
+        while self._next() is not None:
+            pass
+        return self._seen
 
     def request(self, subject, body, token=None):
         """Ask. Returns the reply's payload as bytes."""
@@ -155,6 +156,12 @@ class NatsWire:
             if message is not None and message[0] == reply:
                 return message[1]
 
+    def message(self):
+        """Wait for the next message. Returns its payload."""
+        while (message := self._next()) is None:
+            pass
+        return message[1]
+
     def _next(self):
         """The next message's subject and payload; None for the answer to PING."""
         while True:
@@ -169,6 +176,7 @@ class NatsWire:
             elif operation in (b"MSG", b"HMSG"):
                 whole = self._file.read(int(arguments[-1]) + 2)[:-2]
                 head = int(arguments[-2]) if operation == b"HMSG" else 0
+                self._seen.add(arguments[0].decode())
                 return arguments[0].decode(), whole[head:]
             elif operation == b"-ERR":
                 raise ConnectionError(line.decode())

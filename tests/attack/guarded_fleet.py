@@ -41,7 +41,7 @@ LIMITS = {
 
 
 class GuardedFleet:
-    """nats-server, a router, an indexer, a worker with tiers and a block server, two forwarders.
+    """nats-server, a router, an indexer, two workers with tiers and block servers, two forwarders.
 
     One forwarder has engines tokenize, the other tokenizes itself. `ports` of what speaks HTTP.
     """
@@ -51,7 +51,7 @@ class GuardedFleet:
         self.nats = NatsServer(directory / "nats")
         self.ports = {}
         self.processes = {}
-        self.share_port = free_port()
+        self.share_ports = {}
         self._request_ids = itertools.count()
         self._stack = ExitStack()
         self._files = {"token-file": TOKENS, "block-key-file": KEY}
@@ -69,8 +69,7 @@ class GuardedFleet:
         self._stack.close()
 
     def _start(self):
-        for folder in ("nats", "disk"):
-            (self.directory / folder).mkdir()
+        (self.directory / "nats").mkdir()
         self.nats.start()
         self._stack.callback(self.nats.kill)
         for name, text in self._files.items():
@@ -81,20 +80,26 @@ class GuardedFleet:
             **{"name": "router", "predicted-ttl-s": 2.0, "session-affinity-ttl-s": 60.0},
         )  # fmt: skip
         self._process("indexer", "router", "indexer", **bus, **LIMITS)
-        limits = {k: v for k, v in LIMITS.items() if not k.startswith(("body", "max"))}
-        tiers = {"host-cache-blocks": 64, "disk-cache-blocks": 64,
-                 "disk-cache-dir": self.directory / "disk"}  # fmt: skip
-        sharing = {"config": self._sharing(), "share-port": self.share_port}
-        self._process(
-            "worker", "worker_agent", "run", **bus, **limits, **tiers, **sharing, **MODEL,
-            **{"worker-id": 1, "name": "w1"},
-        )  # fmt: skip
+        for number, name in enumerate(("worker", "worker-2"), start=1):
+            self._worker(name, number, bus)
         self._forwarder("forwarder")
         write_tokenizer(self.directory / "tokenizer")
         self._forwarder("tokenizing", tokenizer=self.directory / "tokenizer")
         for name in self.processes:
             until(lambda name=name: self.is_ready(name))
         until(self.schedules)
+
+    def _worker(self, name, worker_id, bus):
+        folder = self.directory / f"disk-{worker_id}"
+        folder.mkdir()
+        limits = {k: v for k, v in LIMITS.items() if not k.startswith(("body", "max"))}
+        tiers = {"host-cache-blocks": 64, "disk-cache-blocks": 64, "disk-cache-dir": folder}
+        self.share_ports[name] = free_port()
+        self._process(
+            name, "worker_agent", "run", **bus, **limits, **tiers, **MODEL,
+            **{"config": self._sharing(), "share-port": self.share_ports[name],
+               "worker-id": worker_id, "name": name},
+        )  # fmt: skip
 
     def _forwarder(self, name, **options):
         self._process(

@@ -9,14 +9,15 @@ import pytest
 
 from attack.guarded_fleet import ACCOMPLICE, ATTACKER, VICTIM
 from attack.observations import TRIES
-from attack.tries import EngineTries, RouterTries
+from attack.tries import EngineTries, GuessTries, RouterTries
 
 pytestmark = [pytest.mark.attack, pytest.mark.timeout(1800)]
 
 PLANTED_TRIES = max(100, TRIES // 5)
 PROCESSES = {
-    RouterTries: ("router", "indexer", "worker"),
-    EngineTries: ("forwarder", "tokenizing", "router", "worker"),
+    GuessTries: (),
+    RouterTries: ("router", "indexer", "worker", "worker-2"),
+    EngineTries: ("forwarder", "tokenizing", "router", "worker", "worker-2"),
 }
 
 
@@ -25,7 +26,7 @@ def observed(kind, fleet, attacker, tries, seed):
         return attack.run(tries, PROCESSES[kind])
 
 
-@pytest.mark.parametrize("kind", [RouterTries, EngineTries])
+@pytest.mark.parametrize("kind", [RouterTries, EngineTries, GuessTries])
 def test_no_channel_shows_what_another_tenant_has_asked(fleet, kind, record_property):
     leaks = {}
     for seed in (1, 2):
@@ -51,6 +52,14 @@ def test_shared_salt_is_found_in_responses_metrics_and_times(fleet, kind):
     }  # fmt: skip
     assert sorted(expected[kind] - leaks.keys()) == []
     assert any(name.startswith("metrics of") for name in leaks)
+
+
+def test_shared_ids_are_found(fleet):
+    """The attacker has the victim's own token, and thus its name space."""
+    leaks = observed(RouterTries, fleet, VICTIM, PLANTED_TRIES, 5).leaks()
+    channels = ("POST /reservations", "DELETE /reservations/{id}")
+    assert {f"{each}: status" for each in channels} <= leaks.keys()
+    assert "NATS mark_prefill: body" in leaks
 
 
 def test_shared_cache_of_tokens_is_found_by_its_time(fleet):

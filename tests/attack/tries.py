@@ -151,11 +151,24 @@ class RouterTries(Tries):
         self.observations.note_body(f"NATS {method}", lot, reply.replace(own.encode(), b"own"))
 
 
+class GuessTries(Tries):
+    """Guesses of the victim's token: by lot, one that begins like it, or one that does not."""
+
+    def try_once(self, lot):
+        token = token_of(VICTIM)
+        guess = (token[:-1] if lot else token[:-1][::-1]) + self.rng.choice("ABCDEF")
+        said = {"authorization": f"Bearer {guess}"}
+        reply = self.client("router", None).ask("POST", "/select", {"token_ids": [1]}, **said)
+        self.observations.note("guess", lot, reply, is_timed=True)
+
+
 class EngineTries(Tries):
     """What a tenant learns through forwarders, which tokenize, and engines, which keep prefixes."""
 
     def text(self):
-        return "".join(self.rng.choices(string.ascii_letters + string.digits + " ", k=PROMPT_TOKENS))
+        return "".join(
+            self.rng.choices(string.ascii_letters + string.digits + " ", k=PROMPT_TOKENS)
+        )
 
     def try_once(self, lot):
         probed, others = self.text(), self.text()
@@ -186,12 +199,13 @@ class EngineTries(Tries):
         return self._complete(forwarder, name, "/v1/completions", salt, prompt=text, **fields)
 
     def _chat(self, forwarder, name, text, salt):
-        messages = [{"role": "user", "content": text}]
-        return self._complete(forwarder, name, "/v1/chat/completions", salt, messages=messages)
+        """Chat, in a session that the other tenant can name as well."""
+        said = {"messages": [{"role": "user", "content": text}]}
+        headers = {"x-session-id": text[:16].encode().hex()}
+        return self._complete(forwarder, name, "/v1/chat/completions", salt, headers, **said)
 
-    def _complete(self, forwarder, name, path, salt, **fields):
+    def _complete(self, forwarder, name, path, salt, headers=None, **fields):
         body = {"model": "default", "max_tokens": 1, "cache_salt": salt, **fields}
-        reply = self.client(forwarder, name).ask("POST", path, body)
+        reply = self.client(forwarder, name).ask("POST", path, body, **(headers or {}))
         assert reply.status == 200, reply
         return reply
-
