@@ -136,7 +136,7 @@ class NatsWire:
             self.send(b"HPUB %s %s\r\n%s%s" % (where, sizes, head, payload))
 
     def flush(self):
-        """Wait until the server has seen everything. Returns the subjects of all messages so far."""
+        """Wait until the server has seen everything. Returns all messages' subjects so far."""
         self.send(b"PING")
         while self._next() is not None:
             pass

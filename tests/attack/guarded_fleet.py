@@ -1,4 +1,4 @@
-"""A whole deployment with tokens, as users start it: every process that listens, and its callers."""
+"""A whole deployment with tokens, as users start it: all that listens, and its callers."""
 
 import itertools
 import os

@@ -12,8 +12,8 @@ ALPHA = 0.01
 TRIES = int(os.environ.get("ATTACK_TRIES", "1000"))
 
 FRESH = frozenset(
-    ("age_s", "at", "created", "event_id", "id", "request_id", "selection_id", "tokens", "token_ids",
-     "sequence_hashes", "first_tokens", "text", "content")
+    ("age_s", "at", "created", "event_id", "id", "request_id", "selection_id", "tokens",
+     "token_ids", "sequence_hashes", "first_tokens", "text", "content")
 )  # fmt: skip
 """Fields that are new in every response: clocks, ids, and what follows from the prompt alone."""
 

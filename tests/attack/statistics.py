@@ -22,7 +22,8 @@ class NoPowerError(Exception):
 def p_of_outcomes(lots, outcomes, seed=0):
     """Return p of equal distributions of outcomes: the G-test, with its distribution by shuffling.
 
-    The lots are dealt anew to the same outcomes; p is exact up to 1 / SHUFFLES. Raises NoPowerError.
+    The lots are dealt anew to the same outcomes; p is exact up to 1 / SHUFFLES. Raises
+    NoPowerError.
     """
     values = list(Counter(outcomes))
     if len(values) == 1:

@@ -3,10 +3,12 @@
 import os
 from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 from attack.clients import connected, read_all, until_closed
 from support.processes.servers import until
+from worker_agent.sharing.peer_wire import Challenge, Proof
 
 pytestmark = pytest.mark.attack
 
@@ -46,10 +48,6 @@ def test_garbage_gets_no_block_and_costs_nothing(fleet, said):
 
 def test_proof_of_another_secret_is_refused(fleet):
     """One that is well-formed, in the protocol's own words."""
-    import msgspec
-
-    from worker_agent.sharing.peer_wire import Challenge, Proof
-
     with connected(fleet.share_ports[WORKER]) as stranger:
         size = int.from_bytes(stranger.recv(4), "little")
         challenge = msgspec.msgpack.decode(stranger.recv(size), type=Challenge)

@@ -1,4 +1,4 @@
-"""Attacks on a router that serves over TLS, and on the patience of one with a client that is stuck."""
+"""Handshakes that never end, at a router that serves over TLS; and responses that none reads."""
 
 import ssl
 from contextlib import ExitStack

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attack.rows import ROOT, ROWS, TABLE, Inside, table, ids_inside
+from attack.rows import ROOT, ROWS, TABLE, Inside, ids_inside, table
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def rows():
 def test_each_row_of_the_table_is_tried(rows):
     missing = sorted(rows.keys() - ROWS.keys())
     assert not missing, (
-        f"rows of {TABLE.relative_to(ROOT)} that are not in ROWS of tests/attack/rows.py: {missing}. "
+        f"rows of {TABLE.relative_to(ROOT)} that tests/attack/rows.py does not have: {missing}. "
         "Write a test in tests/attack that tries the attack against a running process, and name it "
         "there; if only a test inside a process can try it, enter Inside(why)."
     )

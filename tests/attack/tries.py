@@ -1,4 +1,4 @@
-"""Tries of the attacker: the victim asks the probed prompt or another, by lot; then it is probed."""
+"""Tries of the attacker: the victim asks the probed prompt or another, by lot, before a probe."""
 
 import random
 import string
@@ -61,7 +61,7 @@ class Tries:
 
 
 class RouterTries(Tries):
-    """Everything that a tenant may ask of a router and an indexer while the victim's request runs."""
+    """All that a tenant may ask of a router and an indexer while the victim's request runs."""
 
     def __init__(self, fleet, attacker, seed):
         super().__init__(fleet, attacker, seed)
@@ -89,7 +89,8 @@ class RouterTries(Tries):
         self._probe_over_nats(lot, probed)
         self._book_over_nats(lot, probed, own)
         self._book_over_http(lot, probed, own)
-        victim.ask("DELETE", f"/reservations/{booked.json()['request_id']}")
+        for request_id in (booked.json()["request_id"], selected["selection_id"]):
+            victim.ask("DELETE", f"/reservations/{request_id}")
 
     def _probe_over_http(self, lot, tokens, own):
         client, note = self.client("router", self.attacker), self.observations.note

@@ -44,6 +44,7 @@ class EngineServer:
     def __init__(
         self,
         worker_id: int,
+        routing_group: str,
         config: EngineSettings,
         runners: Sequence[RankRunner],
         tiers: TierControl,
@@ -51,6 +52,7 @@ class EngineServer:
         sharing: AgentSharing | None = None,
     ) -> None:
         self._worker_id = worker_id
+        self._routing_group = routing_group
         self._config = config
         self._sharing = sharing
         self._tiers = TierRoutes(tiers)
@@ -99,8 +101,10 @@ class EngineServer:
     async def _answered(
         self, request: Request, body: CompletionRequest, *, is_chat: bool
     ) -> Response:
+        caller = caller_of(request.scope)
+        caller.check_group(self._routing_group)
         # The time and the usage of an answer show what is cached under its salt.
-        caller_of(request.scope).check_salt(body.cache_salt)
+        caller.check_salt(body.cache_salt)
         runner = self._runner(request.headers.get(RANK_HEADER))
         request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
         generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)

@@ -258,10 +258,13 @@ async def test_tenant_uses_no_salt_but_its_own(nats_server, tmp_path):
     """The number of cached tokens, and the time, would show what another tenant has asked."""
     path = tmp_path / "tokens.toml"
     tenants = ("acme", "evil")
-    path.write_text("".join(token_lines(name, "route", tenant=name) for name in tenants))
+    lines = [token_lines(name, "route", tenant=name) for name in tenants]
+    others = token_lines("others", "route", tenant="others", routing_groups=["others"])
+    path.write_text("".join([*lines, others]))
     async with RunningAgent(nats_server.url, token_file=str(path)).running() as agent:
         for name, salt, allowed in (
-            ("acme", "acme", 200), ("evil", "acme", 403), ("evil", None, 403), ("evil", "evil", 200),
+            ("acme", "acme", 200), ("evil", "acme", 403), ("evil", None, 403),
+            ("evil", "evil", 200), ("others", "others", 403),
         ):  # fmt: skip
             headers = {"authorization": f"Bearer {token_of(name)}"}
             messages = [{"role": "user", "content": "x" * 100}]
