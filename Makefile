@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -61,7 +61,7 @@ test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not aiperf and not image and not release"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not attack and not vllm and not dynamo and not aiperf and not image and not release and not attack"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
@@ -112,6 +112,13 @@ test-lowest: .lowest-venv/.installed
 	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
 		--ignore tests/router/tools/up/test_tokenizer.py \
 		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
+
+# Attacks on running processes, and of a tenant on another (tests/attack); ten minutes. ATTACK_TRIES is the
+# number of tries of each channel. Rows that no attack from outside can try run their own tests.
+ATTACK_TRIES ?= 1000
+attack: $(KERNELS) $(DEV_STAMP)
+	ATTACK_TRIES=$(ATTACK_TRIES) $(BIN)/pytest -q -m attack tests/attack
+	PYTHONPATH=.:tests $(BIN)/python -m attack.rows | xargs $(BIN)/pytest -q
 
 # Longer random tests, with new seeds each time: property tests (FUZZ_SEQUENCES=10000 runs for hours), the
 # fault simulator, odd inputs for every parser (also by libFuzzer if atheris is installed), and random

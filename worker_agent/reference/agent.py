@@ -110,6 +110,7 @@ class WorkerAgent:
             )
             server_of = EngineServer(
                 config.worker.id,
+                config.agent.routing_group,
                 config.engine,
                 self._runners,
                 tiers,

@@ -17,6 +17,7 @@ from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.process.json_bodies import decode_body, read_body
+from router.runtime.security.guarded import caller_of
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.config.reference import EngineSettings
 from worker_agent.operations.control import TierControl
@@ -43,6 +44,7 @@ class EngineServer:
     def __init__(
         self,
         worker_id: int,
+        routing_group: str,
         config: EngineSettings,
         runners: Sequence[RankRunner],
         tiers: TierControl,
@@ -50,6 +52,7 @@ class EngineServer:
         sharing: AgentSharing | None = None,
     ) -> None:
         self._worker_id = worker_id
+        self._routing_group = routing_group
         self._config = config
         self._sharing = sharing
         self._tiers = TierRoutes(tiers)
@@ -98,6 +101,10 @@ class EngineServer:
     async def _answered(
         self, request: Request, body: CompletionRequest, *, is_chat: bool
     ) -> Response:
+        caller = caller_of(request.scope)
+        caller.check_group(self._routing_group)
+        # The time and the usage of an answer show what is cached under its salt.
+        caller.check_salt(body.cache_salt)
         runner = self._runner(request.headers.get(RANK_HEADER))
         request_id = f"{self._started_ns:x}-{next(self._request_numbers)}"
         generation = checked(body, self._config.model_name, self._config.max_model_len, request_id)

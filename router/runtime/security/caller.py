@@ -45,8 +45,7 @@ class Caller(Struct, frozen=True):
         if self.tenant is None:
             return request
         self.check_group(request.routing_group)
-        if ANY not in self.cache_salts:
-            _check("cache_salt", request.cache_salt or "", self.cache_salts)
+        self.check_salt(request.cache_salt)
         for field in ("sequence_hashes", "block_hashes"):
             if getattr(request, field, None) is not None:
                 self.check_hashes(field)
@@ -55,6 +54,10 @@ class Caller(Struct, frozen=True):
     def check_group(self, routing_group: str) -> None:
         """Raise ForbiddenError if the caller may not use this routing group."""
         _check("routing_group", routing_group, self.routing_groups)
+
+    def check_salt(self, cache_salt: str | None) -> None:
+        """Raise ForbiddenError if the caller may not use blocks under this salt."""
+        _check("cache_salt", cache_salt or "", self.cache_salts)
 
     def check_hashes(self, field: str) -> None:
         """Raise ForbiddenError if the caller may not name blocks by its own hashes."""

@@ -14,6 +14,7 @@ from router.protocol.values import Rank, unpack_hashes
 from router.runtime.bus.errors import TwinError
 from support.fleets.agents import RunningAgent
 from support.processes.servers import eventually
+from support.values.token_files import token_lines, token_of
 
 SUBJECTS = Subjects("test")
 RANK = Rank(7, 0)
@@ -251,3 +252,29 @@ async def test_blocks_on_disk_are_found_after_a_restart(nats_server, tmp_path):
         _, warm = await agent.complete("x" * 100)
         assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
         assert cached(warm) == 96
+
+
+async def test_tenant_uses_no_salt_but_its_own(nats_server, tmp_path):
+    """The number of cached tokens, and the time, would show what another tenant has asked."""
+    path = tmp_path / "tokens.toml"
+    tenants = ("acme", "evil")
+    lines = [token_lines(name, "route", tenant=name) for name in tenants]
+    others = token_lines("others", "route", tenant="others", routing_groups=["others"])
+    path.write_text("".join([*lines, others]))
+    async with RunningAgent(nats_server.url, token_file=str(path)).running() as agent:
+        for name, salt, allowed in (
+            ("acme", "acme", 200), ("evil", "acme", 403), ("evil", None, 403),
+            ("evil", "evil", 200), ("others", "others", 403),
+        ):  # fmt: skip
+            headers = {"authorization": f"Bearer {token_of(name)}"}
+            messages = [{"role": "user", "content": "x" * 100}]
+            for route, prompt in (("", {"prompt": "x" * 100}), ("chat/", {"messages": messages})):
+                body = {"max_tokens": 1, "cache_salt": salt, **prompt}
+                answer = await agent.client.post(
+                    f"/v1/{route}completions", json=body, headers=headers
+                )
+                assert answer.status_code == allowed
+                if allowed == 200:
+                    assert cached(answer.json()) == 0
+                else:
+                    assert answer.json()["error"]["code"] == "forbidden"
