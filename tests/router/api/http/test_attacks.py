@@ -270,6 +270,24 @@ async def test_a_tenant_cannot_end_or_take_anothers_request(router):
     assert answer.status_code == 200
 
 
+async def test_a_tenant_does_not_go_ahead_of_others(router):
+    ahead = {"token_ids": PROMPT, "cache_salt": "evil", "strict_priority": 1}
+    override = {"router_config_override": {"track_prefill_tokens": False}}
+    hidden = {"token_ids": PROMPT, "cache_salt": "evil", **override}
+    for path in ("/select", "/select_and_reserve", "/dashboard/look"):
+        for body in (ahead, hidden):
+            answer = await router.ask(EVIL, path, body)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), path
+    booked = {**hidden, "worker_id": 1, "request_id": "h"}
+    answer = await router.ask(EVIL, "/reservations", booked)
+    assert answer.status_code == 403
+    assert answer.json()["field"] == "router_config_override.track_prefill_tokens"
+    batch = await router.ask(EVIL, "/select:batch", {"requests": [ahead]})
+    assert batch.json()["results"][0]["status"] == 403
+    answer = await router.ask(GATEWAY, "/select", {**ahead, **hidden})
+    assert answer.status_code == 200
+
+
 async def test_a_tenant_books_what_it_selected_and_nothing_else(router):
     selected = {"token_ids": PROMPT, "selection_id": "s", "cache_salt": "acme"}
     assert (await router.ask(ACME, "/select", selected)).status_code == 200
