@@ -75,7 +75,10 @@ def refuse_other_sites(headers: Headers) -> None:
     if site is not None:
         if site not in (b"same-origin", b"none"):
             raise CrossSiteError("sec-fetch-site", site.decode("latin-1")[:64])
-    elif origin is not None and origin.partition(b"://")[2].lower() != found.get(b"host", b"").lower():
+    elif (
+        origin is not None
+        and origin.partition(b"://")[2].lower() != found.get(b"host", b"").lower()
+    ):
         raise CrossSiteError("origin", origin.decode("latin-1")[:256])
 
 
@@ -121,13 +124,21 @@ def admit_request(guard: Guard, scope: Scope) -> None:
     caller = admit(guard, scope["method"], scope["path"], scope["headers"], address)
     if scope["method"] not in _READING:
         refuse_forms(scope["headers"])
-    scope.setdefault("state", {})["caller"] = caller
+    scope.setdefault("state", {}).update(caller=caller, guard=guard)
 
 
 def caller_of(scope: Scope) -> Caller:
     """Return the caller of an admitted request of an application."""
     caller: Caller = scope.get("state", {}).get("caller", ANYBODY)
     return caller
+
+
+def is_still_admitted(scope: Scope) -> bool:
+    """Return whether an admitted request would still be; for responses without an end."""
+    guard: Guard | None = scope.get("state", {}).get("guard")
+    return guard is None or guard.still_admits(
+        scope["method"], scope["path"], scope["headers"], time.time()
+    )
 
 
 def is_detailed(scope: Scope) -> bool:

@@ -161,6 +161,30 @@ async def test_tokens_that_change_count_without_a_restart(router, token_file):
     assert await status(OPERATOR) == 200
 
 
+ENDINGS = {
+    "removed": "",
+    "expired": token_lines("viewer", "admin") + "expires = 2020-01-01T00:00:00Z\n",
+    "without its scope": token_lines("viewer", "metrics"),
+    "with another secret": token_lines("viewer", "admin", token=token_of("another")),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_dashboard_stream_ends_with_its_token(tmp_path, ending):
+    path = tmp_path / "tokens.toml"
+    path.write_text(TOKENS + token_lines("viewer", "admin"))
+    async with GuardedRouter(token_file=str(path)).running() as router:
+        stream = router.client.stream(
+            "GET", "/dashboard/stream", headers=router.as_(token_of("viewer"))
+        )
+        async with asyncio.timeout(60), stream as response:
+            frames = response.aiter_lines()
+            assert (await anext(frames)).startswith("data: ")
+            path.write_text(TOKENS + ENDINGS[ending])
+            async for _ in frames:
+                pass
+
+
 async def test_rate_limited_caller_gets_429_with_retry_after(router):
     for _ in range(2):
         assert (await router.ask(SLOW, "/select", {"token_ids": PROMPT})).status_code == 200

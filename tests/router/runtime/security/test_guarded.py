@@ -17,7 +17,7 @@ CHANGING = [
     for method, path in (route.split(" ", 1) for route in ROUTE_SCOPES)
     if method not in ("GET", "NATS")
 ]
-"""Every route of every server that may change something; other tests compare the table with them."""
+"""Every route that may change something, of all servers: other tests compare the table with them."""
 
 FORMS = (
     "text/plain",
