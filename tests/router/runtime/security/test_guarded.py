@@ -17,7 +17,7 @@ CHANGING = [
     for method, path in (route.split(" ", 1) for route in ROUTE_SCOPES)
     if method not in ("GET", "NATS")
 ]
-"""Every route that may change something, of all servers: other tests compare the table with them."""
+"""Every route of any server that may change something: a test checks that the table is whole."""
 
 FORMS = (
     "text/plain",
