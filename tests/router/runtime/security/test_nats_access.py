@@ -99,4 +99,7 @@ def test_credentials_files_are_handed_over_as_they_are(tmp_path):
     creds_file = written(tmp_path / "creds", "JWT and seed")
     url = "nats://127.0.0.1:4222"
     config = NatsConfig(nats_creds_file=creds_file)
-    assert nats_access(config, url).options(url) == {"user_credentials": creds_file}
+    assert nats_access(config, url).options(url) == {
+        "inbox_prefix": "_INBOX",
+        "user_credentials": creds_file,
+    }
