@@ -61,7 +61,7 @@ test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not attack and not vllm and not dynamo and not aiperf and not image and not release and not attack"
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)

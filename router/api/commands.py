@@ -31,7 +31,7 @@ from router.api.prompt_hashing import THREAD_TOKENS, is_short, prepared
 from router.api.request_headers import bookable
 from router.api.sessions import SessionStep
 from router.api.shadow import ShadowStep
-from router.api.tenants import raise_to_caller, to_caller, to_tenant
+from router.api.tenants import check_precedence, raise_to_caller, to_caller, to_tenant
 from router.core.commands import (
     Command,
     Free,
@@ -141,6 +141,8 @@ class Commands:
         `Select` and `Submit` reply with a Decision; `Submit` with a PendingRequest if the request
         is queued: its decision follows with `decision`.
         """
+        if caller is not ANYBODY:
+            check_precedence(command, caller)
         if caller.tenant is not None:
             return self._handle_for_tenant(command, caller)
         other = self._others.get(type(command))

@@ -33,6 +33,13 @@ OWN_IDS = ("request_id", "selection_id", "session_id")
 """Fields that identify a request later: each tenant has its own name space for them."""
 
 
+def check_precedence(command: CallerCommand, caller: Caller) -> None:
+    """Raise ForbiddenError if a command takes more precedence than the caller may have."""
+    request = getattr(command, "request", None)
+    if request is not None:
+        caller.check_precedence(request)
+
+
 def to_tenant(command: Any, caller: Caller) -> CallerCommand:
     """Return a command restricted to the caller's tenant, under ids of its name space.
 

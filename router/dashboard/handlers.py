@@ -5,6 +5,7 @@ The page's own routes, which are no public interface.
 They change with the page, and are not listed in `/docs`.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
@@ -24,7 +25,7 @@ from router.errors import InvalidFieldError
 from router.observability.metrics import RouterMetrics
 from router.protocol.requests import SelectRequest
 from router.runtime.http_server.config import BodyConfig
-from router.runtime.security.guarded import caller_of
+from router.runtime.security.guarded import caller_of, is_still_admitted
 
 MAX_TEXT_CHARACTERS = 256 * 1024
 
@@ -112,9 +113,10 @@ class Pages:
             raise HTTPException(404)
         return _file_answer(request, found)
 
-    async def stream(self, _: Request) -> Response:
-        """Return the stream of frames."""
-        return EventStream(self._streams, self._streams.join())
+    async def stream(self, request: Request) -> Response:
+        """Return the stream of frames, which ends once its token no longer admits it."""
+        stream = self._streams.join(partial(is_still_admitted, request.scope))
+        return EventStream(self._streams, stream)
 
     async def look(self, request: Request) -> Response:
         """Return the placement of a prompt, without a reservation."""

@@ -6,12 +6,15 @@ The viewers' streams, and the task that feeds them: one frame a second, equal fo
                                         │
                                         └ still occupied: it gets the complete state once free
 
+A stream ends at the next frame after its token was removed, expired, or lost its scope.
+
 Without viewers the task sleeps. It never takes more than `SHARE` of a core: if a frame takes long,
 the interval grows.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -34,11 +37,15 @@ class Attend(Protocol):
 
 
 class Stream:
-    """The connection of a viewer; `wants_all` is True if it is new or missed a frame."""
+    """The connection of a viewer.
 
-    __slots__ = ("_changed", "_frame", "wants_all")
+    `wants_all`: True if it is new or missed a frame. `is_admitted`: returns whether it may go on.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_changed", "_frame", "is_admitted", "wants_all")
+
+    def __init__(self, is_admitted: Callable[[], bool]) -> None:
+        self.is_admitted = is_admitted
         self._changed = asyncio.Event()
         self._frame: bytes | None = None
         self.wants_all = True
@@ -80,11 +87,14 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def join(self) -> Stream:
-        """Add a viewer. Raises TooManyStreamsError."""
+    def join(self, is_admitted: Callable[[], bool] = lambda: True) -> Stream:
+        """Add a viewer; its stream ends at the first frame after `is_admitted` is False.
+
+        Raises TooManyStreamsError.
+        """
         if self._is_closed or len(self._streams) >= self.most:
             raise TooManyStreamsError(self.most)
-        stream = Stream()
+        stream = Stream(is_admitted)
         self._streams.add(stream)
         self._subscribed.set()
         return stream
@@ -127,7 +137,9 @@ class Streams:
         frame = event(self._board.frame(time.monotonic(), at))
         whole: bytes | None = None
         for stream in self._streams:
-            if stream.has_frame:
+            if not stream.is_admitted():
+                stream.put(b"")
+            elif stream.has_frame:
                 stream.wants_all = True
                 self.missed += 1
             elif stream.wants_all:

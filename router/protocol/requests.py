@@ -131,9 +131,10 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     another router; read in shadow mode only.
 
     The following fields apply if the request has to wait. `tenant`: tenants share the capacity.
-    `policy_class`: a family or class of the policy file. `strict_priority`: the highest goes first.
-    `priority_jump`: a head start in seconds (with `wspt`, a weight). `max_wait_s`: after this time
-    in the queue the request is refused.
+    `policy_class`: a family or class of the policy file. `strict_priority`: the highest goes first;
+    callers with a tenant may send 0 alone, unless their token allows more. `priority_jump`: a head
+    start in seconds (with `wspt`, a weight). `max_wait_s`: after this time in the queue the request
+    is refused.
 
     `excluded_worker_ids`: workers that have failed this request, and are not tried again.
 

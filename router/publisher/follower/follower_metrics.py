@@ -16,6 +16,9 @@ _METRICS: Rows = {
     "failed_connections": counter(
         "Connections to an engine's events that could not be made", "source."
     ),
+    "overflows": counter(
+        "Connections dropped because 64 MiB of live messages waited; a replay follows", "source."
+    ),
     "applied": counter("Batches applied", "feed.counters."),
     "unreadable": counter("Batches that could not be read", "feed.counters."),
     "foreign": counter("Batches of another rank, dropped", "feed.counters."),

@@ -10,6 +10,7 @@ for the next one too, if the last one was complete.
 import logging
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -24,8 +25,15 @@ MAX_LOT_MESSAGES = 256
 MAX_LOT_BYTES = 256 << 10
 """The limit of a lot read at once from a socket; other tasks run before the next lot."""
 
+MOST_WAITING_BYTES = 64 << 20
+"""The limit of live messages of one engine that were received and not read: 12 million tokens. An
+engine beyond it is connected again, and what was dropped is replayed."""
+
+_FETCHED_MESSAGES = 16 * MAX_LOT_MESSAGES
+"""The limit of messages that are fetched from ZMQ at once, to count their bytes."""
+
 _HIGH_WATER_MARK = 100_000
-_MAX_MESSAGE_BYTES = 256 << 20
+_MAX_FRAME_BYTES = MOST_WAITING_BYTES // 2
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
 """The time after which the connection to a vanished host is closed; probes detect its silence
@@ -51,7 +59,7 @@ class Receiver:
         self.socket: zmq.Socket[bytes] = zmq.Socket(context, kind)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, _HIGH_WATER_MARK)
-        self.socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self.socket.set(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         self.socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         wakeups.add(self.socket)
 
@@ -89,7 +97,11 @@ class Receiver:
 
 
 class Subscription(Receiver):
-    """One connection to an engine's live batches. It must be closed."""
+    """One connection to an engine's live batches. It must be closed.
+
+    ZMQ limits the number of messages that wait, but not their bytes. So they are fetched from it
+    sooner than they are read, and counted here. `is_overflowing`: the limit was reached.
+    """
 
     def __init__(
         self,
@@ -99,6 +111,9 @@ class Subscription(Receiver):
         wakeups: Wakeups,
     ) -> None:
         super().__init__(context, zmq.SUB, wakeups)
+        self._waiting: deque[list[bytes]] = deque()
+        self._waiting_bytes = 0
+        self.is_overflowing = False
         self.socket.set(zmq.RECONNECT_IVL, _NEVER_MS)
         self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
@@ -106,9 +121,47 @@ class Subscription(Receiver):
         self.socket.subscribe(topic)
         self.connect(endpoint)
 
+    def receive(self) -> Iterator[list[bytes]]:
+        """Yield the messages that are present, at most a lot of them; never waits."""
+        self._fetch()
+        lot_bytes = 0
+        for _ in range(min(len(self._waiting), MAX_LOT_MESSAGES)):
+            frames = self._waiting.popleft()
+            size_bytes = sum(map(len, frames))
+            self._waiting_bytes -= size_bytes
+            lot_bytes += size_bytes
+            yield frames
+            if lot_bytes > MAX_LOT_BYTES:
+                break
+        if self._waiting:
+            self._wakeups.wake()
+
+    def _fetch(self) -> None:
+        """Take messages from ZMQ, up to the limits."""
+        if not self._wakeups.is_ready(self.socket):
+            return
+        for _ in range(_FETCHED_MESSAGES):
+            if self._waiting_bytes >= MOST_WAITING_BYTES:
+                self.is_overflowing = True
+                break
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._wakeups.drained(self.socket)
+                return
+            self._waiting.append(frames)
+            self._waiting_bytes += sum(map(len, frames))
+        self._wakeups.wake()
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the last `receive` read all messages that had arrived."""
+        return not self._waiting and super().is_drained
+
     def close(self) -> None:
         """Drop the connection and all unread messages."""
         self.watch.close()
+        self._waiting.clear()
         super().close()
 
 

@@ -28,7 +28,12 @@ from router.publisher.batch_order.topic_check import TopicCheck
 from router.publisher.feed.log_limiter import LogLimiter
 from router.publisher.feed.pacing import Pacing
 from router.publisher.zmq.connection_monitor import Condition
-from router.publisher.zmq.sockets import Context, ReplayCalls, Subscription
+from router.publisher.zmq.sockets import (
+    MOST_WAITING_BYTES,
+    Context,
+    ReplayCalls,
+    Subscription,
+)
 from router.publisher.zmq.wakeups import Wakeups
 
 _MAX_NAMED_FRAMES = 8
@@ -51,6 +56,7 @@ class SourceStatus:
         "garbage",
         "last_seen_s",
         "messages",
+        "overflows",
         "problem",
     )
 
@@ -59,6 +65,7 @@ class SourceStatus:
         self.garbage = 0
         self.connections = 0
         self.failed_connections = 0
+        self.overflows = 0
         self.last_seen_s: float | None = None
         self.problem: str | None = None
         self.complaints = LogLimiter()
@@ -137,10 +144,18 @@ class ZmqSource:
             self._connecting(self._subscription, now)
             return
         self._receive_live(self._subscription)
-        if now is Condition.LOST:
-            self._close_subscription()
-            self._note_problem(f"its connection at {self._address.events} was lost")
-            self._take(self._log.disconnected(self._clock()))
+        if self._subscription.is_overflowing:
+            self._status.overflows += 1
+            limit = f"{MOST_WAITING_BYTES} bytes of its messages wait, and are dropped"
+            self._disconnect(f"{limit} (allowed: less, at {self._address.events})")
+        elif now is Condition.LOST:
+            self._disconnect(f"its connection at {self._address.events} was lost")
+
+    def _disconnect(self, why: str) -> None:
+        """Drop the connection and what waits on it; a replay follows the next connection."""
+        self._close_subscription()
+        self._note_problem(why)
+        self._take(self._log.disconnected(self._clock()))
 
     def _subscribe_due_s(self) -> float:
         return self._subscribed_s + self._pacing.retry_s(self._failures)

@@ -10,7 +10,7 @@ from router.runtime.http_server.exchange import Exchange
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
 from router.runtime.security.guard import Guard
-from router.runtime.security.guarded import admit, admit_request
+from router.runtime.security.guarded import admit, admit_request, refuse_forms
 
 
 class TooMuchAtOnceError(KvRouterError):
@@ -80,6 +80,8 @@ class Admission:
             allowed = head.route.media_types
             if allowed and head.media_type not in allowed:
                 raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
+            if not allowed:
+                refuse_forms(head.pairs)
             head.is_checked = True
 
     def hold(self, exchange: Exchange) -> None:

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
-from router.protocol.requests import PromptRequest
+from router.protocol.requests import BookRequest, PromptRequest, SelectRequest
 from router.runtime.security.errors import ForbiddenError
 
 TokenScope: TypeAlias = Literal["route", "admin", "metrics", "steer", "loads"]
@@ -23,18 +23,47 @@ R = TypeVar("R", bound=PromptRequest)
 
 
 class Caller(Struct, frozen=True):
-    """The sender of a request. With a `tenant`, it is confined to it: see `bound` and `own_id`."""
+    """The sender of a request. With a `tenant`, it is confined to it: see `bound` and `own_id`.
+
+    `max_strict_priority`: the highest one of its requests; None: any, but 0 with a tenant.
+    """
 
     name: str
     scopes: frozenset[TokenScope]
     tenant: str | None = None
     routing_groups: frozenset[str] = frozenset((ANY,))
     cache_salts: frozenset[str] = frozenset((ANY,))
+    max_strict_priority: int | None = None
 
     def may(self, scope: TokenScope | None) -> bool:
         """Return whether the caller has this scope; None means that no scope is needed."""
         is_included = scope == "loads" and "admin" in self.scopes
         return scope is None or scope in self.scopes or is_included
+
+    def check_precedence(self, request: PromptRequest) -> None:
+        """Raise ForbiddenError if the request takes more precedence than this caller may have.
+
+        A strict priority goes ahead of all other callers, and a prompt that does not count as load
+        makes its rank look free to them.
+        """
+        if isinstance(request, SelectRequest):
+            self._check_priority(request.strict_priority)
+        if self.tenant is None or not isinstance(request, SelectRequest | BookRequest):
+            return
+        override = request.router_config_override
+        if override is not None and override.track_prefill_tokens is False:
+            field = "router_config_override.track_prefill_tokens"
+            reason = "false hides this tenant's prompts from the placement of others"
+            raise ForbiddenError(field, reason, "true, or none")
+
+    def _check_priority(self, asked: int) -> None:
+        most = self.max_strict_priority
+        if most is None:
+            most = asked if self.tenant is None else 0
+        if asked > most:
+            raise ForbiddenError(
+                "strict_priority", f"{asked} is above this token's", f"0 to {most}"
+            )
 
     def bound(self, request: R) -> R:
         """Return the request if the caller may make it. Raises ForbiddenError otherwise.

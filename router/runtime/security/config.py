@@ -84,6 +84,14 @@ class NatsConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     nats_tls_cert_file: Annotated[str, about("PEM certificate for NATS")] = ""
     nats_tls_key_file: Annotated[str, about("PEM file of the certificate's private key")] = ""
+    nats_inbox_prefix: Annotated[
+        str,
+        about(
+            "subject under which NATS responses are received, if this process's NATS user may "
+            "subscribe to no other (deploy/nats/users.conf)",
+            pattern=r"^_INBOX(\.[A-Za-z0-9_-]{1,64}){0,4}$",
+        ),
+    ] = "_INBOX"
 
 
 class BlockKeyConfig(Struct, frozen=True, kw_only=True):

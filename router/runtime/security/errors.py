@@ -55,6 +55,18 @@ class TooManyRequestsError(KvRouterError):
         self.limit = limit
 
 
+class CrossSiteError(KvRouterError):
+    """A page of another site has sent a request that changes something."""
+
+    code = "cross_site"
+    http_status = 403
+
+    def __init__(self, header: str, value: str) -> None:
+        allowed = "same-origin, none" if header == "sec-fetch-site" else "this server's, or none"
+        super().__init__(f"{header}: {value!r} is a page of another site (allowed: {allowed})")
+        self.header = header
+
+
 class ContentEncodingError(KvRouterError):
     """The body is compressed: its decoded size is not bounded by the received size."""
 

@@ -161,6 +161,14 @@ class Guard:
         self._take(caller, now_s)
         return caller
 
+    def still_admits(self, method: str, path: str, headers: Headers, unix_s: float) -> bool:
+        """Return whether an admitted request would still be: its token exists, with its scope."""
+        try:
+            self.check_scope(self._known(headers, unix_s), method, path)
+        except (UnauthenticatedError, ForbiddenError):
+            return False
+        return True
+
     def check_scope(self, caller: Caller, method: str, path: str) -> None:
         """Raise ForbiddenError if the caller may not use this route."""
         needed = self._scopes.needed(method, path)

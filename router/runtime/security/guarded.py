@@ -8,15 +8,31 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import KvRouterError
+from router.runtime.process.errors import UnsupportedMediaTypeError
 from router.runtime.process.redaction import without_addresses
 from router.runtime.security.caller import ANYBODY, Caller
-from router.runtime.security.errors import ContentEncodingError, ForbiddenError
+from router.runtime.security.errors import (
+    ContentEncodingError,
+    CrossSiteError,
+    ForbiddenError,
+)
 from router.runtime.security.guard import Guard, Headers
+
+_READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
+
+_FORMS = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain")
+"""Content types that a page may send to another site without asking it first."""
 
 
 def admit(guard: Guard, method: str, path: str, headers: Headers, address: str = "") -> Caller:
-    """Return the caller. Raises the errors of `Guard.admit`, and ContentEncodingError."""
+    """Return the caller.
+
+    Raises the errors of `Guard.admit`, and ContentEncodingError, CrossSiteError.
+    """
     refuse_encodings(headers)
+    if method not in _READING:
+        refuse_other_sites(headers)
     if guard.is_idle:
         return ANYBODY
     return guard.admit(method, path, headers, time.monotonic(), time.time(), address)
@@ -46,6 +62,38 @@ def refuse_encodings(headers: Headers) -> None:
             raise ContentEncodingError(value.decode("latin-1")[:64])
 
 
+def refuse_other_sites(headers: Headers) -> None:
+    """Raise CrossSiteError for a request from a page of another site, as browsers mark it.
+
+    Only browsers send these headers. They add no bearer token by themselves, so a request with one
+    is of a caller that has it, whatever page it serves.
+    """
+    found = dict(headers)
+    if found.get(b"authorization", b"")[:7].lower() == b"bearer ":
+        return
+    site, origin = found.get(b"sec-fetch-site"), found.get(b"origin")
+    if site is not None:
+        if site not in (b"same-origin", b"none"):
+            raise CrossSiteError("sec-fetch-site", site.decode("latin-1")[:64])
+    elif (
+        origin is not None
+        and origin.partition(b"://")[2].lower() != found.get(b"host", b"").lower()
+    ):
+        raise CrossSiteError("origin", origin.decode("latin-1")[:256])
+
+
+def refuse_forms(headers: Headers) -> None:
+    """Raise UnsupportedMediaTypeError for a body that a browser's form can send, or an untyped one.
+
+    For requests that change something, and whose route does not check the type itself.
+    """
+    found = dict(headers)
+    kind = found.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    has_body = found.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in found
+    if kind in _FORMS or (has_body and not kind):
+        raise UnsupportedMediaTypeError(kind.decode("latin-1") or None)
+
+
 class Guarded:
     """An ASGI application behind a guard."""
 
@@ -69,18 +117,28 @@ class Guarded:
 def admit_request(guard: Guard, scope: Scope) -> None:
     """Admit a request of an application; `caller_of` returns its caller from then on.
 
-    Raises the errors of `admit`.
+    Raises the errors of `admit`, and UnsupportedMediaTypeError.
     """
     client = scope.get("client")
     address = client[0] if client else ""
     caller = admit(guard, scope["method"], scope["path"], scope["headers"], address)
-    scope.setdefault("state", {})["caller"] = caller
+    if scope["method"] not in _READING:
+        refuse_forms(scope["headers"])
+    scope.setdefault("state", {}).update(caller=caller, guard=guard)
 
 
 def caller_of(scope: Scope) -> Caller:
     """Return the caller of an admitted request of an application."""
     caller: Caller = scope.get("state", {}).get("caller", ANYBODY)
     return caller
+
+
+def is_still_admitted(scope: Scope) -> bool:
+    """Return whether an admitted request would still be; for responses without an end."""
+    guard: Guard | None = scope.get("state", {}).get("guard")
+    return guard is None or guard.still_admits(
+        scope["method"], scope["path"], scope["headers"], time.time()
+    )
 
 
 def is_detailed(scope: Scope) -> bool:

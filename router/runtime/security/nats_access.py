@@ -17,7 +17,10 @@ from router.runtime.security.tls import client_context
 
 
 class NatsAccess(Struct, frozen=True):
-    """Files of NATS credentials and TLS; empty values are not used."""
+    """Files of NATS credentials and TLS; empty values are not used.
+
+    `inbox_prefix`: the beginning of the subjects of responses; it must be `_INBOX`, or below it.
+    """
 
     creds_file: str = ""
     nkey_file: str = ""
@@ -27,10 +30,11 @@ class NatsAccess(Struct, frozen=True):
     tls_ca_file: str = ""
     tls_cert_file: str = ""
     tls_key_file: str = ""
+    inbox_prefix: str = "_INBOX"
 
     def options(self, url: str) -> dict[str, Any]:
         """Return arguments for the client's `connect`. Raises ConfigError for unreadable files."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"inbox_prefix": self.inbox_prefix}
         if self.creds_file:
             options["user_credentials"] = self.creds_file
         if self.nkey_file:

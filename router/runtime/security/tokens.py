@@ -7,6 +7,7 @@
     tenant = "acme"                  # this and the following fields are optional
     routing_groups = ["acme"]        # default "*": any
     cache_salts = ["acme"]           # default: the tenant's name
+    max_strict_priority = 0          # default: 0 with a tenant, otherwise any
     requests_per_s = 100
     burst_requests = 200
     expires = 2027-01-01T00:00:00Z
@@ -29,6 +30,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
+from router.protocol.values import U32_MAX
 from router.runtime.security.caller import ANY, Caller, TokenScope
 
 KEY = "token_file"
@@ -50,6 +52,7 @@ class TokenLine(Struct, frozen=True, forbid_unknown_fields=True):
     tenant: TenantName | None = None
     routing_groups: Listed | None = None
     cache_salts: Listed | None = None
+    max_strict_priority: Annotated[int, Meta(ge=0, le=U32_MAX)] | None = None
     requests_per_s: Rate | None = None
     burst_requests: Rate | None = None
     expires: datetime | None = None
@@ -140,6 +143,7 @@ def _token(line: TokenLine) -> Token:
         line.tenant,
         frozenset(line.routing_groups or (ANY,)),
         frozenset(line.cache_salts or (line.tenant or ANY,)),
+        line.max_strict_priority,
     )
     rates = (line.requests_per_s, line.burst_requests)
     return Token(digest, caller, *rates, _unix_s(line.expires))

@@ -14,7 +14,7 @@ SURPRISING = 3.0
 """Threshold of a surprise, in standard deviations."""
 
 NOISE_VARIANCE = 0  # deviation of engines from the formula, relative to busy seconds
-SUSPICION = 1  # sign of the last surprise, if it was ignored; else 0
+SUSPICION = 1  # number of the last surprises that were ignored, with their sign; else 0
 
 _LEAST = 1e-4
 _RESOLUTION_S = 1e-4
@@ -143,7 +143,7 @@ def _note_noise(state: Vector, surprise: float, known: float, least: float, most
     state[NOISE_VARIANCE] = min(max(mixed, least**2), most**2)
 
 
-@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8)")
+@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8, f8)")
 def learn(
     mean: Vector,
     covariance: Matrix,
@@ -156,6 +156,7 @@ def learn(
     each: float,
     least_noise: float,
     most_noise: float,
+    ignored: float,
 ) -> None:
     """Learn from work that kept an engine busy for `busy_s`; see `Rates.learn`."""
     predicted_s = product(mean, work)
@@ -166,9 +167,9 @@ def learn(
     is_surprising = surprise_s**2 > SURPRISING**2 * (known + noise)
     _note_noise(state, surprise_s / scale_s, known / scale_s**2, least_noise, most_noise)
     if is_surprising:
-        before = state[SUSPICION]
-        state[SUSPICION] = math.copysign(1.0, surprise_s)
-        if state[SUSPICION] != before:
+        before, sign = state[SUSPICION], math.copysign(1.0, surprise_s)
+        state[SUSPICION] = before + sign if before * sign > 0 else sign
+        if abs(state[SUSPICION]) <= ignored:
             return
         for i in range(len(mean)):
             for j in range(len(mean)):

@@ -71,7 +71,10 @@ BUSY_MEMORY_S = 200.0
 MODEL_MEMORY_S = 3_600.0
 
 _ANYTHING = Prior.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
-_MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0)
+_MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0, ignored=3)
+"""A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
+all ranks share, is not: three requests that took oddly long teach it nothing."""
+
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
 LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5

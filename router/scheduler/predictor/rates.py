@@ -7,8 +7,8 @@ The rates are kept as multiples of `NOMINAL_S`, as a normal distribution: recurs
 with a prior. Without data they return to the prior, and so do combinations that the data do not
 separate: if two kinds of work always occur together, they keep the proportion of the prior.
 
-One surprising report is treated as an outlier and ignored. A second one with a surprise in the same
-direction is a change: the earlier knowledge is dropped.
+A few surprising reports in a row (`Noise.ignored`) are outliers, and ignored. One more with a
+surprise in the same direction is a change: the earlier knowledge is dropped.
 """
 
 from typing import TypeAlias
@@ -48,11 +48,15 @@ class Prior(Struct, frozen=True, eq=False):
 
 
 class Noise(Struct, frozen=True):
-    """Limits of the engines' deviation from the formula, relative to busy seconds."""
+    """Limits of the engines' deviation from the formula, relative to busy seconds.
+
+    `ignored`: number of surprises in a row, in the same direction, that are taken for outliers.
+    """
 
     least: float
     first: float
     most: float
+    ignored: int = 1
 
 
 def work_of(counters: LoadCounters) -> Vector:
@@ -107,6 +111,7 @@ class Rates:
             *_fields(anything),
             self._noise.least,
             self._noise.most,
+            self._noise.ignored,
         )
 
     def check_invariants(self) -> None:

@@ -28,7 +28,7 @@ from router.indexer.factory import make_indexer
 from router.ingest.effect_runner import EffectRunner
 from router.observability.metrics import RouterMetrics
 from router.protocol.replies import Decision
-from router.protocol.requests import BookRequest, PromptRequest, SelectRequest
+from router.protocol.requests import BookRequest, ConfigOverride, PromptRequest, SelectRequest
 from router.protocol.subjects import Subjects
 from router.runtime.process.settings import configured
 from router.runtime.security.caller import Caller
@@ -186,6 +186,40 @@ def test_tenant_with_any_salt_may_send_sequence_hashes():
     request = SelectRequest(sequence_hashes=list(range(8)), isl_tokens=32)
     any_salt = caller("a", cache_salts=frozenset(("*",)))
     assert router().handle(Select(request), any_salt).isl_tokens == 32
+
+
+@pytest.mark.parametrize("make", [Select, Submit, lambda request: Preview(request, 4)])
+def test_strict_priority_above_the_token_is_refused(make):
+    operator = Caller("operator", frozenset(("route",)))
+    limited = structs.replace(operator, max_strict_priority=3)
+    for who, most in ((A, 0), (caller("a", max_strict_priority=2), 2), (limited, 3)):
+        for asked in (most, most + 1):
+            request = SelectRequest(
+                token_ids=PROMPTS[0], cache_salt=who.tenant, strict_priority=asked
+            )
+            if asked == most:
+                assert router().handle(make(request), who)
+                continue
+            allowed = rf"strict_priority: {asked} is above .* \(allowed: 0 to {most}\)"
+            with pytest.raises(ForbiddenError, match=allowed):
+                router().handle(make(request), who)
+    highest = SelectRequest(token_ids=PROMPTS[0], strict_priority=2**32 - 1)
+    assert router().handle(make(highest), operator)
+
+
+def test_a_tenants_prompt_is_never_hidden_from_placement():
+    hidden = ConfigOverride(track_prefill_tokens=False)
+    select = SelectRequest(
+        token_ids=PROMPTS[0], cache_salt="a", router_config_override=hidden, request_id="r"
+    )
+    book = reserve(A, 0, 1, request_id="r", router_config_override=hidden)
+    for command in (Select(select), Submit(select), Book(book), Preview(select, 4)):
+        with pytest.raises(ForbiddenError, match="track_prefill_tokens: false hides"):
+            router().handle(command, A)
+    for override in (ConfigOverride(track_prefill_tokens=True), ConfigOverride(), None):
+        request = structs.replace(select, router_config_override=override)
+        assert router().handle(Submit(request), A).request_id == "r"
+    assert router().handle(Submit(select), Caller("gateway", frozenset(("route",))))
 
 
 def test_an_id_that_would_not_fit_is_refused():

@@ -76,6 +76,19 @@ async def test_slow_viewer_misses_frames_and_then_gets_a_whole_one(running, even
     await quick.take()
 
 
+async def test_stream_that_is_no_longer_admitted_ends(running, eventually):
+    streams, _ = running
+    tokens = {"a", "b"}
+    ending, staying = (streams.join(lambda name=name: name in tokens) for name in "ab")
+    await ending.take()
+    tokens.remove("a")
+    async with asyncio.timeout(60):
+        while await ending.take():
+            pass
+    for _ in range(2):
+        assert await staying.take()
+
+
 async def test_streams_beyond_the_limit_are_refused(running):
     streams, _ = running
     first = streams.join()

@@ -92,7 +92,8 @@ async def test_a_client_that_leaves_frees_its_blocks(agent):
 async def test_refuses_in_openais_words(agent):
     status, answer = await agent.complete("x", model="other")
     assert (status, answer["error"]["type"]) == (404, "invalid_request_error")
-    answer = await agent.client.post("/v1/completions", content=b"{")
+    said = {"content-type": "application/json"}
+    answer = await agent.client.post("/v1/completions", content=b"{", headers=said)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_body")
     assert (await agent.complete("x"))[0] == 200
 

@@ -161,6 +161,30 @@ async def test_tokens_that_change_count_without_a_restart(router, token_file):
     assert await status(OPERATOR) == 200
 
 
+ENDINGS = {
+    "removed": "",
+    "expired": token_lines("viewer", "admin") + "expires = 2020-01-01T00:00:00Z\n",
+    "without its scope": token_lines("viewer", "metrics"),
+    "with another secret": token_lines("viewer", "admin", token=token_of("another")),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_dashboard_stream_ends_with_its_token(tmp_path, ending):
+    path = tmp_path / "tokens.toml"
+    path.write_text(TOKENS + token_lines("viewer", "admin"))
+    async with GuardedRouter(token_file=str(path)).running() as router:
+        stream = router.client.stream(
+            "GET", "/dashboard/stream", headers=router.as_(token_of("viewer"))
+        )
+        async with asyncio.timeout(60), stream as response:
+            frames = response.aiter_lines()
+            assert (await anext(frames)).startswith("data: ")
+            path.write_text(TOKENS + ENDINGS[ending])
+            async for _ in frames:
+                pass
+
+
 async def test_rate_limited_caller_gets_429_with_retry_after(router):
     for _ in range(2):
         assert (await router.ask(SLOW, "/select", {"token_ids": PROMPT})).status_code == 200
@@ -267,6 +291,24 @@ async def test_a_tenant_cannot_end_or_take_anothers_request(router):
     steps = {"steps": [{"step": "free", "request_id": "r"}]}
     await router.ask(EVIL, "/reservations:batch", steps)
     answer = await router.client.delete("/reservations/r", headers=router.as_(ACME))
+    assert answer.status_code == 200
+
+
+async def test_a_tenant_does_not_go_ahead_of_others(router):
+    ahead = {"token_ids": PROMPT, "cache_salt": "evil", "strict_priority": 1}
+    override = {"router_config_override": {"track_prefill_tokens": False}}
+    hidden = {"token_ids": PROMPT, "cache_salt": "evil", **override}
+    for path in ("/select", "/select_and_reserve", "/dashboard/look"):
+        for body in (ahead, hidden):
+            answer = await router.ask(EVIL, path, body)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), path
+    booked = {**hidden, "worker_id": 1, "request_id": "h"}
+    answer = await router.ask(EVIL, "/reservations", booked)
+    assert answer.status_code == 403
+    assert answer.json()["field"] == "router_config_override.track_prefill_tokens"
+    batch = await router.ask(EVIL, "/select:batch", {"requests": [ahead]})
+    assert batch.json()["results"][0]["status"] == 403
+    answer = await router.ask(GATEWAY, "/select", {**ahead, **hidden})
     assert answer.status_code == 200
 
 

@@ -81,6 +81,17 @@ async def test_a_scope_is_not_another(router):
     assert isinstance(await router.ask(OPERATOR, "loads"), list)
 
 
+async def test_a_tenant_does_not_go_ahead_of_others(router):
+    hidden = {"router_config_override": {"track_prefill_tokens": False}}
+    for fields in ({"strict_priority": 1}, hidden):
+        for method in ("select", "new", "select_and_reserve"):
+            answer = await router.ask(ACME, method, **SALTED, **fields)
+            assert answer["code"] == "forbidden", method
+        assert (await router.ask(GATEWAY, "select", **SALTED, **fields))["worker_id"] == 1
+    reserve = await router.ask(ACME, "reserve", worker_id=1, request_id="h", **SALTED, **hidden)
+    assert reserve["code"] == "forbidden"
+
+
 async def statuses(router, token, steps):
     answer = await router.ask(token, "reservations:batch", steps=steps)
     return [each["status"] for each in answer["results"]]

@@ -15,7 +15,7 @@ from router.publisher.batch_order.batch_order import BatchOrder, BatchOrderSetti
 from router.publisher.batch_order.steps import Apply, Lost, NewLife
 from router.publisher.feed.pacing import Pacing
 from router.publisher.zmq.connection_monitor import Condition
-from router.publisher.zmq.sockets import Subscription
+from router.publisher.zmq.sockets import MOST_WAITING_BYTES, Subscription
 from router.publisher.zmq.source import SourceStatus, ZmqSource
 from router.publisher.zmq.wakeups import Wakeups
 from support.engines.zmq_engines import Engine, EngineProcess
@@ -279,6 +279,21 @@ def test_runs_on_uvloop(process, eventually):
     process.start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(read())
+
+
+async def test_messages_beyond_the_limit_of_bytes_are_dropped_and_replayed(engine, eventually):
+    engine.start()
+    padding = "x" * (1 << 20)
+    async with reading(engine) as one:
+        publish(engine, "a", 3)
+        await until_read(eventually, one, names("a", 3))
+        batches = 2 * MOST_WAITING_BYTES // len(padding)
+        for number in range(batches):
+            engine.publish(f"b.{number}", padding)
+        engine.wait()  # without a turn of this loop: everything waits in the socket
+        await eventually(lambda: one.status.overflows)
+        await until_read(eventually, one, names("a", 3) + names("b", batches))
+        assert (one.lives, one.lost) == (0, [])
 
 
 async def test_received_batches_are_read_after_a_disconnection(eventually):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
 
 import nkeys
 import pytest
@@ -12,31 +11,9 @@ from router.runtime.bus.connection import connection
 from router.runtime.security.config import NatsConfig
 from router.runtime.security.nats_access import NatsAccess, nats_access
 from support.processes.certificates import Authority
-from support.processes.servers import BIN, free_port, wait_for_port
+from support.processes.guarded_nats import GuardedNats
 
 SECRET = "a-secret-of-the-bus"
-
-
-class GuardedNats:
-    """A nats-server with a configuration of its own."""
-
-    def __init__(self, directory, config, scheme="nats"):
-        self.port = free_port()
-        self.url = f"{scheme}://127.0.0.1:{self.port}"
-        path = directory / "nats.conf"
-        store = f'jetstream: {{store_dir: "{directory}/js"}}'
-        path.write_text("\n".join([f'listen: "127.0.0.1:{self.port}"', store, config]))
-        self.process = subprocess.Popen(
-            [str(BIN / "nats-server"), "-c", str(path)], stderr=subprocess.DEVNULL
-        )
-        wait_for_port(self.port)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
 
 
 async def is_let_in(url, access, within_s=60.0):
@@ -122,4 +99,7 @@ def test_credentials_files_are_handed_over_as_they_are(tmp_path):
     creds_file = written(tmp_path / "creds", "JWT and seed")
     url = "nats://127.0.0.1:4222"
     config = NatsConfig(nats_creds_file=creds_file)
-    assert nats_access(config, url).options(url) == {"user_credentials": creds_file}
+    assert nats_access(config, url).options(url) == {
+        "inbox_prefix": "_INBOX",
+        "user_credentials": creds_file,
+    }

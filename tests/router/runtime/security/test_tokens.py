@@ -96,3 +96,11 @@ def test_invalid_token_file_is_refused_without_showing_tokens(text):
     assert "token_file" in said
     assert SECRET not in said
     assert "too-short" not in said
+
+
+def test_a_token_limits_its_strict_priority():
+    line = f'[[tokens]]\nname = "a"\nscopes = ["route"]\ntoken = "{SECRET}"\n'
+    found = read_tokens(line + "max_strict_priority = 3\n").find(SECRET.encode())
+    assert found.caller.max_strict_priority == 3
+    with pytest.raises(ConfigError, match="max_strict_priority"):
+        read_tokens(line + "max_strict_priority = -1\n")

@@ -2,15 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from router.protocol.loads import LoadCounters, LoadGauges
 from router.scheduler.predictor.rank_model import (
+    SharedModel,
     counted_since,
     is_new_life,
     is_sane,
     measured_busy_s,
 )
+from router.scheduler.predictor.rates import NOMINAL_S
 from support.values.builders import report
 
 BEFORE = LoadCounters(steps=100, busy_s=10.0, prefill_tokens=5_000, requests_received=7)
@@ -74,3 +77,17 @@ def test_without_busy_counter_busy_time_is_time_with_work():
 def test_busy_time_before_the_first_report_is_unknown():
     after = report(1, counters=LoadCounters(steps=5), gauges=AT_WORK)
     assert measured_busy_s(None, after, after.counters, 1.1) is None
+
+
+@pytest.mark.parametrize("times", [5.0, 100.0, 1e6])
+def test_three_odd_requests_teach_their_model_nothing(times):
+    model, work = SharedModel(0.0), NOMINAL_S * np.array([10.0, 4_000.0, 2e7, 100.0, 1e6])
+    for second in range(30):
+        model.learn(work, float(work.sum()), float(second))
+    before = model.rates.seconds @ (work / NOMINAL_S)
+    for second in range(30, 33):
+        model.learn(work, float(work.sum()) * times, float(second))
+    after = model.rates.seconds @ (work / NOMINAL_S)
+    assert after == pytest.approx(before, rel=0.01)
+    model.learn(work, float(work.sum()) * times, 33.0)  # a fourth one is no outlier
+    assert model.rates.seconds @ (work / NOMINAL_S) != pytest.approx(before, rel=0.5)
