@@ -21,6 +21,8 @@ class Inside(Struct, frozen=True):
 
 
 REDIS = Inside("the attacker is the Redis server, or writes to it; the tests have a real one")
+ENGINE = Inside("the attacker is an engine; the tests have one")
+NEIGHBOUR = Inside("the attacker is another user of the machine; the tests make its files")
 BETWEEN = Inside("the attacker is between two workers; the tests put one there")
 
 ROWS: dict[str, tuple[str, ...] | Inside] = {
@@ -142,6 +144,43 @@ ROWS: dict[str, tuple[str, ...] | Inside] = {
     ),
     "callers in the cluster that go to engines, past tokens and rates": Inside(
         "Kubernetes refuses them, by the policies that the chart renders"
+    ),
+    "a tenant that goes ahead of others, or hides its prompts from placement": (
+        "test_tenants.py::test_tenant_goes_ahead_of_no_other",
+    ),
+    "watching the dashboard with a token that was removed, expired, or lost its scope": Inside(
+        "the other attacks need the tokens of the fleet; the tests have a file of their own"
+    ),
+    "web pages in any browser: forms and cross-site requests to any route of any server that "
+    "changes something": (
+        "test_local_browser.py::test_forms_and_requests_of_other_sites_are_refused",
+    ),
+    "messages made to break a parser, of engines, agents, peers and routers: invalid UTF-8, deep "
+    "nesting, huge numbers, lengths that go beyond the end": (
+        "test_bus.py::test_no_message_disconnects_a_process",
+        "test_http.py::test_invalid_bodies_are_refused",
+        "test_block_server.py::test_garbage_gets_no_block_and_costs_nothing",
+    ),
+    "a peer that proves nothing and sends what cannot be read; one that offers memory of another "
+    "host": BETWEEN,
+    "a second response behind a malformed one, to be taken for the answer": ENGINE,
+    "an engine that publishes faster than it is read, to exhaust memory: 64 MiB of live messages "
+    "may wait, then it is connected again and replayed": ENGINE,
+    "odd requests that spoil the predictions of all ranks of a model": ENGINE,
+    "machine code of another user: in a cache folder that others can write to, or below one; files "
+    "and links in it": NEIGHBOUR,
+    "another user's `data_dir`, or one that others can change; links in the place of its files": (
+        NEIGHBOUR
+    ),
+    "reading state, keys and logs of another user, under any umask": NEIGHBOUR,
+    "files in `/dev/shm` that are there before ours, to read blocks or to keep an agent from "
+    "starting": NEIGHBOUR,
+    "a password in the remote tier's URL, which process lists show": NEIGHBOUR,
+    "certificates withdrawn while a client runs; the cost of reading them for each connection": (
+        Inside("the attacker has a certificate of the fleet; the tests withdraw one")
+    ),
+    "a user of NATS that publishes or reads what is not its role's work": Inside(
+        "the fleet's bus has no users; the tests start a fleet with one for each role"
     ),
     "a NATS server without TLS that asks for credentials": Inside(
         "the attacker is the NATS server; the tests have one that asks"

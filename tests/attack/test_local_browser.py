@@ -46,11 +46,14 @@ def test_forms_and_requests_of_other_sites_are_refused(port):
     forms = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x")
     with HttpClient(port) as client:
         for kind in forms:
-            origin = {"content-type": kind, "origin": "http://evil.example"}
-            assert client.ask("POST", "/workers", worker, **origin).status == 415
+            form = {"content-type": kind}
+            assert client.ask("POST", "/workers", worker, **form).status == 415
+            for other in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+                reply = client.ask("POST", "/workers", worker, **form, **other)
+                assert (reply.status, reply.code) == (403, "cross_site")
         asks_first = {"access-control-request-method": "POST", "origin": "http://evil.example"}
         reply = client.ask("OPTIONS", "/workers", **asks_first)
-        assert reply.status in (404, 405)
+        assert reply.status in (403, 404, 405)
         names = [name.lower() for name, _ in reply.headers]
         assert not [name for name in names if name.startswith("access-control")]
         assert client.ask("GET", "/workers").json() == []

@@ -95,6 +95,19 @@ def test_callers_steer_no_engine(fleet, process):
     assert dict(reply.headers)["x-dropped-fields"] == "2 dropped; no tenant may send x_next_year"
 
 
+def test_tenant_goes_ahead_of_no_other(fleet):
+    with fleet.client("router", ATTACKER) as client:
+        for field, said in (
+            ({"strict_priority": 1}, "strict_priority"),
+            ({"router_config_override": {"track_prefill_tokens": False}}, "track_prefill_tokens"),
+        ):
+            body = {"token_ids": PROMPT, "cache_salt": ATTACKER, **field}
+            for path in ("/select", "/select_and_reserve"):
+                reply = client.ask("POST", path, body)
+                assert reply.status == 403
+                assert said in reply.json()["error"]
+
+
 def test_batches_evade_no_rate(fleet):
     with fleet.client("router", SLOW) as client:
         batch = {"requests": [{"token_ids": PROMPT}] * 3}

@@ -71,9 +71,13 @@ BUSY_MEMORY_S = 200.0
 MODEL_MEMORY_S = 3_600.0
 
 _ANYTHING = Prior.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
+_DRIFT = Prior.around(np.ones(len(NOMINAL_S)), common=1.0, each=0.5)
+"""What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence add
+5 % to their error, not 50 %, with which any report would be believed."""
+
 _MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0, ignored=3)
 """A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
-all ranks share, is not: three requests that took oddly long teach it nothing."""
+all ranks share, is not: three odd reports in a row teach it nothing."""
 
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
@@ -130,7 +134,7 @@ class SharedModel:
 
     def learn(self, work: Vector, busy_s: float, now_s: float) -> None:
         """Learn from a rank that was busy with this work for `busy_s`."""
-        self.rates.relax(_ANYTHING, math.exp((self._learned_s - now_s) / MODEL_MEMORY_S))
+        self.rates.relax(_DRIFT, math.exp((self._learned_s - now_s) / MODEL_MEMORY_S))
         self._learned_s = now_s
         self.rates.learn(work, busy_s, _ANYTHING)
         self.lessons += 1

@@ -79,15 +79,19 @@ def test_busy_time_before_the_first_report_is_unknown():
     assert measured_busy_s(None, after, after.counters, 1.1) is None
 
 
-@pytest.mark.parametrize("times", [5.0, 100.0, 1e6])
-def test_three_odd_requests_teach_their_model_nothing(times):
+@pytest.mark.parametrize("apart_s", [0.25, 10.0])
+@pytest.mark.parametrize("times", [0.0, 0.001, 0.2, 5.0, 100.0, 1e6])
+def test_three_odd_requests_teach_their_model_nothing(times, apart_s):
     model, work = SharedModel(0.0), NOMINAL_S * np.array([10.0, 4_000.0, 2e7, 100.0, 1e6])
-    for second in range(30):
-        model.learn(work, float(work.sum()), float(second))
-    before = model.rates.seconds @ (work / NOMINAL_S)
-    for second in range(30, 33):
-        model.learn(work, float(work.sum()) * times, float(second))
-    after = model.rates.seconds @ (work / NOMINAL_S)
-    assert after == pytest.approx(before, rel=0.01)
-    model.learn(work, float(work.sum()) * times, 33.0)  # a fourth one is no outlier
-    assert model.rates.seconds @ (work / NOMINAL_S) != pytest.approx(before, rel=0.5)
+
+    def predicted_s():
+        return model.rates.seconds @ (work / NOMINAL_S)
+
+    for number in range(30):
+        model.learn(work, float(work.sum()), number * apart_s)
+    before_s = predicted_s()
+    for number in range(30, 33):
+        model.learn(work, float(work.sum()) * times, number * apart_s)
+    assert predicted_s() == pytest.approx(before_s, rel=0.01)
+    model.learn(work, float(work.sum()) * times, 33 * apart_s)  # a fourth one is no outlier
+    assert predicted_s() != pytest.approx(before_s, rel=0.5)
