@@ -72,8 +72,8 @@ MODEL_MEMORY_S = 3_600.0
 
 _ANYTHING = Prior.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
 _DRIFT = Prior.around(np.ones(len(NOMINAL_S)), common=1.0, each=0.5)
-"""What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence add
-5 % to their error, not 50 %, with which any report would be believed."""
+"""What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence
+add 5 % to their error, not 50 %, with which any report would be believed."""
 
 _MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0, ignored=3)
 """A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
