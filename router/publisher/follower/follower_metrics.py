@@ -17,7 +17,7 @@ _METRICS: Rows = {
         "Connections to an engine's events that could not be made", "source."
     ),
     "overflows": counter(
-        "Connections dropped because 64 MiB of live messages waited; a replay follows", "source."
+        "Connections dropped because 64 MiB of messages waited; a replay follows", "source."
     ),
     "applied": counter("Batches applied", "feed.counters."),
     "unreadable": counter("Batches that could not be read", "feed.counters."),

@@ -26,8 +26,8 @@ MAX_LOT_BYTES = 256 << 10
 """The limit of a lot read at once from a socket; other tasks run before the next lot."""
 
 MOST_WAITING_BYTES = 64 << 20
-"""The limit of live messages of one engine that were received and not read: 12 million tokens. An
-engine beyond it is connected again, and what was dropped is replayed."""
+"""The limit of messages of one socket of an engine that were received and not read: 12 million
+tokens. Beyond it, the engine is connected again, and what was dropped is replayed."""
 
 _FETCHED_MESSAGES = 16 * MAX_LOT_MESSAGES
 """The limit of messages that are fetched from ZMQ at once, to count their bytes."""
@@ -49,13 +49,18 @@ Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
 
 class Receiver:
-    """A socket that wakes its task, and is then read until it is empty, or a lot is full.
+    """A socket that only receives, with a limit on the bytes that wait. It must be closed.
 
-    It must be closed.
+    ZMQ limits the number of messages that wait, but not their bytes. So they are fetched from it
+    sooner than they are read, and counted here. At the limit, the connection is dropped with what
+    ZMQ still has; fetched messages can be read. `is_overflowing`: the limit was reached.
     """
 
     def __init__(self, context: Context, kind: int, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
+        self._waiting: deque[list[bytes]] = deque()
+        self._waiting_bytes = 0
+        self.is_overflowing = False
         self.socket: zmq.Socket[bytes] = zmq.Socket(context, kind)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, _HIGH_WATER_MARK)
@@ -67,59 +72,6 @@ class Receiver:
         """Start to connect."""
         self.socket.connect(endpoint)
         self._wakeups.look(self.socket)
-
-    def receive(self) -> Iterator[list[bytes]]:
-        """Yield the messages that are present, at most a lot of them; never waits."""
-        if not self._wakeups.is_ready(self.socket):
-            return
-        lot_bytes = 0
-        for _ in range(MAX_LOT_MESSAGES):
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._wakeups.drained(self.socket)
-                return
-            lot_bytes += len(frames[-1])
-            yield frames
-            if lot_bytes > MAX_LOT_BYTES:
-                break
-        self._wakeups.wake()
-
-    @property
-    def is_drained(self) -> bool:
-        """True if the last `receive` read all messages that had arrived."""
-        return not self._wakeups.is_ready(self.socket)
-
-    def close(self) -> None:
-        """Drop the connection and all unread messages."""
-        self._wakeups.remove(self.socket)
-        self.socket.close(0)
-
-
-class Subscription(Receiver):
-    """One connection to an engine's live batches. It must be closed.
-
-    ZMQ limits the number of messages that wait, but not their bytes. So they are fetched from it
-    sooner than they are read, and counted here. `is_overflowing`: the limit was reached.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        endpoint: str,
-        topic: str,
-        wakeups: Wakeups,
-    ) -> None:
-        super().__init__(context, zmq.SUB, wakeups)
-        self._waiting: deque[list[bytes]] = deque()
-        self._waiting_bytes = 0
-        self.is_overflowing = False
-        self.socket.set(zmq.RECONNECT_IVL, _NEVER_MS)
-        self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        self.watch = ConnectionMonitor(self.socket, wakeups)
-        self.socket.subscribe(topic)
-        self.connect(endpoint)
 
     def receive(self) -> Iterator[list[bytes]]:
         """Yield the messages that are present, at most a lot of them; never waits."""
@@ -138,11 +90,11 @@ class Subscription(Receiver):
 
     def _fetch(self) -> None:
         """Take messages from ZMQ, up to the limits."""
-        if not self._wakeups.is_ready(self.socket):
+        if self.is_overflowing or not self._wakeups.is_ready(self.socket):
             return
         for _ in range(_FETCHED_MESSAGES):
             if self._waiting_bytes >= MOST_WAITING_BYTES:
-                self.is_overflowing = True
+                self._overflow()
                 break
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -153,16 +105,53 @@ class Subscription(Receiver):
             self._waiting_bytes += sum(map(len, frames))
         self._wakeups.wake()
 
+    def _overflow(self) -> None:
+        self.is_overflowing = True
+        self._drop_connection()
+
     @property
     def is_drained(self) -> bool:
         """True if the last `receive` read all messages that had arrived."""
-        return not self._waiting and super().is_drained
+        return not self._waiting and not self._wakeups.is_ready(self.socket)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the limit was reached, and all that had been fetched until then is read."""
+        return self.is_overflowing and not self._waiting
 
     def close(self) -> None:
         """Drop the connection and all unread messages."""
-        self.watch.close()
         self._waiting.clear()
-        super().close()
+        self._drop_connection()
+
+    def _drop_connection(self) -> None:
+        if not self.socket.closed:
+            self._wakeups.remove(self.socket)
+            self.socket.close(0)
+
+
+class Subscription(Receiver):
+    """One connection to an engine's live batches. It must be closed."""
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        topic: str,
+        wakeups: Wakeups,
+    ) -> None:
+        super().__init__(context, zmq.SUB, wakeups)
+        self.socket.set(zmq.RECONNECT_IVL, _NEVER_MS)
+        self.socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        self.watch = ConnectionMonitor(self.socket, wakeups)
+        self.socket.subscribe(topic)
+        self.connect(endpoint)
+
+    def _drop_connection(self) -> None:
+        if not self.socket.closed:
+            self.watch.close()
+        super()._drop_connection()
 
 
 class ReplayCalls(Receiver):
@@ -196,10 +185,9 @@ class ReplayCalls(Receiver):
         self.socket.send_multipart(replay_request(first), zmq.NOBLOCK)
         self._wakeups.look(self.socket)
 
-    def close(self) -> None:
-        """Drop the connection and all unread messages."""
+    def _drop_connection(self) -> None:
         self.answered()
-        super().close()
+        super()._drop_connection()
 
 
 log = logging.getLogger(__name__)
@@ -255,16 +243,18 @@ async def listen_to_loads(
 ) -> None:
     """Receive reports until cancelled.
 
-    A lost report is superseded by the next, so the socket may reconnect by itself.
+    A lost report is superseded by the next, so the socket may reconnect by itself. An engine that
+    sends more than is read is connected again.
     """
-    wakeups = Wakeups()
-    receiver = Receiver(context, zmq.SUB, wakeups)
-    try:
-        receiver.socket.subscribe(TOPIC)
-        receiver.connect(endpoint)
-        while True:
-            await wakeups.wait(_LOOK_S)
-            for frames in receiver.receive():
-                loads.record(frames, clock())
-    finally:
-        receiver.close()
+    while True:
+        wakeups = Wakeups()
+        receiver = Receiver(context, zmq.SUB, wakeups)
+        try:
+            receiver.socket.subscribe(TOPIC)
+            receiver.connect(endpoint)
+            while not receiver.is_cut_off:
+                await wakeups.wait(_LOOK_S)
+                for frames in receiver.receive():
+                    loads.record(frames, clock())
+        finally:
+            receiver.close()

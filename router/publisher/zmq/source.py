@@ -217,7 +217,11 @@ class ZmqSource:
             self._take_answer(frames, now_s)
             if self._calls is not calls:
                 return
-        if self._is_replaying and now_s >= self._answered_s + self._pacing.patience_s:
+        if calls is not None and calls.is_cut_off:
+            self._status.overflows += 1
+            dropped = f"{MOST_WAITING_BYTES} bytes of it waited, and what followed is dropped"
+            self._replay_failed(dropped, now_s)
+        elif self._is_replaying and now_s >= self._answered_s + self._pacing.patience_s:
             why = "no socket available" if calls is None else calls.failure
             self._replay_failed(why, now_s)
 

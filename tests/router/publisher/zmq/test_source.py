@@ -15,7 +15,7 @@ from router.publisher.batch_order.batch_order import BatchOrder, BatchOrderSetti
 from router.publisher.batch_order.steps import Apply, Lost, NewLife
 from router.publisher.feed.pacing import Pacing
 from router.publisher.zmq.connection_monitor import Condition
-from router.publisher.zmq.sockets import MOST_WAITING_BYTES, Subscription
+from router.publisher.zmq.sockets import MOST_WAITING_BYTES, ReplayCalls, Subscription
 from router.publisher.zmq.source import SourceStatus, ZmqSource
 from router.publisher.zmq.wakeups import Wakeups
 from support.engines.zmq_engines import Engine, EngineProcess
@@ -294,6 +294,39 @@ async def test_messages_beyond_the_limit_of_bytes_are_dropped_and_replayed(engin
         await eventually(lambda: one.status.overflows)
         await until_read(eventually, one, names("a", 3) + names("b", batches))
         assert (one.lives, one.lost) == (0, [])
+
+
+async def test_replay_beyond_the_limit_of_bytes_goes_on_from_what_was_read(engine, eventually):
+    engine.start()
+    padding = "x" * (1 << 20)
+    batches = 2 * MOST_WAITING_BYTES // len(padding)
+    for number in range(batches):
+        engine.publish(f"a.{number}", padding)
+    engine.wait()
+    async with reading(engine) as one:
+        await until_read(eventually, one, names("a", batches))
+        assert (one.lives, one.lost) == (0, [])
+
+
+async def test_replies_beyond_the_limit_of_bytes_are_not_received(engine):
+    engine.start()
+    padding = "x" * (1 << 20)
+    for number in range(2 * MOST_WAITING_BYTES // len(padding)):
+        engine.publish(f"a.{number}", padding)
+    engine.wait()
+    context, wakeups, received_bytes = zmq.Context(), Wakeups(), 0
+    calls = ReplayCalls(context, engine.replay_endpoint, wakeups)
+    try:
+        calls.request(0)
+        while not calls.is_cut_off:
+            await wakeups.wait(10.0)
+            time.sleep(0.05)  # noqa: ASYNC251 - replies come in faster than they are read
+            received_bytes += sum(len(frame) for frames in calls.receive() for frame in frames)
+        assert calls.socket.closed
+    finally:
+        calls.close()
+        context.term()
+    assert MOST_WAITING_BYTES <= received_bytes < 2 * MOST_WAITING_BYTES
 
 
 async def test_received_batches_are_read_after_a_disconnection(eventually):
