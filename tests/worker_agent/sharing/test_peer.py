@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from router.runtime.security.http_access import ClientTls
 from support.fleets import peering
 from support.fleets.peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
 from support.processes.certificates import Authority
@@ -191,8 +192,9 @@ def test_memory_of_another_host_is_not_mapped(other, tmp_path):
     authority = Authority(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*authority.issue("worker"))
-    trusting = ssl.create_default_context(cafile=str(authority.path))
+    trusting = ClientTls(str(authority.path))
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        listener.settimeout(60)
         served = threads.submit(offer_memory, listener, tls)
         address = "tcp://{}:{}".format(*listener.getsockname())
         client = peering.PeerClient(address, 1337, peering.TOKEN, tls=trusting)
