@@ -164,8 +164,8 @@ ROWS: dict[str, tuple[str, ...] | Inside] = {
     "a peer that proves nothing and sends what cannot be read; one that offers memory of another "
     "host": BETWEEN,
     "a second response behind a malformed one, to be taken for the answer": ENGINE,
-    "an engine that publishes faster than it is read, to exhaust memory: 64 MiB may wait in each of "
-    "its sockets, then it is connected again and replayed": ENGINE,
+    "an engine that publishes faster than it is read, to exhaust memory: 64 MiB may wait in each "
+    "of its sockets, then it is connected again and replayed": ENGINE,
     "odd requests that spoil the predictions of all ranks of a model": ENGINE,
     "machine code of another user: in a cache folder that others can write to, or below one; files "
     "and links in it": NEIGHBOUR,
