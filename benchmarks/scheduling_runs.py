@@ -5,17 +5,19 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.core.commands import AnyCommand, ApplyLoad
 from router.core.core import RouterCore
 from router.core.fleet import LivenessLimits
 from router.core.settings import CoreSettings
 from router.indexer.radix_tree.radix_tree import RadixTree
-from router.protocol.loads import LoadReport
+from router.protocol.values import Rank, Scope
 from router.scheduler.policy.cache_aware import CacheAware
-from router.scheduler.predictor.predictor import Predictor
+from router.scheduler.predictor.rates import Vector
 from router.scheduler.settings import PolicySettings
 from router.sequence.rank_table import BASE_S, KV_S
 from router.simulator.engine_model import EngineModel, llama_70b
@@ -61,30 +63,36 @@ class Case(Struct, frozen=True, kw_only=True):
         return ",".join(f"{name}={value:g}" for name, value in self.settings)
 
 
-class SharedRates(Predictor):
-    """Every rank is as fast as its model on average: what learning per rank is compared with."""
+class OtherRates:
+    """A core that predicts by other rates than those it has learned of each rank.
 
-    __slots__ = ()
+    `rates`: "shared": every rank is as fast as its model on average, which learning per rank is
+    compared with; "scrambled": every rank is as fast as another one.
+    """
 
-    def observe(self, report: LoadReport, now_s: float) -> None:
-        super().observe(report, now_s)
-        model_name, _ = self._ranks[report.rank]
-        self._table.row(report.rank)[_RATES] = self.model_seconds(model_name)
+    def __init__(self, core: RouterCore, rates: str) -> None:
+        self._core = core
+        self._rates = rates
+        self._reported: dict[Rank, None] = {}
 
+    def handle(self, command: AnyCommand, now_s: float) -> Any:
+        """Handle a command as the core does. A report then gives its rank other rates."""
+        handled = self._core.handle(command, now_s)
+        if isinstance(command, ApplyLoad):
+            rank = command.report.rank
+            self._reported[rank] = None
+            self._core.ranks.row(rank)[_RATES] = self._rates_of(rank)
+        return handled
 
-class ScrambledRates(Predictor):
-    """Every rank is as fast as another one: the figures are right, their place is wrong."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
 
-    __slots__ = ()
-
-    def observe(self, report: LoadReport, now_s: float) -> None:
-        super().observe(report, now_s)
-        ranks = sorted(self._ranks)
-        other = ranks[(ranks.index(report.rank) + len(ranks) // 2) % len(ranks)]
-        self._table.row(report.rank)[_RATES] = self.rank_seconds(other)
-
-
-PREDICTORS = {"rank": Predictor, "shared": SharedRates, "scrambled": ScrambledRates}
+    def _rates_of(self, rank: Rank) -> Vector:
+        predictor = self._core.predictor
+        if self._rates == "shared":
+            return predictor.model_seconds(Scope().model_name)
+        ranks = sorted(self._reported)
+        return predictor.rank_seconds(ranks[(ranks.index(rank) + len(ranks) // 2) % len(ranks)])
 
 
 def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
@@ -124,8 +132,7 @@ def _core(case: Case, rng: Random) -> RouterCore:
         default_policy=case.policy,
     )
     core = RouterCore(settings, RadixTree, rng, selectors)
-    core.predictor = PREDICTORS[case.rates](core.ranks)
-    return core
+    return core if case.rates == "rank" else cast(RouterCore, OtherRates(core, case.rates))
 
 
 def _slow(model: EngineModel) -> EngineModel:
