@@ -100,6 +100,7 @@ async def test_a_watch_goes_on_where_it_ended_and_lists_again_where_it_was_forgo
         server.put(pod("x", labels="app=web"))
         async with router_of(server, tmp_path) as router:
             await sees(router, "a")
+            await eventually(lambda: any("watch" in each for each in server.asked))
             server.bookmark()
             server.break_watches()
             await eventually(lambda: sum("watch" in each for each in server.asked) >= 2)
