@@ -26,9 +26,8 @@ from router.forward.headers import (
 from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
 from router.protocol.requests import RankTarget, SelectRequest
+from router.protocol.values import U64_MAX, number_in
 from router.runtime.security.caller import Caller
-
-_MOST = (1 << 64) - 1
 
 
 def named_worker(asked: CompletionRequest, headers: Pairs) -> RankTarget | None:
@@ -65,9 +64,10 @@ def _number(headers: Pairs, name: bytes) -> int | None:
     value = header(headers, name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > _MOST:
-        raise InvalidFieldError(name.decode(), repr(value[:64]), f"0 to {_MOST}")
-    return int(value)
+    number = number_in(value, U64_MAX)
+    if number is None:
+        raise InvalidFieldError(name.decode(), repr(value[:64]), f"0 to {U64_MAX}")
+    return number
 
 
 CHARACTERS_A_TOKEN = 4

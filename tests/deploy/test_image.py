@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from support.processes.servers import free_port, until
+from support.values.locks import locked
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("router", "bridge", "worker-agent")
@@ -99,15 +100,13 @@ def test_images_are_small_and_confined(target):
     assert not any("pip" in run for run in steps(target, "RUN"))
 
 
-def locked(name):
-    """Return the versions of a lock file, and check that each has a hash."""
-    text = (ROOT / f"deploy/images/{name}.txt").read_text().replace("\\\n", " ")
-    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    assert all(
-        re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for row in rows for each in row[1:]
-    )
-    assert all(len(row) > 1 for row in rows)
-    return dict(row[0].split("==") for row in rows)
+def versions_of(lock):
+    return {name: version for name, (version, _) in locked(lock).items()}
+
+
+@pytest.mark.parametrize("lock", ["build", "router", "agent"])
+def test_every_locked_package_has_hashes(lock):
+    assert all(hashes for _, hashes in locked(lock).values())
 
 
 def test_images_install_packages_by_hash_alone():
@@ -127,7 +126,7 @@ def test_images_have_every_package_that_a_setting_may_need(lock, extras):
     without = {"dev"} | ({"forward", "otel"} if "agent" in extras else {"agent"})
     assert extras == {*optional} - without
     asked = map(Requirement, sum([optional[each] for each in extras], project["dependencies"]))
-    versions = locked(lock)
+    versions = versions_of(lock)
     assert all(each.specifier.contains(versions[each.name]) for each in asked)
 
 
@@ -135,7 +134,7 @@ def test_images_have_every_package_that_a_setting_may_need(lock, extras):
 def test_images_have_the_versions_that_were_tested(lock):
     lines = (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()
     tested = dict(each.split("==") for each in lines if "==" in each)
-    versions = locked(lock)
+    versions = versions_of(lock)
     assert {name: tested.get(name, version) for name, version in versions.items()} == versions
 
 

@@ -12,18 +12,12 @@ from pathlib import Path
 import pytest
 from licences import is_permissive, licence
 
+from support.values.locks import locked
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ("router", "agent")
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
-
-
-def packages(lock):
-    """Return the version and the hashes of each package of a lock file, by name."""
-    text = (ROOT / f"deploy/images/{lock}.txt").read_text().replace("\\\n", " ")
-    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    hashes = {row[0]: {each.rpartition(":")[2] for each in row[1:]} for row in rows}
-    return {name.split("==")[0]: (name.split("==")[1], some) for name, some in hashes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def test_bill_of_materials_names_every_package_with_its_hashes(lock, released):
         )
         for each in bill["components"]
     }
-    assert listed == packages(lock)
+    assert listed == locked(lock)
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -83,5 +77,5 @@ def test_what_the_router_image_installs_is_permissively_licensed(tmp_path):
     )  # fmt: skip
     (folder,) = (tmp_path / "lib").glob("*/site-packages")
     named = {each.name: licence(each) for each in distributions(path=[str(folder)])}
-    assert {re.sub("[-_.]+", "-", name).lower() for name in named} <= {*packages("router")}
+    assert {re.sub("[-_.]+", "-", name).lower() for name in named} <= {*locked("router")}
     assert not {name: each for name, each in named.items() if not is_permissive(each)}

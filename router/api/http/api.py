@@ -30,7 +30,7 @@ from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
-from router.protocol.values import U64_MAX, Rank
+from router.protocol.values import U64_MAX, Rank, number_in
 from router.protocol.workers import WorkerPatch, WorkerRegistration
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.process.settings import SettingView
@@ -182,9 +182,10 @@ class Api:
 def _number_of(request: Request, name: str) -> int:
     """Return a number of the path. Raises InvalidFieldError."""
     text: str = request.path_params[name]
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= U64_MAX):
+    number = number_in(text, U64_MAX)
+    if number is None:
         raise InvalidFieldError(name, f"{text[:64]!r} is no number", f"an integer, 0 to {U64_MAX}")
-    return int(text)
+    return number
 
 
 def _asked_for(views: list[V], query: Mapping[str, str]) -> list[V]:
