@@ -55,7 +55,6 @@ from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope, unpack_hashes
 from router.scheduler.eligibility import Eligibility
 from router.scheduler.predictor.predictor import Predictor
-from router.scheduler.predictor.prefill_load import end_overdue
 from router.scheduler.queue.errors import WithdrawnError
 from router.scheduler.queue.waiting_room import WaitingRoom
 from router.scheduler.selector import Selector
@@ -357,7 +356,7 @@ class RouterCore:
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
         effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
         if self._settings.models_prefill or self.tracker.silence.is_usual:
-            end_overdue(self.ranks, self.tracker, now_s)
+            self.tracker.end_overdue(now_s)
         effects += self._admission_effects()
         self._standing.note_some(now_s)
         self._usage.closed_loop.settle(now_s)

@@ -27,7 +27,6 @@ from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
 from router.scheduler.herd import HerdEstimate
 from router.scheduler.policy.predictive import Predictive, cost_weights, predicted_parts
 from router.scheduler.policy.registry import Policies, builtin_policies
-from router.scheduler.predictor.prefill_load import model_progress
 from router.scheduler.queue.policy_classes import PolicyClass
 from router.scheduler.selector import Selector
 from router.scheduler.term_builder import SearchTable, TermBuilder, Wanted
@@ -195,7 +194,7 @@ class Placer:
             return True
         rows = self._ranks.values[candidates.slots]
         if self._settings.models_prefill:
-            model_progress(rows, candidates.ranks, now_s, self._tracker.active)
+            self._tracker.subtract_progress(rows, candidates.slots, now_s)
         most_tokens = step_tokens(rows[:, MAX_BATCHED_TOKENS])
         busy = policy_class.are_busy(rows[:, QUEUED_TOKENS], most_tokens, part)
         return not busy.all()

@@ -23,9 +23,8 @@ from router.protocol.replicas import (
 )
 from router.protocol.values import Rank, Scope, unpack_hashes
 from router.scheduler.herd import HerdEstimate
-from router.sequence.active.active_sequences import BookingId, ForeignId
 from router.sequence.active.footprint import Footprint
-from router.sequence.active.tracker import Tracker
+from router.sequence.active.tracker import BookingId, ForeignId, Tracker
 from router.sequence.replicas.peer_reservations import PeerChange
 from router.sequence.replicas.replica_set import ReplicaSet
 

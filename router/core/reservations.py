@@ -75,13 +75,13 @@ class Reservations:
         """
         if request_id is None:
             raise MissingRequestIdError
-        ours, limit = self._tracker.ours, self._settings.max_reservations
-        known = ours.get(request_id)
+        limit = self._settings.max_reservations
+        known = self._tracker.rank(request_id)
         if known is not None:
-            raise DuplicateReservationError(request_id, *astuple(known.rank))
+            raise DuplicateReservationError(request_id, *astuple(known))
         if request_id in self._waiting.tickets:
             raise DuplicateReservationError(request_id)
-        if len(ours) >= limit:
+        if len(self._tracker) >= limit:
             raise TooManyReservationsError(limit)
         return request_id
 

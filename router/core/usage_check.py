@@ -9,9 +9,9 @@ from router.indexer.base import NO_OVERLAP
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.replicas import PromptUsage
 from router.protocol.values import Doubt, Rank
-from router.sequence.active.active_sequences import Prediction
 from router.sequence.active.footprint import ExpectedUsage
 from router.sequence.active.tracker import Tracker
+from router.sequence.active.usage_prediction import Prediction
 
 
 class UsageCheck:

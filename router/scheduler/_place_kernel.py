@@ -14,6 +14,16 @@ from router.scheduler._pick_kernel import cheapest
 from router.scheduler.policy._predictive_kernel import COST_S, PARTS, predictive
 from router.scheduler.predictor._progress_kernel import grow
 from router.scheduler.terms import CACHED_BLOCKS, NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR
+from router.sequence.active._booking_rows import (
+    FIRST_USE,
+    NEXT_USE,
+    PARENT,
+    ROOT,
+    SLOT,
+    START,
+    trie_at,
+)
+from router.sequence.active._prompt_trie import shared_way
 from router.sequence.hashing._hash_kernel import prompt_hashes
 from router.sequence.rank_table import BLOCK_SIZE, DECODE_BLOCKS, DECODE_SIDE, EAGLE, RANK_COLUMNS
 
@@ -30,6 +40,7 @@ COUNTS_OUTPUT = 2  # their output blocks count as load
 HIDES_BLOCKS = 4  # decode blocks are not tracked
 HAS_PHASE = 8  # the request names its phase
 IS_DECODE = 16  # that phase is decode
+SHARES_BLOCKS = 32  # blocks that booked requests hold are not new
 
 
 @device
@@ -70,6 +81,30 @@ def write_terms(
 
 
 @device
+def subtract_depths(
+    bookings: Ints, hashes: Hashes, places: Ints, depths: Floats, terms: Floats
+) -> None:
+    """Subtract from NEW_BLOCKS the leading blocks that booked requests hold there.
+
+    `depths`: scratch by slot, zeroed again.
+    """
+    trie = trie_at(bookings)
+    node, position = shared_way(trie, hashes)
+    if not position:
+        return
+    while node != ROOT:
+        use = trie.nodes[node, FIRST_USE]
+        while use:
+            slot = trie.uses[use, SLOT]
+            depths[slot] = max(depths[slot], float(position))
+            use = trie.uses[use, NEXT_USE]
+        position, node = trie.nodes[node, START], trie.nodes[node, PARENT]
+    for i in range(len(places)):
+        terms[places[i, 0], NEW_BLOCKS] -= depths[places[i, 1]]
+    depths[:] = 0.0
+
+
+@device
 def write_costs(
     terms: Floats,
     isl_tokens: int,
@@ -91,7 +126,7 @@ def write_costs(
     "UniTuple(int64, 3)(int64[:, ::1], Array(uint32, 1, 'C', readonly=True, aligned=False), int64,"
     " int64, uint64, Array(uint64, 1, 'C'), float64[:, ::1], int64[:, ::1], float64[:, ::1],"
     " uint32[:, ::1], float64[::1], int64, float64, float64, int64, float64[::1], float64[:, ::1],"
-    " float64[::1])"
+    " float64[::1], int64[::1], Array(uint64, 1, 'C', readonly=True, aligned=False), float64[::1])"
 )
 def place(
     trees: Ints,
@@ -112,6 +147,9 @@ def place(
     weights: Floats,
     terms: Floats,
     costs: Floats,
+    bookings: Ints,
+    load_hashes: Hashes,
+    depths: Floats,
 ) -> tuple[int, int, int]:
     """Write the terms of the candidates of one identity, then the costs of all candidates.
 
@@ -122,7 +160,8 @@ def place(
     candidates. `overlaps`: scratch by slot, zeroed again. `found`: rows {slot, overlap in each
     cumulative tier}, written. `factors`: of each candidate, or empty. `weights`: of other requests'
     delay, and of blocks on host, disk and remote. `costs`: written from all terms; empty if they
-    are not wanted.
+    are not wanted. `bookings`: the tracker's state, in which the prompt has `load_hashes`.
+    `depths`: scratch by slot, zeroed again.
     """
     if len(tokens):
         prompt_hashes(tokens, block_size, window, seed, hashes)
@@ -138,17 +177,11 @@ def place(
         for tier in range(TIERS):
             found[i, 1 + tier] = np.uint32(overlaps[slot, tier])
             overlaps[slot, tier] = 0.0
+    if flags & SHARES_BLOCKS:
+        subtract_depths(bookings, load_hashes, places, depths, terms)
     if flags & GROWS:
         grow(terms, now_s, flags & COUNTS_OUTPUT != 0)
     if len(costs) == 0:
         return count, 0, 0
     first, ties = write_costs(terms, isl_tokens, expected_output_tokens, now_s, weights, costs)
     return count, first, ties
-
-
-@kernel("void(float64[:, ::1], int64[:, ::1], float64[::1])")
-def subtract_depths(terms: Floats, places: Ints, depths: Floats) -> None:
-    """Subtract from NEW_BLOCKS the blocks that requests hold there, by slot; zero these again."""
-    for i in range(len(places)):
-        terms[places[i, 0], NEW_BLOCKS] -= depths[places[i, 1]]
-    depths[:] = 0.0

@@ -15,12 +15,11 @@ from router.scheduler._place_kernel import (
     HIDES_BLOCKS,
     IS_DECODE,
     NO_SLOT,
+    SHARES_BLOCKS,
     place,
-    subtract_depths,
 )
 from router.scheduler.candidates import Candidates
 from router.scheduler.herd import ExpectedLoad
-from router.scheduler.predictor.prefill_load import model_progress
 from router.scheduler.terms import COLUMNS, FloatArray, TermTable
 from router.sequence.active.footprint import COUNT_ALL, TrackedParts
 from router.sequence.active.prompt import Prompt
@@ -122,15 +121,15 @@ class TermBuilder:
         weights = None if self._models_prefill else wanted.weights
         expected, isl_tokens = wanted.expected_output_tokens, prompt.isl_tokens
         now_s = wanted.now_s
-        flags, shares_blocks = self._counts_output, True
+        flags = self._counts_output | SHARES_BLOCKS
         if wanted.phase is not None or wanted.tracking != COUNT_ALL:
-            flags, shares_blocks = self._flags(wanted.tracking, wanted.phase)
+            flags = self._flags(wanted.tracking, wanted.phase)
         found: dict[Identity, FoundRows] = {}
         first = ties = 0
         for identity, places in groups:
             if identity is groups[-1][0]:  # now all candidates have their terms
                 costs = NOTHING if weights is None else np.empty(len(terms))
-                flags |= GROWS if tracker.growing else 0
+                flags |= GROWS if tracker.are_growing else 0
             hashed, tokens = prompt.laid_out(identity)
             rows = np.empty((len(search.rank_of), 1 + TIERS), np.uint32)
             count, first, ties = place(
@@ -152,23 +151,24 @@ class TermBuilder:
                 NOTHING if weights is None else weights,
                 terms,
                 costs,
+                tracker.state,
+                hashed.load_hashes,
+                self._depths,
             )
             found[identity] = rows[:count]
-            if shares_blocks and tracker.write_depths(hashed.load_hashes, self._depths):
-                subtract_depths(terms, places, self._depths)
         if self._models_prefill:
-            model_progress(terms, candidates.ranks, now_s, tracker.active)
+            tracker.subtract_progress(terms, candidates.slots, now_s)
         scope, ranks, claims = wanted.scope, candidates.ranks, wanted.claims
         known = None if weights is None else costs
         return TermTable(
             scope, ranks, terms, isl_tokens, expected, now_s, claims, known, first, ties
         ), found
 
-    def _flags(self, tracking: TrackedParts, phase: Phase | None) -> tuple[int, bool]:
-        """Return the kernel's flags, and whether requests share blocks."""
+    def _flags(self, tracking: TrackedParts, phase: Phase | None) -> int:
+        """Return the kernel's flags."""
         flags = self._counts_output
         if phase is not None:
             flags |= HAS_PHASE | (IS_DECODE if phase == "decode" else 0)
         if not tracking.active_blocks:
-            return flags | HIDES_BLOCKS, True
-        return flags, tracking.kv_reuse
+            return flags | HIDES_BLOCKS | SHARES_BLOCKS
+        return flags | SHARES_BLOCKS if tracking.kv_reuse else flags

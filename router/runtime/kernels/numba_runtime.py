@@ -88,6 +88,20 @@ def halves_at(address: np.uint64, length: np.uint64) -> npt.NDArray[np.uint32]:
     return halves
 
 
+@device
+def int_rows_at(address: int, rows: int, width: int) -> npt.NDArray[np.int64]:
+    """Return the memory of an array of i64, of shape (rows, width); invalid as `words_at`."""
+    found: npt.NDArray[np.int64] = numba.carray(_pointer(address), (rows, width), np.int64)
+    return found
+
+
+@device
+def float_rows_at(address: int, rows: int, width: int) -> npt.NDArray[np.float64]:
+    """Return the memory of an array of f64, of shape (rows, width); invalid as `words_at`."""
+    found: npt.NDArray[np.float64] = numba.carray(_pointer(address), (rows, width), np.float64)
+    return found
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: object, address: object) -> object:
     """Prefetch the cache line at an address, without waiting for it."""

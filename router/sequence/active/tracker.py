@@ -1,40 +1,49 @@
 """The reservations of all ranks: the booked requests, their ranks and their expiry."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from math import nan
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from router.protocol.replicas import SharedReservation
+from router.protocol.replicas import Progress, SharedReservation
 from router.protocol.values import Rank, pack_hashes
-from router.sequence.active.active_sequences import (
-    ActiveSequences,
-    BookingId,
-    ForeignId,
-    Prediction,
+from router.sequence.active import _booking_kernel as kernels
+from router.sequence.active import _booking_steps as columns
+from router.sequence.active._booking_rows import (
+    BOOKING_FIGURES,
+    BOOKINGS,
+    GROWING,
+    Floats,
+    Ints,
 )
+from router.sequence.active.booking_memory import BookingMemory
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 from router.sequence.active.footprint import Footprint
-from router.sequence.active.progress import InferredOutput, InferredPrefillEnd
-from router.sequence.active.prompt_trie import PromptTrie
-from router.sequence.active.recent_completions import RecentCompletions
+from router.sequence.active.usage_prediction import Ends, Prediction, RecentCompletions
 from router.sequence.rank_table import (
+    DECODE_BLOCKS,
+    DECODING_KV_TOKENS,
+    DECODING_REQUESTS,
     EAGLE,
     GROWING_REQUESTS,
     GROWING_SINCE_S,
+    HEAD_TOKENS,
+    PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
+    REQUESTS,
     RankTable,
 )
 from router.sequence.replicas.reservation_log import ReservationLog
 
+ForeignId: TypeAlias = tuple[int, str]
+"""A request of another router: the router's id and the request's id."""
 
-class Reservation(Struct, frozen=True, gc=False):
-    """The rank on which a request is booked, and the time when it expires without progress."""
-
-    rank: Rank
-    expires_s: float
-
+BookingId: TypeAlias = str | ForeignId
+"""The id of a request of this router, or of another router."""
 
 MAX_SHARED_BLOCKS = 1 << 16
 """The limit of a prompt's blocks that are published to other routers.
@@ -42,89 +51,149 @@ MAX_SHARED_BLOCKS = 1 << 16
 The blocks beyond it count as blocks that cannot be shared.
 """
 
+MEMORY = 0.99
+"""The decay of the moving average per ended request."""
+
+USUAL = 0.1
+"""The share of requests that usually end for other reasons before their prompt is computed."""
+
+
+class InferredPrefillEnd:
+    """The moving share of ended requests without a report of their completed prompt."""
+
+    __slots__ = ("_share",)
+
+    def __init__(self) -> None:
+        self._share = 0.0
+
+    @property
+    def is_usual(self) -> bool:
+        """True if completion reports cannot be relied upon."""
+        return self._share > USUAL
+
+    def note(self, *, is_reported: bool) -> None:
+        """Record the end of a request; `is_reported`: its completed prompt was reported."""
+        self._share = MEMORY * self._share + (1 - MEMORY) * (not is_reported)
+
+
+class RankLoad(Struct, frozen=True):
+    """The booked load of one rank. `decoding_requests`: those with a completed prompt."""
+
+    active_blocks: int
+    active_prefill_tokens: int
+    active_requests: int
+    decoding_requests: int
+
+
+class _Booked(Struct, eq=False, gc=False):
+    """A booked request. `ends`: the requests that had recently ended on its rank, until compared.
+
+    `ends` is None once its usage was compared.
+    """
+
+    request_id: BookingId
+    rank: Rank
+    footprint: Footprint
+    ends: Ends | None
+
 
 class Tracker:
     """The reservations by id, by rank and by expiry, and the table columns computed from them.
 
     Reservations of other routers add the same load as ours, but are not counted by `len` and do not
-    expire here. `ours`: our reservations, read-only. `growing`: requests that are reported in
-    batches. `ledger`, if set, notes every change of ours; `silence` records how ours end.
-    `write_depths`: that of the trie of all prompts. Time never goes back.
+    expire here. `state`: their arrays, for kernels that read them. `ledger`, if set, notes every
+    change of ours; `silence` records how ours end. Time never goes back.
 
-    Invariants: every reservation is in exactly one rank's sequences; ours are in the order in which
-    they expire; no rank is kept without reservations; a rank's columns match its sequences.
+    Invariants: every reservation has one booking in the arrays; ours are in the order in which they
+    expire; a rank's columns match its bookings.
     """
 
     __slots__ = (
-        "_by_rank",
+        "_bookings",
+        "_by_id",
         "_ends",
-        "_foreign",
+        "_foreign_count",
+        "_memory",
         "_table",
-        "_trie",
         "_ttl_s",
-        "growing",
         "ledger",
-        "ours",
         "silence",
-        "write_depths",
+        "state",
     )
 
     def __init__(self, ttl_s: float, table: RankTable) -> None:
         self._ttl_s = ttl_s
         self._table = table
-        self._trie = PromptTrie()
-        self.write_depths = self._trie.write_depths
-        self.ours: OrderedDict[str, Reservation] = OrderedDict()
-        self._foreign: dict[ForeignId, Rank] = {}
-        self._by_rank: dict[Rank, ActiveSequences] = {}
-        self.growing: dict[Rank, InferredOutput] = {}
+        self._memory = BookingMemory()
+        self.state = self._memory.state
+        self._by_id: dict[BookingId, int] = {}
+        self._bookings: dict[int, _Booked] = {}
+        self._foreign_count = 0
         self._ends = RecentCompletions()
         self.ledger: ReservationLog | None = None
         self.silence = InferredPrefillEnd()
 
     def __len__(self) -> int:
-        return len(self.ours)
+        return len(self._by_id) - self._foreign_count
 
     def __contains__(self, request_id: BookingId) -> bool:
-        return request_id in (self.ours if isinstance(request_id, str) else self._foreign)
-
-    @property
-    def ranks(self) -> Iterable[Rank]:
-        """The ranks with reservations."""
-        return self._by_rank
+        return request_id in self._by_id
 
     @property
     def foreign_count(self) -> int:
         """The number of reservations of other routers."""
-        return len(self._foreign)
+        return self._foreign_count
 
-    def active(self, rank: Rank) -> ActiveSequences:
-        """Return the booked load of a rank that has a slot; read-only."""
-        active = self._by_rank.get(rank)
-        return ActiveSequences(self._trie, self._table.slot(rank)) if active is None else active
+    @property
+    def are_growing(self) -> bool:
+        """True if some requests are reported in batches, and grow in between."""
+        return bool(self.state[GROWING])
+
+    def rank(self, request_id: BookingId) -> Rank | None:
+        """Return the rank of a booked request, or None."""
+        booking = self._by_id.get(request_id)
+        return None if booking is None else self._bookings[booking].rank
+
+    def active(self, rank: Rank) -> RankLoad:
+        """Return the booked load of a rank that has a slot."""
+        row = self._table.row(rank)
+        return RankLoad(
+            int(row[DECODE_BLOCKS]),
+            int(row[PREFILL_TOKENS]),
+            int(row[REQUESTS]),
+            int(row[DECODING_REQUESTS]),
+        )
+
+    def expiries(self) -> list[tuple[str, float]]:
+        """Return our reservations with the times of their expiry, the next one first. O(ours)."""
+        figures = self._memory.rows(BOOKING_FIGURES)
+        return [
+            (self._our_id(booking), float(figures[booking, columns.EXPIRES_S]))
+            for booking in self._listed(-1)
+        ]
 
     def shared(self, request_id: str) -> SharedReservation | None:
         """Return one of our reservations as published to other routers, or None. O(blocks)."""
-        reservation = self.ours.get(request_id)
-        if reservation is None:
+        booking = self._by_id.get(request_id)
+        if booking is None:
             return None
-        active = self._by_rank[reservation.rank]
-        footprint = active.footprint(request_id)
+        booked = self._bookings[booking]
+        footprint = booked.footprint
         hashes = footprint.sequence_hashes[:MAX_SHARED_BLOCKS]
         return SharedReservation(
             request_id,
-            reservation.rank,
+            booked.rank,
             pack_hashes(hashes),
             footprint.own_blocks + len(footprint.sequence_hashes) - len(hashes),
             footprint.isl_tokens,
             footprint.cached_tokens,
             footprint.block_size,
-            active.progress(request_id),
+            self._progress(booking),
         )
 
     def all_shared(self) -> Iterator[SharedReservation]:
         """Yield our reservations as published to other routers, the least recent progress first."""
-        found = (self.shared(request_id) for request_id in self.ours)
+        found = (self.shared(self._our_id(booking)) for booking in self._listed(-1).tolist())
         return (each for each in found if each is not None)
 
     def book(self, request_id: BookingId, rank: Rank, footprint: Footprint, now_s: float) -> None:
@@ -132,37 +201,50 @@ class Tracker:
 
         O(nodes on its path).
         """
-        is_ours = isinstance(request_id, str)
-        if request_id in (self.ours if is_ours else self._foreign):
-            raise DuplicateReservationError(_name(request_id), *astuple(self._rank(request_id)))
-        active = self._by_rank.get(rank)
-        if active is None:
-            slot = self._table.slot(rank)
-            active = self._by_rank[rank] = ActiveSequences(self._trie, slot)
-        active.add(request_id, footprint, now_s, self._ends.by_rank.get(rank, ()))
-        active.write(self._table.values)
-        if isinstance(request_id, str):
-            self.ours[request_id] = Reservation(rank, now_s + self._ttl_s)
-            if self.ledger is not None:
-                self.ledger.touch(request_id)
-        else:
-            self._foreign[request_id] = rank
+        known = self.rank(request_id)
+        if known is not None:
+            raise DuplicateReservationError(_name(request_id), *astuple(known))
+        is_ours, slot = isinstance(request_id, str), self._table.slot(rank)
+        hashes = footprint.sequence_hashes
+        expires_s = now_s + self._ttl_s if is_ours else nan
+        booking = 0
+        while not booking:
+            booking, prompt = kernels.book(
+                self.state,
+                self._table.values,
+                slot,
+                hashes,
+                footprint.own_blocks,
+                footprint.isl_tokens,
+                footprint.cached_tokens,
+                footprint.block_size,
+                footprint.expected_output_tokens or 0,
+                now_s,
+                expires_s,
+            )
+            if not booking:
+                self._memory.make_room(slot)
+        self._memory.hashes[prompt] = hashes
+        self._by_id[request_id] = booking
+        ends = self._ends.by_rank.get(rank, ())
+        self._bookings[booking] = _Booked(request_id, rank, footprint, ends)
+        if not isinstance(request_id, str):
+            self._foreign_count += 1
+        elif self.ledger is not None:
+            self.ledger.touch(request_id)
 
     def prefill_complete(
         self, request_id: BookingId, now_s: float, *, in_batch: bool = False
-    ) -> Rank:
+    ) -> None:
         """Mark a request's prompt as complete. Idempotent. Raises ReservationNotFoundError.
 
         `in_batch`: the caller reports from time to time, so the output grows unreported in between.
         """
-        rank = self.progress(request_id, now_s)
-        active = self._by_rank[rank]
-        active.prefill_complete(request_id, now_s)
-        active.write(self._table.values)
-        self._note_reported(request_id, rank, now_s, in_batch)
-        if isinstance(request_id, str):
-            self._touch(request_id)
-        return rank
+        booking = self._booking(request_id)
+        expires_s = now_s + self._ttl_s
+        kernels.complete(self.state, self._table.values, booking, now_s, expires_s, in_batch)
+        if self.ledger is not None and isinstance(request_id, str):
+            self.ledger.touch(request_id)
 
     def add_output_blocks(
         self,
@@ -172,16 +254,19 @@ class Tracker:
         now_s: float,
         *,
         in_batch: bool = False,
-    ) -> Rank:
-        """Add output blocks; see `prefill_complete`. Raises ReservationNotFoundError."""
-        rank = self.progress(request_id, now_s)
-        active = self._by_rank[rank]
-        active.add_output_blocks(request_id, blocks, decay_fraction)
-        active.write(self._table.values)
-        self._note_reported(request_id, rank, now_s, in_batch)
-        if isinstance(request_id, str) and self.ledger is not None:
+    ) -> None:
+        """Add output blocks; see `prefill_complete`. Raises ReservationNotFoundError.
+
+        `decay_fraction`: the new weight of every block that only this request holds. If None, it is
+        the remaining part of the expected output, if a length is expected.
+        """
+        booking = self._booking(request_id)
+        decay, expires_s = nan if decay_fraction is None else decay_fraction, now_s + self._ttl_s
+        kernels.add_output(
+            self.state, self._table.values, booking, blocks, decay, now_s, expires_s, in_batch
+        )
+        if self.ledger is not None and isinstance(request_id, str):
             self.ledger.touch_later(request_id)
-        return rank
 
     def take_prediction(self, request_id: str) -> tuple[Rank, Prediction] | None:
         """Return the rank of a request and the prediction for its prompt, at the first call.
@@ -189,46 +274,48 @@ class Tracker:
         Returns None at later calls, and if the prompt was prefilled elsewhere. Raises
         ReservationNotFoundError.
         """
-        rank = self._rank(request_id)
-        taken = self._by_rank[rank].take_prediction(request_id)
-        if taken is None or taken.footprint.is_prefilled_elsewhere:
+        booking = self._booking(request_id)
+        booked = self._bookings[booking]
+        footprint, ends = booked.footprint, booked.ends
+        booked.ends = None
+        if ends is None or footprint.is_prefilled_elsewhere:
             return None
-        return rank, taken
+        in_flight = int(self._memory.rows(BOOKINGS)[booking, columns.IN_FLIGHT_BLOCKS])
+        booked_s = float(self._memory.rows(BOOKING_FIGURES)[booking, columns.BOOKED_S])
+        return booked.rank, Prediction(footprint, in_flight, ends, booked_s)
 
     def is_eagle(self, rank: Rank) -> bool:
         """Return whether the engine of a rank with a slot drops a block of the reusable ones."""
         return bool(self._table.row(rank)[EAGLE])
 
-    def progress(self, request_id: BookingId, now_s: float) -> Rank:
+    def progress(self, request_id: BookingId, now_s: float) -> None:
         """Renew the expiry of a request. Raises ReservationNotFoundError."""
-        rank = self._rank(request_id)
-        if isinstance(request_id, str):
-            self.ours[request_id] = Reservation(rank, now_s + self._ttl_s)
-            self.ours.move_to_end(request_id)
-        return rank
+        kernels.renew(self.state, self._booking(request_id), now_s + self._ttl_s)
 
-    def end_overdue(self, rank: Rank, now_s: float, seconds: Callable[[Footprint], float]) -> None:
-        """Assume complete the overdue prompts of a rank; see `ActiveSequences.end_overdue`."""
-        active = self._by_rank[rank]
-        active.end_overdue(now_s, seconds)
-        active.write(self._table.values)
+    def end_overdue(self, now_s: float) -> None:
+        """Assume complete all prompts that should be by now. O(ranks + those prompts)."""
+        kernels.end_overdue(self.state, self._table.values, now_s)
 
-    def free(self, request_id: BookingId, now_s: float) -> Rank:
+    def subtract_progress(self, rows: Floats, slots: Ints, now_s: float) -> None:
+        """Subtract from copies of ranks' rows what their engines should have computed by now.
+
+        O(prompts being computed).
+        """
+        kernels.subtract_progress(self.state, rows, slots, now_s)
+
+    def free(self, request_id: BookingId, now_s: float) -> None:
         """End a request as reported. O(nodes on its path). Raises ReservationNotFoundError."""
-        active = self._by_rank[self._rank(request_id)]
+        was_reported = self._drop(request_id, self._booking(request_id), now_s)
         if isinstance(request_id, str):
-            self.silence.note(is_reported=active.is_reported_complete(request_id))
-        return self._drop(request_id, now_s)
+            self.silence.note(is_reported=was_reported)
 
     def drop_rank(self, rank: Rank) -> list[BookingId]:
         """Free all reservations on a rank; return their ids. O(its reservations)."""
-        active = self._by_rank.get(rank)
-        if active is None:
-            self._ends.forget(rank)
-            return []
-        ids = active.request_ids
-        for request_id in ids:
-            self._drop(request_id, active.head_since_s)
+        slot = self._table.find(rank)
+        found = [] if slot is None else self._listed(slot).tolist()
+        ids = [self._bookings[booking].request_id for booking in found]
+        for request_id, booking in zip(ids, found, strict=True):
+            self._drop(request_id, booking, 0.0)
         self._ends.forget(rank)
         return ids
 
@@ -236,89 +323,75 @@ class Tracker:
         """Free those of ours without progress for the time to live. O(expired)."""
         expired = []
         self._ends.expire(now_s)
-        while self.ours:
-            request_id, reservation = next(iter(self.ours.items()))
-            if reservation.expires_s > now_s:
-                break
-            expired.append((request_id, self._drop(request_id, now_s)))
+        while booking := kernels.overdue(self.state, now_s):
+            request_id = self._our_id(booking)
+            expired.append((request_id, self._bookings[booking].rank))
+            self._drop(request_id, booking, now_s)
         return expired
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
-        self._trie.check_invariants()
-        expiries = [reservation.expires_s for reservation in self.ours.values()]
+        self._memory.check_invariants()
+        assert {each.request_id: booking for booking, each in self._bookings.items()} == self._by_id
+        expiries = [expires_s for _, expires_s in self.expiries()]
         assert expiries == sorted(expiries)
-        ours = [(request_id, each.rank) for request_id, each in self.ours.items()]
-        ranks: list[tuple[BookingId, Rank]] = [*ours, *self._foreign.items()]
-        for rank, active in self._by_rank.items():
-            active.check_invariants()
-            here = [request_id for request_id, its_rank in ranks if its_rank == rank]
-            assert active.active_requests == len(here) > 0
-            assert all(request_id in active for request_id in here)
+        assert len(expiries) == len(self)
+        rows, figures = self._memory.rows(BOOKINGS), self._memory.rows(BOOKING_FIGURES)
         for rank in self._table:
-            written = self._table.values.copy()
-            self.active(rank).write(written)
-            assert np.array_equal(written, self._table.values, equal_nan=True)
-            growth = self.growing.get(rank, InferredOutput())
-            growth.check_invariants()
-            row = self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1]
-            assert row.tolist() == [len(growth), growth.since_s]
-            assert all(self._by_rank[rank].is_decoding(each) for each in growth)
-        assert all(map(len, self.growing.values()))
+            found = self._listed(self._table.slot(rank))
+            assert [self._bookings[booking].rank for booking in found.tolist()] == [rank] * len(
+                found
+            )
+            row, stages = self._table.row(rank), rows[found, columns.STAGE]
+            queued = found[stages == columns.QUEUED]
+            tokens = rows[found, columns.PREFILL_TOKENS]
+            assert row[REQUESTS] == len(found)
+            assert row[DECODING_REQUESTS] == len(found) - len(queued)
+            assert row[PREFILL_TOKENS] == tokens[stages != columns.COMPLETE].sum()
+            assert row[QUEUED_TOKENS] == tokens[stages == columns.QUEUED].sum()
+            assert row[QUEUED_CONTEXTS] == figures[queued, columns.CONTEXTS].sum()
+            assert not len(queued) or row[HEAD_TOKENS] == rows[queued[0], columns.PREFILL_TOKENS]
+            decoding = found[stages != columns.QUEUED]
+            assert row[DECODING_KV_TOKENS] == rows[decoding, columns.KV_TOKENS].sum()
+            reported_s = figures[decoding, columns.REPORTED_S]
+            assert row[GROWING_REQUESTS] == np.isfinite(reported_s).sum()
+            assert abs(row[GROWING_SINCE_S] - np.nansum(reported_s)) < 1e-6
 
-    def _rank(self, request_id: BookingId) -> Rank:
-        if isinstance(request_id, str):
-            reservation = self.ours.get(request_id)
-            rank = None if reservation is None else reservation.rank
-        else:
-            rank = self._foreign.get(request_id)
-        if rank is None:
+    def _booking(self, request_id: BookingId) -> int:
+        booking = self._by_id.get(request_id)
+        if booking is None:
             raise ReservationNotFoundError(_name(request_id))
-        return rank
+        return booking
 
-    def _drop(self, request_id: BookingId, now_s: float) -> Rank:
-        rank = self._rank(request_id)
-        active = self._by_rank[rank]
-        self._ends.note(rank, active.footprint(request_id).sequence_hashes, now_s)
-        active.free(request_id, now_s)
-        if not active.active_requests:
-            del self._by_rank[rank]
-        active.write(self._table.values)
-        self._note_dropped(request_id, rank)
-        if isinstance(request_id, str):
-            del self.ours[request_id]
-            self._touch(request_id)
-        else:
-            del self._foreign[request_id]
-        return rank
+    def _our_id(self, booking: int) -> str:
+        request_id = self._bookings[booking].request_id
+        assert isinstance(request_id, str)
+        return request_id
 
-    def _note_reported(
-        self, request_id: BookingId, rank: Rank, now_s: float, in_batch: bool
-    ) -> None:
-        growth = self.growing.get(rank)
-        is_growing = growth is not None and request_id in growth
-        if not (in_batch or is_growing) or not self._by_rank[rank].is_decoding(request_id):
-            return
-        if growth is None:
-            growth = self.growing[rank] = InferredOutput()
-        growth.note(request_id, now_s)
-        self._write_growth(rank, growth)
-
-    def _note_dropped(self, request_id: BookingId, rank: Rank) -> None:
-        growth = self.growing.get(rank)
-        if growth is None or request_id not in growth:
-            return
-        growth.drop(request_id)
-        self._write_growth(rank, growth)
-        if not len(growth):
-            del self.growing[rank]
-
-    def _write_growth(self, rank: Rank, growth: InferredOutput) -> None:
-        self._table.row(rank)[GROWING_REQUESTS : GROWING_SINCE_S + 1] = len(growth), growth.since_s
-
-    def _touch(self, request_id: str) -> None:
-        if self.ledger is not None:
+    def _drop(self, request_id: BookingId, booking: int, now_s: float) -> bool:
+        """Remove a booking. Returns whether its prompt was reported complete."""
+        booked = self._bookings.pop(booking)
+        del self._by_id[request_id]
+        self._ends.note(booked.rank, booked.footprint.sequence_hashes, now_s)
+        was_reported, *freed = kernels.free(self.state, self._table.values, booking, now_s)
+        self._memory.forget(*freed)
+        if not isinstance(request_id, str):
+            self._foreign_count -= 1
+        elif self.ledger is not None:
             self.ledger.touch(request_id)
+        return bool(was_reported)
+
+    def _listed(self, slot: int) -> Ints:
+        found = np.empty(len(self._bookings), np.int64)
+        return found[: kernels.list_bookings(self.state, slot, found)]
+
+    def _progress(self, booking: int) -> Progress:
+        """Return the reported progress of a booking."""
+        row = self._memory.rows(BOOKINGS)[booking].tolist()
+        decay = float(self._memory.rows(BOOKING_FIGURES)[booking, columns.DECAY_FRACTION])
+        output_blocks = row[columns.OWN_BLOCKS] - row[columns.FIRST_OWN_BLOCKS]
+        is_complete = row[columns.STAGE] == columns.COMPLETE
+        return Progress(is_complete, output_blocks, None if decay != decay else decay)
 
 
 def _name(request_id: BookingId) -> str:

@@ -165,12 +165,16 @@ def test_the_life_of_a_reservation(world):
     world.cache(rank(2), PROMPT[:20])
     placement, effects = world.book("x", PROMPT)
     assert effects == []
-    active = world.core.tracker.active(placement.rank)
-    assert (active.active_prefill_tokens, active.active_blocks) == (20, 10)
+
+    def load():
+        active = world.core.tracker.active(placement.rank)
+        return active.active_prefill_tokens, active.active_blocks
+
+    assert load() == (20, 10)
     world.core.handle(PrefillComplete("x"), 1.0)
-    assert (active.active_prefill_tokens, active.active_blocks) == (0, 10)
+    assert load() == (0, 10)
     world.core.handle(OutputBlock("x", None), 1.0)
-    assert active.active_blocks == 11
+    assert load() == (0, 11)
     world.core.handle(Free("x"), 1.0)
     assert len(world.core.tracker) == 0
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement
@@ -134,3 +136,26 @@ def test_some_candidates_only(world):
     assert (table.ranks, len(table)) == ((B,), 1)
     assert table.terms(0).overlap_blocks == 2
     assert (table.find(B), table.find(A)) == (0, None)
+
+
+PATHS = st.lists(st.integers(0, 1), max_size=7).map(tuple)
+
+
+def named(path):
+    """A prompt whose caller sends the names of its blocks: of the paths that lead to them."""
+    names = [hash(path[: i + 1]) & (2**64 - 1) for i in range(len(path))]
+    return Prompt(PromptRequest(sequence_hashes=names, isl_tokens=4 * len(path)))
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), PATHS, st.booleans()), max_size=12), PATHS)
+def test_blocks_that_booked_requests_hold_are_not_new(bookings, path):
+    world = World(a=FOUR, b=FOUR, c=FOUR)
+    for number, (rank, booked, _) in enumerate(bookings):
+        world.tracker.book(f"r{number}", rank, named(booked).hashed(FOUR).footprint(0), 0.0)
+    for number, (*_, is_freed) in enumerate(bookings):
+        if is_freed:
+            world.tracker.free(f"r{number}", 0.0)
+    world.prompt = named(path)
+    for rank, new_blocks in zip((A, B, C), world.weigh().column(NEW_BLOCKS), strict=True):
+        held = {p[: i + 1] for r, p, freed in bookings if r == rank and not freed for i in range(7)}
+        assert new_blocks == sum(path[: i + 1] not in held for i in range(len(path)))

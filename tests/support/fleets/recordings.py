@@ -144,11 +144,11 @@ def state(core):
         "logs": {r: (p.log.cursor, p.log.broken_reason) for r, p in core.index._ranks.items()},
         "active": {
             r: (a.active_blocks, a.active_prefill_tokens)
-            for r in core.tracker.ranks
+            for r in core.ranks
             for a in [core.tracker.active(r)]
         },
-        "expiries": list(core.tracker.ours.items()),
-        "foreign": core.tracker._foreign,
+        "expiries": core.tracker.expiries(),
+        "foreign": core.tracker.foreign_count,
         "guesses": core.predictions.entry_counts(),
         "thresholds": [(model, core.gate.thresholds(model)) for model in core.gate.models],
         "busy": [rank for rank in core.ranks if core.ranks.row(rank)[BUSY]],

@@ -1,14 +1,19 @@
-"""The trie against a count of requests per slot and block."""
+"""The bookings of several ranks against counts of requests per rank and block."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.sequence.active.prompt_trie import MICRO, PromptTrie
+from router.protocol.values import Rank
+from router.sequence.active.footprint import Footprint
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import DECODE_BLOCKS, RankTable
 from support.chaos.fuzzing import examples
 
-SLOTS = 3
+RANKS = [Rank(1, 0), Rank(1, 1), Rank(2, 0)]
+MICRO = 1_000_000
 
 
 def hashes_of(path):
@@ -16,85 +21,113 @@ def hashes_of(path):
     return np.array([hash(path[: i + 1]) & (2**64 - 1) for i in range(len(path))], np.uint64)
 
 
+def prompt(path):
+    return Footprint(hashes_of(path), 0, 16 * len(path), 0, 16)
+
+
 PATHS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
 
 
 class Against(RuleBasedStateMachine):
-    """`requests`: (slot, path, where it ends). `weights`: of blocks with one request."""
+    """`requests`: rank and path by id. `weights`: of blocks that one request of a rank holds.
+
+    `outputs`: the number of output blocks of each request, and the weight of those weighed.
+    """
 
     @initialize()
     def start(self):
-        self.trie, self.requests = PromptTrie(), []
-        self.weights = [{} for _ in range(SLOTS)]
-        self.blocks, self.discount_micro = [0] * SLOTS, [0] * SLOTS
+        self.table = RankTable()
+        for rank in RANKS:
+            self.table.add(rank)
+        self.tracker, self.requests, self.number = Tracker(1e9, self.table), {}, 0
+        self.weights, self.outputs = {rank: {} for rank in RANKS}, {}
 
-    def holders(self, slot):
+    def holders(self, rank):
         counts = {}
-        for each, path, _ in self.requests:
-            for i in range(len(path)) if each == slot else ():
+        for each, path in self.requests.values():
+            for i in range(len(path)) if each == rank else ():
                 counts[path[: i + 1]] = counts.get(path[: i + 1], 0) + 1
         return counts
 
-    @rule(slot=st.integers(0, SLOTS - 1), path=PATHS)
-    def add(self, slot, path):
+    @rule(rank=st.sampled_from(RANKS), path=PATHS)
+    def add(self, rank, path):
         for i in range(len(path)):
-            self.weights[slot].pop(path[: i + 1], None)
-        end, change = self.trie.add(slot, hashes_of(path))
-        self.requests.append((slot, path, end))
-        self.blocks[slot] += change.blocks
-        self.discount_micro[slot] -= change.discount_micro
+            self.weights[rank].pop(path[: i + 1], None)
+        self.number += 1
+        request_id = f"r{self.number}"
+        self.tracker.book(request_id, rank, prompt(path), 0.0)
+        self.requests[request_id], self.outputs[request_id] = (rank, path), (0, 0)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def remove(self, data):
-        slot, _, end = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
-        change = self.trie.remove(slot, end)
-        self.blocks[slot] -= change.blocks
-        self.discount_micro[slot] -= change.discount_micro
-        left = self.holders(slot)
-        self.weights[slot] = {p: w for p, w in self.weights[slot].items() if p in left}
+        request_id = data.draw(st.sampled_from(list(self.requests)))
+        rank, _ = self.requests.pop(request_id)
+        del self.outputs[request_id]
+        self.tracker.free(request_id, 0.0)
+        left = self.holders(rank)
+        self.weights[rank] = {p: w for p, w in self.weights[rank].items() if p in left}
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), weight_micro=st.sampled_from([0, 300_000, MICRO]))
     def weigh(self, data, weight_micro):
-        slot, path, end = data.draw(st.sampled_from(self.requests))
-        counts = self.holders(slot)
+        request_id = data.draw(st.sampled_from(list(self.requests)))
+        rank, path = self.requests[request_id]
+        counts = self.holders(rank)
         for i in range(len(path)):
             if counts[path[: i + 1]] == 1:
-                self.weights[slot][path[: i + 1]] = weight_micro
-        self.discount_micro[slot] += self.trie.weigh(slot, end, weight_micro)
-
-    @rule(path=PATHS)
-    def look_up(self, path):
-        depths = np.zeros(SLOTS)
-        self.trie.write_depths(hashes_of(path), depths)
-        for slot in range(SLOTS):
-            counts = self.holders(slot)
-            expected = sum(path[: i + 1] in counts for i in range(len(path)))
-            assert depths[slot] == expected
+                self.weights[rank][path[: i + 1]] = weight_micro
+        blocks = self.outputs[request_id][0] + 1
+        self.outputs[request_id] = blocks, blocks * (MICRO - weight_micro)
+        self.tracker.add_output_blocks(request_id, 1, weight_micro / MICRO, 0.0)
 
     @invariant()
     def agrees(self):
-        if not hasattr(self, "trie"):
+        if not hasattr(self, "tracker"):
             return
-        self.trie.check_invariants()
-        for slot in range(SLOTS):
-            assert self.blocks[slot] == len(self.holders(slot))
-            expected = sum(MICRO - weight for weight in self.weights[slot].values())
-            assert self.discount_micro[slot] == expected
+        self.tracker.check_invariants()
+        for rank in RANKS:
+            outputs = [self.outputs[i] for i, (its, _) in self.requests.items() if its == rank]
+            blocks = len(self.holders(rank)) + sum(blocks for blocks, _ in outputs)
+            discount_micro = sum(MICRO - weight for weight in self.weights[rank].values())
+            discount_micro += sum(discount for _, discount in outputs)
+            expected = (blocks * MICRO - discount_micro + MICRO // 2) // MICRO
+            assert self.table.row(rank)[DECODE_BLOCKS] == expected
 
 
 Against.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
 TestAgainstCounts = Against.TestCase
 
 
-def test_prompts_of_many_blocks_are_a_node_or_two():
-    trie = PromptTrie()
-    shared = tuple(range(500))
-    parts = [trie.add(0, hashes_of((*shared, 1000 + tail))) for tail in range(3)]
-    assert [change.blocks for _, change in parts] == [501, 1, 1]
-    assert [end.blocks for end, _ in parts] == [1, 1, 1]
-    assert trie.remove(0, parts[0][0]).blocks == 1
-    assert trie.remove(0, parts[1][0]).blocks == 1
-    assert parts[2][0].blocks == 501
-    assert trie.remove(0, parts[2][0]).blocks == 501
+@pytest.mark.parametrize("prompts", [3_000, 20_000])
+def test_many_prompts_with_shared_beginnings_leave_nothing_behind(prompts):
+    """More than the first rows and tables hold, so that all of them grow."""
+    table, random = RankTable(), np.random.default_rng(4)
+    for rank in RANKS:
+        table.add(rank)
+    tracker, live = Tracker(1e9, table), []
+    for number in range(prompts):
+        path = tuple(random.integers(0, 3, random.integers(1, 12)).tolist())
+        tracker.book(f"r{number}", RANKS[number % 3], prompt(path), 0.0)
+        live.append(f"r{number}")
+        if number % 3 == 0:
+            tracker.free(live.pop(int(random.integers(len(live)))), 0.0)
+    tracker.check_invariants()
+    for request_id in live:
+        tracker.free(request_id, 0.0)
+    tracker.check_invariants()
+    assert not table.values.any()
+
+
+def test_prompts_whose_hashes_contradict_each_other_are_freed():
+    """Callers may send any hashes: equal ones behind different beginnings, or the same twice."""
+    table, random = RankTable(), np.random.default_rng(5)
+    table.add(RANKS[0])
+    tracker = Tracker(1e9, table)
+    for number in range(500):
+        hashes = random.integers(0, 4, random.integers(0, 9)).astype(np.uint64)
+        tracker.book(f"r{number}", RANKS[0], Footprint(hashes, 0, 999, 0, 16), 0.0)
+    for number in random.permutation(500).tolist():
+        tracker.add_output_blocks(f"r{number}", 1, 0.5, 0.0)
+        tracker.free(f"r{number}", 0.0)
+    assert not table.values.any()

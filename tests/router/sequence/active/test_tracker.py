@@ -1,6 +1,5 @@
 """Reservations of all ranks: by id, by rank, by expiry."""
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -45,14 +44,6 @@ def test_writes_the_load_of_each_rank_where_decisions_read_it():
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
     tracker.free("x", 2.0)
     assert not row.any()
-
-
-def test_active_depths_are_per_rank():
-    tracker, table = of_two_ranks(100.0)
-    tracker.book("x", A, prompt(10), now_s=0.0)
-    depths = np.zeros(len(table.values))
-    tracker.write_depths(prompt(30).sequence_hashes, depths)
-    assert (depths[table.slot(A)], depths[table.slot(B)]) == (2, 0)
 
 
 def test_an_id_is_booked_once(tracker):

@@ -1,4 +1,7 @@
-"""Recently ended prompts of each rank, which its cache may hold before its events report them."""
+"""The prediction for a booked request, to be compared with the usage that its engine reports.
+
+Recently ended prompts of a rank may be in its cache before its events report them.
+"""
 
 from typing import TypeAlias
 
@@ -6,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from router.protocol.values import HashArray, Rank
+from router.sequence.active.footprint import Footprint
 
 RECENT_S = 0.1
 """The time that events may take without loss of accuracy."""
@@ -64,3 +68,22 @@ def shared_blocks(ends: Ends, sequence_hashes: HashArray, since_s: float) -> int
             differ = end.sequence_hashes[:blocks] != sequence_hashes[:blocks]
             most = max(most, int(np.argmax(differ)) if differ.any() else blocks)
     return most
+
+
+class Prediction(Struct, frozen=True, eq=False):
+    """The prediction for a booked request, as far as its engine's usage can be compared with it.
+
+    At the time of booking (`booked_s`), other requests on the rank held `in_flight_blocks` leading
+    blocks of it; `ends`: the requests that had recently ended there.
+    """
+
+    footprint: Footprint
+    in_flight_blocks: int
+    ends: Ends
+    booked_s: float
+
+    @property
+    def busy_blocks(self) -> int:
+        """Leading blocks that other requests held then, or had just held. O(blocks of all)."""
+        hashes, since_s = self.footprint.sequence_hashes, self.booked_s - RECENT_S
+        return max(self.in_flight_blocks, shared_blocks(self.ends, hashes, since_s))

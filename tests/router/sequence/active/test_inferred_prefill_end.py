@@ -1,6 +1,6 @@
 """Whether callers can be relied upon to say when a prompt is computed."""
 
-from router.sequence.active.progress import InferredPrefillEnd
+from router.sequence.active.tracker import InferredPrefillEnd
 
 
 def after(*reported):

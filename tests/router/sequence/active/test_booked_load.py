@@ -5,10 +5,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.sequence.active.active_sequences import ActiveSequences
+from router.protocol.values import Rank
 from router.sequence.active.footprint import Footprint
-from router.sequence.active.prompt_trie import PromptTrie
+from router.sequence.active.tracker import Tracker
+from router.sequence.rank_table import (
+    DECODE_BLOCKS,
+    DECODING_KV_TOKENS,
+    DECODING_REQUESTS,
+    HEAD_CONTEXTS,
+    HEAD_SINCE_S,
+    HEAD_TOKENS,
+    PREFILL_S,
+    PREFILL_TOKENS,
+    QUEUED_CONTEXTS,
+    QUEUED_TOKENS,
+    REQUESTS,
+    RankTable,
+)
 from support.chaos.fuzzing import examples
+
+A = Rank(1, 0)
 
 
 def footprint(path, own_blocks=0, prefill_tokens=0, cached_tokens=0, expected_tokens=None):
@@ -20,8 +36,50 @@ def footprint(path, own_blocks=0, prefill_tokens=0, cached_tokens=0, expected_to
     )
 
 
+class RankUnderTest:
+    """A tracker with one rank, whose columns are read by name."""
+
+    def __init__(self):
+        self.table = RankTable()
+        self.table.add(A)
+        self.tracker = Tracker(1e9, self.table)
+
+    def add(self, request_id, prompt, now_s):
+        self.tracker.book(request_id, A, prompt, now_s)
+
+    def prefill_complete(self, request_id, now_s):
+        self.tracker.prefill_complete(request_id, now_s)
+
+    def add_output_blocks(self, request_id, blocks, decay_fraction=None, now_s=9.0):
+        self.tracker.add_output_blocks(request_id, blocks, decay_fraction, now_s)
+
+    def free(self, request_id, now_s):
+        self.tracker.free(request_id, now_s)
+
+    def end_overdue(self, now_s, tokens_per_s):
+        """End the prompts that an engine of this rate should have computed."""
+        self.table.row(A)[PREFILL_S] = 1 / tokens_per_s
+        self.tracker.end_overdue(now_s)
+        self.table.row(A)[PREFILL_S] = 0.0
+
+    def progress(self, request_id):
+        return self.tracker.shared(request_id).progress
+
+    @property
+    def head(self):
+        return tuple(self.table.row(A)[[HEAD_TOKENS, HEAD_CONTEXTS, HEAD_SINCE_S]])
+
+    active_blocks = property(lambda self: self.table.row(A)[DECODE_BLOCKS])
+    active_requests = property(lambda self: self.table.row(A)[REQUESTS])
+    active_prefill_tokens = property(lambda self: self.table.row(A)[PREFILL_TOKENS])
+    decoding_requests = property(lambda self: self.table.row(A)[DECODING_REQUESTS])
+    decoding_kv_tokens = property(lambda self: self.table.row(A)[DECODING_KV_TOKENS])
+    queued_tokens = property(lambda self: self.table.row(A)[QUEUED_TOKENS])
+    queued_contexts = property(lambda self: self.table.row(A)[QUEUED_CONTEXTS])
+
+
 def idle():
-    return ActiveSequences(PromptTrie(), 0)
+    return RankUnderTest()
 
 
 def busy(*requests):
@@ -102,13 +160,13 @@ def test_predicted_completion_leaves_the_queue_and_counts_until_reported():
     active = idle()
     active.add("a", footprint([1], 0, 100, cached_tokens=60), 3.0)
     active.add("b", footprint([2], 0, 50), 6.0)
-    active.end_overdue(6.4, lambda prompt: prompt.prefill_tokens / 100)
+    active.end_overdue(6.4, 100)
     assert (active.active_prefill_tokens, active.queued_tokens) == (150, 50)
     assert (active.decoding_requests, active.decoding_kv_tokens) == (1, 160)
     assert active.head == (50, 50**2 / 2, 6.0)
     assert not active.progress("a").is_prefill_complete
     active.prefill_complete("a", 6.4)
-    active.end_overdue(6.5, lambda prompt: prompt.prefill_tokens / 100)
+    active.end_overdue(6.5, 100)
     assert (active.active_prefill_tokens, active.queued_tokens) == (50, 0)
     active.free("b", 7.0)
     assert (active.active_prefill_tokens, active.decoding_kv_tokens) == (0, 160)
@@ -180,42 +238,45 @@ IDS = st.sampled_from("abcd")
 class Consistent(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.active, self.now_s = idle(), 0.0
+        self.active, self.now_s, self.ids = idle(), 0.0, []
 
     @rule(request_id=IDS, prompt=st.integers(0, 2), length=st.integers(0, 4),
           own=st.integers(0, 1), tokens=st.integers(0, 99))  # fmt: skip
     def add(self, request_id, prompt, length, own, tokens):
-        if request_id not in self.active:
+        if request_id not in self.ids:
             path = [0, *range(10 * prompt, 10 * prompt + 4)][:length]
             self.active.add(request_id, footprint(path, own, tokens), self.now_s)
+            self.ids.append(request_id)
 
-    @precondition(lambda self: self.active.active_requests)
+    @precondition(lambda self: self.ids)
     @rule(data=st.data(), fraction=st.none() | st.floats(0, 1))
     def grow(self, data, fraction):
-        request_id = data.draw(st.sampled_from(self.active.request_ids))
-        self.active.add_output_blocks(request_id, 1, fraction)
+        request_id = data.draw(st.sampled_from(self.ids))
+        self.active.add_output_blocks(request_id, 1, fraction, self.now_s)
 
-    @precondition(lambda self: self.active.active_requests)
+    @precondition(lambda self: self.ids)
     @rule(data=st.data())
     def complete(self, data):
-        request_id = data.draw(st.sampled_from(self.active.request_ids))
-        self.active.prefill_complete(request_id, self.now_s)
+        self.active.prefill_complete(data.draw(st.sampled_from(self.ids)), self.now_s)
 
     @rule(seconds=st.floats(0.0, 2.0))
     def pass_time(self, seconds):
         self.now_s += seconds
-        self.active.end_overdue(self.now_s, lambda prompt: prompt.prefill_tokens / 50)
+        self.active.end_overdue(self.now_s, 50)
 
-    @precondition(lambda self: self.active.active_requests)
+    @precondition(lambda self: self.ids)
     @rule(data=st.data())
     def free(self, data):
-        self.active.free(data.draw(st.sampled_from(self.active.request_ids)), self.now_s)
-        if not self.active.active_requests:
-            assert self.active.active_blocks == 0
+        request_id = data.draw(st.sampled_from(self.ids))
+        self.ids.remove(request_id)
+        self.active.free(request_id, self.now_s)
+        if not self.ids:
+            assert not self.active.table.row(A).any()
 
     @invariant()
     def holds(self):
-        self.active.check_invariants()
+        self.active.tracker.check_invariants()
+        assert self.active.active_requests == len(self.ids)
 
 
 Consistent.TestCase.settings = settings(max_examples=examples(40))

@@ -1,0 +1,248 @@
+"""The arrays of the bookings: rows, free rows, and the two hash tables of the prompt trie.
+
+Nodes, uses of a node by a slot, prompts and bookings are rows of arrays, numbered from 1; 0 is
+none. Slots are numbered as in the rank table. One hash table finds the child of a node by its first
+hash, the other the use of a node by a slot. `booking_memory.py` owns the memory.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from router.runtime.kernels.numba_runtime import device, int_rows_at, words_at
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+MICRO = 1_000_000
+"""The weight of a whole block. Weights are in millionths, so that sums stay exact."""
+
+ROOT = 1
+
+# Kinds of rows. The state has for each kind: address, capacity, rows ever used, first free row, and
+# the number of free rows; then for each hash table: address, and capacity − 1.
+NODES, USES, PROMPTS, BOOKINGS, BOOKING_FIGURES, SLOTS, SLOT_FIGURES = 0, 1, 2, 3, 4, 5, 6
+KINDS = 7
+ADDRESS, CAPACITY, USED, FREE, FREE_ROWS = 0, 1, 2, 3, 4
+KIND_WORDS = 5
+CHILDREN_TABLE = KINDS * KIND_WORDS
+USES_TABLE = CHILDREN_TABLE + 2
+FREED_PROMPTS = USES_TABLE + 2  # the first of the prompts that no row refers to any more
+OLDEST = FREED_PROMPTS + 1  # the reservation that expires first, and the one that expires last
+NEWEST = FREED_PROMPTS + 2
+GROWING = FREED_PROMPTS + 3  # the number of requests reported in batches
+STATE_WORDS = FREED_PROMPTS + 4
+
+# Columns of a node: a run of blocks, positions [START, END) of the hashes of PROMPT.
+PARENT, START, END, PROMPT, FIRST_HASH = 0, 1, 2, 3, 4
+ENDS = 5  # requests of any slot that end here
+CHILDREN, CHILD, NEXT_SIBLING, PREVIOUS_SIBLING = 6, 7, 8, 9
+USED_BY, FIRST_USE = 10, 11  # number of slots with requests through it, and the first of the uses
+LIGHT_USES = 12  # uses with weighed blocks
+NODE_COLUMNS = 13
+
+# Columns of a use of a node by a slot.
+NODE, SLOT, REQUESTS_HERE = 0, 1, 2
+DISCOUNT_MICRO = 3  # subtracted from each block, if one request of the slot holds it
+NEXT_USE, PREVIOUS_USE = 4, 5
+USE_COLUMNS = 6
+
+# Columns of a prompt: the address of its hashes, and the number of nodes and bookings with it.
+HASHES, REFERENCES, NEXT_FREED = 0, 1, 2
+PROMPT_COLUMNS = 3
+
+# The first columns of a slot. `_booking_kernel.py` names the others, and those of bookings.
+SHARED_BLOCKS, SLOT_DISCOUNT_MICRO = 0, 1
+SLOT_COLUMNS = 13
+SLOT_FIGURES_COLUMNS = 3
+BOOKING_COLUMNS = 18
+BOOKING_FIGURES_COLUMNS = 5
+
+COLUMNS = (
+    NODE_COLUMNS,
+    USE_COLUMNS,
+    PROMPT_COLUMNS,
+    BOOKING_COLUMNS,
+    BOOKING_FIGURES_COLUMNS,
+    SLOT_COLUMNS,
+    SLOT_FIGURES_COLUMNS,
+)
+"""The columns of each kind."""
+
+_TO_NEXT = 0
+"""The column that links free rows."""
+
+
+class Trie(NamedTuple):
+    """The arrays, as kernels access them."""
+
+    state: Ints
+    nodes: Ints
+    uses: Ints
+    prompts: Ints
+    slots: Ints
+    children: Ints
+    places: Ints
+
+
+@device
+def trie_at(state: Ints) -> Trie:
+    """Return the arrays that a state describes."""
+    return Trie(
+        state,
+        rows_of(state, NODES, NODE_COLUMNS),
+        rows_of(state, USES, USE_COLUMNS),
+        rows_of(state, PROMPTS, PROMPT_COLUMNS),
+        rows_of(state, SLOTS, SLOT_COLUMNS),
+        int_rows_at(state[CHILDREN_TABLE], 1, state[CHILDREN_TABLE + 1] + 1)[0],
+        int_rows_at(state[USES_TABLE], 1, state[USES_TABLE + 1] + 1)[0],
+    )
+
+
+@device
+def rows_of(state: Ints, kind: int, columns: int) -> Ints:
+    """Return the rows of a kind."""
+    at = kind * KIND_WORDS
+    return int_rows_at(state[at + ADDRESS], state[at + CAPACITY], columns)
+
+
+@device
+def free_rows(state: Ints, kind: int) -> int:
+    """Return the number of rows that can still be taken."""
+    at = kind * KIND_WORDS
+    return int(state[at + FREE_ROWS] + state[at + CAPACITY] - 1 - state[at + USED])
+
+
+@device
+def take_row(state: Ints, kind: int, rows: Ints) -> int:
+    """Return a free row, all zeros."""
+    at = kind * KIND_WORDS
+    row = state[at + FREE]
+    if row:
+        state[at + FREE] = rows[row, _TO_NEXT]
+        state[at + FREE_ROWS] -= 1
+        rows[row] = 0
+        return int(row)
+    state[at + USED] += 1
+    return int(state[at + USED])
+
+
+@device
+def give_row(state: Ints, kind: int, rows: Ints, row: int) -> None:
+    """Free a row."""
+    at = kind * KIND_WORDS
+    rows[row, _TO_NEXT] = state[at + FREE]
+    state[at + FREE] = row
+    state[at + FREE_ROWS] += 1
+
+
+@device
+def hash_at(trie: Trie, prompt: int, position: int) -> int:
+    """Return the hash at a position of a prompt, as i64."""
+    address = np.uint64(trie.prompts[prompt, HASHES] + 8 * position)
+    return int(np.int64(words_at(address, np.uint64(1))[0]))
+
+
+# ── Hash tables: linear probing; erasing shifts the following entries back ───────────────────────
+
+
+@device
+def _home(first: int, second: int, last: int) -> int:
+    spread = np.uint64(first) * np.uint64(0x9E3779B97F4A7C15)
+    spread ^= (np.uint64(second) + (spread >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    spread = (spread ^ (spread >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
+    return int(np.int64(spread >> np.uint64(33)) & last)
+
+
+@device
+def _child_home(trie: Trie, node: int) -> int:
+    columns = trie.nodes[node]
+    return _home(columns[FIRST_HASH], columns[PARENT], trie.state[CHILDREN_TABLE + 1])
+
+
+@device
+def _use_home(trie: Trie, use: int) -> int:
+    columns = trie.uses[use]
+    return _home(columns[NODE], columns[SLOT], trie.state[USES_TABLE + 1])
+
+
+@device
+def find_child(trie: Trie, parent: int, first_hash: int) -> int:
+    """Return the child of a node that begins with a hash, or 0."""
+    last = trie.state[CHILDREN_TABLE + 1]
+    position = _home(first_hash, parent, last)
+    while trie.children[position]:
+        node = trie.children[position]
+        if trie.nodes[node, FIRST_HASH] == first_hash and trie.nodes[node, PARENT] == parent:
+            return int(node)
+        position = (position + 1) & last
+    return 0
+
+
+@device
+def find_use(trie: Trie, node: int, slot: int) -> int:
+    """Return the use of a node by a slot, or 0."""
+    last = trie.state[USES_TABLE + 1]
+    position = _home(node, slot, last)
+    while trie.places[position]:
+        use = trie.places[position]
+        if trie.uses[use, NODE] == node and trie.uses[use, SLOT] == slot:
+            return int(use)
+        position = (position + 1) & last
+    return 0
+
+
+@device
+def put_child(trie: Trie, node: int) -> None:
+    """Store a node by its parent and its first hash."""
+    last, position = trie.state[CHILDREN_TABLE + 1], _child_home(trie, node)
+    while trie.children[position]:
+        position = (position + 1) & last
+    trie.children[position] = node
+
+
+@device
+def put_use(trie: Trie, use: int) -> None:
+    """Store a use by its node and slot."""
+    last, position = trie.state[USES_TABLE + 1], _use_home(trie, use)
+    while trie.places[position]:
+        position = (position + 1) & last
+    trie.places[position] = use
+
+
+@device
+def erase_child(trie: Trie, node: int) -> None:
+    """Erase a node from its hash table."""
+    last, gap = trie.state[CHILDREN_TABLE + 1], _child_home(trie, node)
+    while trie.children[gap] != node:
+        gap = (gap + 1) & last
+    position = gap
+    while True:
+        position = (position + 1) & last
+        behind = trie.children[position]
+        if not behind:
+            break
+        if (position - _child_home(trie, behind)) & last >= (position - gap) & last:
+            trie.children[gap] = behind
+            gap = position
+    trie.children[gap] = 0
+
+
+@device
+def erase_use(trie: Trie, use: int) -> None:
+    """Erase a use from its hash table."""
+    last, gap = trie.state[USES_TABLE + 1], _use_home(trie, use)
+    while trie.places[gap] != use:
+        gap = (gap + 1) & last
+    position = gap
+    while True:
+        position = (position + 1) & last
+        behind = trie.places[position]
+        if not behind:
+            break
+        if (position - _use_home(trie, behind)) & last >= (position - gap) & last:
+            trie.places[gap] = behind
+            gap = position
+    trie.places[gap] = 0

@@ -1,0 +1,214 @@
+"""The load of the ranks: the requests booked on each, in arrays, and the steps that change it.
+
+A block of a prompt is counted once for all requests that share it. A trailing incomplete block and
+every output block belong to one request alone. A block that only one request holds may be weighted
+by a fraction, as its output nears the expected length. Source: Dynamo's `ActiveSequences` (1.0.2).
+
+    active blocks = round(shared + Σ own − Σ (1 − fraction) over fractional blocks)
+
+Prompts are computed in the order in which they were booked. The oldest incomplete prompt is the
+head; the time since it became the head bounds its progress. After its predicted duration a prompt
+may be assumed complete: its tokens stay until its completion is reported, but it is no longer
+queued, and its request counts as decoding. A prompt takes the time that its engine is predicted to
+take for it alone. Source: Dynamo 1.6.1, `router_prefill_load_model`, with times from a simulator;
+ours are learned.
+
+A kernel that changes a slot ends with `write_load`: decisions read the rank table.
+"""
+
+import numpy as np
+
+from router.runtime.kernels.numba_runtime import device, float_rows_at
+from router.sequence import rank_table as table
+from router.sequence.active._booking_rows import (
+    ADDRESS,
+    BOOKING_COLUMNS,
+    BOOKING_FIGURES,
+    BOOKING_FIGURES_COLUMNS,
+    BOOKINGS,
+    CAPACITY,
+    GROWING,
+    KIND_WORDS,
+    MICRO,
+    NEWEST,
+    OLDEST,
+    SHARED_BLOCKS,
+    SLOT_DISCOUNT_MICRO,
+    SLOT_FIGURES,
+    SLOT_FIGURES_COLUMNS,
+    Floats,
+    Ints,
+    Trie,
+    rows_of,
+)
+
+# Columns of a booking. Bookings of a slot, its queued prompts, and ours by expiry are linked lists.
+SLOT, END, PROMPT = 0, 1, 2
+OWN_BLOCKS, FIRST_OWN_BLOCKS = 3, 4  # blocks that are not shared: now, and when it was booked
+KV_TOKENS, PREFILL_TOKENS, BLOCK_SIZE, EXPECTED_TOKENS = 5, 6, 7, 8
+OWN_DISCOUNT_MICRO, IN_FLIGHT_BLOCKS = 9, 10
+STAGE = 11
+NEXT_QUEUED, PREVIOUS_QUEUED = 12, 13
+NEXT_BOOKED, PREVIOUS_BOOKED = 14, 15
+NEXT_TO_EXPIRE, PREVIOUS_TO_EXPIRE = 16, 17
+
+CONTEXTS, BOOKED_S, DECAY_FRACTION, EXPIRES_S, REPORTED_S = 0, 1, 2, 3, 4
+
+QUEUED, ASSUMED_COMPLETE, COMPLETE = 1, 2, 3
+
+# Columns of a slot, after those of the trie.
+SLOT_OWN_BLOCKS, ACTIVE_PREFILL_TOKENS, QUEUED_TOKENS, DECODING_KV_TOKENS = 2, 3, 4, 5
+REQUESTS, QUEUED_REQUESTS, GROWING_REQUESTS = 6, 7, 8
+FIRST_QUEUED, LAST_QUEUED, FIRST_BOOKED, LAST_BOOKED = 9, 10, 11, 12
+
+QUEUED_CONTEXTS, HEAD_SINCE_S, GROWING_SINCE_S = 0, 1, 2
+
+
+@device
+def figures_of(state: Ints, kind: int, columns: int) -> Floats:
+    at = kind * KIND_WORDS
+    return float_rows_at(state[at + ADDRESS], state[at + CAPACITY], columns)
+
+
+@device
+def write_load(state: Ints, trie: Trie, ranks: Floats, slot: int) -> None:
+    """Write the booked load of a slot to the rank table."""
+    load, figures = trie.slots[slot], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)[slot]
+    row, head = ranks[slot], load[FIRST_QUEUED]
+    blocks = (load[SHARED_BLOCKS] + load[SLOT_OWN_BLOCKS]) * MICRO - load[SLOT_DISCOUNT_MICRO]
+    row[table.PREFILL_TOKENS] = load[ACTIVE_PREFILL_TOKENS]
+    row[table.QUEUED_TOKENS] = load[QUEUED_TOKENS]
+    row[table.QUEUED_CONTEXTS] = figures[QUEUED_CONTEXTS]
+    row[table.HEAD_TOKENS] = row[table.HEAD_CONTEXTS] = row[table.HEAD_SINCE_S] = 0.0
+    if head:
+        bookings = rows_of(state, BOOKINGS, BOOKING_COLUMNS)
+        row[table.HEAD_TOKENS] = bookings[head, PREFILL_TOKENS]
+        row[table.HEAD_CONTEXTS] = booked(state)[head, CONTEXTS]
+        row[table.HEAD_SINCE_S] = figures[HEAD_SINCE_S]
+    row[table.DECODE_BLOCKS] = (blocks + MICRO // 2) // MICRO  # halves up, as the source does
+    row[table.REQUESTS] = load[REQUESTS]
+    row[table.DECODING_REQUESTS] = load[REQUESTS] - load[QUEUED_REQUESTS]
+    row[table.DECODING_KV_TOKENS] = load[DECODING_KV_TOKENS]
+    row[table.GROWING_REQUESTS] = load[GROWING_REQUESTS]
+    row[table.GROWING_SINCE_S] = figures[GROWING_SINCE_S]
+
+
+@device
+def booked(state: Ints) -> Floats:
+    return figures_of(state, BOOKING_FIGURES, BOOKING_FIGURES_COLUMNS)
+
+
+# ── Lists ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@device
+def append(bookings: Ints, ends: Ints, first: int, last: int, following: int, booking: int) -> None:
+    """Append a booking to a list. `following`: the column of the next one; the one before is next.
+
+    `ends[first]`, `ends[last]`: the ends of the list.
+    """
+    before = ends[last]
+    bookings[booking, following] = 0
+    bookings[booking, following + 1] = before
+    if before:
+        bookings[before, following] = booking
+    else:
+        ends[first] = booking
+    ends[last] = booking
+
+
+@device
+def remove(bookings: Ints, ends: Ints, first: int, last: int, following: int, booking: int) -> None:
+    """Remove a booking from a list; see `append`."""
+    behind, before = bookings[booking, following], bookings[booking, following + 1]
+    if before:
+        bookings[before, following] = behind
+    else:
+        ends[first] = behind
+    if behind:
+        bookings[behind, following + 1] = before
+    else:
+        ends[last] = before
+
+
+@device
+def expire_later(state: Ints, bookings: Ints, booking: int, expires_s: float) -> None:
+    """Move one of our reservations to the end of the expiry order. Others do not expire."""
+    figures = booked(state)[booking]
+    if not np.isnan(figures[EXPIRES_S]):
+        figures[EXPIRES_S] = expires_s
+        if state[NEWEST] != booking:
+            remove(bookings, state, OLDEST, NEWEST, NEXT_TO_EXPIRE, booking)
+            append(bookings, state, OLDEST, NEWEST, NEXT_TO_EXPIRE, booking)
+
+
+# ── Steps of a booking ───────────────────────────────────────────────────────────────────────────
+
+
+@device
+def leave_queue(state: Ints, trie: Trie, bookings: Ints, booking: int, now_s: float) -> None:
+    """Remove a prompt from the queue of its slot; the next one becomes the head."""
+    slot = bookings[booking, SLOT]
+    load, figures = trie.slots[slot], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)[slot]
+    was_head = load[FIRST_QUEUED] == booking
+    remove(bookings, load, FIRST_QUEUED, LAST_QUEUED, NEXT_QUEUED, booking)
+    load[QUEUED_REQUESTS] -= 1
+    load[QUEUED_TOKENS] -= bookings[booking, PREFILL_TOKENS]
+    figures[QUEUED_CONTEXTS] -= booked(state)[booking, CONTEXTS]
+    load[DECODING_KV_TOKENS] += bookings[booking, KV_TOKENS]
+    head = load[FIRST_QUEUED]
+    if was_head and head:
+        figures[HEAD_SINCE_S] = max(now_s, booked(state)[head, BOOKED_S])
+
+
+@device
+def mark_complete(state: Ints, trie: Trie, bookings: Ints, booking: int, now_s: float) -> None:
+    """Mark a prompt as reported complete. Idempotent."""
+    if bookings[booking, STAGE] == COMPLETE:
+        return
+    if bookings[booking, STAGE] == QUEUED:
+        leave_queue(state, trie, bookings, booking, now_s)
+    bookings[booking, STAGE] = COMPLETE
+    load = trie.slots[bookings[booking, SLOT]]
+    load[ACTIVE_PREFILL_TOKENS] -= bookings[booking, PREFILL_TOKENS]
+
+
+@device
+def note_report(
+    state: Ints, trie: Trie, bookings: Ints, booking: int, now_s: float, in_batch: bool
+) -> None:
+    """Record a report about a decoding request that grows unreported until the next one."""
+    figures, slot = booked(state)[booking], bookings[booking, SLOT]
+    is_growing = not np.isnan(figures[REPORTED_S])
+    if not (in_batch or is_growing) or bookings[booking, STAGE] == QUEUED:
+        return
+    since = figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)[slot]
+    since[GROWING_SINCE_S] += now_s - (figures[REPORTED_S] if is_growing else 0.0)
+    figures[REPORTED_S] = now_s
+    if not is_growing:
+        trie.slots[slot, GROWING_REQUESTS] += 1
+        state[GROWING] += 1
+
+
+@device
+def forget_reports(state: Ints, trie: Trie, bookings: Ints, booking: int) -> None:
+    figures, slot = booked(state)[booking], bookings[booking, SLOT]
+    if np.isnan(figures[REPORTED_S]):
+        return
+    since = figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)[slot]
+    since[GROWING_SINCE_S] -= figures[REPORTED_S]
+    trie.slots[slot, GROWING_REQUESTS] -= 1
+    state[GROWING] -= 1
+    if not trie.slots[slot, GROWING_REQUESTS]:
+        since[GROWING_SINCE_S] = 0.0  # Removes the rounding error of the running sum.
+
+
+@device
+def prefill_s(rank: Floats, tokens: float, contexts: float) -> float:
+    """Return the time of a prompt on a rank, with its present decode load."""
+    decoding = rank[table.DECODING_REQUESTS]
+    step_s = rank[table.BASE_S] + decoding * rank[table.DECODE_S]
+    step_s += rank[table.DECODING_KV_TOKENS] * rank[table.KV_S]
+    steps = max(tokens / max(rank[table.CHUNK_TOKENS] - decoding, 1.0), 1.0)
+    work_s = tokens * rank[table.PREFILL_S] + contexts * rank[table.CONTEXT_S]
+    return float(work_s + steps * step_s)
