@@ -44,12 +44,8 @@ from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.loads import Beacon
 from router.protocol.replicas import (
-    CallerTold,
     HandedOver,
-    OutputBlockAdded,
-    PrefillCompleted,
     ProgressTold,
-    ReservationFreed,
 )
 from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope, unpack_hashes
@@ -323,7 +319,6 @@ class RouterCore:
         if isinstance(message, HandedOver):
             return None, self._reservations.adopt_reservations(message, now_s)
         if isinstance(message, ProgressTold):
-            # Not forwarded: peers would send it back without end.
             effects = self._reservations.apply_peer_progress(
                 message.request_id, message.told, now_s
             )
@@ -397,27 +392,31 @@ class RouterCore:
         return self.waiting.withdraw(command.ticket), []
 
     def _prefill_complete(self, command: commands.PrefillComplete, now_s: float) -> Handled[None]:
-        progress = PrefillCompleted(command.usage, command.in_batch)
-        return self._report(command.request_id, progress, now_s)
+        effects = self._reservations.prefill_complete(
+            command.request_id, command.usage, now_s, in_batch=command.in_batch
+        )
+        return None, self._with_admission(effects) if self.waiting.is_used else effects
 
     def _output_block(self, command: commands.OutputBlock, now_s: float) -> Handled[None]:
         decay_fraction = command.decay_fraction
         if decay_fraction is not None and not 0 <= decay_fraction <= 1:
             raise InvalidFieldError("decay_fraction", str(decay_fraction), "0.0 to 1.0")
-        progress = OutputBlockAdded(decay_fraction, command.in_batch)
-        return self._report(command.request_id, progress, now_s)
+        effects = self._reservations.output_block(
+            command.request_id, decay_fraction, now_s, in_batch=command.in_batch
+        )
+        return None, self._with_admission(effects) if self.waiting.is_used else effects
 
     def _free(self, command: commands.Free, now_s: float) -> Handled[None]:
         request_id = command.request_id
-        ticket = self.waiting.ticket(request_id)
+        ticket = self.waiting.tickets.get(request_id)
         if ticket is not None:
             self.waiting.withdraw(ticket)
             return None, [RefuseWaiting(ticket, WithdrawnError(request_id))]
-        return self._report(request_id, ReservationFreed(command.usage), now_s)
+        effects = self._reservations.free(request_id, command.usage, now_s)
+        return None, self._with_admission(effects) if self.waiting.is_used else effects
 
-    def _report(self, request_id: str, progress: CallerTold, now_s: float) -> Handled[None]:
-        effects = self._reservations.apply_progress(request_id, progress, now_s)
-        return None, [*effects, *self._admission_effects()] if len(self.waiting) else effects
+    def _with_admission(self, effects: list[Effect]) -> list[Effect]:
+        return [*effects, *self._admission_effects()]
 
     def _admission_effects(self) -> list[Effect]:
         """Return the effects of a rank that may have room again."""

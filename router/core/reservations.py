@@ -21,6 +21,7 @@ from router.protocol.replicas import (
     OutputBlockAdded,
     PrefillCompleted,
     ProgressTold,
+    PromptUsage,
     ReservationFreed,
 )
 from router.protocol.requests import ReserveRequest, SelectRequest
@@ -128,39 +129,64 @@ class Reservations:
                 effects.append(TellReplica(handed_over.router_id, freed))
         return effects
 
-    def apply_progress(self, request_id: str, progress: CallerTold, now_s: float) -> list[Effect]:
-        """Apply a caller's report on a request, here or at the routers that have booked it.
+    # Each of these applies a caller's report, here or at the routers that have booked the request.
+    # Raises ReservationNotFoundError.
 
-        The end of a request is sent to all of them. Raises ReservationNotFoundError.
-        """
-        if request_id in self._tracker:
-            effects = self.apply_peer_progress(request_id, progress, now_s)
-            if isinstance(progress, ReservationFreed):
-                effects += self._foreign.pass_on(request_id, ReservationFreed())
-            return effects
-        effects = self._foreign.pass_on(request_id, progress)
-        if not effects:
-            raise ReservationNotFoundError(request_id)
+    def prefill_complete(
+        self, request_id: str, usage: PromptUsage | None, now_s: float, *, in_batch: bool = False
+    ) -> list[Effect]:
+        """Record that a prompt is computed."""
+        if request_id not in self._tracker:
+            return self._pass_on(request_id, PrefillCompleted(usage, in_batch))
+        effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
+        self._tracker.prefill_complete(request_id, now_s, in_batch=in_batch)
+        return effects
+
+    def output_block(
+        self, request_id: str, decay_fraction: float | None, now_s: float, *, in_batch: bool = False
+    ) -> list[Effect]:
+        """Record that the output of a request grew by a block."""
+        if request_id not in self._tracker:
+            return self._pass_on(request_id, OutputBlockAdded(decay_fraction, in_batch))
+        if self._settings.tracking.counts_output:
+            self._tracker.add_output_blocks(request_id, 1, decay_fraction, now_s, in_batch=in_batch)
+        else:
+            self._tracker.progress(request_id, now_s)
+        return []
+
+    def free(self, request_id: str, usage: PromptUsage | None, now_s: float) -> list[Effect]:
+        """End a request, at all routers that have booked it."""
+        if request_id not in self._tracker:
+            return self._pass_on(request_id, ReservationFreed(usage))
+        effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
+        self._tracker.free(request_id, now_s)
+        if request_id in self._foreign.replicas.booked:
+            effects += self._foreign.pass_on(request_id, ReservationFreed())
         return effects
 
     def apply_peer_progress(
         self, request_id: str, progress: CallerTold, now_s: float
     ) -> list[Effect]:
-        """Apply a report on a reservation of this router; reports on others are ignored."""
+        """Apply a report that another router forwards; reports on others' requests are ignored.
+
+        The end of a request is not forwarded again: routers would send it back without end.
+        """
         if request_id not in self._tracker:
             return []
-        effects: list[Effect] = []
-        if isinstance(progress, PrefillCompleted | ReservationFreed) and progress.usage is not None:
-            effects += self._usage.compare(request_id, progress.usage, now_s)
         match progress:
-            case PrefillCompleted(_, in_batch):
-                self._tracker.prefill_complete(request_id, now_s, in_batch=in_batch)
-            case OutputBlockAdded(decay, in_batch) if self._settings.tracking.counts_output:
-                self._tracker.add_output_blocks(request_id, 1, decay, now_s, in_batch=in_batch)
-            case OutputBlockAdded():
-                self._tracker.progress(request_id, now_s)
-            case ReservationFreed():
+            case PrefillCompleted(usage, in_batch):
+                return self.prefill_complete(request_id, usage, now_s, in_batch=in_batch)
+            case OutputBlockAdded(decay, in_batch):
+                return self.output_block(request_id, decay, now_s, in_batch=in_batch)
+            case ReservationFreed(usage):
+                effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
                 self._tracker.free(request_id, now_s)
+                return effects
+
+    def _pass_on(self, request_id: str, progress: CallerTold) -> list[Effect]:
+        effects = self._foreign.pass_on(request_id, progress)
+        if not effects:
+            raise ReservationNotFoundError(request_id)
         return effects
 
     def _book(

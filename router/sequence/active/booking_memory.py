@@ -156,12 +156,11 @@ class BookingMemory:
         at = kind * KIND_WORDS
         return bool(2 * (self.state[at + USED] - self.state[at + FREE_ROWS]) > self._capacity(kind))
 
-    def forget(self, first: int, second: int) -> None:
-        """Drop the hashes of freed prompts; see `free_prompts`."""
-        self.hashes[first] = None
-        while second:
-            self.hashes[second] = None
-            second = int(self.rows(PROMPTS)[second, NEXT_FREED])
+    def forget(self, prompt: int) -> None:
+        """Drop the hashes of a freed prompt, and of those behind it; see `free_prompts`."""
+        while prompt:
+            self.hashes[prompt] = None
+            prompt = int(self.rows(PROMPTS)[prompt, NEXT_FREED])
 
     def _capacity(self, kind: int) -> int:
         return int(self.state[kind * KIND_WORDS + CAPACITY])

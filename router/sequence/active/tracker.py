@@ -201,9 +201,10 @@ class Tracker:
 
         O(nodes on its path).
         """
-        known = self.rank(request_id)
-        if known is not None:
-            raise DuplicateReservationError(_name(request_id), *astuple(known))
+        if request_id in self._by_id:
+            raise DuplicateReservationError(
+                _name(request_id), *astuple(self._booked(request_id).rank)
+            )
         is_ours, slot = isinstance(request_id, str), self._table.slot(rank)
         hashes = footprint.sequence_hashes
         expires_s = now_s + self._ttl_s if is_ours else nan
@@ -226,8 +227,7 @@ class Tracker:
                 self._memory.make_room(slot)
         self._memory.hashes[prompt] = hashes
         self._by_id[request_id] = booking
-        ends = self._ends.by_rank.get(rank, ())
-        self._bookings[booking] = _Booked(request_id, rank, footprint, ends)
+        self._bookings[booking] = _Booked(request_id, rank, footprint, self._ends.of(rank))
         if not isinstance(request_id, str):
             self._foreign_count += 1
         elif self.ledger is not None:
@@ -363,6 +363,9 @@ class Tracker:
             raise ReservationNotFoundError(_name(request_id))
         return booking
 
+    def _booked(self, request_id: BookingId) -> _Booked:
+        return self._bookings[self._by_id[request_id]]
+
     def _our_id(self, booking: int) -> str:
         request_id = self._bookings[booking].request_id
         assert isinstance(request_id, str)
@@ -373,8 +376,10 @@ class Tracker:
         booked = self._bookings.pop(booking)
         del self._by_id[request_id]
         self._ends.note(booked.rank, booked.footprint.sequence_hashes, now_s)
-        was_reported, *freed = kernels.free(self.state, self._table.values, booking, now_s)
-        self._memory.forget(*freed)
+        was_reported, freed, more = kernels.free(self.state, self._table.values, booking, now_s)
+        self._memory.hashes[freed] = None
+        if more:
+            self._memory.forget(more)
         if not isinstance(request_id, str):
             self._foreign_count -= 1
         elif self.ledger is not None:
