@@ -12,9 +12,9 @@ import msgspec
 from events_processes import running_server
 from rows import Row
 from service_feed import FULL, ROOMY, fed_by_agent, fed_by_engine
-from service_load import Load, request, run_load
+from service_load import Load, percentile, repeated, request, run_load
 from service_servers import GENERATOR_CORE, ServerProcess, our_server, peer_server
-from service_world import Tokens, World, running_world
+from service_world import MODEL, Tokens, World, running_world
 from timing import Bounded, Quicker, alternate
 
 JSON_GOALS = {512: 0.9, 8_192: 2.0, 100_000: 2.5}
@@ -57,7 +57,7 @@ class Servers:
             self.ours: ServerProcess = stack.enter_context(our_server())
             self.peer: ServerProcess = stack.enter_context(peer_server())
             for server in (self.ours, self.peer):
-                self.world.register(server.url)
+                self.world.register(server)
             self._stack = stack.pop_all()
         return self
 
@@ -87,7 +87,7 @@ def alone_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
         requests, count = servers.json(tokens), scale.count(ALONE_REQUESTS[tokens])
         ours, peer = _loads(servers, (requests, requests), 1, count, scale.rounds)
         for label, figure in (("p50", 0.5), ("p99", 0.99)):
-            times = [median(_percentile_us(load, figure) for load in side) for side in (ours, peer)]
+            times = [1e6 * median(percentile(load.latencies_s[0], figure) for load in side) for side in (ours, peer)]
             least = goal if figure > 0.5 else 0.0
             rows.append(Quicker(f"{tokens}, {label}", *times, "µs", least, lower=False))
     return rows
@@ -98,8 +98,8 @@ def ingest_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
     socket, where the service decodes, hashes and names all blocks itself. Either has room for more
     at first, and then a full pool.
     """
-    with running_server() as nats, our_server(nats.url) as on_bus:
-        servers.world.register(on_bus.url)
+    with running_server() as nats, our_server("--nats-url", nats.url) as on_bus:
+        servers.world.register(on_bus)
         by_agent = partial(fed_by_agent, nats.url)
         rows = _ingest_rows("an agent", servers, on_bus, by_agent, scale)
     by_engine = partial(fed_by_engine, servers.ours.url)
@@ -115,7 +115,7 @@ def _ingest_rows(
 ) -> list[Row]:
     requests = servers.json(INGEST_TOKENS)
     most_per_s = median(
-        _checked(run_load(server.port, requests, GOAL_CONCURRENCY, 2_000)).per_s
+        _checked(run_load(server.port, repeated(requests, 2_000), GOAL_CONCURRENCY)).per_s
         for _ in range(scale.rounds)
     )
     per_s = most_per_s / 2
@@ -123,9 +123,9 @@ def _ingest_rows(
     rows: list[Row] = []
     for change, pool_blocks in (("stored", ROOMY), ("stored and removed", FULL)):
         with feed(pool_blocks) as told:
-            load = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, count, per_s))
+            load = _checked(run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s))
             name = f"{INGEST_TOKENS}, p99, {told() / 1e3:.0f} k blocks/s {change} by {by}"
-        p99_ms = load.p99_s * 1e3
+        p99_ms = load.p99_s() * 1e3
         rows.append(Bounded(name, p99_ms, INGEST_GOAL_MS, "ms", INGEST_GOAL_MS, lower=True))
     return rows
 
@@ -133,15 +133,15 @@ def _ingest_rows(
 def soaked(servers: Servers, seconds: float) -> int:
     """Hold ours at 80 % of its most; 0 if nothing failed and memory did not grow."""
     requests, server = servers.json(512), servers.ours
-    most_per_s = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, 20_000)).per_s
+    most_per_s = _checked(run_load(server.port, repeated(requests, 20_000), GOAL_CONCURRENCY)).per_s
     per_s, end_s = SOAK_SHARE * most_per_s, time.monotonic() + seconds
     resident_bytes: list[int] = []
     while time.monotonic() < end_s:
         count = int(per_s * SOAK_SLICE_S)
-        load = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, count, per_s))
+        load = _checked(run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s))
         resident_bytes.append(server.resident_bytes)
         memory = f"{resident_bytes[-1] / 1e6:.1f} MB"
-        print(f"{load.per_s:,.0f}/s, p99 {load.p99_s * 1e3:.2f} ms, {memory}", flush=True)
+        print(f"{load.per_s:,.0f}/s, p99 {load.p99_s() * 1e3:.2f} ms, {memory}", flush=True)
     settled, last = resident_bytes[len(resident_bytes) // 4], resident_bytes[-1]
     print(f"memory: {last / settled:.3f} times what it was after a quarter of the time")
     return 0 if last <= SOAK_GROWTH * settled else 1
@@ -199,25 +199,20 @@ def _side(
 ) -> Callable[[int], Load]:
     def measure(_: int) -> Load:
         before_s = server.processor_s
-        load = _checked(run_load(server.port, requests, concurrency, count))
+        load = _checked(run_load(server.port, repeated(requests, count), concurrency))
         return msgspec.structs.replace(load, processor_s=server.processor_s - before_s)
 
     return measure
 
 
 def _checked(load: Load) -> Load:
-    if load.failures:
-        raise RuntimeError(f"{len(load.failures)} requests failed: {load.failures[0]!r}")
+    if load.refusals:
+        raise RuntimeError(f"{len(load.refusals)} requests failed: {load.refusals[0].answer!r}")
     return load
 
 
-def _percentile_us(load: Load, share: float) -> float:
-    ordered = sorted(load.latencies_s)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6
-
-
 def _json_request(prompt: Tokens) -> bytes:
-    body = {"token_ids": prompt.tolist(), "model_name": "m", "routing_group": "g"}
+    body = {"token_ids": prompt.tolist(), **MODEL}
     return request("/select", msgspec.json.encode(body), "application/json")
 
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
+from service_servers import ServerProcess
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
@@ -24,6 +25,7 @@ PROMPTS = {512: 64, 8_192: 32, 100_000: 8}
 FILLER_TOKENS = 65_536
 PATIENCE_S = 120.0
 NAMES_PER_WORKER = 1 << 24
+MODEL = {"model_name": "m", "routing_group": "g"}
 
 
 class World:
@@ -43,9 +45,9 @@ class World:
         self._context = context
         self._sockets: list[zmq.Socket[bytes]] = []
 
-    def register(self, url: str) -> None:
+    def register(self, server: ServerProcess) -> None:
         """Register every worker with a server, and tell it what they hold."""
-        with httpx.Client(base_url=url, timeout=60.0) as client:
+        with server.client() as client:
             for worker_id, held in enumerate(self._held, 1):
                 socket = self._engine_socket()
                 client.post("/workers", json=_registration(worker_id, socket)).raise_for_status()
@@ -53,6 +55,10 @@ class World:
                 for sequence, payload in enumerate(_history(worker_id, held)):
                     socket.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
             self._until_held(client)
+
+    def holder(self, tokens: int, number: int) -> int:
+        """The worker that holds a prompt, by the prompt's number."""
+        return number % len(self.prompts[tokens]) % len(self._held) + 1
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -68,7 +74,7 @@ class World:
 
     def _until_held(self, client: httpx.Client) -> None:
         for held in self._held:
-            asked = {"token_ids": held[-1].tolist(), "model_name": "m", "routing_group": "g"}
+            asked = {"token_ids": held[-1].tolist(), **MODEL}
             deadline_s = time.monotonic() + PATIENCE_S
             while True:
                 answer = client.post("/overlap_scores", json=asked).raise_for_status().json()
@@ -105,9 +111,8 @@ def running_world() -> Iterator[World]:
 def _registration(worker_id: int, socket: zmq.Socket[bytes]) -> dict[str, object]:
     endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     return {
+        **MODEL,
         "worker_id": worker_id,
-        "model_name": "m",
-        "routing_group": "g",
         "endpoint": f"http://worker-{worker_id}:8000",
         "block_size": BLOCK_SIZE,
         "max_num_batched_tokens": 8_192,
