@@ -15,11 +15,13 @@ from functools import partial
 from command_line import section_parser
 from report import Section, report
 from rows import machine
-from service_cycle_rows import cycle_rows
+from service_cycle_rows import client_rows, cycle_rows, httpx_rows
 from service_rows import MEASURE, Servers, ServiceScale, soaked
 
 SECTIONS = {
     "cycle": "a booking, its first token and its end, by raw sockets",
+    "client": "the same as our client asks, beside the peer's three calls",
+    "httpx": "the same by an ordinary user of httpx",
     "json": "requests a second, bodies in JSON",
     "binary": "requests a second, ours with packed tokens, the peer's in JSON",
     "alone": "99th percentile of requests one after the other",
@@ -37,7 +39,16 @@ def main() -> int:
         if arguments.soak is not None:
             return soaked(servers, arguments.soak)
         chosen = {
-            name: Section(SECTIONS[name], partial(({"cycle": cycle_rows} | MEASURE)[name], servers, scale))
+            name: Section(
+                SECTIONS[name],
+                partial(
+                    ({"cycle": cycle_rows, "client": client_rows, "httpx": httpx_rows} | MEASURE)[
+                        name
+                    ],
+                    servers,
+                    scale,
+                ),
+            )
             for name in arguments.only
         }
         return report(chosen, "peer", head, arguments.json)

@@ -4,21 +4,42 @@ Every cycle has an id of its own. Three quarters of its prompt are held by a wor
 What a server answered is compared with what the fleet holds, after the clock has stopped.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count as numbers
 from random import Random
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
 import numpy as np
 from msgspec import Struct, structs
-from service_load import HEAD_END, Load, Script, bare_request, request_head, run_load
+from service_load import (
+    HEAD_END,
+    PATIENCE_S,
+    Connection,
+    Generator,
+    Load,
+    Script,
+    bare_request,
+    request_head,
+    run_load,
+)
 from service_servers import ServerProcess
-from service_world import BLOCK_SIZE, MODEL, World
+from service_world import BLOCK_SIZE, MODEL, Tokens, World
+
+from router.client.bodies import encoded
+from router.client.calls import REPORT, SELECT_AND_RESERVE, Question, received_fields
+from router.client.progress_reports import EVERY_S
+from router.protocol.batches import MAX_STEPS
+from router.protocol.requests import SelectRequest
+from router.runtime.http_client import Origin, Request
 
 CALLS = ("select_and_reserve", "prefill_complete", "free")
 SHARED = 0.75
+ORIGIN = Origin("http", "localhost", 80)
 KEPT = 200
 """At least so many answers of a round are compared, if it has as many."""
 
@@ -73,18 +94,13 @@ class Cycles:
         """The next of them."""
         return [self._made(next(self._numbers), form) for _ in range(count)]
 
+    def booked_by_client(self, count: int) -> list[Cycle]:
+        """The next of them as `router.client` books: one request each, the rest is reported."""
+        return [self._booked_by_client(next(self._numbers)) for _ in range(count)]
+
     def prompts(self, count: int) -> list[bytes]:
         """Arrays of token ids alone, in JSON."""
         return [self._prompt(next(self._numbers)) for _ in range(count)]
-
-    def packed(self, count: int) -> list[tuple[str, bytes]]:
-        """Ids, and tokens as packed little-endian u32."""
-        made = []
-        for _ in range(count):
-            shared = self._prompt_held(next(self._numbers))[: self._shared_tokens]
-            tokens = np.concatenate([shared, self._tail()]).astype("<u4")
-            made.append((self._id(), tokens.tobytes()))
-        return made
 
     def _made(self, number: int, form: Form) -> Cycle:
         request_id = self._id()
@@ -100,7 +116,20 @@ class Cycles:
             (bare_request("POST", f"{path}/prefill_complete", lines),),
             (bare_request("DELETE", path, lines),),
         )
-        held_tokens = 0 if form.is_salted else self._shared_tokens // BLOCK_SIZE * BLOCK_SIZE
+        return self._cycle(number, request_id, script, is_salted=form.is_salted)
+
+    def _booked_by_client(self, number: int) -> Cycle:
+        request_id = self._id()
+        prompt = self._world.prompts[self.tokens]
+        shared = prompt[number % len(prompt)][: self._shared_tokens]
+        request = SelectRequest(token_ids=np.concatenate([shared, self._tail()]), **MODEL)
+        booking = client_booking(request_id, request)
+        return self._cycle(number, request_id, ((booking,),))
+
+    def _cycle(
+        self, number: int, request_id: str, script: Script, *, is_salted: bool = False
+    ) -> Cycle:
+        held_tokens = 0 if is_salted else self._shared_tokens // BLOCK_SIZE * BLOCK_SIZE
         holder = self._world.holder(self.tokens, number)
         return Cycle(request_id, holder, held_tokens, script)
 
@@ -108,11 +137,7 @@ class Cycles:
         tail = msgspec.json.encode(self._tail().tolist())
         return self._shared[number % len(self._shared)] + tail[1:]
 
-    def _prompt_held(self, number: int) -> Any:
-        prompts = self._world.prompts[self.tokens]
-        return prompts[number % len(prompts)]
-
-    def _tail(self) -> Any:
+    def _tail(self) -> Tokens:
         return self._tails.integers(0, 100_000, self.tokens - self._shared_tokens, dtype=np.uint32)
 
     def _id(self) -> str:
@@ -120,24 +145,122 @@ class Cycles:
 
 
 def cycled(
-    server: ServerProcess, cycles: Sequence[Cycle], concurrency: int, per_s: float | None = None
+    server: ServerProcess, cycles: Sequence[Cycle], concurrency: int, per_s: float = math.inf
 ) -> Load:
     """Run cycles, and compare what was answered. Raises ValueError for a wrong answer."""
     scripts = [each.script for each in cycles]
-    every = max(1, len(cycles) // KEPT)
     before_s = server.processor_s
-    if per_s is None:
-        load = run_load(server.port, scripts, concurrency, keep_every=every)
-    else:
-        load = run_load(server.port, scripts, concurrency, per_s=per_s, keep_every=every)
+    load = run_load(server.port, scripts, concurrency, per_s=per_s, keep_every=_every(cycles))
     load = structs.replace(load, processor_s=server.processor_s - before_s)
+    compare(server, cycles, load)
+    return load
+
+
+def cycled_by_client(server: ServerProcess, cycles: Sequence[Cycle], concurrency: int) -> Load:
+    """The same as our client does it: bookings at once, progress and ends in batches."""
+    generator = ClientGenerator(server.port, cycles, concurrency)
+    before_s = server.processor_s
+    try:
+        load = generator.run()
+    finally:
+        generator.close()
+    load = structs.replace(load, processor_s=server.processor_s - before_s)
+    compare(server, cycles, load)
+    for answer in generator.reports:
+        results = msgspec.json.decode(body_of(answer))["results"]
+        if refused := [each for each in results if each["status"] >= 300]:
+            raise ValueError(f"{server.name}: {len(refused)} steps refused: {refused[0]}")
+    return load
+
+
+class ClientGenerator(Generator):
+    """Each booking's first token and end are reported once it is booked, in batches.
+
+    As in `router.client.progress_reports`, one batch is on its way at a time, over a connection of
+    its own, and is sent `EVERY_S` after there is something to report.
+    """
+
+    def __init__(self, port: int, cycles: Sequence[Cycle], concurrency: int) -> None:
+        scripts = [each.script for each in cycles]
+        super().__init__(port, scripts, concurrency, _every(cycles))
+        self._steps = [client_steps(each.request_id) for each in cycles]
+        self._waiting: list[bytes] = []
+        self._due_s = math.inf
+        self._reporter = Connection(port)
+        self.add(self._reporter)
+        self.reports: list[bytes] = []
+
+    def run(self, per_s: float = math.inf) -> Load:
+        start_s = time.perf_counter()
+        load = super().run(per_s)
+        while self._waiting or self._reporter.script:
+            self.receive(PATIENCE_S)
+        return structs.replace(load, seconds=time.perf_counter() - start_s)
+
+    def receive(self, timeout_s: float) -> None:
+        left_s = self._due_s - time.perf_counter()
+        if left_s <= 0:
+            self._report()
+        super().receive(min(timeout_s, max(left_s, 0.0)))
+
+    def answered(self, connection: Connection, answer: bytes, now_s: float) -> None:
+        if connection is self._reporter:
+            self.reports.append(answer)
+            connection.script = ()
+            self._due_s = now_s + EVERY_S if self._waiting else math.inf
+            return
+        self._waiting.append(self._steps[connection.number])
+        if self._due_s == math.inf and not self._reporter.script:
+            self._due_s = now_s + EVERY_S
+        super().answered(connection, answer, now_s)
+
+    def _report(self) -> None:
+        batch = client_report(self._waiting[: MAX_STEPS // 2])
+        del self._waiting[: MAX_STEPS // 2]
+        self._due_s = math.inf
+        self._reporter.script = ((batch,),)
+        self.send(self._reporter, time.perf_counter())
+
+
+def client_booking(request_id: str, request: SelectRequest) -> bytes:
+    """The bytes with which `RouterClient` books."""
+    question = Question(SELECT_AND_RESERVE, received_fields(request), request_id)
+    body = encoded(question)
+    path = f"{question.path}?{urlencode(body.parameters)}"
+    headers = ((b"x-request-id", request_id.encode()), (b"content-type", body.media_type.encode()))
+    return Request("POST", path, body.content, headers).encoded(ORIGIN)
+
+
+def client_steps(request_id: str) -> bytes:
+    """What it says of a request's first token and end, as items of a batch."""
+    steps = [{"step": name, "request_id": request_id} for name in ("prefill_complete", "free")]
+    return msgspec.json.encode(steps)[1:-1]
+
+
+def client_report(steps: Sequence[bytes]) -> bytes:
+    """The bytes of a batch."""
+    body = b'{"steps":[' + b",".join(steps) + b'],"at_once":true}'
+    headers = ((b"content-type", b"application/json"),)
+    return Request("POST", REPORT.path, body, headers).encoded(ORIGIN)
+
+
+def _every(cycles: Sequence[Cycle]) -> int:
+    return max(1, len(cycles) // KEPT)
+
+
+def body_of(answer: bytes) -> bytes:
+    """An answer without its head."""
+    return answer[answer.index(HEAD_END) + len(HEAD_END) :]
+
+
+def compare(server: ServerProcess, cycles: Sequence[Cycle], load: Load) -> None:
+    """Raise ValueError for a refusal, a wrong answer among those kept, or a booking left."""
     if load.refusals:
         raise ValueError(f"{server.name}: {len(load.refusals)} refused: {load.refusals[0]}")
     for number, answer in load.kept:
-        if problem := wrong(cycles[number], answer[answer.index(HEAD_END) + len(HEAD_END) :]):
+        if problem := wrong(cycles[number], body_of(answer)):
             raise ValueError(f"{server.name}: {problem}")
     expect_no_bookings(server)
-    return load
 
 
 def wrong(cycle: Cycle, body: bytes) -> str:

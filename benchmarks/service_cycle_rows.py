@@ -4,13 +4,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import httpx
 import msgspec
+from msgspec import structs
 from rows import Row
-from service_cycle import CALLS, PLAIN, Cycle, Cycles, Form, cycled, expect_no_bookings, wrong
-from service_load import Load
+from service_cycle import (
+    CALLS,
+    PLAIN,
+    Cycle,
+    Cycles,
+    Form,
+    body_of,
+    compare,
+    cycled,
+    cycled_by_client,
+)
+from service_load import HEAD_END, Load
 from service_rows import GOAL_CONCURRENCY, Servers, ServiceScale
 from service_servers import ServerProcess
 from timing import Quicker, alternate
@@ -20,6 +30,9 @@ ALONE_CYCLES = {512: 3_000, 8_192: 1_200, 100_000: 120}
 GOALS = {512: {16: 0.8, 64: 0.8}, 8_192: {16: 3.0}, 100_000: {16: 3.5}}
 ALONE_GOAL = 1 / 1.15
 """How many times as long the peer has to take for each call of 512 tokens, at least."""
+
+CLIENT_CONCURRENCY, CLIENT_GOAL = 64, 1.3
+HTTPX_CYCLES, HTTPX_GOAL, HTTPX_PROCESSOR_GOAL = 600, 0.95, 1 / 1.25
 
 TWO_SEGMENTS = Form(shape="two segments")
 
@@ -55,6 +68,73 @@ def _rate_rows(
         goal = ALONE_GOAL if cycles.tokens == 512 else 0.0
         rows += [p50_row(f"{cycles.tokens}, p50 of {CALLS[n]}", loads, n, goal) for n in range(3)]
     return rows
+
+
+def client_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    """As our client asks, beside the peer's three calls."""
+    cycles, count = Cycles(servers.world, 512), scale.count(CYCLES[512])
+
+    def ours(_: int) -> Load:
+        made = cycles.booked_by_client(count)
+        return cycled_by_client(servers.ours, made, CLIENT_CONCURRENCY)
+
+    def peer(_: int) -> Load:
+        return cycled(servers.peer, cycles.made(count), CLIENT_CONCURRENCY)
+
+    loads = alternate([ours, peer], scale.rounds, warm_up=True)
+    name = f"512, {CLIENT_CONCURRENCY} at once, by our client"
+    return [
+        rate_row(name, loads, CLIENT_GOAL),
+        processor_row(f"{name}, of a core", loads, CLIENT_GOAL),
+    ]
+
+
+def httpx_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    """As an ordinary user of `httpx` asks: the client is what takes the time."""
+    cycles, count = Cycles(servers.world, 512), scale.count(HTTPX_CYCLES)
+    sides = [_by_httpx(server, cycles, count) for server in (servers.ours, servers.peer)]
+    loads = alternate(sides, scale.rounds, warm_up=True)
+    name = f"512, {GOAL_CONCURRENCY} at once, by httpx"
+    return [
+        rate_row(name, loads, HTTPX_GOAL),
+        processor_row(f"{name}, of a core", loads, HTTPX_PROCESSOR_GOAL),
+    ]
+
+
+def _by_httpx(server: ServerProcess, cycles: Cycles, count: int) -> Callable[[int], Load]:
+    def measure(_: int) -> Load:
+        made = cycles.made(count)
+        before_s = server.processor_s
+        load = asyncio.run(_all_by_httpx(server.url, made))
+        load = structs.replace(load, processor_s=server.processor_s - before_s)
+        compare(server, made, load)
+        return load
+
+    return measure
+
+
+async def _all_by_httpx(url: str, cycles: Sequence[Cycle]) -> Load:
+    """Bodies as an ordinary user has them, in Python's own types, are made before the clock."""
+    bodies = [msgspec.json.decode(body_of(each.script[0][0])) for each in cycles]
+    waiting = list(enumerate(bodies))[::-1]
+    kept: list[tuple[int, bytes]] = []
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
+
+        async def caller() -> None:
+            while waiting:
+                number, body = waiting.pop()
+                booked = await client.post("/select_and_reserve", json=body)
+                kept.append((number, HEAD_END + booked.raise_for_status().content))
+                path = f"/reservations/{booked.json()['selection_id']}"
+                (await client.post(f"{path}/prefill_complete")).raise_for_status()
+                (await client.delete(path)).raise_for_status()
+
+        start_s = time.perf_counter()
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(GOAL_CONCURRENCY):
+                callers.create_task(caller())
+        seconds = time.perf_counter() - start_s
+    return Load(seconds=seconds, latencies_s=[[seconds] * len(kept)], kept=kept)
 
 
 def cycle_loads(

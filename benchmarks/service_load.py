@@ -208,12 +208,12 @@ class Generator:
         self._scripts: Iterator[tuple[int, Script]] = enumerate(scripts)
         self._count = len(scripts)
         self._keep_every = keep_every
-        connections = [Connection(port) for _ in range(concurrency)]
-        self._connections = {each.socket.fileno(): each for each in connections}
-        self._free = deque(connections)  # in turn: one that idles for long is closed by its server
+        self._connections: dict[int, Connection] = {}
         self._poll = select.epoll()
-        for number in self._connections:
-            self._poll.register(number, select.EPOLLIN)
+        # In turn: one that idles for long is closed by its server.
+        self._free = deque(Connection(port) for _ in range(concurrency))
+        for each in self._free:
+            self.add(each)
         self._buffer = bytearray(BUFFER_BYTES)
         self._latencies_s: list[list[float]] = [[] for _ in range(max(map(len, scripts)))]
         self._ended = 0
@@ -238,6 +238,11 @@ class Generator:
             kept=self._kept,
         )
 
+    def add(self, connection: Connection) -> None:
+        """Receive what comes over a connection."""
+        self._connections[connection.socket.fileno()] = connection
+        self._poll.register(connection.socket.fileno(), select.EPOLLIN)
+
     def close(self) -> None:
         self._poll.close()
         for each in self._connections.values():
@@ -247,7 +252,7 @@ class Generator:
         """The next script, on a connection that is free."""
         connection.number, connection.script = next(self._scripts)
         connection.step = 0
-        self._send(connection, started_s)
+        self.send(connection, started_s)
 
     def receive(self, timeout_s: float) -> None:
         """Whatever has come; go on with the scripts that it belongs to."""
@@ -274,7 +279,7 @@ class Generator:
             self._kept.append((connection.number, answer))
         connection.step = step + 1
         if connection.step < len(connection.script):
-            self._send(connection, now_s)
+            self.send(connection, now_s)
         else:
             self.ended(connection)
 
@@ -283,6 +288,7 @@ class Generator:
         self._ended += 1
         self._free.append(connection)
 
-    def _send(self, connection: Connection, started_s: float) -> None:
+    def send(self, connection: Connection, started_s: float) -> None:
+        """The request that is next in its script."""
         if not connection.send(connection.script[connection.step], started_s):
             self._poll.modify(connection.socket.fileno(), select.EPOLLOUT)

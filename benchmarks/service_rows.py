@@ -87,7 +87,10 @@ def alone_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
         requests, count = servers.json(tokens), scale.count(ALONE_REQUESTS[tokens])
         ours, peer = _loads(servers, (requests, requests), 1, count, scale.rounds)
         for label, figure in (("p50", 0.5), ("p99", 0.99)):
-            times = [1e6 * median(percentile(load.latencies_s[0], figure) for load in side) for side in (ours, peer)]
+            times = [
+                1e6 * median(percentile(load.latencies_s[0], figure) for load in side)
+                for side in (ours, peer)
+            ]
             least = goal if figure > 0.5 else 0.0
             rows.append(Quicker(f"{tokens}, {label}", *times, "µs", least, lower=False))
     return rows
@@ -123,7 +126,9 @@ def _ingest_rows(
     rows: list[Row] = []
     for change, pool_blocks in (("stored", ROOMY), ("stored and removed", FULL)):
         with feed(pool_blocks) as told:
-            load = _checked(run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s))
+            load = _checked(
+                run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s)
+            )
             name = f"{INGEST_TOKENS}, p99, {told() / 1e3:.0f} k blocks/s {change} by {by}"
         p99_ms = load.p99_s() * 1e3
         rows.append(Bounded(name, p99_ms, INGEST_GOAL_MS, "ms", INGEST_GOAL_MS, lower=True))
@@ -138,7 +143,9 @@ def soaked(servers: Servers, seconds: float) -> int:
     resident_bytes: list[int] = []
     while time.monotonic() < end_s:
         count = int(per_s * SOAK_SLICE_S)
-        load = _checked(run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s))
+        load = _checked(
+            run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s)
+        )
         resident_bytes.append(server.resident_bytes)
         memory = f"{resident_bytes[-1] / 1e6:.1f} MB"
         print(f"{load.per_s:,.0f}/s, p99 {load.p99_s() * 1e3:.2f} ms, {memory}", flush=True)
