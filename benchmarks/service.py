@@ -15,13 +15,36 @@ from functools import partial
 from command_line import section_parser
 from report import Section, report
 from rows import machine
-from service_cycle_rows import client_rows, cycle_rows, httpx_rows
-from service_rows import MEASURE, Servers, ServiceScale, soaked
+from service_cycle_rows import client_rows, cycle_rows, httpx_rows, nats_rows
+from service_features import feature_rows
+from service_rows import (
+    Servers,
+    ServiceScale,
+    alone_rows,
+    binary_rows,
+    ingest_rows,
+    json_rows,
+    soaked,
+)
+
+MEASURE = {
+    "cycle": cycle_rows,
+    "client": client_rows,
+    "httpx": httpx_rows,
+    "features": feature_rows,
+    "nats": nats_rows,
+    "json": json_rows,
+    "binary": binary_rows,
+    "alone": alone_rows,
+    "ingest": ingest_rows,
+}
 
 SECTIONS = {
     "cycle": "a booking, its first token and its end, by raw sockets",
     "client": "the same as our client asks, beside the peer's three calls",
     "httpx": "the same by an ordinary user of httpx",
+    "features": "a cycle with more to it, beside the plain one: processor time",
+    "nats": "the cycle over NATS, beside the same router over HTTP",
     "json": "requests a second, bodies in JSON",
     "binary": "requests a second, ours with packed tokens, the peer's in JSON",
     "alone": "99th percentile of requests one after the other",
@@ -39,16 +62,7 @@ def main() -> int:
         if arguments.soak is not None:
             return soaked(servers, arguments.soak)
         chosen = {
-            name: Section(
-                SECTIONS[name],
-                partial(
-                    ({"cycle": cycle_rows, "client": client_rows, "httpx": httpx_rows} | MEASURE)[
-                        name
-                    ],
-                    servers,
-                    scale,
-                ),
-            )
+            name: Section(SECTIONS[name], partial(MEASURE[name], servers, scale))
             for name in arguments.only
         }
         return report(chosen, "peer", head, arguments.json)

@@ -1,7 +1,7 @@
 """Cycles: a booking, its first token and its end, as bytes made before the clock starts.
 
-Every cycle has an id of its own. Three quarters of its prompt are held by a worker, the rest is new.
-What a server answered is compared with what the fleet holds, after the clock has stopped.
+Every cycle has an id of its own. Three quarters of its prompt are held by a worker, the rest is
+new. What a server answered is compared with what the fleet holds, after the clock has stopped.
 """
 
 import math
@@ -19,11 +19,14 @@ from msgspec import Struct, structs
 from service_load import (
     HEAD_END,
     PATIENCE_S,
+    Address,
     Connection,
     Generator,
     Load,
+    NatsGenerator,
     Script,
     bare_request,
+    nats_request,
     request_head,
     run_load,
 )
@@ -35,11 +38,16 @@ from router.client.calls import REPORT, SELECT_AND_RESERVE, Question, received_f
 from router.client.progress_reports import EVERY_S
 from router.protocol.batches import MAX_STEPS
 from router.protocol.requests import SelectRequest
+from router.protocol.subjects import Subjects
 from router.runtime.http_client import Origin, Request
 
 CALLS = ("select_and_reserve", "prefill_complete", "free")
 SHARED = 0.75
+SUBJECT = Subjects("default").router
 ORIGIN = Origin("http", "localhost", 80)
+HEARD_S = 5.0
+"""Until a router has heard of ends at another."""
+
 KEPT = 200
 """At least so many answers of a round are compared, if it has as many."""
 
@@ -64,6 +72,20 @@ class Form(Struct, frozen=True):
 
 
 PLAIN = Form()
+
+
+class BusCodec(Struct, frozen=True):
+    """An encoding of messages on the bus."""
+
+    media_type: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+BUS_CODECS = {
+    "JSON": BusCodec("application/json", msgspec.json.encode, msgspec.json.decode),
+    "msgpack": BusCodec("application/msgpack", msgspec.msgpack.encode, msgspec.msgpack.decode),
+}
 
 
 class Cycle(Struct, frozen=True):
@@ -98,6 +120,10 @@ class Cycles:
         """The next of them as `router.client` books: one request each, the rest is reported."""
         return [self._booked_by_client(next(self._numbers)) for _ in range(count)]
 
+    def booked_over_nats(self, count: int, codec: BusCodec) -> list[Cycle]:
+        """The next of them as messages of the bus."""
+        return [self._over_nats(place, next(self._numbers), codec) for place in range(count)]
+
     def prompts(self, count: int) -> list[bytes]:
         """Arrays of token ids alone, in JSON."""
         return [self._prompt(next(self._numbers)) for _ in range(count)]
@@ -120,11 +146,28 @@ class Cycles:
 
     def _booked_by_client(self, number: int) -> Cycle:
         request_id = self._id()
-        prompt = self._world.prompts[self.tokens]
-        shared = prompt[number % len(prompt)][: self._shared_tokens]
-        request = SelectRequest(token_ids=np.concatenate([shared, self._tail()]), **MODEL)
+        request = SelectRequest(token_ids=self._tokens(number), **MODEL)
         booking = client_booking(request_id, request)
         return self._cycle(number, request_id, ((booking,),))
+
+    def _over_nats(self, place: int, number: int, codec: BusCodec) -> Cycle:
+        request_id = self._id()
+        booking = {"token_ids": self._tokens(number).tolist(), "selection_id": request_id, **MODEL}
+        calls = [booking, {"request_id": request_id}, {"request_id": request_id}]
+        script = tuple(
+            (
+                nats_request(
+                    SUBJECT, place, codec.encode({"method": name, **call}), codec.media_type
+                ),
+            )
+            for name, call in zip(CALLS, calls, strict=True)
+        )
+        return self._cycle(number, request_id, script)
+
+    def _tokens(self, number: int) -> Tokens:
+        prompts = self._world.prompts[self.tokens]
+        shared = prompts[number % len(prompts)][: self._shared_tokens]
+        return np.concatenate([shared, self._tail()])
 
     def _cycle(
         self, number: int, request_id: str, script: Script, *, is_salted: bool = False
@@ -145,27 +188,60 @@ class Cycles:
 
 
 def cycled(
-    server: ServerProcess, cycles: Sequence[Cycle], concurrency: int, per_s: float = math.inf
+    servers: Sequence[ServerProcess],
+    cycles: Sequence[Cycle],
+    concurrency: int,
+    per_s: float = math.inf,
 ) -> Load:
-    """Run cycles, and compare what was answered. Raises ValueError for a wrong answer."""
+    """Run cycles, at one server or spread over some, and compare what was answered.
+
+    Raises ValueError for a refusal, a wrong answer or a booking that is left.
+    """
+    addresses = [each.address for each in servers]
     scripts = [each.script for each in cycles]
-    before_s = server.processor_s
-    load = run_load(server.port, scripts, concurrency, per_s=per_s, keep_every=_every(cycles))
-    load = structs.replace(load, processor_s=server.processor_s - before_s)
-    compare(server, cycles, load)
+    before_s = processor_s(servers)
+    load = run_load(addresses, scripts, concurrency, per_s=per_s, keep_every=_every(cycles))
+    load = structs.replace(load, processor_s=processor_s(servers) - before_s)
+    compare(servers, cycles, load)
     return load
+
+
+def cycled_over_nats(
+    server: ServerProcess, port: int, cycles: Sequence[Cycle], concurrency: int, codec: BusCodec
+) -> Load:
+    """The same over the bus at a port of this machine."""
+    generator = NatsGenerator(port, [each.script for each in cycles], concurrency)
+    before_s = server.processor_s
+    try:
+        load = generator.run(_every(cycles))
+    finally:
+        generator.close()
+    load = structs.replace(load, processor_s=server.processor_s - before_s)
+    bodies = [(number, in_json(codec.decode(body))) for number, body in load.kept]
+    compare((server,), cycles, structs.replace(load, kept=bodies))
+    return load
+
+
+def in_json(answer: Any) -> bytes:
+    """An answer as it would come over HTTP."""
+    return HEAD_END + msgspec.json.encode(answer)
+
+
+def processor_s(servers: Sequence[ServerProcess]) -> float:
+    """Processor time of servers together, so far."""
+    return sum(each.processor_s for each in servers)
 
 
 def cycled_by_client(server: ServerProcess, cycles: Sequence[Cycle], concurrency: int) -> Load:
     """The same as our client does it: bookings at once, progress and ends in batches."""
-    generator = ClientGenerator(server.port, cycles, concurrency)
+    generator = ClientGenerator(server.address, cycles, concurrency)
     before_s = server.processor_s
     try:
         load = generator.run()
     finally:
         generator.close()
     load = structs.replace(load, processor_s=server.processor_s - before_s)
-    compare(server, cycles, load)
+    compare((server,), cycles, load)
     for answer in generator.reports:
         results = msgspec.json.decode(body_of(answer))["results"]
         if refused := [each for each in results if each["status"] >= 300]:
@@ -180,13 +256,13 @@ class ClientGenerator(Generator):
     its own, and is sent `EVERY_S` after there is something to report.
     """
 
-    def __init__(self, port: int, cycles: Sequence[Cycle], concurrency: int) -> None:
+    def __init__(self, address: Address, cycles: Sequence[Cycle], concurrency: int) -> None:
         scripts = [each.script for each in cycles]
-        super().__init__(port, scripts, concurrency, _every(cycles))
+        super().__init__((address,), scripts, concurrency, _every(cycles))
         self._steps = [client_steps(each.request_id) for each in cycles]
         self._waiting: list[bytes] = []
         self._due_s = math.inf
-        self._reporter = Connection(port)
+        self._reporter = Connection(address)
         self.add(self._reporter)
         self.reports: list[bytes] = []
 
@@ -253,14 +329,16 @@ def body_of(answer: bytes) -> bytes:
     return answer[answer.index(HEAD_END) + len(HEAD_END) :]
 
 
-def compare(server: ServerProcess, cycles: Sequence[Cycle], load: Load) -> None:
+def compare(servers: Sequence[ServerProcess], cycles: Sequence[Cycle], load: Load) -> None:
     """Raise ValueError for a refusal, a wrong answer among those kept, or a booking left."""
+    name = servers[0].name
     if load.refusals:
-        raise ValueError(f"{server.name}: {len(load.refusals)} refused: {load.refusals[0]}")
+        raise ValueError(f"{name}: {len(load.refusals)} refused: {load.refusals[0].answer!r}")
     for number, answer in load.kept:
         if problem := wrong(cycles[number], body_of(answer)):
-            raise ValueError(f"{server.name}: {problem}")
-    expect_no_bookings(server)
+            raise ValueError(f"{name}: {problem}")
+    for server in servers:
+        expect_no_bookings(server, patience_s=HEARD_S if len(servers) > 1 else 0.0)
 
 
 def wrong(cycle: Cycle, body: bytes) -> str:
@@ -282,12 +360,14 @@ def wrong(cycle: Cycle, body: bytes) -> str:
     return ""
 
 
-def expect_no_bookings(server: ServerProcess) -> None:
-    """Raise ValueError if a rank still has a booking."""
+def expect_no_bookings(server: ServerProcess, patience_s: float) -> None:
+    """Raise ValueError if a rank still has a booking after that time, and the last end."""
+    until_s = time.monotonic() + patience_s
     with server.client() as client:
-        left = list(bookings_left(client.get("/loads").raise_for_status().json()))
-    if left:
-        raise ValueError(f"{server.name}: bookings are left after the last end: {left[:3]}")
+        while left := list(bookings_left(client.get("/loads").raise_for_status().json())):
+            if time.monotonic() > until_s:
+                raise ValueError(f"{server.name}: bookings are left: {left[:3]}")
+            time.sleep(0.05)
 
 
 def bookings_left(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

@@ -7,11 +7,14 @@ from statistics import median
 
 import httpx
 import msgspec
+from events_processes import running_server
 from msgspec import structs
 from rows import Row
 from service_cycle import (
+    BUS_CODECS,
     CALLS,
     PLAIN,
+    BusCodec,
     Cycle,
     Cycles,
     Form,
@@ -19,10 +22,11 @@ from service_cycle import (
     compare,
     cycled,
     cycled_by_client,
+    cycled_over_nats,
 )
 from service_load import HEAD_END, Load
 from service_rows import GOAL_CONCURRENCY, Servers, ServiceScale
-from service_servers import ServerProcess
+from service_servers import ServerProcess, our_server
 from timing import Quicker, alternate
 
 CYCLES = {512: 6_000, 8_192: 2_400, 100_000: 240}
@@ -33,6 +37,7 @@ ALONE_GOAL = 1 / 1.15
 
 CLIENT_CONCURRENCY, CLIENT_GOAL = 64, 1.3
 HTTPX_CYCLES, HTTPX_GOAL, HTTPX_PROCESSOR_GOAL = 600, 0.95, 1 / 1.25
+NATS_GOAL = 2.0
 
 TWO_SEGMENTS = Form(shape="two segments")
 
@@ -79,7 +84,7 @@ def client_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
         return cycled_by_client(servers.ours, made, CLIENT_CONCURRENCY)
 
     def peer(_: int) -> Load:
-        return cycled(servers.peer, cycles.made(count), CLIENT_CONCURRENCY)
+        return cycled((servers.peer,), cycles.made(count), CLIENT_CONCURRENCY)
 
     loads = alternate([ours, peer], scale.rounds, warm_up=True)
     name = f"512, {CLIENT_CONCURRENCY} at once, by our client"
@@ -101,13 +106,40 @@ def httpx_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
     ]
 
 
+def nats_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
+    """Over the bus, beside the same router asked over HTTP: processor time of the router alone."""
+    cycles, count = Cycles(servers.world, 512), scale.count(CYCLES[512])
+    with running_server() as nats, our_server("--nats-url", nats.url) as router:
+        servers.world.register(router)
+        port = int(nats.url.rsplit(":", 1)[1])
+
+        def over_http(_: int) -> Load:
+            return cycled((router,), cycles.made(count), GOAL_CONCURRENCY)
+
+        def over_nats(codec: BusCodec) -> Callable[[int], Load]:
+            def measure(_: int) -> Load:
+                made = cycles.booked_over_nats(count, codec)
+                return cycled_over_nats(router, port, made, GOAL_CONCURRENCY, codec)
+
+            return measure
+
+        sides = [over_http, *map(over_nats, BUS_CODECS.values())]
+        base, *loads = alternate(sides, scale.rounds, warm_up=True)
+    rows: list[Row] = []
+    for name, load in zip(BUS_CODECS, loads, strict=True):
+        times = [1e6 * median(each.processor_s_each for each in side) for side in (load, base)]
+        title = f"512, {GOAL_CONCURRENCY} at once over NATS, {name}, of a core"
+        rows.append(Row(title, *times, "µs", NATS_GOAL, lower=True))
+    return rows
+
+
 def _by_httpx(server: ServerProcess, cycles: Cycles, count: int) -> Callable[[int], Load]:
     def measure(_: int) -> Load:
         made = cycles.made(count)
         before_s = server.processor_s
         load = asyncio.run(_all_by_httpx(server.url, made))
         load = structs.replace(load, processor_s=server.processor_s - before_s)
-        compare(server, made, load)
+        compare((server,), made, load)
         return load
 
     return measure
@@ -153,7 +185,7 @@ def cycle_loads(
             if round_number not in made:
                 made.clear()
                 made[round_number] = cycles.made(count, form)
-            return cycled(server, made[round_number], concurrency)
+            return cycled((server,), made[round_number], concurrency)
 
         return measure
 

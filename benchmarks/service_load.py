@@ -8,6 +8,7 @@ clock runs nothing is parsed of an answer but its status and its length.
 import math
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,25 @@ from msgspec import Struct
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length: "
 BUFFER_BYTES = 1 << 20
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 PATIENCE_S = 60.0
+NATS_HELLO = 'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+NATS_INBOX = "_INBOX.cycle."
 
 Segments: TypeAlias = tuple[bytes, ...]
 """A request; each segment is given to the kernel by a call of its own."""
 
 Script: TypeAlias = tuple[Segments, ...]
+
+NatsMessage: TypeAlias = tuple[int, bytes, bytes]
+"""The number of its script, its head and its body."""
+
+
+class Address(Struct, frozen=True):
+    """Where a server listens on this machine. `authorities`: a PEM file, for TLS."""
+
+    port: int
+    authorities: str = ""
 
 
 class Refusal(Struct, frozen=True):
@@ -102,7 +116,7 @@ def repeated(requests: Sequence[bytes], count: int) -> list[Script]:
 
 
 def run_load(
-    port: int,
+    addresses: Sequence[Address],
     scripts: Sequence[Script],
     concurrency: int,
     *,
@@ -112,9 +126,9 @@ def run_load(
     """Run scripts, in turn; at most so many a second, evenly spaced, where that is told.
 
     Where it is, a script that had to wait for a connection has waited since its time. Of every
-    `keep_every`th the first answer is kept.
+    `keep_every`th the first answer is kept. Each address has `concurrency` connections.
     """
-    generator = Generator(port, scripts, concurrency, keep_every)
+    generator = Generator(addresses, scripts, concurrency, keep_every)
     try:
         return generator.run(per_s)
     finally:
@@ -137,9 +151,12 @@ class Connection:
         "step",
     )
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", address.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.authorities:
+            tls = ssl.create_default_context(cafile=address.authorities)
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.socket.setblocking(False)
         self.send_bytes, self.recv_into = self.socket.send, self.socket.recv_into
         self._answer = b""
@@ -155,7 +172,7 @@ class Connection:
         for position, segment in enumerate(segments):
             try:
                 sent = self.send_bytes(segment)
-            except BlockingIOError:
+            except NOT_YET:
                 sent = 0
             if sent < len(segment):
                 self._rest.append(memoryview(segment)[sent:])
@@ -171,13 +188,16 @@ class Connection:
                     self._rest[0] = self._rest[0][sent:]
                     return False
                 self._rest.popleft()
-        except BlockingIOError:
+        except NOT_YET:
             return False
         return True
 
     def receive(self, buffer: bytearray) -> bytes | None:
         """The answer, once it is whole."""
-        got = self.recv_into(buffer)
+        try:
+            got = self.recv_into(buffer)
+        except NOT_YET:  # what came was TLS's own
+            return None
         if not got:
             raise ConnectionError("the server closed a connection")
         if not self._answer:
@@ -203,7 +223,11 @@ class Generator:
     """Connections, and the scripts that they carry."""
 
     def __init__(
-        self, port: int, scripts: Sequence[Script], concurrency: int, keep_every: int = 0
+        self,
+        addresses: Sequence[Address],
+        scripts: Sequence[Script],
+        concurrency: int,
+        keep_every: int = 0,
     ) -> None:
         self._scripts: Iterator[tuple[int, Script]] = enumerate(scripts)
         self._count = len(scripts)
@@ -211,7 +235,7 @@ class Generator:
         self._connections: dict[int, Connection] = {}
         self._poll = select.epoll()
         # In turn: one that idles for long is closed by its server.
-        self._free = deque(Connection(port) for _ in range(concurrency))
+        self._free = deque(Connection(each) for _ in range(concurrency) for each in addresses)
         for each in self._free:
             self.add(each)
         self._buffer = bytearray(BUFFER_BYTES)
@@ -292,3 +316,101 @@ class Generator:
         """The request that is next in its script."""
         if not connection.send(connection.script[connection.step], started_s):
             self._poll.modify(connection.socket.fileno(), select.EPOLLOUT)
+
+
+class NatsGenerator:
+    """The same over NATS: scripts of messages, `concurrency` of them at once on one connection.
+
+    The replies to a script go to a subject that ends in its number.
+    """
+
+    def __init__(self, port: int, scripts: Sequence[Script], concurrency: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._scripts = scripts
+        self._concurrency = concurrency
+        self._received = b""
+        self._steps = [0] * len(scripts)
+        self._started_s = [0.0] * len(scripts)
+        self._latencies_s: list[list[float]] = [[] for _ in range(max(map(len, scripts)))]
+        self._kept: list[tuple[int, bytes]] = []
+        self._begun = self._ended = 0
+
+    def run(self, keep_every: int) -> Load:
+        """Carry out all scripts. Raises RuntimeError for a refusal."""
+        self._socket.sendall(f"{NATS_HELLO}SUB {NATS_INBOX}* 1\r\nPING\r\n".encode())
+        while b"PONG\r\n" not in self._received:
+            self._receive()
+        self._received = b""
+        start_s = time.perf_counter()
+        self._socket.sendall(b"".join(self._begin() for _ in range(self._concurrency)))
+        while self._ended < len(self._scripts):
+            self._receive()
+            now_s = time.perf_counter()
+            wanted = [self._answered(each, now_s, keep_every) for each in self._messages()]
+            if any(wanted):
+                self._socket.sendall(b"".join(wanted))
+        seconds = time.perf_counter() - start_s
+        return Load(seconds=seconds, latencies_s=self._latencies_s, kept=self._kept)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _begin(self) -> bytes:
+        """The first message of the next script; none if there is none."""
+        if self._begun == len(self._scripts):
+            return b""
+        self._begun += 1
+        return self._next(self._begun - 1, time.perf_counter())
+
+    def _next(self, number: int, now_s: float) -> bytes:
+        self._started_s[number] = now_s
+        return self._scripts[number][self._steps[number]][0]
+
+    def _receive(self) -> None:
+        got = self._socket.recv(BUFFER_BYTES)
+        if not got:
+            raise ConnectionError("the bus closed the connection")
+        self._received += got
+
+    def _messages(self) -> Iterator[NatsMessage]:
+        """Take the whole messages of what was received."""
+        received, at = self._received, 0
+        while (end := received.find(b"\r\n", at)) >= 0:
+            words = received[at:end].split(b" ")
+            if words[0] not in (b"MSG", b"HMSG"):
+                if words[0] == b"PING":
+                    self._socket.sendall(b"PONG\r\n")
+                at = end + 2
+                continue
+            whole = end + 2 + int(words[-1])
+            if len(received) < whole + 2:
+                break
+            head_bytes = int(words[-2]) if words[0] == b"HMSG" else 0
+            head = received[end + 2 : end + 2 + head_bytes]
+            yield int(words[1][len(NATS_INBOX) :]), head, received[end + 2 + head_bytes : whole]
+            at = whole + 2
+        self._received = received[at:]
+
+    def _answered(self, message: NatsMessage, now_s: float, keep_every: int) -> bytes:
+        """Count an answer; return the message that comes after it."""
+        number, head, body = message
+        if b"Nats-Service-Error" in head or not body:
+            raise RuntimeError(f"refused over NATS: {head!r} {body!r}")
+        step = self._steps[number]
+        self._latencies_s[step].append(now_s - self._started_s[number])
+        if not step and not number % keep_every:
+            self._kept.append((number, body))
+        self._steps[number] = step + 1
+        if step + 1 < len(self._scripts[number]):
+            return self._next(number, now_s)
+        self._ended += 1
+        return self._begin()
+
+
+def nats_request(subject: str, number: int, body: bytes, content_type: str) -> bytes:
+    """A request of script `number`, as it goes over the wire."""
+    head = f"NATS/1.0\r\nContent-Type: {content_type}\r\nx-timeout-s: 65\r\n\r\n".encode()
+    sizes = f"{len(head)} {len(head) + len(body)}"
+    line = f"HPUB {subject} {NATS_INBOX}{number} {sizes}\r\n"
+    return line.encode() + head + body + b"\r\n"

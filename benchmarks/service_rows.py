@@ -1,20 +1,19 @@
 """Rows of the comparison of two services."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Self
 
 import msgspec
-from events_processes import running_server
+from events_processes import pin, running_server
 from rows import Row
 from service_feed import FULL, ROOMY, fed_by_agent, fed_by_engine
 from service_load import Load, percentile, repeated, request, run_load
 from service_servers import GENERATOR_CORE, ServerProcess, our_server, peer_server
-from service_world import MODEL, Tokens, World, running_world
+from service_world import MODEL, WORKERS, Tokens, World, running_world
 from timing import Bounded, Quicker, alternate
 
 JSON_GOALS = {512: 0.9, 8_192: 2.0, 100_000: 2.5}
@@ -48,21 +47,35 @@ class ServiceScale:
 
 
 class Servers:
-    """Both, and the engines that told them what they hold."""
+    """Both, each started when it is first asked for, and the engines that tell them what they hold."""
+
+    def __init__(self, workers: int = WORKERS) -> None:
+        self._workers = workers
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        os.sched_setaffinity(0, {min(GENERATOR_CORE, (os.cpu_count() or 1) - 1)})
-        with ExitStack() as stack:
-            self.world: World = stack.enter_context(running_world())
-            self.ours: ServerProcess = stack.enter_context(our_server())
-            self.peer: ServerProcess = stack.enter_context(peer_server())
-            for server in (self.ours, self.peer):
-                self.world.register(server)
-            self._stack = stack.pop_all()
+        pin(GENERATOR_CORE)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @cached_property
+    def world(self) -> World:
+        return self._stack.enter_context(running_world(self._workers))
+
+    @cached_property
+    def ours(self) -> ServerProcess:
+        return self._started(our_server())
+
+    @cached_property
+    def peer(self) -> ServerProcess:
+        return self._started(peer_server())
+
+    def _started(self, server: AbstractContextManager[ServerProcess]) -> ServerProcess:
+        started = self._stack.enter_context(server)
+        self.world.register(started)
+        return started
 
     def json(self, tokens: int) -> list[bytes]:
         """A request for each prompt of that length."""
@@ -118,7 +131,7 @@ def _ingest_rows(
 ) -> list[Row]:
     requests = servers.json(INGEST_TOKENS)
     most_per_s = median(
-        _checked(run_load(server.port, repeated(requests, 2_000), GOAL_CONCURRENCY)).per_s
+        _checked(run_load((server.address,), repeated(requests, 2_000), GOAL_CONCURRENCY)).per_s
         for _ in range(scale.rounds)
     )
     per_s = most_per_s / 2
@@ -127,7 +140,9 @@ def _ingest_rows(
     for change, pool_blocks in (("stored", ROOMY), ("stored and removed", FULL)):
         with feed(pool_blocks) as told:
             load = _checked(
-                run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s)
+                run_load(
+                    (server.address,), repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s
+                )
             )
             name = f"{INGEST_TOKENS}, p99, {told() / 1e3:.0f} k blocks/s {change} by {by}"
         p99_ms = load.p99_s() * 1e3
@@ -138,13 +153,15 @@ def _ingest_rows(
 def soaked(servers: Servers, seconds: float) -> int:
     """Hold ours at 80 % of its most; 0 if nothing failed and memory did not grow."""
     requests, server = servers.json(512), servers.ours
-    most_per_s = _checked(run_load(server.port, repeated(requests, 20_000), GOAL_CONCURRENCY)).per_s
+    most_per_s = _checked(
+        run_load((server.address,), repeated(requests, 20_000), GOAL_CONCURRENCY)
+    ).per_s
     per_s, end_s = SOAK_SHARE * most_per_s, time.monotonic() + seconds
     resident_bytes: list[int] = []
     while time.monotonic() < end_s:
         count = int(per_s * SOAK_SLICE_S)
         load = _checked(
-            run_load(server.port, repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s)
+            run_load((server.address,), repeated(requests, count), GOAL_CONCURRENCY, per_s=per_s)
         )
         resident_bytes.append(server.resident_bytes)
         memory = f"{resident_bytes[-1] / 1e6:.1f} MB"
@@ -152,14 +169,6 @@ def soaked(servers: Servers, seconds: float) -> int:
     settled, last = resident_bytes[len(resident_bytes) // 4], resident_bytes[-1]
     print(f"memory: {last / settled:.3f} times what it was after a quarter of the time")
     return 0 if last <= SOAK_GROWTH * settled else 1
-
-
-MEASURE: dict[str, Callable[[Servers, ServiceScale], list[Row]]] = {
-    "json": json_rows,
-    "binary": binary_rows,
-    "alone": alone_rows,
-    "ingest": ingest_rows,
-}
 
 
 def _rate_rows(
@@ -206,7 +215,7 @@ def _side(
 ) -> Callable[[int], Load]:
     def measure(_: int) -> Load:
         before_s = server.processor_s
-        load = _checked(run_load(server.port, repeated(requests, count), concurrency))
+        load = _checked(run_load((server.address,), repeated(requests, count), concurrency))
         return msgspec.structs.replace(load, processor_s=server.processor_s - before_s)
 
     return measure

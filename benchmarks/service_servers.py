@@ -14,6 +14,7 @@ from direct_router import processor_s_of
 from events_processes import free_port, pin
 from msgspec import Struct
 from peer import PYTHON, REQUIREMENTS, VENV
+from service_load import Address
 
 SERVER_CORE, GENERATOR_CORE = 0, 1
 PEER_THREADS = 2
@@ -21,7 +22,7 @@ START_S = 300.0  # kernels may have to be compiled first
 
 
 class Access(Struct, frozen=True):
-    """How a server is asked. `headers`: of every request; `authorities`: a PEM file for TLS."""
+    """How a server is asked as an operator asks. `authorities`: a PEM file, for TLS."""
 
     headers: dict[str, str] = {}
     authorities: str = ""
@@ -37,16 +38,16 @@ class ServerProcess:
         self, name: str, process: subprocess.Popen[bytes], port: int, access: Access
     ) -> None:
         self.name = name
-        self.port = port
         self.url = f"{'https' if access.authorities else 'http'}://127.0.0.1:{port}"
-        self.access = access
+        self.address = Address(port, access.authorities)
+        self._access = access
         self._process = process
 
     def client(self) -> httpx.Client:
         """A client that may ask it anything."""
-        tls = ssl.create_default_context(cafile=self.access.authorities or None)
+        tls = ssl.create_default_context(cafile=self._access.authorities or None)
         return httpx.Client(
-            base_url=self.url, headers=self.access.headers, verify=tls, timeout=60.0
+            base_url=self.url, headers=self._access.headers, verify=tls, timeout=60.0
         )
 
     @property

@@ -23,23 +23,26 @@ PROMPTS = {512: 64, 8_192: 32, 100_000: 8}
 """How many there are of each length."""
 
 FILLER_TOKENS = 65_536
-PATIENCE_S = 120.0
+PATIENCE_S, MOST_SOCKETS = 120.0, 8_192
 NAMES_PER_WORKER = 1 << 24
+TAINTS = ("even", "odd")
+"""Of workers, in turn; nothing but requests that name them looks at them."""
+
 MODEL = {"model_name": "m", "routing_group": "g"}
 
 
 class World:
     """What the engines hold, and their sockets, which tell it to whoever comes."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], workers: int) -> None:
         self._random = np.random.default_rng(SEED)
         self.prompts = {
             tokens: [self._new(tokens) for _ in range(count)] for tokens, count in PROMPTS.items()
         }
-        self._held: list[list[Tokens]] = [[] for _ in range(WORKERS)]
+        self._held: list[list[Tokens]] = [[] for _ in range(workers)]
         for prompts in self.prompts.values():
             for number, prompt in enumerate(prompts):
-                self._held[number % WORKERS].append(prompt)
+                self._held[number % workers].append(prompt)
         for held in self._held:
             self._fill(held)
         self._context = context
@@ -87,7 +90,7 @@ class World:
 
     def _fill(self, held: list[Tokens]) -> None:
         """With others, up to a worker's share; the last is the one looked for."""
-        blocks = PAIRS // WORKERS - sum(len(each) // BLOCK_SIZE for each in held)
+        blocks = PAIRS // len(self._held) - sum(len(each) // BLOCK_SIZE for each in held)
         while blocks > 0:
             tokens = min(blocks * BLOCK_SIZE, FILLER_TOKENS)
             held.append(self._new(tokens))
@@ -98,10 +101,11 @@ class World:
 
 
 @contextmanager
-def running_world() -> Iterator[World]:
+def running_world(workers: int) -> Iterator[World]:
     """Sockets open, and closed afterwards."""
     with zmq.Context() as context:
-        world = World(context)
+        context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        world = World(context, workers)
         try:
             yield world
         finally:
@@ -119,6 +123,7 @@ def _registration(worker_id: int, socket: zmq.Socket[bytes]) -> dict[str, object
         "total_kv_blocks": 2 * PAIRS // WORKERS,
         "data_parallel_start_rank": 0,
         "data_parallel_size": 1,
+        "taints": [TAINTS[worker_id % len(TAINTS)]],
         "kv_events_endpoints": {"0": endpoint},
     }
 
