@@ -237,7 +237,7 @@ def cycled_by_client(server: ServerProcess, cycles: Sequence[Cycle], concurrency
     generator = ClientGenerator(server.address, cycles, concurrency)
     before_s = server.processor_s
     try:
-        load = generator.run()
+        load = generator.run_all()
     finally:
         generator.close()
     load = structs.replace(load, processor_s=server.processor_s - before_s)
@@ -257,8 +257,8 @@ class ClientGenerator(Generator):
     """
 
     def __init__(self, address: Address, cycles: Sequence[Cycle], concurrency: int) -> None:
-        scripts = [each.script for each in cycles]
-        super().__init__((address,), scripts, concurrency, _every(cycles))
+        super().__init__((address,), concurrency)
+        self._cycles = cycles
         self._steps = [client_steps(each.request_id) for each in cycles]
         self._waiting: list[bytes] = []
         self._due_s = math.inf
@@ -266,9 +266,10 @@ class ClientGenerator(Generator):
         self.add(self._reporter)
         self.reports: list[bytes] = []
 
-    def run(self, per_s: float = math.inf) -> Load:
+    def run_all(self) -> Load:
+        """Until every end is reported."""
         start_s = time.perf_counter()
-        load = super().run(per_s)
+        load = self.run([each.script for each in self._cycles], keep_every=_every(self._cycles))
         while self._waiting or self._reporter.script:
             self.receive(PATIENCE_S)
         return structs.replace(load, seconds=time.perf_counter() - start_s)

@@ -29,14 +29,14 @@ from service_rows import GOAL_CONCURRENCY, Servers, ServiceScale
 from service_servers import ServerProcess, our_server
 from timing import Quicker, alternate
 
-CYCLES = {512: 6_000, 8_192: 2_400, 100_000: 240}
+CYCLES = {512: 12_000, 8_192: 3_000, 100_000: 240}
 ALONE_CYCLES = {512: 3_000, 8_192: 1_200, 100_000: 120}
 GOALS = {512: {16: 0.8, 64: 0.8}, 8_192: {16: 3.0}, 100_000: {16: 3.5}}
 ALONE_GOAL = 1 / 1.15
 """How many times as long the peer has to take for each call of 512 tokens, at least."""
 
-CLIENT_CONCURRENCY, CLIENT_GOAL = 64, 1.3
-HTTPX_CYCLES, HTTPX_GOAL, HTTPX_PROCESSOR_GOAL = 600, 0.95, 1 / 1.25
+CLIENT_CYCLES, CLIENT_CONCURRENCY, CLIENT_GOAL = 20_000, 64, 1.3
+HTTPX_CYCLES, HTTPX_GOAL, HTTPX_PROCESSOR_GOAL = 1_200, 0.95, 1 / 1.25
 NATS_GOAL = 2.0
 
 TWO_SEGMENTS = Form(shape="two segments")
@@ -77,7 +77,7 @@ def _rate_rows(
 
 def client_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
     """As our client asks, beside the peer's three calls."""
-    cycles, count = Cycles(servers.world, 512), scale.count(CYCLES[512])
+    cycles, count = Cycles(servers.world, 512), scale.count(CLIENT_CYCLES)
 
     def ours(_: int) -> Load:
         made = cycles.booked_by_client(count)

@@ -26,7 +26,7 @@ from timing import Quicker, alternate
 
 from router.scheduler.policy.registry import DEFAULT_POLICY, builtin_policies
 
-TOKENS, CYCLES = 512, 3_000
+TOKENS, CYCLES = 512, 5_000
 GOAL, LOGGED_GOAL, TLS_GOAL = 0.85, 0.7, 0.5
 SESSIONS, TENANTS, SALTS = 1_000, 50, 200
 TOKEN, TENANT_TOKEN = "operator-of-the-benchmark", "tenant-of-the-benchmark"
@@ -154,7 +154,7 @@ def with_tls(world: World, folder: Path) -> Served:
 
 
 @contextmanager
-def with_collector(world: World, folder: Path) -> Served:
+def with_collector(world: World, _: Path) -> Served:
     """Start a router that exports traces."""
     with collecting() as url, our_server("--otlp-endpoint", url) as server:
         world.register(server)
@@ -195,7 +195,7 @@ def collecting() -> Iterator[str]:
 
 
 @contextmanager
-def in_fleet(world: World, folder: Path) -> Served:
+def in_fleet(world: World, _: Path) -> Served:
     """Start two routers on one bus, as the chart has them. Both are asked, and hear each other."""
     with ExitStack() as stack:
         nats = stack.enter_context(running_server())

@@ -42,9 +42,10 @@ class Address(Struct, frozen=True):
 
 
 class Refusal(Struct, frozen=True):
-    """An answer that is no success, and how long it took."""
+    """An answer that is no success to a step of a script, and how long it took."""
 
     answer: bytes
+    step: int
     latency_s: float
 
 
@@ -128,9 +129,9 @@ def run_load(
     Where it is, a script that had to wait for a connection has waited since its time. Of every
     `keep_every`th the first answer is kept. Each address has `concurrency` connections.
     """
-    generator = Generator(addresses, scripts, concurrency, keep_every)
+    generator = Generator(addresses, concurrency)
     try:
-        return generator.run(per_s)
+        return generator.run(scripts, per_s, keep_every)
     finally:
         generator.close()
 
@@ -222,16 +223,7 @@ class Connection:
 class Generator:
     """Connections, and the scripts that they carry."""
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        scripts: Sequence[Script],
-        concurrency: int,
-        keep_every: int = 0,
-    ) -> None:
-        self._scripts: Iterator[tuple[int, Script]] = enumerate(scripts)
-        self._count = len(scripts)
-        self._keep_every = keep_every
+    def __init__(self, addresses: Sequence[Address], concurrency: int) -> None:
         self._connections: dict[int, Connection] = {}
         self._poll = select.epoll()
         # In turn: one that idles for long is closed by its server.
@@ -239,21 +231,31 @@ class Generator:
         for each in self._free:
             self.add(each)
         self._buffer = bytearray(BUFFER_BYTES)
-        self._latencies_s: list[list[float]] = [[] for _ in range(max(map(len, scripts)))]
+        self._begin((), 0)
+
+    def _begin(self, scripts: Sequence[Script], keep_every: int) -> None:
+        """Nothing is counted yet of these scripts."""
+        self._scripts: Iterator[tuple[int, Script]] = enumerate(scripts)
+        self._keep_every = keep_every
+        self._latencies_s: list[list[float]] = [
+            [] for _ in range(max(map(len, scripts), default=0))
+        ]
         self._ended = 0
         self._refusals: list[Refusal] = []
         self._kept: list[tuple[int, bytes]] = []
 
-    def run(self, per_s: float = math.inf) -> Load:
+    def run(self, scripts: Sequence[Script], per_s: float = math.inf, keep_every: int = 0) -> Load:
+        """Carry out all of these; see `run_load`."""
+        self._begin(scripts, keep_every)
         start_s = time.perf_counter()
-        for begun in range(self._count):
+        for begun in range(len(scripts)):
             due_s = start_s + begun / per_s if per_s < math.inf else 0.0
             while (due_s and time.perf_counter() < due_s) or not self._free:
                 # A poll ends a millisecond late at most: the last one before it is due goes round.
                 left_s = max(0.0, due_s - time.perf_counter() - 0.001)
                 self.receive(left_s if self._free else PATIENCE_S)
             self.begin(self._free.popleft(), due_s or time.perf_counter())
-        while self._ended < self._count:
+        while self._ended < len(scripts):
             self.receive(PATIENCE_S)
         return Load(
             seconds=time.perf_counter() - start_s,
@@ -295,7 +297,7 @@ class Generator:
         """Count an answer, and send what comes after it; a refusal ends its script."""
         step, latency_s = connection.step, now_s - connection.started_s
         if not answer.startswith(b"HTTP/1.1 2"):
-            self._refusals.append(Refusal(answer, latency_s))
+            self._refusals.append(Refusal(answer, step, latency_s))
             self.ended(connection)
             return
         self._latencies_s[step].append(latency_s)

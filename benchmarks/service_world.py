@@ -25,6 +25,9 @@ PROMPTS = {512: 64, 8_192: 32, 100_000: 8}
 FILLER_TOKENS = 65_536
 PATIENCE_S, MOST_SOCKETS = 120.0, 8_192
 NAMES_PER_WORKER = 1 << 24
+CHECKED = max(PROMPTS.values())
+"""Workers, of the first, of which a server is asked whether it knows what they hold."""
+
 TAINTS = ("even", "odd")
 """Of workers, in turn; nothing but requests that name them looks at them."""
 
@@ -59,6 +62,11 @@ class World:
                     socket.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
             self._until_held(client)
 
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self._held)
+
     def holder(self, tokens: int, number: int) -> int:
         """The worker that holds a prompt, by the prompt's number."""
         return number % len(self.prompts[tokens]) % len(self._held) + 1
@@ -76,7 +84,7 @@ class World:
         return socket
 
     def _until_held(self, client: httpx.Client) -> None:
-        for held in self._held:
+        for held in (*self._held[:CHECKED], self._held[-1]):
             asked = {"token_ids": held[-1].tolist(), **MODEL}
             deadline_s = time.monotonic() + PATIENCE_S
             while True:
