@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 QUICK_S, FULL_S = 900.0, 4 * 3600.0
 """Beyond these a command is ended: the first one may have to install its peer."""
 
-SERVICE = ("json,binary,alone", "ingest")
+SERVICE = ("cycle,client,httpx", "json,binary,alone", "ingest")
 POLICIES = "predictive dynamo-1.6 dynamo-1.0 lmetric cache-aware round-robin"
 
 
@@ -44,7 +44,11 @@ PARTS: Mapping[str, Part] = {
     "index": Part("The index of held blocks", "Dynamo 1.6.1, RadixTree", "rows", ["index.py"]),
     "decision": Part("One decision", "Dynamo 1.6.1, SelectionService", "rows", ["decision.py"]),
     "service": Part(
-        "Choosing over HTTP", "Dynamo 1.6.1, select_service", "rows", ["service.py"], SERVICE
+        "Booking and choosing over HTTP",
+        "Dynamo 1.6.1, select_service",
+        "rows",
+        ["service.py"],
+        SERVICE,
     ),
     "forward": Part(
         "Passing requests on", "vllm-router 0.1.17, smg 1.13.0", "rows", ["forward.py"]

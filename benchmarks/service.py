@@ -1,44 +1,91 @@
-"""Choosing over HTTP: our service and the peer's, one core each, the same requests.
+"""Booking and choosing over HTTP: our service and the peer's, one core each, the same requests.
 
-    python benchmarks/service.py [--quick] [--json] [--only json,binary,alone,ingest] [--soak 600]
+    python benchmarks/service.py [--quick] [--json] [--only cycle,client,…] [--write] [--soak 600]
 
 Both are real processes on the same core, asked in turn by one generator on another: `kv-router
 serve`, and `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`. Engines' sockets tell
-both the same 280,000 blocks of 16 workers. `--soak` instead holds ours at 80 % of its most for so
-many seconds, and looks at its memory.
+both the same 280,000 blocks of 16 workers. `--write` keeps the rows, in
+`results/service-cycle.json`. `--soak` instead holds ours at 80 % of its most for so many seconds,
+and looks at its memory.
 """
 
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from command_line import section_parser
 from report import Section, report
-from rows import machine
-from service_rows import MEASURE, Servers, ServiceScale, soaked
+from rows import Row, as_json, machine
+from service_cycle_rows import client_rows, cycle_rows, httpx_rows, nats_rows
+from service_features import feature_rows
+from service_limits import fleet_rows, ingest_rows, overload_rows, query_rows, soaked
+from service_rows import Servers, ServiceScale, alone_rows, binary_rows, json_rows
 
-SECTIONS = {
-    "json": "requests a second, bodies in JSON",
-    "binary": "requests a second, ours with packed tokens, the peer's in JSON",
-    "alone": "99th percentile of requests one after the other",
-    "ingest": "99th percentile at half the most, while 200,000 blocks a second come, and go",
+SECTIONS: dict[str, tuple[str, Callable[[Servers, ServiceScale], list[Row]]]] = {
+    "cycle": ("a booking, its first token and its end, by raw sockets", cycle_rows),
+    "client": ("the same as our client asks, beside the peer's three calls", client_rows),
+    "httpx": ("the same by an ordinary user of httpx", httpx_rows),
+    "features": ("a cycle with more to it, beside the plain one: processor time", feature_rows),
+    "nats": ("the cycle over NATS, beside the same router over HTTP", nats_rows),
+    "queries": ("explained bookings, /overlap_scores, /ready", query_rows),
+    "ingest": ("cycles at half the most, while 200,000 blocks a second come, and go", ingest_rows),
+    "fleet": ("cycles with 1,024 workers, beside 16", fleet_rows),
+    "overload": ("cycles asked for at 1.5 times the most", overload_rows),
+    "json": ("/select alone: requests a second, bodies in JSON", json_rows),
+    "binary": ("/select alone: ours with packed tokens, the peer's in JSON", binary_rows),
+    "alone": ("/select alone: requests one after the other", alone_rows),
 }
+QUICK = ("cycle", "client", "httpx", "json")
+"""Those that end within 45 s together; each of the others starts services of its own or is long."""
+
+RESULTS = Path(__file__).resolve().parent / "results" / "service-cycle.json"
 
 
 def main() -> int:
     parser = section_parser(__doc__, SECTIONS)
+    parser.set_defaults(only=None)
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name} as well")
     parser.add_argument("--soak", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     scale = ServiceScale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
+    facts = {"machine": machine(), "commit": commit(), "load before": os.getloadavg()[0]}
+    found: dict[str, list[Row]] = {}
     with Servers() as servers:
         if arguments.soak is not None:
             return soaked(servers, arguments.soak)
+
+        def measured(name: str) -> list[Row]:
+            found[name] = SECTIONS[name][1](servers, scale)
+            return found[name]
+
         chosen = {
-            name: Section(SECTIONS[name], partial(MEASURE[name], servers, scale))
-            for name in arguments.only
+            name: Section(SECTIONS[name][0], partial(measured, name))
+            for name in arguments.only or (QUICK if arguments.quick else SECTIONS)
         }
-        return report(chosen, "peer", head, arguments.json)
+        head = [", ".join(f"{name} {value}" for name, value in facts.items()), str(scale)]
+        status = report(chosen, "peer", head, arguments.json)
+    if arguments.write:
+        write({**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
+    return status
+
+
+def write(facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
+    """Keep the rows, with where and when they were measured."""
+    rows = [row for each in found.values() for row in each]
+    sections = [name for name, each in found.items() for _ in each]
+    kept = {**facts, "rows": json.loads(as_json(rows, sections))}
+    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def commit() -> str:
+    """The commit that is measured; + if files were changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    told = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """Rows of the comparison of two services."""
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from functools import cached_property
 from statistics import median
 from typing import Self
 
 import msgspec
-from events_processes import running_server
+from events_processes import pin
 from rows import Row
-from service_feed import FULL, ROOMY, fed_by_agent, fed_by_engine
-from service_load import Load, request, run_load
+from service_load import Load, percentile, repeated, request, run_load
 from service_servers import GENERATOR_CORE, ServerProcess, our_server, peer_server
-from service_world import Tokens, World, running_world
-from timing import Bounded, Quicker, alternate
+from service_world import MODEL, WORKERS, Tokens, World, running_world
+from timing import Quicker, alternate
 
 JSON_GOALS = {512: 0.9, 8_192: 2.0, 100_000: 2.5}
 BINARY_GOALS = {512: 1.1, 8_192: 5.0, 100_000: 10.0}
@@ -26,8 +23,6 @@ REQUESTS = {512: 20_000, 8_192: 4_000, 100_000: 400}
 ALONE_REQUESTS = {512: 4_000, 8_192: 2_000, 100_000: 300}
 CONCURRENCIES = (1, 16, 64)
 GOAL_CONCURRENCY = 16
-INGEST_TOKENS, INGEST_GOAL_MS, INGEST_S = 8_192, 5.0, 10.0
-SOAK_SHARE, SOAK_SLICE_S, SOAK_GROWTH = 0.8, 10.0, 1.05
 QUERY = "model_name=m&routing_group=g"
 
 
@@ -38,31 +33,45 @@ class ServiceScale:
         self.rounds = 5
         self.share = 0.05 if quick else 1.0
         self.concurrencies = (GOAL_CONCURRENCY,) if quick else CONCURRENCIES
-        self.ingest_s = 2.0 if quick else INGEST_S
+        self.is_quick = quick
 
     def count(self, requests: int) -> int:
         return max(20, int(requests * self.share))
 
     def __str__(self) -> str:
-        return f"medians of {self.rounds} interleaved rounds"
+        return f"medians of {self.rounds} interleaved rounds{', short' if self.is_quick else ''}"
 
 
 class Servers:
-    """Both, and the engines that told them what they hold."""
+    """Both, each started when first asked for, and the engines that tell them what they hold."""
+
+    def __init__(self, workers: int = WORKERS) -> None:
+        self._workers = workers
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        os.sched_setaffinity(0, {min(GENERATOR_CORE, (os.cpu_count() or 1) - 1)})
-        with ExitStack() as stack:
-            self.world: World = stack.enter_context(running_world())
-            self.ours: ServerProcess = stack.enter_context(our_server())
-            self.peer: ServerProcess = stack.enter_context(peer_server())
-            for server in (self.ours, self.peer):
-                self.world.register(server.url)
-            self._stack = stack.pop_all()
+        pin(GENERATOR_CORE)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @cached_property
+    def world(self) -> World:
+        return self._stack.enter_context(running_world(self._workers))
+
+    @cached_property
+    def ours(self) -> ServerProcess:
+        return self._started(our_server())
+
+    @cached_property
+    def peer(self) -> ServerProcess:
+        return self._started(peer_server())
+
+    def _started(self, server: AbstractContextManager[ServerProcess]) -> ServerProcess:
+        started = self._stack.enter_context(server)
+        self.world.register(started)
+        return started
 
     def json(self, tokens: int) -> list[bytes]:
         """A request for each prompt of that length."""
@@ -87,72 +96,13 @@ def alone_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
         requests, count = servers.json(tokens), scale.count(ALONE_REQUESTS[tokens])
         ours, peer = _loads(servers, (requests, requests), 1, count, scale.rounds)
         for label, figure in (("p50", 0.5), ("p99", 0.99)):
-            times = [median(_percentile_us(load, figure) for load in side) for side in (ours, peer)]
+            times = [
+                1e6 * median(percentile(load.latencies_s[0], figure) for load in side)
+                for side in (ours, peer)
+            ]
             least = goal if figure > 0.5 else 0.0
             rows.append(Quicker(f"{tokens}, {label}", *times, "µs", least, lower=False))
     return rows
-
-
-def ingest_rows(servers: Servers, scale: ServiceScale) -> list[Row]:
-    """Told by an agent over JetStream, which is how routers are deployed; then by an engine's own
-    socket, where the service decodes, hashes and names all blocks itself. Either has room for more
-    at first, and then a full pool.
-    """
-    with running_server() as nats, our_server(nats.url) as on_bus:
-        servers.world.register(on_bus.url)
-        by_agent = partial(fed_by_agent, nats.url)
-        rows = _ingest_rows("an agent", servers, on_bus, by_agent, scale)
-    by_engine = partial(fed_by_engine, servers.ours.url)
-    return rows + _ingest_rows("an engine", servers, servers.ours, by_engine, scale)
-
-
-def _ingest_rows(
-    by: str,
-    servers: Servers,
-    server: ServerProcess,
-    feed: Callable[[int], AbstractContextManager[Callable[[], float]]],
-    scale: ServiceScale,
-) -> list[Row]:
-    requests = servers.json(INGEST_TOKENS)
-    most_per_s = median(
-        _checked(run_load(server.port, requests, GOAL_CONCURRENCY, 2_000)).per_s
-        for _ in range(scale.rounds)
-    )
-    per_s = most_per_s / 2
-    count = int(per_s * scale.ingest_s)
-    rows: list[Row] = []
-    for change, pool_blocks in (("stored", ROOMY), ("stored and removed", FULL)):
-        with feed(pool_blocks) as told:
-            load = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, count, per_s))
-            name = f"{INGEST_TOKENS}, p99, {told() / 1e3:.0f} k blocks/s {change} by {by}"
-        p99_ms = load.p99_s * 1e3
-        rows.append(Bounded(name, p99_ms, INGEST_GOAL_MS, "ms", INGEST_GOAL_MS, lower=True))
-    return rows
-
-
-def soaked(servers: Servers, seconds: float) -> int:
-    """Hold ours at 80 % of its most; 0 if nothing failed and memory did not grow."""
-    requests, server = servers.json(512), servers.ours
-    most_per_s = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, 20_000)).per_s
-    per_s, end_s = SOAK_SHARE * most_per_s, time.monotonic() + seconds
-    resident_bytes: list[int] = []
-    while time.monotonic() < end_s:
-        count = int(per_s * SOAK_SLICE_S)
-        load = _checked(run_load(server.port, requests, GOAL_CONCURRENCY, count, per_s))
-        resident_bytes.append(server.resident_bytes)
-        memory = f"{resident_bytes[-1] / 1e6:.1f} MB"
-        print(f"{load.per_s:,.0f}/s, p99 {load.p99_s * 1e3:.2f} ms, {memory}", flush=True)
-    settled, last = resident_bytes[len(resident_bytes) // 4], resident_bytes[-1]
-    print(f"memory: {last / settled:.3f} times what it was after a quarter of the time")
-    return 0 if last <= SOAK_GROWTH * settled else 1
-
-
-MEASURE: dict[str, Callable[[Servers, ServiceScale], list[Row]]] = {
-    "json": json_rows,
-    "binary": binary_rows,
-    "alone": alone_rows,
-    "ingest": ingest_rows,
-}
 
 
 def _rate_rows(
@@ -199,25 +149,20 @@ def _side(
 ) -> Callable[[int], Load]:
     def measure(_: int) -> Load:
         before_s = server.processor_s
-        load = _checked(run_load(server.port, requests, concurrency, count))
+        load = _checked(run_load((server.address,), repeated(requests, count), concurrency))
         return msgspec.structs.replace(load, processor_s=server.processor_s - before_s)
 
     return measure
 
 
 def _checked(load: Load) -> Load:
-    if load.failures:
-        raise RuntimeError(f"{len(load.failures)} requests failed: {load.failures[0]!r}")
+    if load.refusals:
+        raise RuntimeError(f"{len(load.refusals)} requests failed: {load.refusals[0].answer!r}")
     return load
 
 
-def _percentile_us(load: Load, share: float) -> float:
-    ordered = sorted(load.latencies_s)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6
-
-
 def _json_request(prompt: Tokens) -> bytes:
-    body = {"token_ids": prompt.tolist(), "model_name": "m", "routing_group": "g"}
+    body = {"token_ids": prompt.tolist(), **MODEL}
     return request("/select", msgspec.json.encode(body), "application/json")
 
 

@@ -1,6 +1,7 @@
 """The two servers: real processes, kept on one core, the same for both."""
 
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -11,21 +12,43 @@ import httpx
 from conformance.environments import python_of
 from direct_router import processor_s_of
 from events_processes import free_port, pin
+from msgspec import Struct
 from peer import PYTHON, REQUIREMENTS, VENV
+from service_load import Address
 
 SERVER_CORE, GENERATOR_CORE = 0, 1
 PEER_THREADS = 2
 START_S = 300.0  # kernels may have to be compiled first
 
 
+class Access(Struct, frozen=True):
+    """How a server is asked as an operator asks. `authorities`: a PEM file, for TLS."""
+
+    headers: dict[str, str] = {}
+    authorities: str = ""
+
+
+OPEN = Access()
+
+
 class ServerProcess:
     """A server that answers on a port of this machine."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], port: int, access: Access
+    ) -> None:
         self.name = name
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"{'https' if access.authorities else 'http'}://127.0.0.1:{port}"
+        self.address = Address(port, access.authorities)
+        self._access = access
         self._process = process
+
+    def client(self) -> httpx.Client:
+        """A client that may ask it anything."""
+        tls = ssl.create_default_context(cafile=self._access.authorities or None)
+        return httpx.Client(
+            base_url=self.url, headers=self._access.headers, verify=tls, timeout=60.0
+        )
 
     @property
     def processor_s(self) -> float:
@@ -40,12 +63,12 @@ class ServerProcess:
 
 
 @contextmanager
-def our_server(nats_url: str = "") -> Iterator[ServerProcess]:
-    """`kv-router serve`, without a bus unless one is named."""
+def our_server(*settings: str, access: Access = OPEN) -> Iterator[ServerProcess]:
+    """`kv-router serve`, with further settings as flags; without a bus unless they name one."""
     port = free_port()
     command = [sys.executable, "-m", "router", "serve", "--http-port", str(port)]
-    command += ["--nats-url", nats_url] if nats_url else []
-    with _running("ours", [*command, "--log-level", "error"], port, os.environ) as server:
+    command += ["--log-level", "error", *settings]
+    with _running("ours", command, port, os.environ, access) as server:
         yield server
 
 
@@ -63,11 +86,15 @@ def peer_server() -> Iterator[ServerProcess]:
 
 @contextmanager
 def _running(
-    name: str, command: Sequence[str], port: int, environment: Mapping[str, str]
+    name: str,
+    command: Sequence[str],
+    port: int,
+    environment: Mapping[str, str],
+    access: Access = OPEN,
 ) -> Iterator[ServerProcess]:
     process = subprocess.Popen(command, env=environment, preexec_fn=lambda: pin(SERVER_CORE))
     try:
-        server = ServerProcess(name, process, port)
+        server = ServerProcess(name, process, port, access)
         _wait_until_served(server)
         yield server
     finally:
@@ -79,7 +106,8 @@ def _wait_until_served(server: ServerProcess) -> None:
     deadline_s = time.monotonic() + START_S
     while True:
         try:
-            httpx.get(f"{server.url}/health")
+            with server.client() as client:
+                client.get("/health")
         except httpx.TransportError:
             if time.monotonic() > deadline_s:
                 raise

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
+from service_servers import ServerProcess
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
@@ -22,30 +23,37 @@ PROMPTS = {512: 64, 8_192: 32, 100_000: 8}
 """How many there are of each length."""
 
 FILLER_TOKENS = 65_536
-PATIENCE_S = 120.0
+PATIENCE_S, MOST_SOCKETS = 120.0, 8_192
 NAMES_PER_WORKER = 1 << 24
+CHECKED = max(PROMPTS.values())
+"""Workers, of the first, of which a server is asked whether it knows what they hold."""
+
+TAINTS = ("even", "odd")
+"""Of workers, in turn; nothing but requests that name them looks at them."""
+
+MODEL = {"model_name": "m", "routing_group": "g"}
 
 
 class World:
     """What the engines hold, and their sockets, which tell it to whoever comes."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], workers: int) -> None:
         self._random = np.random.default_rng(SEED)
         self.prompts = {
             tokens: [self._new(tokens) for _ in range(count)] for tokens, count in PROMPTS.items()
         }
-        self._held: list[list[Tokens]] = [[] for _ in range(WORKERS)]
+        self._held: list[list[Tokens]] = [[] for _ in range(workers)]
         for prompts in self.prompts.values():
             for number, prompt in enumerate(prompts):
-                self._held[number % WORKERS].append(prompt)
+                self._held[number % workers].append(prompt)
         for held in self._held:
             self._fill(held)
         self._context = context
         self._sockets: list[zmq.Socket[bytes]] = []
 
-    def register(self, url: str) -> None:
+    def register(self, server: ServerProcess) -> None:
         """Register every worker with a server, and tell it what they hold."""
-        with httpx.Client(base_url=url, timeout=60.0) as client:
+        with server.client() as client:
             for worker_id, held in enumerate(self._held, 1):
                 socket = self._engine_socket()
                 client.post("/workers", json=_registration(worker_id, socket)).raise_for_status()
@@ -53,6 +61,15 @@ class World:
                 for sequence, payload in enumerate(_history(worker_id, held)):
                     socket.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
             self._until_held(client)
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self._held)
+
+    def holder(self, tokens: int, number: int) -> int:
+        """The worker that holds a prompt, by the prompt's number."""
+        return number % len(self.prompts[tokens]) % len(self._held) + 1
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -67,8 +84,8 @@ class World:
         return socket
 
     def _until_held(self, client: httpx.Client) -> None:
-        for held in self._held:
-            asked = {"token_ids": held[-1].tolist(), "model_name": "m", "routing_group": "g"}
+        for held in (*self._held[:CHECKED], self._held[-1]):
+            asked = {"token_ids": held[-1].tolist(), **MODEL}
             deadline_s = time.monotonic() + PATIENCE_S
             while True:
                 answer = client.post("/overlap_scores", json=asked).raise_for_status().json()
@@ -81,7 +98,7 @@ class World:
 
     def _fill(self, held: list[Tokens]) -> None:
         """With others, up to a worker's share; the last is the one looked for."""
-        blocks = PAIRS // WORKERS - sum(len(each) // BLOCK_SIZE for each in held)
+        blocks = PAIRS // len(self._held) - sum(len(each) // BLOCK_SIZE for each in held)
         while blocks > 0:
             tokens = min(blocks * BLOCK_SIZE, FILLER_TOKENS)
             held.append(self._new(tokens))
@@ -92,10 +109,11 @@ class World:
 
 
 @contextmanager
-def running_world() -> Iterator[World]:
+def running_world(workers: int) -> Iterator[World]:
     """Sockets open, and closed afterwards."""
     with zmq.Context() as context:
-        world = World(context)
+        context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        world = World(context, workers)
         try:
             yield world
         finally:
@@ -105,15 +123,15 @@ def running_world() -> Iterator[World]:
 def _registration(worker_id: int, socket: zmq.Socket[bytes]) -> dict[str, object]:
     endpoint = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     return {
+        **MODEL,
         "worker_id": worker_id,
-        "model_name": "m",
-        "routing_group": "g",
         "endpoint": f"http://worker-{worker_id}:8000",
         "block_size": BLOCK_SIZE,
         "max_num_batched_tokens": 8_192,
         "total_kv_blocks": 2 * PAIRS // WORKERS,
         "data_parallel_start_rank": 0,
         "data_parallel_size": 1,
+        "taints": [TAINTS[worker_id % len(TAINTS)]],
         "kv_events_endpoints": {"0": endpoint},
     }
 

@@ -53,8 +53,8 @@ class Bounded(Row, frozen=True):
 
 
 def margin(row: Row) -> float:
-    """How many times over it meets its goal; a goal of 0 is none."""
-    if not row.goal:
+    """How many times over it meets its goal; a goal of 0 is none, as nothing is best of all."""
+    if not row.goal or (row.lower and not row.ours):
         return math.inf
     if isinstance(row, Bounded):
         return row.goal / row.ours if row.lower else row.ours / row.goal

@@ -183,7 +183,7 @@ async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | No
     A long body is parsed on another thread, so that other requests are served meanwhile.
     """
     body, head = call.body(), call.head
-    path = PATHS[head.path]
+    path = PATHS[head.route.path]
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(read_completion_request, path, body), None
     if head.derived is None and head.is_repeated:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.http.answers import Response, error_response, log_refusal, warned
-from router.api.http.hot_routes import HotRoutes, Later
+from router.api.http.hot_routes import BEFORE_ID, HotRoutes, Later
 from router.errors import KvRouterError
 from router.observability.metrics import RouterMetrics
 from router.runtime.http_server.admission import Admission, AdmissionLimits
@@ -48,7 +48,7 @@ class Front:
         self._metrics = metrics
         self._requests = metrics.requests
         self.admission = Admission(guard, _limits(http, bodies))
-        self.heads = RequestHeads()
+        self.heads = RequestHeads(BEFORE_ID)
         self.lines = FirstLines()
         self.writes = WriteBatch()
 

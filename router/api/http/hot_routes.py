@@ -41,10 +41,12 @@ from router.runtime.security.caller import Caller
 from router.runtime.security.guard import Guard
 
 Later: TypeAlias = Coroutine[Any, Any, Response]
-Handler: TypeAlias = Callable[[Exchange], Response | Later]
 T = TypeVar("T")
 Act: TypeAlias = Callable[[Exchange, T], Response | Later]
 U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
+
+BEFORE_ID = "/reservations/"
+"""The beginning of the paths with the id of a reservation."""
 
 _SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
 
@@ -72,46 +74,43 @@ class HotRoutes:
                 _reading("/reservations:batch", self._batch_of, self._progressed, (JSON,)),
             )
         }
-        progress = "/reservations/{request_id}"
-        self._of_reservation: dict[tuple[str, str], tuple[str, Handler, tuple[str, ...]]] = {
-            ("POST", "prefill_complete"): (
-                f"{progress}/prefill_complete",
-                self._prefill_complete,
-                (),
+        progress = f"{BEFORE_ID}{{request_id}}"
+        self._of_reservation: dict[tuple[str, str], HotRoute] = {
+            ("POST", "prefill_complete"): HotRoute(
+                f"{progress}/prefill_complete", self._prefill_complete
             ),
-            ("POST", "output_block"): (f"{progress}/output_block", self._output_block, (JSON,)),
-            ("DELETE", ""): (progress, self._free, ()),
+            ("POST", "output_block"): HotRoute(
+                f"{progress}/output_block", self._output_block, (JSON,)
+            ),
+            ("DELETE", ""): HotRoute(progress, self._free),
         }
 
     def find(self, method: str, path: str) -> HotRoute | None:
         """Return the route of a request, or None."""
         found = self._whole.get((method, path))
-        if found is not None or not path.startswith("/reservations/"):
+        if found is not None or not path.startswith(BEFORE_ID):
             return found
-        request_id, slash, step = path.removeprefix("/reservations/").partition("/")
-        route = self._of_reservation.get((method, step))
-        if route is None or not request_id or bool(slash) != bool(step):
-            return None
-        path, handler, media_types = route
-        return HotRoute(path, handler, request_id, media_types)
+        request_id, slash, step = path.removeprefix(BEFORE_ID).partition("/")
+        is_whole = bool(request_id) and bool(slash) == bool(step)
+        return self._of_reservation.get((method, step)) if is_whole else None
 
     # Waiting coroutines keep no request and no body: tokens of a long queue would fill memory.
 
     def _prefill_complete(self, exchange: Exchange) -> Response:
         usage = checked_usage(_usage(exchange, self._prefill_complete_bodies))
-        command = PrefillComplete(exchange.head.route.request_id, usage)
+        command = PrefillComplete(exchange.path_id, usage)
         self._commands.handle(command, exchange.caller)
         return OK
 
     def _output_block(self, exchange: Exchange) -> Response:
         body = self._output_block_bodies.read_now(exchange.body(), exchange.unknown)
-        command = OutputBlock(exchange.head.route.request_id, body.decay_fraction)
+        command = OutputBlock(exchange.path_id, body.decay_fraction)
         self._commands.handle(command, exchange.caller)
         return OK
 
     def _free(self, exchange: Exchange) -> Response:
         usage = checked_usage(_usage(exchange, self._free_bodies))
-        self._commands.handle(Free(exchange.head.route.request_id, usage), exchange.caller)
+        self._commands.handle(Free(exchange.path_id, usage), exchange.caller)
         return OK
 
     def _batch_of(self, exchange: Exchange) -> ReservationBatch:

@@ -14,7 +14,7 @@ import httptools
 from msgspec import Struct
 
 from router.errors import KvRouterError
-from router.runtime.http_server.head_cache import HeadCache
+from router.runtime.http_server.head_cache import HeadCache, Recent
 from router.runtime.http_server.wait import Wait
 
 UpstreamProblem: TypeAlias = Literal[
@@ -48,7 +48,7 @@ class NeverSentError(UpstreamError):
 MOST_HEADS = 16
 """Limit of the cached heads of one server's responses."""
 
-_ID = b"x-request-id"
+_ID, _TRACE = b"x-request-id", b"traceparent"
 _LENGTH = b"content-length"
 
 
@@ -58,10 +58,12 @@ class ResponseHead(Struct, frozen=True):
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
 
-    def with_id(self, request_id: bytes) -> "ResponseHead":
-        """Return a copy of a head that has an id, with another id."""
-        pairs = [(_ID, request_id) if pair[0] == _ID else pair for pair in self.headers]
-        return ResponseHead(self.status, tuple(pairs))
+    def with_ids(self, request_id: bytes, trace: bytes) -> "ResponseHead":
+        """Return a copy of a head with another id and trace in place of its own, if it has them."""
+        own = {_ID: request_id, _TRACE: trace}
+        return ResponseHead(
+            self.status, tuple((name, own.get(name, value)) for name, value in self.headers)
+        )
 
 
 MOST_UNREAD_BYTES = 256 * 1024
@@ -140,6 +142,7 @@ class Connection(asyncio.Protocol):
         "_is_until_close",
         "_loop",
         "_parser",
+        "_recent",
         "_timer",
         "_transport",
         "_unread",
@@ -162,6 +165,7 @@ class Connection(asyncio.Protocol):
         `is_reusable` then shows whether it can be used again.
         """
         self._heads = heads
+        self._recent: Recent[ResponseHead] = {}
         self.server = server
         self.is_reusable = False
         self.is_fresh = True
@@ -282,9 +286,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes of a response; other bytes are an error."""
-        known = None if self._has_begun or not self._is_busy else self._heads.find(data)
-        if known is not None and known[2] == len(known[3]):
-            self._answered(known[0], known[1], known[3])
+        is_first = self._is_busy and not self._has_begun
+        known = self._heads.find(data, self._recent) if is_first else None
+        if known is not None and known[4] == len(known[5]):
+            head, _, request_id, trace, _, body = known
+            self._answered(head.with_ids(request_id, trace) if request_id or trace else head, body)
         elif not self._is_busy or self._is_complete:
             self._fail("malformed", "unexpected bytes")
         else:
@@ -293,9 +299,9 @@ class Connection(asyncio.Protocol):
             self._has_come = False
             self._wake()
 
-    def _answered(self, head: ResponseHead, request_id: bytes, body: bytes) -> None:
+    def _answered(self, head: ResponseHead, body: bytes) -> None:
         """Handle a complete response with a cached head."""
-        self._answer = UpstreamResponse(self, head.with_id(request_id) if request_id else head)
+        self._answer = UpstreamResponse(self, head)
         self._has_begun = self._is_complete = self.is_reusable = self._has_come = True
         if body:
             self.on_body(body)
@@ -318,9 +324,11 @@ class Connection(asyncio.Protocol):
         if is_first and self._is_complete and self.is_reusable and self._answer is not None:
             headers = self._answer.headers
             ids = [value for name, value in headers if name == _ID]
-            if len(ids) < 2:
+            traces = [value for name, value in headers if name == _TRACE]
+            if len(ids) < 2 and len(traces) < 2:
                 head = ResponseHead(self._answer.status, headers)
-                self._heads.remember(data, head, ids[0] if ids else b"")
+                own = (b"", b"".join(ids), b"".join(traces))
+                self._heads.remember(data, head, own)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""

@@ -71,7 +71,7 @@ class Admission:
         if self.in_flight > limits.max_requests:
             raise TooManyRequestsError(limits.max_requests)
         if not (head.is_checked and self._guard.is_idle):
-            exchange.caller = admit(self._guard, head.method, head.path, head.pairs)
+            exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
         if self.body_bytes > limits.bodies_limit_bytes:

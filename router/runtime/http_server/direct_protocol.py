@@ -20,12 +20,15 @@ import httptools
 from router.errors import KvRouterError
 from router.runtime.http_server.admission import Admission
 from router.runtime.http_server.exchange import (
+    TRACE_NAME,
     Exchange,
     FirstLines,
     HotRoute,
+    RequestHead,
     RequestHeads,
     split,
 )
+from router.runtime.http_server.head_cache import Recent
 from router.runtime.http_server.limited_connection import CONTINUE, LimitedProtocol
 from router.runtime.http_server.wait import Wait
 from router.runtime.http_server.write_batch import BatchedTransport, WriteBatch
@@ -70,9 +73,10 @@ class HotService(Protocol):
 class DirectProtocol(LimitedProtocol):
     """One connection. Pipelined requests wait for earlier ones.
 
-    `_turn`: the request being answered: an exchange, or uvicorn's cycle. `_chunk`: the bytes being
-    parsed, if a request begins with them. `_owed_bytes`: the rest of a body whose head was found by
-    its bytes; it is read without the parser. `_body_until_s`: deadline of the body being received.
+    `_recent`: the heads that were found last. `_turn`: the request being answered: an exchange, or
+    uvicorn's cycle. `_chunk`: the bytes being parsed, if a request begins with them. `_owed_bytes`:
+    the rest of a body whose head was found by its bytes; it is read without the parser.
+    `_body_until_s`: deadline of the body being received.
     `_task`: the task that runs the handlers that wait, in order; it waits for the `_next` exchange
     in `_rest`.
     """
@@ -97,6 +101,7 @@ class DirectProtocol(LimitedProtocol):
         self.admission = service.admission
         self.lines = service.lines
         self._find = service.heads.find
+        self._recent: Recent[RequestHead] = {}
 
     # ── The request ──────────────────────────────────────────────────────────────────────────────
 
@@ -108,21 +113,23 @@ class DirectProtocol(LimitedProtocol):
         is_behind = self._turn is not None or self.pipeline or self.flow.write_paused
         is_last = self._is_surplus or self._is_deaf or self.transport.is_closing()
         begins = self._is_between and not is_behind and not is_last
-        found = self._find(data) if begins else None
+        found = self._find(data, self._recent) if begins else None
         if found is None:
             self._chunk = data if begins else b""
             super().data_received(data)
             self._chunk = b""
             return
-        head, request_id, length_bytes, body = found
+        head, path_id, request_id, trace, length_bytes, body = found
         self._head_until_s = self._idle_until_s = inf
         self._is_in_head, self._head_bytes, self._barren_bytes = False, 0, 0
-        ids = RequestIds(request_id.decode("ascii") or None)
+        ids = RequestIds(request_id.decode() or None, trace.decode() or None)
         owed_bytes = self._owed_bytes = length_bytes - len(body)
         self._is_between = not owed_bytes
         self.cycle = exchange = Exchange(
-            self, head, ids, length_bytes, received=body, more_body=owed_bytes > 0
+            self, head, path_id.decode(), ids, length_bytes, body, owed_bytes > 0
         )
+        if trace:
+            exchange.traces = ((TRACE_NAME, trace),)
         self._take_turn(exchange)
         if not (exchange.more_body or exchange.response_complete):
             self._answer(exchange, is_last=True)
@@ -149,8 +156,8 @@ class DirectProtocol(LimitedProtocol):
             super().begin_request()
             return
         shared, values = split(self.headers)
-        head = self.service.heads.parsed(route, method, path, query, shared)
-        exchange = Exchange(self, head, values.ids(), values.length_bytes)
+        head, path_id = self.service.heads.parsed(route, method, query, shared), route.id_in(path)
+        exchange = Exchange(self, head, path_id, values.ids(), values.length_bytes)
         exchange.has_chunks = self.parser.get_http_version() != "1.0"
         keeps_alive = exchange.has_chunks and self.parser.should_keep_alive()
         exchange.keep_alive = keeps_alive and not self._is_upgrade
@@ -165,7 +172,7 @@ class DirectProtocol(LimitedProtocol):
         self._take_turn(exchange)
         is_usual = exchange.keep_alive and not exchange.expects_continue
         if chunk and is_usual and not exchange.response_complete:
-            self.service.heads.remember(chunk, head, values)
+            self.service.heads.remember(chunk, head, path_id, values)
 
     def can_answer_directly(self) -> bool:
         """Return whether a request can be answered at once.

@@ -25,7 +25,7 @@ JSON_PAIR = (b"content-type", b"application/json")
 MOST_HEADS = 1024
 
 _JSON_BYTES = JSON.encode()
-_REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
+_REQUEST_ID, TRACE_NAME = REQUEST_ID.encode(), TRACEPARENT.encode()
 _LENGTH = b"content-length"
 _CHUNKED = (b"transfer-encoding", b"chunked")
 _CLOSE = (b"connection", b"close")
@@ -42,19 +42,23 @@ class HotRoute(Struct, frozen=True):
     """A route served below ASGI.
 
     `path`: as counted in metrics. `handler`: called with the exchange once its body is complete.
-    `request_id`: a parameter of the path. `media_types`: of accepted bodies; empty: any.
-    `ends_with_client`: a client that disconnects cancels its request.
+    `media_types`: of accepted bodies; empty: any. `ends_with_client`: a client that disconnects
+    cancels its request.
     """
 
     path: str
     handler: Callable[["Exchange"], Any]
-    request_id: str = ""
     media_types: tuple[str, ...] = ()
     ends_with_client: bool = False
 
+    def id_in(self, path: str) -> str:
+        """Return the id in a path of this route; empty if the route has none."""
+        before, parameter, after = self.path.partition("{request_id}")
+        return path[len(before) : len(path) - len(after)] if parameter else ""
+
 
 class RequestHead:
-    """A request head without its id, trace and length, shared by all requests with this head.
+    """A request head without its ids, trace and length, shared by all requests with this head.
 
     `headers`: the first value of each name. `is_checked`: a request with it was admitted before.
     `is_repeated`: it came before. `derived`: anything that handlers derive from it.
@@ -68,17 +72,13 @@ class RequestHead:
         "media_type",
         "method",
         "pairs",
-        "path",
         "query",
         "route",
     )
 
-    def __init__(
-        self, route: HotRoute, method: str, path: str, query: bytes, pairs: Pairs = ()
-    ) -> None:
+    def __init__(self, route: HotRoute, method: str, query: bytes, pairs: Pairs = ()) -> None:
         self.route = route
         self.method = method
-        self.path = path
         self.query = query
         self.pairs = pairs
         self.headers = dict(reversed(pairs))
@@ -120,7 +120,7 @@ def split(headers: Pairs) -> tuple[tuple[tuple[bytes, bytes], ...], HeadValues]:
         name, value = pair
         if name == _REQUEST_ID:
             values.request_ids.append(value)
-        elif name == _TRACEPARENT:
+        elif name == TRACE_NAME:
             values.traces.append(pair)
         elif name == _LENGTH:
             values.length_bytes = int(value)
@@ -133,36 +133,35 @@ class RequestHeads:
     """Heads of hot requests, found by their bytes or by their parsed headers.
 
     A head is found by its bytes from its third request on. Beyond the limit all are dropped.
+    `before_id`: the beginning of the paths with an id; empty without such.
     """
 
     __slots__ = ("_cache", "_parsed", "find")
 
-    def __init__(self) -> None:
-        self._cache: HeadCache[RequestHead] = HeadCache(MOST_HEADS)
+    def __init__(self, before_id: str = "") -> None:
+        self._cache: HeadCache[RequestHead] = HeadCache(MOST_HEADS, before_id.encode())
         self._parsed: dict[tuple[Any, ...], RequestHead] = {}
         self.find = self._cache.find
 
-    def parsed(
-        self, route: HotRoute, method: str, path: str, query: bytes, pairs: Pairs
-    ) -> RequestHead:
+    def parsed(self, route: HotRoute, method: str, query: bytes, pairs: Pairs) -> RequestHead:
         """Return the head with these values and shared headers."""
-        if route.request_id:  # a path of one request
-            return RequestHead(route, method, path, query, pairs)
-        key = (method, path, query, pairs)
+        key = (method, route.path, query, pairs)
         head = self._parsed.get(key)
         if head is not None:
             head.is_repeated = True
             return head
         if len(self._parsed) >= MOST_HEADS:
             self._parsed.clear()
-        head = self._parsed[key] = RequestHead(route, method, path, query, pairs)
+        head = self._parsed[key] = RequestHead(route, method, query, pairs)
         return head
 
-    def remember(self, data: bytes, head: RequestHead, values: HeadValues) -> None:
+    def remember(self, data: bytes, head: RequestHead, path_id: str, values: HeadValues) -> None:
         """Cache a repeated head that begins these bytes, which end with its body or before."""
-        ids = values.request_ids
-        if head.is_repeated and not values.traces and len(ids) < 2:
-            self._cache.remember(data, head, ids[0] if ids else b"")
+        ids, traces = values.request_ids, [trace for _, trace in values.traces]
+        is_plain = len(ids) < 2 and len(traces) < 2 and all(ids) and all(traces)
+        if head.is_repeated and is_plain:
+            found = (path_id.encode(), b"".join(ids), b"".join(traces))
+            self._cache.remember(data, head, found)
 
 
 class FirstLines:
@@ -220,8 +219,9 @@ class _NoWakeup:
 class Exchange(Struct, eq=False):
     """A request and its response.
 
-    `length_bytes`: the announced length of the body. `received`: the body so far. `unknown`: the
-    unknown fields of the body, named by the handler. `own_headers`: headers added to the response.
+    `path_id`: the id in the path; empty without one. `length_bytes`: the announced length of the
+    body. `received`: the body so far. `unknown`: the unknown fields of the body, named by the
+    handler. `own_headers`: headers added to the response.
     `traces`: the client's trace headers. `held_bytes`: part of the body that counts against the
     limit of all bodies. `has_chunks`: the client supports chunked bodies; for other clients a
     stream ends with the connection. `later`: the rest of the handler's work. `task`: the task that
@@ -232,6 +232,7 @@ class Exchange(Struct, eq=False):
 
     wire: Wire
     head: RequestHead
+    path_id: str
     ids: RequestIds
     length_bytes: int = 0
     received: bytes | bytearray = b""

@@ -30,7 +30,7 @@ async def exchange(router, request):
 def find(method, path):
     """Routes are found without their commands being asked."""
     found = HotRoutes(None, None).find(method, path)
-    return found and (found.path, found.request_id)
+    return found and (found.path, found.id_in(path))
 
 
 def test_hot_routes_are_found_by_method_and_path():

@@ -324,3 +324,43 @@ async def test_pipelined_requests_that_wait_follow_one_of_the_application(fleet)
     found = await answers(fleet, b"".join(asked), count=4)
     assert [status for status, _, _ in found] == [200, 201, 201, 201]
     assert [body["request_id"] for _, _, body in found[1:]] == ["0", "1", "2"]
+
+
+async def test_repeated_life_cycles_of_other_ids_and_traces_are_answered_alike(fleet):
+    """From the third on, no head is parsed; ids that paths contain only encoded always are."""
+    reader, writer = await connect(fleet)
+    names = ["a", "b", "c", "d:1", "e%20f", "g", "e%20f", "h~", "unknown"]
+    for number, name in enumerate(names):
+        booked = {"token_ids": [1, 2], "request_id": name.replace("%20", " ")}
+        span = f"00-{number + 1:032x}-b7ad6b7169203331-01"
+        steps = (
+            request("/select_and_reserve", json.dumps(booked).encode(), traceparent=span),
+            request(f"/reservations/{name}/prefill_complete", b"", x_request_id=f"x{number}"),
+            request(f"/reservations/{name}", b"", "DELETE", traceparent=span),
+            request(f"/reservations/{name}", b"", "DELETE"),
+        )
+        found = []
+        for step in steps:
+            writer.write(step)
+            found.append(await read_answer(reader))
+        assert [status for status, _, _ in found] == [200, 200, 200, 404]
+        assert [body.get("status") for _, _, body in found[1:3]] == ["ok", "ok"]
+        traces = [headers.get("traceparent", "")[3:35] for _, headers, _ in found]
+        assert traces == [span[3:35], "", span[3:35], ""]
+        assert found[1][1]["x-request-id"] == f"x{number}"
+        assert found[3][2]["request_id"] == booked["request_id"]
+    writer.close()
+
+
+async def test_life_cycles_as_ordinary_clients_write_them_need_no_body(fleet):
+    """A DELETE without a length has no body; bytes after it are the next request."""
+    reader, writer = await connect(fleet)
+    for number in range(4):
+        booked = json.dumps({"token_ids": [1], "request_id": f"r{number}"}).encode()
+        writer.write(request("/select_and_reserve", booked))
+        assert (await read_answer(reader))[0] == 200
+        writer.write(f"DELETE /reservations/r{number} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert (await read_answer(reader))[0] == 200
+    writer.write(b"".join(b"DELETE /reservations/r0 HTTP/1.1\r\nhost: x\r\n\r\n" for _ in "ab"))
+    assert [(await read_answer(reader))[0] for _ in "ab"] == [404, 404]
+    writer.close()
