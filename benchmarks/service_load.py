@@ -251,8 +251,7 @@ class Generator:
         for begun in range(len(scripts)):
             due_s = start_s + begun / per_s if per_s < math.inf else 0.0
             while (due_s and time.perf_counter() < due_s) or not self._free:
-                # A poll ends a millisecond late at most: the last one before it is due goes round.
-                left_s = max(0.0, due_s - time.perf_counter() - 0.001)
+                left_s = max(0.0, due_s - time.perf_counter())
                 self.receive(left_s if self._free else PATIENCE_S)
             self.begin(self._free.popleft(), due_s or time.perf_counter())
         while self._ended < len(scripts):
@@ -282,8 +281,11 @@ class Generator:
 
     def receive(self, timeout_s: float) -> None:
         """Whatever has come; go on with the scripts that it belongs to."""
+        if timeout_s < PATIENCE_S:  # epoll waits for whole milliseconds
+            select.select((self._poll,), (), (), timeout_s)
+            timeout_s = 0.0
         events = self._poll.poll(timeout_s)
-        if not events and timeout_s == PATIENCE_S:
+        if not events and timeout_s:
             raise TimeoutError("a server does not answer")
         for number, event in events:
             connection = self._connections[number]
