@@ -20,10 +20,19 @@ from pathlib import Path
 from command_line import section_parser
 from report import Section, report
 from rows import Row, as_json, machine
-from service_cycle_rows import client_rows, cycle_rows, httpx_rows, nats_rows
 from service_features import feature_rows
 from service_limits import fleet_rows, ingest_rows, overload_rows, query_rows, soaked
-from service_rows import Servers, ServiceScale, alone_rows, binary_rows, json_rows
+from service_rows import (
+    Servers,
+    ServiceScale,
+    alone_rows,
+    binary_rows,
+    client_rows,
+    cycle_rows,
+    httpx_rows,
+    json_rows,
+    nats_rows,
+)
 
 SECTIONS: dict[str, tuple[str, Callable[[Servers, ServiceScale], list[Row]]]] = {
     "cycle": ("a booking, its first token and its end, by raw sockets", cycle_rows),

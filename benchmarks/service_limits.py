@@ -23,7 +23,6 @@ from service_cycle import (
     cycled,
     expect_no_bookings,
 )
-from service_cycle_rows import processor_row, rate_row
 from service_features import TOKEN, with_tokens
 from service_feed import FULL, ROOMY, fed_by_agent, fed_by_engine
 from service_load import (
@@ -35,7 +34,7 @@ from service_load import (
     request,
     run_load,
 )
-from service_rows import GOAL_CONCURRENCY, Servers, ServiceScale
+from service_rows import GOAL_CONCURRENCY, Servers, ServiceScale, processor_row, rate_row
 from service_servers import ServerProcess, our_server
 from service_world import BLOCK_SIZE, MODEL
 from timing import Bounded, alternate
