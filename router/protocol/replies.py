@@ -5,6 +5,7 @@ computes at least one prompt token.
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -179,7 +180,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """
 
     selection_id: str | None = None
-    sequence_hashes: list[int] | None = None
+    sequence_hashes: Sequence[int] | None = None
     track_prefill_tokens: bool | None = None
     request_id: str | None = None
     model_name: str

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.replies import Decision
+from router.runtime.kernels._json_numbers import as_json
 from router.runtime.process.json_bodies import warning
 from router.runtime.security.guarded import refusal_headers
 
@@ -28,9 +29,12 @@ INTERNAL = 500
 OK = Response(b'{"status":"ok"}')
 
 
+encode_reply = msgspec.json.Encoder(enc_hook=as_json).encode
+
+
 def response(value: Any, status: int = 200) -> Response:
     """Return a response with a value as JSON."""
-    return Response(msgspec.json.encode(value), status)
+    return Response(encode_reply(value), status)
 
 
 def warned(body: bytes, unknown: Sequence[str]) -> bytes:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from router.api.batches import Decoder
 from router.protocol.commands import Command
+from router.runtime.kernels._json_numbers import as_json
 from router.runtime.process.errors import UnsupportedMediaTypeError
 from router.runtime.process.json_bodies import KnownFields, structs_of
 from router.runtime.process.msgpack_bodies import PackedFields
@@ -42,9 +44,25 @@ class Codec:
         return Said(command, self._fields[type(command)].unknown(body))
 
 
-JSON = Codec("application/json", msgspec.json.Decoder, KnownFields, msgspec.json.Encoder().encode)
+def _as_list(value: object) -> list[int]:
+    """Return an array of numbers as a list."""
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} has no form in MessagePack")
+    numbers: list[int] = value.tolist()
+    return numbers
+
+
+JSON = Codec(
+    "application/json",
+    msgspec.json.Decoder,
+    KnownFields,
+    msgspec.json.Encoder(enc_hook=as_json).encode,
+)
 MSGPACK = Codec(
-    "application/msgpack", msgspec.msgpack.Decoder, PackedFields, msgspec.msgpack.Encoder().encode
+    "application/msgpack",
+    msgspec.msgpack.Decoder,
+    PackedFields,
+    msgspec.msgpack.Encoder(enc_hook=_as_list).encode,
 )
 
 _CODECS = {

@@ -152,7 +152,7 @@ def explain(
         trust=core.trust(rank, now_s),
     )
     if is_booked:
-        hashes = placement.prompt.public_hashes.view(np.int64).tolist()
+        hashes = placement.prompt.public_hashes.view(np.int64)
         force_setattr(decision, "selection_id", request.request_id)
         force_setattr(decision, "sequence_hashes", hashes)
         force_setattr(decision, "track_prefill_tokens", placement.tracking.prefill_tokens)

@@ -94,9 +94,14 @@ def names_of(body_type: Any) -> frozenset[str]:
     return frozenset(names)
 
 
+def _as_list(array: Any) -> list[Any]:
+    values: list[Any] = array.tolist()
+    return values
+
+
 def with_warnings(reply: Any, unknown: Sequence[str]) -> Any:
     """Return a reply with `warnings` about unknown fields, if it is an object."""
-    built = msgspec.to_builtins(reply) if unknown else reply
+    built = msgspec.to_builtins(reply, enc_hook=_as_list) if unknown else reply
     if unknown and isinstance(built, dict):
         return {**built, "warnings": [warning(field) for field in unknown]}
     return reply
