@@ -15,7 +15,6 @@ from router.api.batches import BatchCommands
 from router.api.caller_commands import Book
 from router.api.commands import Commands, PendingRequest, checked_usage
 from router.api.http.answers import OK, Response, decision_response, response
-from router.api.http.token_requests import TokenRequests
 from router.api.pending_requests import Disconnected
 from router.api.request_headers import (
     REQUEST_ID_HEADER,
@@ -24,6 +23,7 @@ from router.api.request_headers import (
     with_header_fields,
     with_request_id,
 )
+from router.api.token_requests import TokenRequests
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.protocol.batches import BatchReply, ReservationBatch
 from router.protocol.replies import Decision, ReservationReply

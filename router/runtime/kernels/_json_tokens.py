@@ -28,6 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 
 NOT_PLAIN = -1
 NO_TOKENS = -2
+NO_SHAPE = 0
 
 _SPACE, _TAB, _NEWLINE, _RETURN = 0x20, 0x09, 0x0A, 0x0D
 _QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
@@ -47,6 +48,7 @@ _PAIRS = np.uint64(0x000000FF000000FF)
 _UPPER = np.uint64(0x000F424000000064)  # 1,000,000 and 100
 _LOWER = np.uint64(0x0000271000000001)  # 10,000 and 1
 _U32_MAX = np.uint64(0xFFFFFFFF)
+_SHAPE_SEED, _SHAPE_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -258,29 +260,58 @@ def _read_array(
     return NOT_PLAIN, at
 
 
-@kernel("UniTuple(int64, 3)(Array(uint8, 1, 'C', readonly=True), Array(uint32, 1, 'C'))")
-def find_tokens(body: Bytes, tokens: npt.NDArray[np.uint32]) -> tuple[int, int, int]:
+@device
+def _shape(body: Bytes, start: int, end: int) -> int:
+    """Return a hash of the names and brackets of a body, without those from `start` to `end`.
+
+    Returns NO_SHAPE if a name contains an escape. A string is a name if a colon follows.
+    """
+    at, shape = 0, _SHAPE_SEED
+    while at < len(body):
+        byte = _byte(body, at)
+        if at == start:
+            at = end
+        elif byte == _QUOTE:
+            after = _after_string(body, at)
+            behind = _after_space(body, after)
+            if behind < len(body) and _byte(body, behind) == _COLON:
+                if _has_backslash(body, at, after):
+                    return NO_SHAPE
+                while at < after:
+                    shape = (shape ^ np.uint64(_byte(body, at))) * _SHAPE_PRIME
+                    at += 1
+            at = after
+        else:
+            if byte in (_OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY):
+                shape = (shape ^ np.uint64(byte)) * _SHAPE_PRIME
+            at += 1
+    return int(np.int64(shape | _1))
+
+
+@kernel("UniTuple(int64, 4)(Array(uint8, 1, 'C', readonly=True), Array(uint32, 1, 'C'))")
+def find_tokens(body: Bytes, tokens: npt.NDArray[np.uint32]) -> tuple[int, int, int, int]:
     """Write the numbers of the array `token_ids` of the object in `body`.
 
-    Returns their count, or NO_TOKENS or NOT_PLAIN, and the start and end of the array. `tokens`
-    needs room for one number per two bytes of the body, and one more. O(bytes).
+    Returns their count, or NO_TOKENS or NOT_PLAIN, and the start and end of the array; then a hash
+    of the names and brackets in the rest of the body, or NO_SHAPE. `tokens` needs room for one
+    number per two bytes of the body, and one more. O(bytes).
     """
     start = end_of_array = 0
     base = np.uint64(body.ctypes.data)
     at = _after_space(body, 0)
     if at >= len(body) or _byte(body, at) != _OPEN:
-        return NOT_PLAIN, 0, 0
+        return NOT_PLAIN, 0, 0, NO_SHAPE
     count = NO_TOKENS
     at = _after_space(body, at + 1)
     while at < len(body) and _byte(body, at) == _QUOTE:
         end = _after_string(body, at)
         if _has_backslash(body, at, end):
-            return NOT_PLAIN, 0, 0
+            return NOT_PLAIN, 0, 0, NO_SHAPE
         is_ours = _is_key(body, at + 1, end - 1)
         at = _value_of(body, end)
         if is_ours:
             if count != NO_TOKENS:
-                return NOT_PLAIN, 0, 0
+                return NOT_PLAIN, 0, 0, NO_SHAPE
             start = at
             count, at = _read_array(body, base, at, tokens)
             end_of_array = at
@@ -290,4 +321,5 @@ def find_tokens(body: Bytes, tokens: npt.NDArray[np.uint32]) -> tuple[int, int, 
         if count == NOT_PLAIN or at >= len(body) or _byte(body, at) != _COMMA:
             break
         at = _after_space(body, at + 1)
-    return count, start, end_of_array
+    shape = _shape(body, start, end_of_array) if count >= 0 else NO_SHAPE
+    return count, start, end_of_array, shape

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from router.api.http.token_requests import TokenRequests
+from router.api.token_requests import TokenRequests
 from router.errors import KvRouterError
 from router.protocol.requests import SelectRequest
 from router.runtime.kernels._json_tokens import find_tokens
@@ -173,7 +173,7 @@ def _guided(arguments):
 def _look(body):
     """A branch for each answer of the kernel, which has none that libFuzzer sees."""
     room = np.empty(len(body) // 2 + 1, np.uint32)
-    count, _start, _end = find_tokens(np.frombuffer(body, np.uint8), room)
+    count, *_ = find_tokens(np.frombuffer(body, np.uint8), room)
     for known in range(-2, 16):
         if count == known:
             break

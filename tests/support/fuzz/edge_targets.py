@@ -41,7 +41,7 @@ class TokenBodies:
     """The kernel's reading of a body and msgspec's are the same."""
 
     def __init__(self):
-        from router.api.http.token_requests import TokenRequests
+        from router.api.token_requests import TokenRequests
 
         self._requests = TokenRequests(SelectRequest)
 

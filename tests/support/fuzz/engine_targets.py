@@ -154,7 +154,7 @@ class GuardedTokens:
 
     def __call__(self, data):
         room = self._room.array(len(data) // 2 + 1, np.uint32)
-        count, start, end = find_tokens(self._body.holding(data), room)
+        count, start, end, _ = find_tokens(self._body.holding(data), room)
         assert count < 0 or (count <= len(room) and 0 <= start < end <= len(data))
 
 

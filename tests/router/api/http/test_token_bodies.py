@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.api.http.token_requests import TokenRequests
+from router.api.token_requests import TokenRequests
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.runtime.kernels._json_tokens import NOT_PLAIN, find_tokens
@@ -185,3 +185,23 @@ def test_refused_body_differs_from_a_decoded_one():
 def test_body_with_too_many_fields_is_refused(tokens, rest):
     with pytest.raises(InvalidFieldError, match="too many fields"):
         TokenRequests(SelectRequest).decode(b'{"token_ids":%s,%s}' % (tokens, rest), [])
+
+
+def test_bodies_with_known_names_are_still_checked_for_their_own_faults():
+    """Unknown fields are cached by names and brackets: values, duplicates and depth are not."""
+    reader = TokenRequests(SelectRequest)
+    for number in range(3):
+        unknown = []
+        request = reader.decode(
+            b'{"token_ids":[1],"request_id":"r%d","foo":%d}' % (number, number), unknown
+        )
+        assert (request.request_id, unknown) == (f"r{number}", ["foo"])
+    for odd in (
+        b'{"token_ids":[1],"request_id":"r4","foo":1,"foo":2}',
+        b'{"token_ids":[1],"request_id":"r4","request_id":"r5"}',
+        b'{"token_ids":[1],"request_id":"r4","foo":{"a":1,"a":2}}',
+        b'{"token_ids":[1],"request_id":"r4","foo":"\xff"}',
+        b'{"token_ids":[1],"request_id":4,"foo":1}',
+    ):
+        with pytest.raises(KvRouterError):
+            reader.decode(odd, [])

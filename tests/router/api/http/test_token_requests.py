@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
-from router.api.http.token_requests import text_fields
+from router.api.token_requests import text_fields
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Tier
 from router.sequence.hashing.block_hashes import chain, local_block_hashes, token_array

@@ -7,7 +7,6 @@
 A parameter of a text field is the text, a parameter of any other field is JSON.
 """
 
-import re
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
@@ -20,15 +19,11 @@ from msgspec.structs import force_setattr
 from router.errors import InvalidFieldError
 from router.protocol.requests import PromptRequest
 from router.runtime.http_server.exchange import JSON, Exchange
-from router.runtime.kernels._json_tokens import find_tokens
+from router.runtime.kernels._json_tokens import NO_SHAPE, find_tokens
 from router.runtime.process.errors import MalformedBodyError
 from router.runtime.process.json_bodies import JsonReader, KnownFields, check_names
 
-_ID = "~request id~"
-"""The place of a request id in a template. Ids with such characters stay in their body."""
-_ID_BYTES = _ID.encode()
-_find_id = re.compile(rb'"request_id":\s{0,4}"([\w.:-]{1,256})"', re.ASCII).search
-
+K = TypeVar("K", int, bytes)
 S = TypeVar("S")
 T = TypeVar("T", bound=PromptRequest)
 
@@ -36,21 +31,20 @@ Tokens: TypeAlias = npt.NDArray[np.uint32]
 
 TOKEN_BYTES = 4
 
-MOST_TEMPLATES, MOST_BYTES = 256, 1024
-"""Limits of cached templates: their number, and the length of each in bytes."""
+MOST_KNOWN, MOST_BYTES = 256, 1024
+"""Limits of what is cached: the number of shapes and of queries, and their length in bytes."""
 
 
 class TokenRequests(Generic[T]):
     """A reader of requests of one type. Thread-safe.
 
-    It caches templates: callers repeat the rest of a body, or the query beside it, verbatim, except
-    for its `request_id`. A template maps these words to the decoded request without tokens and id,
-    and to its unknown fields.
+    It caches the unknown fields of bodies with the same names and brackets, and the requests of
+    queries: callers repeat these verbatim.
     """
 
     def __init__(self, body_type: type[T]) -> None:
-        self._templates: dict[bytes, tuple[T, list[str]]] = {}
-        self._query_templates: dict[bytes, tuple[T, list[str]]] = {}
+        self._unknown: dict[int, tuple[str, ...]] = {}
+        self._queries: dict[bytes, tuple[T, list[str]]] = {}
         self._decode = msgspec.json.Decoder(body_type).decode
         self._known = KnownFields(body_type)
         self._whole = JsonReader(body_type)
@@ -69,45 +63,45 @@ class TokenRequests(Generic[T]):
         Unknown fields are added to `unknown`. Raises MalformedBodyError, InvalidFieldError.
         """
         room = np.empty(len(body) // 2 + 1, np.uint32)
-        count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
+        count, start, end, shape = find_tokens(np.frombuffer(body, np.uint8), room)
         if count < 0:  # the tokens are not plainly an array
             return self._whole.read_now(body, unknown)
-        words, request_id = b"%b[]%b" % (body[:start], body[end:]), None
-        found = _find_id(words)
-        if found is not None:
-            start, end = found.span(1)
-            words, request_id = b"%b%b%b" % (words[:start], _ID_BYTES, words[end:]), found[1]
-        template = self._templates.get(words)
-        if template is None:
-            try:
-                template = _kept(self._templates, words, self._read_words(words))
-            except (ValueError, RecursionError):
-                return self._whole.read_now(body, unknown)  # raises the errors of a full decode
-        request = _filled(template, room[:count].copy(), unknown)
-        if request_id is not None:
-            force_setattr(request, "request_id", request_id.decode())
+        words = b"%b[]%b" % (body[:start], body[end:])
+        try:
+            request: T = self._decode(words)
+            names = self._unknown.get(shape)
+            if names is None or not words.isascii():
+                names = self._check(words, shape)
+        except (ValueError, RecursionError):
+            return self._whole.read_now(body, unknown)  # raises the errors of a full decode
+        if names:
+            unknown += names
+        force_setattr(request, "token_ids", room[:count].copy())
         return request
 
-    def _read_words(self, words: bytes) -> tuple[T, list[str]]:
-        """Return a template. Raises ValueError if it is invalid, or if the id is a nested one."""
+    def _check(self, words: bytes, shape: int) -> tuple[str, ...]:
+        """Return the unknown fields of a body. Raises InvalidFieldError for a duplicate field."""
         check_names(words)
-        request = self._decode(words)
-        if _ID_BYTES in words and (
-            getattr(request, "request_id", None) != _ID or words.count(_ID_BYTES) > 1
-        ):
-            raise ValueError("an id elsewhere")
-        return request, [*self._known.unknown(words)]
+        names = self._known.unknown(words)
+        if shape != NO_SHAPE:
+            _keep(self._unknown, shape, names, len(words))
+        return names
 
     def _packed(self, body: bytes, query: bytes, unknown: list[str]) -> T:
         if len(body) % TOKEN_BYTES:
             reason = f"{len(body)} bytes"
             raise InvalidFieldError("body", reason, "little-endian u32 tokens, 4 bytes each")
-        template = self._query_templates.get(query)
-        if template is None:
+        known = self._queries.get(query)
+        if known is None:
             fields: list[str] = []
-            request = self._whole.read_now(self._as_json(query), fields)
-            template = _kept(self._query_templates, query, (request, fields))
-        return _filled(template, np.frombuffer(body, "<u4"), unknown)
+            known = self._whole.read_now(self._as_json(query), fields), fields
+            _keep(self._queries, query, known, len(query))
+        without, names = known
+        if names:
+            unknown += names
+        request: T = without.__copy__()  # type: ignore[attr-defined]
+        force_setattr(request, "token_ids", np.frombuffer(body, "<u4"))
+        return request
 
     def _as_json(self, query: bytes) -> bytes:
         """Return a query as a JSON object."""
@@ -125,23 +119,12 @@ class TokenRequests(Generic[T]):
         return msgspec.json.encode(fields)
 
 
-def _kept(templates: dict[bytes, S], words: bytes, template: S) -> S:
-    """Cache a template, and return it."""
-    if len(words) <= MOST_BYTES:
-        if len(templates) >= MOST_TEMPLATES:
-            templates.clear()
-        templates[words] = template
-    return template
-
-
-def _filled(template: tuple[T, list[str]], tokens: Tokens, unknown: list[str]) -> T:
-    """Return the request of a template with these tokens."""
-    without, fields = template
-    if fields:
-        unknown += fields
-    request: T = without.__copy__()  # type: ignore[attr-defined]
-    force_setattr(request, "token_ids", tokens)
-    return request
+def _keep(known: dict[K, S], key: K, value: S, size_bytes: int) -> None:
+    """Cache a value, unless it is that of a long body."""
+    if size_bytes <= MOST_BYTES:
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[key] = value
 
 
 def text_fields(body_type: type[msgspec.Struct]) -> frozenset[str]:
