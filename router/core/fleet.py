@@ -6,7 +6,7 @@ random, so that no process takes the beacon of another process, or of an earlier
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from msgspec import Struct
@@ -58,18 +58,34 @@ class LivenessLimits(Struct, frozen=True):
 class FleetWorker:
     """One worker: its announcement, its last reports, and when it last reported.
 
-    `problem`: a reason seen by this process why the worker is not schedulable.
+    `ranks`: those of its announcement. `problem`: a reason seen by this process why the worker is
+    not schedulable.
     """
 
-    __slots__ = ("announcement", "last_seen_s", "problem", "reported_s", "reports", "was_seen")
+    __slots__ = (
+        "announcement",
+        "last_seen_s",
+        "problem",
+        "ranks",
+        "reported_s",
+        "reports",
+        "was_seen",
+    )
 
     def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         self.announcement = announcement
+        self.ranks = announcement.ranks
         self.last_seen_s = now_s
         self.was_seen = False
         self.problem: str | None = None
         self.reports: dict[Rank, LoadReport] = {}
         self.reported_s: dict[Rank, float] = {}
+
+    def announce(self, announcement: WorkerAnnouncement) -> None:
+        """Replace the announcement; reports of ranks that are not in it are dropped."""
+        self.announcement = announcement
+        self.ranks = announcement.ranks
+        self.reports = {rank: self.reports[rank] for rank in self.ranks if rank in self.reports}
 
     def was_made_since(self, rank: Rank, made_after_s: float | None) -> bool:
         """Return whether a report made after that time is not older than the rank's last one."""
@@ -85,17 +101,20 @@ class Fleet:
     """All workers of the namespace, by id, and the operators' orders about them.
 
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
-    number of reports that were duplicates or too late. `version` counts changes of the set of
-    schedulable workers.
+    number of reports that were duplicates or too late. `version` counts changes of announcements,
+    and of the set of schedulable workers. `is_connected`: this process is connected to the bus.
+
+    Invariant: `_schedulable` has the ids of the schedulable workers.
     """
 
     __slots__ = (
-        "_connected",
+        "_by_scope",
         "_frozen_since_s",
         "_limits",
         "_orders",
         "_schedulable",
         "_workers",
+        "is_connected",
         "stale_reports",
         "version",
     )
@@ -104,11 +123,12 @@ class Fleet:
         self._limits = limits
         self._workers: SortedDict = SortedDict()
         self._orders: dict[int, Lifecycle] = {}
-        self._connected = False
+        self._schedulable: set[int] = set()
+        self._by_scope: tuple[int, dict[Scope, list[FleetWorker]]] = 0, {}
+        self.is_connected = False
         self._frozen_since_s: float | None = None
         self.stale_reports = 0
         self.version = 0
-        self._schedulable = 0, 0  # the version at which they were counted, and their number
 
     def __iter__(self) -> Iterator[FleetWorker]:
         return iter(self._workers.values())
@@ -123,19 +143,20 @@ class Fleet:
 
     def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker, or update its announcement."""
-        known = self.get(announcement.worker_id)
-        if known is None or known.announcement != announcement:
-            self.version += 1
+        worker_id = announcement.worker_id
+        known = self.get(worker_id)
         if known is None or known.announcement.incarnation != announcement.incarnation:
-            self._workers[announcement.worker_id] = FleetWorker(announcement, now_s)
+            self._workers[worker_id] = FleetWorker(announcement, now_s)
+        elif known.announcement != announcement:
+            known.announce(announcement)
+        else:
             return
-        known.announcement = announcement
-        known.reports = {r: known.reports[r] for r in announcement.ranks if r in known.reports}
+        self._note_change(worker_id)
 
     def remove(self, worker_id: int) -> None:
         """Remove a worker, but not the orders about it."""
         self._workers.pop(worker_id, None)
-        self.version += 1
+        self._note_change(worker_id)
 
     def expects(self, report: LoadReport) -> bool:
         """Return whether this rank was announced by the agent that reports on it."""
@@ -159,9 +180,10 @@ class Fleet:
         if is_old and not worker.was_made_since(report.rank, made_after_s):
             self.stale_reports += 1
             return False
-        self.version += not worker.was_seen
         worker.last_seen_s = now_s
-        worker.was_seen = True
+        if not worker.was_seen:
+            worker.was_seen = True
+            self._note_change(report.worker_id)
         worker.reports[report.rank] = report
         worker.reported_s[report.rank] = now_s
         return True
@@ -172,14 +194,14 @@ class Fleet:
             self._orders.pop(worker_id, None)
         else:
             self._orders[worker_id] = lifecycle
-        self.version += 1
+        self._note_change(worker_id)
 
     def set_problem(self, worker_id: int, problem: str | None) -> None:
         """Set the reason why a worker is not schedulable; None clears it. Ignores unknown ones."""
         worker = self.get(worker_id)
         if worker is not None and worker.problem != problem:
             worker.problem = problem
-            self.version += 1
+            self._note_change(worker_id)
 
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """Return the lifecycle of a worker, as operators ordered it."""
@@ -201,19 +223,24 @@ class Fleet:
             return wanted
         return "no load report yet" if worker.is_expected else worker.problem
 
+    def by_scope(self) -> Mapping[Scope, Sequence[FleetWorker]]:
+        """Return the workers of each scope, by id. O(1) while none has changed."""
+        version, found = self._by_scope
+        if version != self.version:
+            found = {}
+            for worker in self:
+                found.setdefault(worker.announcement.scope, []).append(worker)
+            self._by_scope = self.version, found
+        return found
+
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Return the schedulable workers of a scope, by id."""
-        return [
-            worker.announcement
-            for worker in self
-            if worker.announcement.scope == scope and self.is_schedulable(worker)
-        ]
+        here = self.by_scope().get(scope, ())
+        return [worker.announcement for worker in here if self.is_schedulable(worker)]
 
     def schedulable_count(self) -> int:
-        """Return the number of schedulable workers, in any scope. O(1) while none has changed."""
-        if self._schedulable[0] != self.version:
-            self._schedulable = self.version, sum(map(self.is_schedulable, self))
-        return self._schedulable[1]
+        """Return the number of schedulable workers, in any scope. O(1)."""
+        return len(self._schedulable)
 
     def used_blocks(self, rank: Rank, now_s: float) -> int:
         """Return the blocks in use by its engine's last report; 0 without a current report."""
@@ -229,15 +256,10 @@ class Fleet:
         Returns None up to the limit, for a worker that sends no reports, and while this process is
         not connected.
         """
-        if not (self._connected and worker.announcement.reports_load):
+        if not (self.is_connected and worker.announcement.reports_load):
             return None
         silent_s = now_s - worker.last_seen_s
         return silent_s if silent_s > self._limits.silence_s else None
-
-    @property
-    def is_connected(self) -> bool:
-        """True while this process is connected to the bus."""
-        return self._connected
 
     @property
     def is_frozen(self) -> bool:
@@ -246,14 +268,14 @@ class Fleet:
 
     def set_connected(self, connected: bool, now_s: float) -> None:
         """Record whether there is a connection; a new one restarts the timeout of every worker."""
-        if connected and not self._connected:
+        if connected and not self.is_connected:
             for worker in self._workers.values():
                 worker.last_seen_s = now_s
-        self._connected = connected
+        self.is_connected = connected
 
     def take_gone(self, now_s: float) -> list[WorkerAnnouncement]:
         """Remove and return the workers that are lost, by their silence."""
-        if not self._connected:
+        if not self.is_connected:
             return []
         silent = [w for w in self if self.silence_s(w, now_s) is not None]
         if self._is_mass_silence(silent, now_s):
@@ -262,6 +284,15 @@ class Fleet:
         for announcement in gone:
             self.remove(announcement.worker_id)
         return gone
+
+    def _note_change(self, worker_id: int) -> None:
+        """Count a change of a worker, which may have been removed."""
+        self.version += 1
+        worker = self.get(worker_id)
+        if worker is not None and self.is_schedulable(worker):
+            self._schedulable.add(worker_id)
+        else:
+            self._schedulable.discard(worker_id)
 
     def _is_mass_silence(self, silent: list[FleetWorker], now_s: float) -> bool:
         """Return whether most workers fell silent within one heartbeat, which is no sign of loss.

@@ -1,6 +1,6 @@
 """Rank table columns that depend neither on reservations nor on load reports."""
 
-from router.core.fleet import Fleet, FleetWorker
+from router.core.fleet import Fleet
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.replies import Trust, TrustState
@@ -75,13 +75,9 @@ class RankStatus:
         if silent_s is not None:
             reason = f"agent silent for {silent_s:.1f} s"
             return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        if trust.state is TrustState.EXACT and self._is_cut_off(worker, rank):
-            reason = "event bus disconnected"
-            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
-        return trust
-
-    def _is_cut_off(self, worker: FleetWorker | None, rank: Rank) -> bool:
-        """Return whether its events arrive over the bus while that is disconnected."""
-        if self._fleet.is_connected or worker is None:
-            return False
-        return worker.announcement.source(rank) is None
+        if self._fleet.is_connected or trust.state is not TrustState.EXACT or worker is None:
+            return trust
+        if worker.announcement.source(rank) is not None:
+            return trust  # its events do not arrive over the bus
+        reason = "event bus disconnected"
+        return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)

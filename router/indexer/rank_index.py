@@ -125,7 +125,8 @@ class RankIndex:
         log = self.log
         fresh_at_s = self._freshness.fresh_at_s(log.cursor)
         # Time since the index was last known to be complete; None: it never was.
-        age_s = None if fresh_at_s == -inf else round(now_s - fresh_at_s, 3)
+        # `round(age, 3)` takes three times as long, a fifth of the whole.
+        age_s = None if fresh_at_s == -inf else round((now_s - fresh_at_s) * 1e3) / 1e3
         if not self.is_readable:
             theirs, ours = self.identity.scheme, self._scheme
             reason = f"hash scheme {theirs!r} is not {ours!r}{_key_hint(theirs, ours)}"
