@@ -102,6 +102,7 @@ class RouterCore:
         "ranks",
         "tracker",
         "trust",
+        "trusts",
         "waiting",
     )
 
@@ -135,7 +136,7 @@ class RouterCore:
             settings.max_reservations,
         )
         self._standing = RankStatus(self.ranks, self.fleet, self.index, self.trust_weights)
-        self.trust = self._standing.trust
+        self.trust, self.trusts = self._standing.trust, self._standing.trusts
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
         self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)

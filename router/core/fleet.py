@@ -6,7 +6,7 @@ random, so that no process takes the beacon of another process, or of an earlier
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
 from msgspec import Struct
@@ -103,6 +103,7 @@ class Fleet:
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
     number of reports that were duplicates or too late. `version` counts changes of announcements,
     and of the set of schedulable workers. `is_connected`: this process is connected to the bus.
+    `get` returns a worker by id, or None.
 
     Invariant: `_schedulable` has the ids of the schedulable workers.
     """
@@ -114,6 +115,7 @@ class Fleet:
         "_orders",
         "_schedulable",
         "_workers",
+        "get",
         "is_connected",
         "stale_reports",
         "version",
@@ -122,6 +124,7 @@ class Fleet:
     def __init__(self, limits: LivenessLimits) -> None:
         self._limits = limits
         self._workers: SortedDict = SortedDict()
+        self.get: Callable[[int], FleetWorker | None] = self._workers.get
         self._orders: dict[int, Lifecycle] = {}
         self._schedulable: set[int] = set()
         self._by_scope: tuple[int, dict[Scope, list[FleetWorker]]] = 0, {}
@@ -135,11 +138,6 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self._workers)
-
-    def get(self, worker_id: int) -> FleetWorker | None:
-        """Return a worker by id."""
-        worker: FleetWorker | None = self._workers.get(worker_id)
-        return worker
 
     def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker, or update its announcement."""

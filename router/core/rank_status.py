@@ -1,6 +1,8 @@
 """Rank table columns that depend neither on reservations nor on load reports."""
 
-from router.core.fleet import Fleet
+from collections.abc import Collection
+
+from router.core.fleet import Fleet, FleetWorker
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.replies import Trust, TrustState
@@ -67,17 +69,25 @@ class RankStatus:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in the overlaps of a rank."""
-        if rank not in self._table:
-            return Trust(TrustState.BLIND, 0, None, "gone")
-        trust = self._index.trust(rank, now_s)
-        worker = self._fleet.get(rank.worker_id)
-        silent_s = None if worker is None else self._fleet.silence_s(worker, now_s)
-        if silent_s is not None:
-            reason = f"agent silent for {silent_s:.1f} s"
-            return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        if self._fleet.is_connected or trust.state is not TrustState.EXACT or worker is None:
-            return trust
-        if worker.announcement.source(rank) is not None:
-            return trust  # its events do not arrive over the bus
-        reason = "event bus disconnected"
-        return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
+        return self.trusts((rank,), now_s)[0]
+
+    def trusts(self, ranks: Collection[Rank], now_s: float) -> list[Trust]:
+        """Return the trust in the overlaps of each of these ranks."""
+        trusts, fleet = self._index.trusts(ranks, now_s), self._fleet
+        for i, rank in enumerate(ranks):
+            worker = fleet.get(rank.worker_id)
+            if worker is None:
+                continue
+            silent_s, trust = fleet.silence_s(worker, now_s), trusts[i]
+            if silent_s is not None:
+                reason = f"agent silent for {silent_s:.1f} s"
+                trusts[i] = Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
+            elif not fleet.is_connected and _is_cut_off(worker, rank, trust):
+                reason = "event bus disconnected"
+                trusts[i] = Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
+        return trusts
+
+
+def _is_cut_off(worker: FleetWorker, rank: Rank, trust: Trust) -> bool:
+    """Return whether an exact rank's events arrive over the bus."""
+    return trust.state is TrustState.EXACT and worker.announcement.source(rank) is None

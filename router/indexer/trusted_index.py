@@ -38,6 +38,8 @@ _STATE_BYTES = 8 * STATE_WORDS
 
 _APPLY, _NEW_LIFE, _GAP = LogVerdict.APPLY, LogVerdict.NEW_LIFE, LogVerdict.GAP
 
+_EVENTS = IndexMode.EVENTS
+_GONE = Trust(TrustState.BLIND, 0, None, "gone")
 _WITHOUT_EVENTS = {
     IndexMode.APPROXIMATE: Trust(
         TrustState.DEGRADED, 0, None, "guessed from decisions: use_kv_events is false"
@@ -223,10 +225,22 @@ class TrustedIndex:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in this rank's overlap."""
-        if self._mode is not IndexMode.EVENTS:
-            return _WITHOUT_EVENTS[self._mode]
-        is_applying = bool(self._unfinished) and rank in self._unfinished
-        return self._ranks[rank].trust(now_s, is_applying=is_applying)
+        return self.trusts((rank,), now_s)[0]
+
+    def trusts(self, ranks: Iterable[Rank], now_s: float) -> list[Trust]:
+        """Return the trust in the overlaps of each of these ranks."""
+        find, unfinished = self._ranks.get, self._unfinished
+        mode, found = self._mode, []
+        for rank in ranks:
+            place = find(rank)
+            if place is None:
+                found.append(_GONE)
+            elif mode is not _EVENTS:
+                found.append(_WITHOUT_EVENTS[mode])
+            else:
+                is_applying = rank in unfinished if unfinished else False
+                found.append(place.trust(now_s, is_applying=is_applying))
+        return found
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix, per rank of the scope."""

@@ -216,7 +216,7 @@ class ReservationReply(Struct, frozen=True):
     endpoint: str
 
 
-class PotentialLoad(Struct, frozen=True):
+class PotentialLoad(Struct, frozen=True, gc=False):
     """The booked load of a rank, including the prompt of the query if there is one."""
 
     worker_id: int
@@ -236,7 +236,7 @@ class ScopeLoads(Struct, frozen=True):
     pending_isl_tokens: int = 0
 
 
-class RankOverlap(Struct, frozen=True):
+class RankOverlap(Struct, frozen=True, gc=False):
     """The cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
 
     `num_blocks`: blocks of the prompt. `predicted_cached_blocks`: blocks that the engine will not

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.api.batches import BatchCommands
-from router.api.caller_commands import CallerCommand, OverlapScores, PotentialLoads, ReadShadow
+from router.api.caller_commands import CallerCommand, PotentialLoads, ReadShadow
 from router.api.commands import Commands
 from router.api.errors import NoReplicaPeersError
 from router.api.http.answers import OK
@@ -143,11 +143,6 @@ class Api:
         """Return the load of each rank if a prompt were placed there."""
         body = await self._web.body(request, PromptRequest)
         return await self._reply(PotentialLoads(body), request)
-
-    async def overlap_scores(self, request: Request) -> Response:
-        """Return the cached prefix of a prompt on each rank."""
-        body = await self._web.body(request, PromptRequest)
-        return await self._reply(OverlapScores(body), request)
 
     async def predictions(self, _: Request) -> Response:
         """Return the accuracy of predictions."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from router.api.batches import BatchCommands
-from router.api.caller_commands import Book
+from router.api.caller_commands import Book, OverlapScores
 from router.api.commands import Commands, PendingRequest, checked_usage
 from router.api.http.answers import OK, Response, decision_response, response
 from router.api.http.token_requests import TokenRequests
@@ -26,12 +26,13 @@ from router.api.request_headers import (
 )
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.protocol.batches import BatchReply, ReservationBatch
-from router.protocol.replies import Decision, ReservationReply
+from router.protocol.replies import Decision, OverlapScoresReply, ReservationReply
 from router.protocol.requests import (
     BookRequest,
     FreeRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
+    PromptRequest,
     SelectRequest,
     Usage,
 )
@@ -60,6 +61,7 @@ class HotRoutes:
         self._batch_bodies = JsonReader(ReservationBatch)
         self._select_requests = TokenRequests(SelectRequest)
         self._reserve_requests = TokenRequests(BookRequest)
+        self._prompts = TokenRequests(PromptRequest)
         self._prefill_complete_bodies = _optional(PrefillCompleteRequest)
         self._free_bodies = _optional(FreeRequest)
         self._output_block_bodies = JsonReader(OutputBlockRequest)
@@ -72,6 +74,7 @@ class HotRoutes:
                 ),
                 _reading("/reservations", self._reserve_request, self._reserved),
                 _reading("/reservations:batch", self._batch_of, self._progressed, (JSON,)),
+                _reading("/overlap_scores", self._prompts.read, self._scored),
             )
         }
         progress = f"{BEFORE_ID}{{request_id}}"
@@ -148,6 +151,12 @@ class HotRoutes:
         reply = self._commands.handle(Book(request), exchange.caller)
         encode = partial(response, status=201)
         return encode(reply) if isinstance(reply, ReservationReply) else _answered(reply, encode)
+
+    def _scored(self, exchange: Exchange, request: PromptRequest) -> Response | Later:
+        reply = self._commands.handle(OverlapScores(request), exchange.caller)
+        if isinstance(reply, OverlapScoresReply):
+            return response(reply)
+        return _answered(reply, response)
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request, head = self._select_requests.read(exchange), exchange.head

@@ -294,6 +294,8 @@ ROUTES = (
         OverlapScoresReply,
         PromptRequest,
         refusals=(*BODY, 503),
+        is_hot=True,
+        takes_binary=True,
     ),
     Route(
         "GET",

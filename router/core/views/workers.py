@@ -1,14 +1,15 @@
 """Views of the load of every rank and of its cached prefix of a prompt. Read-only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from msgspec import Struct, structs
 
 from router.core.core import RouterCore
 from router.core.fleet import FleetWorker
 from router.core.registered_workers import RegisteredWorker
-from router.indexer.base import NO_OVERLAP, Overlap
+from router.indexer.base import NO_OVERLAP
 from router.protocol.dumps import (
     TIER_NAMES,
     TierName,
@@ -22,24 +23,20 @@ from router.protocol.replies import (
     Trust,
 )
 from router.protocol.requests import PromptRequest
-from router.protocol.values import HeldState, Rank, Scope
+from router.protocol.values import HeldState, Rank
 from router.protocol.workers import WorkerRegistration
-from router.sequence.active.prompt import HashedPrompt, Prompt
-from router.sequence.rank_table import BUSY
+from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, FloatArray
+from router.sequence.active.prompt import Prompt
+from router.sequence.rank_table import BLOCK_SIZE, BUSY, DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
     """Return the reserved load of every rank, by scope."""
-    by_scope: dict[Scope, list[PotentialLoad]] = {}
-    for worker in core.fleet:
-        announcement = worker.announcement
-        here = by_scope.setdefault(announcement.scope, [])
-        for rank in announcement.ranks:
-            active = core.tracker.active(rank)
-            here.append(_load(core, rank, active.active_prefill_tokens, active.active_blocks))
     return [
-        ScopeLoads(scope.model_name, scope.routing_group, here, *core.waiting.usage(scope))
-        for scope, here in sorted(by_scope.items())
+        ScopeLoads(
+            scope.model_name, scope.routing_group, _booked(core, here), *core.waiting.usage(scope)
+        )
+        for scope, here in sorted(core.fleet.by_scope().items())
     ]
 
 
@@ -48,57 +45,53 @@ def potential_loads(
 ) -> list[PotentialLoad]:
     """Return the load of every schedulable rank of a scope if this prompt were placed there."""
     table = core.weigh(request, prompt, now_s)
-    return [
-        _load(core, t.rank, t.potential_prefill_tokens, t.potential_decode_blocks)
-        for t in map(table.terms, range(len(table)))
-    ]
+    cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
+    own_tokens = np.maximum(table.isl_tokens - cached_tokens, 0.0)
+    prefill_tokens = np.floor(table.column(PREFILL_TOKENS)) + own_tokens
+    decode_blocks = np.nan_to_num(table.column(DECODE_BLOCKS) + table.column(NEW_BLOCKS))
+    return _loads(table.ranks, (prefill_tokens, decode_blocks, table.column(REQUESTS)))
+
+
+def _booked(core: RouterCore, workers: Iterable[FleetWorker]) -> list[PotentialLoad]:
+    ranks = [rank for worker in workers for rank in worker.ranks]
+    rows = core.ranks.values[[core.ranks.slot(rank) for rank in ranks]]
+    return _loads(ranks, (rows[:, PREFILL_TOKENS], rows[:, DECODE_BLOCKS], rows[:, REQUESTS]))
+
+
+def _loads(ranks: Sequence[Rank], columns: Iterable[FloatArray]) -> list[PotentialLoad]:
+    """Return the loads of ranks. `columns`: their prompt tokens, decode blocks and requests."""
+    worker_ids = [rank.worker_id for rank in ranks]
+    dp_ranks = [rank.dp_rank for rank in ranks]
+    whole = [column.astype(np.int64).tolist() for column in columns]
+    return list(map(PotentialLoad, worker_ids, dp_ranks, *whole))
 
 
 def overlap_scores(
     core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
 ) -> OverlapScoresReply:
     """Return the cached prefix of every announced rank of a scope."""
-    workers = [w.announcement for w in core.fleet if w.announcement.scope == request.scope]
-    overlaps = core.match(request.scope, prompt, workers)
-    ranks = [
-        _rank_overlap(
-            rank,
-            prompt.hashed(worker.identity),
-            overlaps[worker.identity].get(rank, NO_OVERLAP),
-            core.trust(rank, now_s),
-            is_eagle=worker.identity.eagle,
-        )
-        for worker in workers
-        for rank in worker.ranks
-    ]
-    if not workers:
-        return OverlapScoresReply(0, 0, ranks)
-    first = prompt.hashed(workers[0].identity)
-    return OverlapScoresReply(first.block_size, len(first.sequence_hashes), ranks)
-
-
-def _load(core: RouterCore, rank: Rank, prefill_tokens: int, decode_blocks: int) -> PotentialLoad:
-    requests = core.tracker.active(rank).active_requests
-    return PotentialLoad(rank.worker_id, rank.dp_rank, prefill_tokens, decode_blocks, requests)
-
-
-def _rank_overlap(
-    rank: Rank, prompt: HashedPrompt, overlap: Overlap, trust: Trust, *, is_eagle: bool
-) -> RankOverlap:
-    return RankOverlap(
-        worker_id=rank.worker_id,
-        dp_rank=rank.dp_rank,
-        block_size=prompt.block_size,
-        num_blocks=len(prompt.sequence_hashes),
-        predicted_cached_blocks=prompt.cached_blocks(overlap.remote, eagle=is_eagle),
-        device_blocks=overlap.device,
-        host_pinned_blocks=overlap.host,
-        disk_blocks=overlap.disk,
-        remote_blocks=overlap.remote,
-        host_pinned_extension_blocks=overlap.host - overlap.device,
-        disk_extension_blocks=overlap.disk - overlap.host,
-        trust=trust,
-    )
+    workers = core.fleet.by_scope().get(request.scope)
+    if workers is None:
+        return OverlapScoresReply(0, 0, [])
+    announced = [worker.announcement for worker in workers]
+    overlaps = core.match(request.scope, prompt, announced)
+    held = {identity: dict(found.items()) for identity, found in overlaps.items()}
+    trusts = iter(core.trusts([rank for worker in workers for rank in worker.ranks], now_s))
+    shown: list[RankOverlap] = []
+    for worker in workers:
+        identity = worker.announcement.identity
+        here, hashed = held[identity], prompt.by_identity[identity]
+        block_size, blocks = identity.block_size, len(hashed.sequence_hashes)
+        for rank in worker.ranks:
+            overlap = here.get(rank, NO_OVERLAP)
+            device, host, disk = overlap.device, overlap.host, overlap.disk
+            remote = overlap.remote
+            reused = hashed.cached_blocks(remote, eagle=identity.eagle) if remote else 0
+            own = (block_size, blocks, reused, device, host, disk, remote)
+            more = (host - device, disk - host, next(trusts))
+            shown.append(RankOverlap(rank.worker_id, rank.dp_rank, *own, *more))
+    first = prompt.by_identity[announced[0].identity]
+    return OverlapScoresReply(first.block_size, len(first.sequence_hashes), shown)
 
 
 _SHARED_FIELDS = (
