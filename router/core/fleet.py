@@ -6,17 +6,21 @@ random, so that no process takes the beacon of another process, or of an earlier
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from random import Random
+from types import MappingProxyType
 
 from msgspec import Struct
 from sortedcontainers import SortedDict
 
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.loads import Beacon, LoadReport
-from router.protocol.values import Rank, Scope
+from router.protocol.values import Identity, Rank, Scope
 
 REMEMBERED = 64
+
+NO_SCOPES: Mapping[Scope, "ScopeRanks"] = MappingProxyType({})
 
 
 class Beacons:
@@ -97,6 +101,39 @@ class FleetWorker:
         return self.announcement.agent_is_engine and not self.was_seen
 
 
+class ScopeRanks(Struct, frozen=True):
+    """The announced ranks of a scope, by worker and rank.
+
+    `worker_ids`, `dp_ranks`, `block_sizes`: of each rank. `places`: the position of each rank.
+    `identities`: those of the workers, each once, in order; `kinds`: the position in them of each
+    rank's identity.
+    """
+
+    workers: list[FleetWorker] = []
+    ranks: list[Rank] = []
+    worker_ids: list[int] = []
+    dp_ranks: list[int] = []
+    block_sizes: list[int] = []
+    places: dict[Rank, int] = {}
+    identities: list[Identity] = []
+    kinds: list[int] = []
+
+    def add(self, worker: FleetWorker) -> None:
+        """Add the ranks of the next worker."""
+        identity = worker.announcement.identity
+        if identity not in self.identities:
+            self.identities.append(identity)
+        kind = self.identities.index(identity)
+        self.workers.append(worker)
+        for rank in worker.ranks:
+            self.places[rank] = len(self.ranks)
+            self.ranks.append(rank)
+            self.worker_ids.append(rank.worker_id)
+            self.dp_ranks.append(rank.dp_rank)
+            self.block_sizes.append(identity.block_size)
+            self.kinds.append(kind)
+
+
 class Fleet:
     """All workers of the namespace, by id, and the operators' orders about them.
 
@@ -109,11 +146,11 @@ class Fleet:
     """
 
     __slots__ = (
-        "_by_scope",
         "_frozen_since_s",
         "_limits",
         "_orders",
         "_schedulable",
+        "_scopes",
         "_workers",
         "get",
         "is_connected",
@@ -127,7 +164,7 @@ class Fleet:
         self.get: Callable[[int], FleetWorker | None] = self._workers.get
         self._orders: dict[int, Lifecycle] = {}
         self._schedulable: set[int] = set()
-        self._by_scope: tuple[int, dict[Scope, list[FleetWorker]]] = 0, {}
+        self._scopes: tuple[int, Mapping[Scope, ScopeRanks]] = 0, NO_SCOPES
         self.is_connected = False
         self._frozen_since_s: float | None = None
         self.stale_reports = 0
@@ -221,20 +258,25 @@ class Fleet:
             return wanted
         return "no load report yet" if worker.is_expected else worker.problem
 
-    def by_scope(self) -> Mapping[Scope, Sequence[FleetWorker]]:
-        """Return the workers of each scope, by id. O(1) while none has changed."""
-        version, found = self._by_scope
-        if version != self.version:
-            found = {}
-            for worker in self:
-                found.setdefault(worker.announcement.scope, []).append(worker)
-            self._by_scope = self.version, found
+    def scopes(self) -> Mapping[Scope, ScopeRanks]:
+        """Return the ranks of each scope that has workers. O(1) while no worker has changed."""
+        version, scopes = self._scopes
+        if version == self.version:
+            return scopes
+        found: dict[Scope, ScopeRanks] = {}
+        for worker in self:
+            scope = worker.announcement.scope
+            if scope not in found:
+                found[scope] = ScopeRanks()
+            found[scope].add(worker)
+        self._scopes = self.version, found
         return found
 
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Return the schedulable workers of a scope, by id."""
-        here = self.by_scope().get(scope, ())
-        return [worker.announcement for worker in here if self.is_schedulable(worker)]
+        here = self.scopes().get(scope)
+        workers = () if here is None else here.workers
+        return [worker.announcement for worker in workers if self.is_schedulable(worker)]
 
     def schedulable_count(self) -> int:
         """Return the number of schedulable workers, in any scope. O(1)."""
@@ -254,10 +296,13 @@ class Fleet:
         Returns None up to the limit, for a worker that sends no reports, and while this process is
         not connected.
         """
-        if not (self.is_connected and worker.announcement.reports_load):
+        if worker.last_seen_s >= self.silent_before_s(now_s):
             return None
-        silent_s = now_s - worker.last_seen_s
-        return silent_s if silent_s > self._limits.silence_s else None
+        return now_s - worker.last_seen_s if worker.announcement.reports_load else None
+
+    def silent_before_s(self, now_s: float) -> float:
+        """Return the time before which workers were last seen that are silent; see `silence_s`."""
+        return now_s - self._limits.silence_s if self.is_connected else -inf
 
     @property
     def is_frozen(self) -> bool:

@@ -73,21 +73,30 @@ class RankStatus:
 
     def trusts(self, ranks: Collection[Rank], now_s: float) -> list[Trust]:
         """Return the trust in the overlaps of each of these ranks."""
-        trusts, fleet = self._index.trusts(ranks, now_s), self._fleet
+        trusts, find = self._index.trusts(ranks, now_s), self._fleet.get
+        if not self._fleet.is_connected:
+            pairs = zip(ranks, trusts, strict=True)
+            return [_cut_off(rank, find(rank.worker_id), trust) for rank, trust in pairs]
+        silent_before_s = self._fleet.silent_before_s(now_s)
         for i, rank in enumerate(ranks):
-            worker = fleet.get(rank.worker_id)
-            if worker is None:
-                continue
-            silent_s, trust = fleet.silence_s(worker, now_s), trusts[i]
-            if silent_s is not None:
-                reason = f"agent silent for {silent_s:.1f} s"
-                trusts[i] = Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-            elif not fleet.is_connected and _is_cut_off(worker, rank, trust):
-                reason = "event bus disconnected"
-                trusts[i] = Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
+            worker = find(rank.worker_id)
+            if worker is not None and worker.last_seen_s < silent_before_s:
+                trusts[i] = self._silenced(worker, trusts[i], now_s)
         return trusts
 
+    def _silenced(self, worker: FleetWorker, trust: Trust, now_s: float) -> Trust:
+        """Return the trust in a rank of a worker that may be silent."""
+        silent_s = self._fleet.silence_s(worker, now_s)
+        if silent_s is None:
+            return trust
+        reason = f"agent silent for {silent_s:.1f} s"
+        return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
 
-def _is_cut_off(worker: FleetWorker, rank: Rank, trust: Trust) -> bool:
-    """Return whether an exact rank's events arrive over the bus."""
-    return trust.state is TrustState.EXACT and worker.announcement.source(rank) is None
+
+def _cut_off(rank: Rank, worker: FleetWorker | None, trust: Trust) -> Trust:
+    """Return the trust in a rank while the bus is disconnected."""
+    if trust.state is not TrustState.EXACT or worker is None:
+        return trust
+    if worker.announcement.source(rank) is not None:
+        return trust  # its events arrive elsewhere
+    return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, "event bus disconnected")

@@ -124,7 +124,7 @@ class RankIndex:
         proven_s = -inf if fresh_at_s is None else fresh_at_s
         self._freshness.note(report.event_id, proven_s, self.log.cursor)
 
-    def trust(self, now_s: float, *, is_applying: bool = False) -> Trust:
+    def trust(self, now_s: float, is_applying: bool) -> Trust:
         """Return the trust in the rank's overlap; `is_applying`: it is between two messages."""
         log = self.log
         cursor = log.cursor
@@ -169,7 +169,8 @@ class RankIndex:
 
     def _lag(self, age_s: float | None) -> str | None:
         """Return why a rank may be behind its engine; None if it is proven not to be."""
-        if self._reported_life not in (None, self.log.incarnation):
+        life = self._reported_life
+        if life is not None and life != self.log.incarnation:
             return "its cache has begun a new life"
         behind = self._freshness.reported_event_id - self.log.cursor
         if behind > 0:

@@ -38,7 +38,6 @@ _STATE_BYTES = 8 * STATE_WORDS
 
 _APPLY, _NEW_LIFE, _GAP = LogVerdict.APPLY, LogVerdict.NEW_LIFE, LogVerdict.GAP
 
-_EVENTS = IndexMode.EVENTS
 _GONE = Trust(TrustState.BLIND, 0, None, "gone")
 _WITHOUT_EVENTS = {
     IndexMode.APPROXIMATE: Trust(
@@ -230,17 +229,13 @@ class TrustedIndex:
     def trusts(self, ranks: Iterable[Rank], now_s: float) -> list[Trust]:
         """Return the trust in the overlaps of each of these ranks."""
         find, unfinished = self._ranks.get, self._unfinished
-        mode, found = self._mode, []
-        for rank in ranks:
-            place = find(rank)
-            if place is None:
-                found.append(_GONE)
-            elif mode is not _EVENTS:
-                found.append(_WITHOUT_EVENTS[mode])
-            else:
-                is_applying = rank in unfinished if unfinished else False
-                found.append(place.trust(now_s, is_applying=is_applying))
-        return found
+        if self._mode is not IndexMode.EVENTS:
+            known = _WITHOUT_EVENTS[self._mode]
+            return [known if rank in self._ranks else _GONE for rank in ranks]
+        return [
+            _GONE if (place := find(rank)) is None else place.trust(now_s, rank in unfinished)
+            for rank in ranks
+        ]
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix, per rank of the scope."""
