@@ -27,9 +27,9 @@ from router.protocol.replies import (
 from router.protocol.requests import PromptRequest
 from router.protocol.values import HeldState, Rank
 from router.protocol.workers import WorkerRegistration
-from router.scheduler.terms import NEW_BLOCKS, OVERLAP_DEVICE, FloatArray
+from router.scheduler.terms import FloatArray, IntArray, potential_load
 from router.sequence.active.prompt import Prompt
-from router.sequence.rank_table import BLOCK_SIZE, BUSY, DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS
+from router.sequence.rank_table import BUSY, DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
@@ -50,11 +50,9 @@ def potential_loads(
 ) -> list[PotentialLoad]:
     """Return the load of every schedulable rank of a scope if this prompt were placed there."""
     table = core.weigh(request, prompt, now_s)
-    cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
-    own_tokens = np.maximum(table.isl_tokens - cached_tokens, 0.0)
-    prefill_tokens = np.floor(table.column(PREFILL_TOKENS)) + own_tokens
-    decode_blocks = np.nan_to_num(table.column(DECODE_BLOCKS) + table.column(NEW_BLOCKS))
-    return _loads(table.ranks, (prefill_tokens, decode_blocks, table.column(REQUESTS)))
+    load = potential_load(table.values, table.isl_tokens)
+    columns = (load.prefill_tokens, load.decode_blocks, table.column(REQUESTS))
+    return _loads(table.ranks, columns)
 
 
 def _booked(core: RouterCore, ranks: Sequence[Rank]) -> list[PotentialLoad]:
@@ -62,7 +60,7 @@ def _booked(core: RouterCore, ranks: Sequence[Rank]) -> list[PotentialLoad]:
     return _loads(ranks, (rows[:, PREFILL_TOKENS], rows[:, DECODE_BLOCKS], rows[:, REQUESTS]))
 
 
-def _loads(ranks: Sequence[Rank], columns: Iterable[FloatArray]) -> list[PotentialLoad]:
+def _loads(ranks: Sequence[Rank], columns: Iterable[FloatArray | IntArray]) -> list[PotentialLoad]:
     """Return the loads of ranks. `columns`: their prompt tokens, decode blocks and requests."""
     worker_ids = [rank.worker_id for rank in ranks]
     dp_ranks = [rank.dp_rank for rank in ranks]

@@ -77,7 +77,7 @@ class Predictive(Policy):
         slow_start = np.maximum(table.column(SLOW_UNTIL_S) - table.now_s, 0.0) / SLOW_START_S
         slow = own.sum(axis=1) * slow_start
         multiplied = seconds[:, COST_S] - own.sum(axis=1) - slow
-        preference = np.where(np.isclose(multiplied, 0.0, atol=1e-9), 0.0, multiplied)
+        preference = np.where(np.abs(multiplied) <= 1e-9, 0.0, multiplied)
         return _PARTS, np.column_stack([own, slow, preference])
 
 
