@@ -106,10 +106,11 @@ class ScopeRanks(Struct, frozen=True):
 
     `worker_ids`, `dp_ranks`, `block_sizes`: of each rank. `places`: the position of each rank.
     `identities`: those of the workers, each once, in order; `kinds`: the position in them of each
-    rank's identity.
+    rank's identity. `unschedulable`: the workers that are not.
     """
 
-    workers: list[FleetWorker] = []
+    schedulable: list[WorkerAnnouncement] = []
+    unschedulable: list[FleetWorker] = []
     ranks: list[Rank] = []
     worker_ids: list[int] = []
     dp_ranks: list[int] = []
@@ -118,13 +119,16 @@ class ScopeRanks(Struct, frozen=True):
     identities: list[Identity] = []
     kinds: list[int] = []
 
-    def add(self, worker: FleetWorker) -> None:
+    def add(self, worker: FleetWorker, *, is_schedulable: bool) -> None:
         """Add the ranks of the next worker."""
         identity = worker.announcement.identity
         if identity not in self.identities:
             self.identities.append(identity)
         kind = self.identities.index(identity)
-        self.workers.append(worker)
+        if is_schedulable:
+            self.schedulable.append(worker.announcement)
+        else:
+            self.unschedulable.append(worker)
         for rank in worker.ranks:
             self.places[rank] = len(self.ranks)
             self.ranks.append(rank)
@@ -268,15 +272,14 @@ class Fleet:
             scope = worker.announcement.scope
             if scope not in found:
                 found[scope] = ScopeRanks()
-            found[scope].add(worker)
+            found[scope].add(worker, is_schedulable=self.is_schedulable(worker))
         self._scopes = self.version, found
         return found
 
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Return the schedulable workers of a scope, by id."""
         here = self.scopes().get(scope)
-        workers = () if here is None else here.workers
-        return [worker.announcement for worker in workers if self.is_schedulable(worker)]
+        return [] if here is None else here.schedulable
 
     def schedulable_count(self) -> int:
         """Return the number of schedulable workers, in any scope. O(1)."""
@@ -301,7 +304,7 @@ class Fleet:
         return now_s - worker.last_seen_s if worker.announcement.reports_load else None
 
     def silent_before_s(self, now_s: float) -> float:
-        """Return the time before which workers were last seen that are silent; see `silence_s`."""
+        """Return the time before which silent workers were last seen, if they send reports."""
         return now_s - self._limits.silence_s if self.is_connected else -inf
 
     @property

@@ -80,17 +80,13 @@ class RankStatus:
         silent_before_s = self._fleet.silent_before_s(now_s)
         for i, rank in enumerate(ranks):
             worker = find(rank.worker_id)
-            if worker is not None and worker.last_seen_s < silent_before_s:
-                trusts[i] = self._silenced(worker, trusts[i], now_s)
+            if worker is None or worker.last_seen_s >= silent_before_s:
+                continue
+            if worker.announcement.reports_load:
+                reason = f"agent silent for {now_s - worker.last_seen_s:.1f} s"
+                trust = trusts[i]
+                trusts[i] = Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
         return trusts
-
-    def _silenced(self, worker: FleetWorker, trust: Trust, now_s: float) -> Trust:
-        """Return the trust in a rank of a worker that may be silent."""
-        silent_s = self._fleet.silence_s(worker, now_s)
-        if silent_s is None:
-            return trust
-        reason = f"agent silent for {silent_s:.1f} s"
-        return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
 
 
 def _cut_off(rank: Rank, worker: FleetWorker | None, trust: Trust) -> Trust:
