@@ -17,14 +17,13 @@ from router.api.commands import Commands
 from router.api.errors import NoReplicaPeersError
 from router.api.http.answers import OK
 from router.api.http.routes import ROUTES
-from router.api.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.api.http.web import Web, dump_answer, json_answer, json_bytes
 from router.api.workers import BusyCommands, WorkerCommands
 from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
 from router.core.views.index import block_holders
 from router.core.views.workers import WorkerView
 from router.errors import InvalidFieldError
-from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
@@ -51,7 +50,6 @@ class Api:
         bodies: BodyConfig,
         commands: Commands,
         workers: WorkerCommands,
-        status: ServiceStatus,
         metrics: RouterMetrics,
         guard: Guard,
         routers: Callable[[], list[RouterAnnouncement]],
@@ -66,7 +64,6 @@ class Api:
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._busy = BusyCommands(commands.core)
         self._workers = workers
-        self._status = status
         self._metrics = metrics
         self._routers = routers
         self._settings = settings
@@ -164,10 +161,6 @@ class Api:
     async def health(self, _: Request) -> Response:
         """Return 200: the process is alive."""
         return json_bytes(OK.body)
-
-    async def ready(self, request: Request) -> Response:
-        """Return whether the process is ready."""
-        return ready_answer(request, self._status, self._commands.core, self._workers.all)
 
     async def metrics(self, _: Request) -> Response:
         """Return the Prometheus metrics."""

@@ -43,6 +43,7 @@ from router.runtime.security.guard import Guard
 
 Later: TypeAlias = Coroutine[Any, Any, Response]
 T = TypeVar("T")
+FindRoute: TypeAlias = Callable[[str, str], HotRoute | None]
 Act: TypeAlias = Callable[[Exchange, T], Response | Later]
 U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
 
@@ -53,10 +54,11 @@ _SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
 
 
 class HotRoutes:
-    """The hot routes, and their handlers on one set of commands."""
+    """The hot routes, and their handlers on one set of commands. `find_probe` finds other ones."""
 
-    def __init__(self, commands: Commands, guard: Guard) -> None:
+    def __init__(self, commands: Commands, guard: Guard, find_probe: FindRoute) -> None:
         self._commands = commands
+        self._find_probe = find_probe
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._batch_bodies = JsonReader(ReservationBatch)
         self._select_requests = TokenRequests(SelectRequest)
@@ -91,8 +93,10 @@ class HotRoutes:
     def find(self, method: str, path: str) -> HotRoute | None:
         """Return the route of a request, or None."""
         found = self._whole.get((method, path))
-        if found is not None or not path.startswith(BEFORE_ID):
+        if found is not None:
             return found
+        if not path.startswith(BEFORE_ID):
+            return self._find_probe(method, path)
         request_id, slash, step = path.removeprefix(BEFORE_ID).partition("/")
         is_whole = bool(request_id) and bool(slash) == bool(step)
         return self._of_reservation.get((method, step)) if is_whole else None

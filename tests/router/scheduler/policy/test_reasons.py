@@ -72,7 +72,11 @@ def test_parts_are_named_where_they_are_something():
         table(candidate(decode_blocks=6, taint=0.5)), PolicySettings(), Random(1)
     )
     reasons = policy.explain(choice, PolicySettings())
-    assert reasons.named([0])[0] == {"prefill_blocks": 10.0, "decode_blocks": 6.0, "preference": -8.0}
+    assert reasons.named([0])[0] == {
+        "prefill_blocks": 10.0,
+        "decode_blocks": 6.0,
+        "preference": -8.0,
+    }
 
 
 def test_a_policy_that_turns_says_how_many_turns_each_waits():
