@@ -69,7 +69,7 @@ class Admission:
         self.body_bytes += size_bytes
         exchange.held_bytes = size_bytes
         most = limits.max_requests
-        if self.in_flight > most and not self._guard.is_open(head.method, head.path):
+        if self.in_flight > most and not self._guard.is_open(head.method, head.route.path):
             raise TooManyRequestsError(most)
         if not (head.is_checked and self._guard.is_idle):
             exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
