@@ -296,7 +296,7 @@ class Commands:
 
     def _overlap_scores(self, command: OverlapScores) -> OverlapScoresReply:
         request = command.request
-        prompt = command.prompt or self.core.hashed(request)
+        prompt = command.prompt or self._prompt(request)
         scores = overlap_scores(self.core, request, prompt, time.monotonic())
         _served(scores.workers, request)
         return scores

@@ -56,7 +56,7 @@ from router.scheduler.queue.waiting_room import WaitingRoom
 from router.scheduler.selector import Selector
 from router.scheduler.settings import TrustWeights
 from router.scheduler.terms import TermTable
-from router.sequence.active.prompt import Prompt, prepare
+from router.sequence.active.prompt import HashedPrompt, Prompt, prepare
 from router.sequence.active.tracker import Tracker
 from router.sequence.rank_table import RankTable
 
@@ -102,6 +102,7 @@ class RouterCore:
         "ranks",
         "tracker",
         "trust",
+        "trusts",
         "waiting",
     )
 
@@ -135,7 +136,7 @@ class RouterCore:
             settings.max_reservations,
         )
         self._standing = RankStatus(self.ranks, self.fleet, self.index, self.trust_weights)
-        self.trust = self._standing.trust
+        self.trust, self.trusts = self._standing.trust, self._standing.trusts
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
         self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)
@@ -188,14 +189,9 @@ class RouterCore:
         """Return a request's prompt, hashed for its scope. Raises InvalidFieldError. O(tokens)."""
         return prepare(request, self.identities(request.scope), naming=self.naming)
 
-    def match(
-        self, scope: Scope, prompt: Prompt, workers: Iterable[WorkerAnnouncement]
-    ) -> dict[Identity, OverlapScores]:
-        """Return the cached prefix of every rank of a scope, under each identity in use."""
-        return {
-            identity: self._placer.overlaps(scope, prompt.hashed(identity))
-            for identity in dict.fromkeys(worker.identity for worker in workers)
-        }
+    def match(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        """Return the cached prefix of every rank of a scope."""
+        return self._placer.overlaps(scope, prompt)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Explain why a request was placed there. O(candidates)."""

@@ -6,17 +6,21 @@ random, so that no process takes the beacon of another process, or of an earlier
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from random import Random
+from types import MappingProxyType
 
 from msgspec import Struct
 from sortedcontainers import SortedDict
 
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.loads import Beacon, LoadReport
-from router.protocol.values import Rank, Scope
+from router.protocol.values import Identity, Rank, Scope
 
 REMEMBERED = 64
+
+NO_SCOPES: Mapping[Scope, "ScopeRanks"] = MappingProxyType({})
 
 
 class Beacons:
@@ -58,18 +62,34 @@ class LivenessLimits(Struct, frozen=True):
 class FleetWorker:
     """One worker: its announcement, its last reports, and when it last reported.
 
-    `problem`: a reason seen by this process why the worker is not schedulable.
+    `ranks`: those of its announcement. `problem`: a reason seen by this process why the worker is
+    not schedulable.
     """
 
-    __slots__ = ("announcement", "last_seen_s", "problem", "reported_s", "reports", "was_seen")
+    __slots__ = (
+        "announcement",
+        "last_seen_s",
+        "problem",
+        "ranks",
+        "reported_s",
+        "reports",
+        "was_seen",
+    )
 
     def __init__(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         self.announcement = announcement
+        self.ranks = announcement.ranks
         self.last_seen_s = now_s
         self.was_seen = False
         self.problem: str | None = None
         self.reports: dict[Rank, LoadReport] = {}
         self.reported_s: dict[Rank, float] = {}
+
+    def announce(self, announcement: WorkerAnnouncement) -> None:
+        """Replace the announcement; reports of ranks that are not in it are dropped."""
+        self.announcement = announcement
+        self.ranks = announcement.ranks
+        self.reports = {rank: self.reports[rank] for rank in self.ranks if rank in self.reports}
 
     def was_made_since(self, rank: Rank, made_after_s: float | None) -> bool:
         """Return whether a report made after that time is not older than the rank's last one."""
@@ -81,21 +101,63 @@ class FleetWorker:
         return self.announcement.agent_is_engine and not self.was_seen
 
 
+class ScopeRanks(Struct, frozen=True):
+    """The announced ranks of a scope, by worker and rank.
+
+    `worker_ids`, `dp_ranks`, `block_sizes`: of each rank. `places`: the position of each rank.
+    `identities`: those of the workers, each once, in order; `kinds`: the position in them of each
+    rank's identity. `unschedulable`: the workers that are not.
+    """
+
+    schedulable: list[WorkerAnnouncement] = []
+    unschedulable: list[FleetWorker] = []
+    ranks: list[Rank] = []
+    worker_ids: list[int] = []
+    dp_ranks: list[int] = []
+    block_sizes: list[int] = []
+    places: dict[Rank, int] = {}
+    identities: list[Identity] = []
+    kinds: list[int] = []
+
+    def add(self, worker: FleetWorker, *, is_schedulable: bool) -> None:
+        """Add the ranks of the next worker."""
+        identity = worker.announcement.identity
+        if identity not in self.identities:
+            self.identities.append(identity)
+        kind = self.identities.index(identity)
+        if is_schedulable:
+            self.schedulable.append(worker.announcement)
+        else:
+            self.unschedulable.append(worker)
+        for rank in worker.ranks:
+            self.places[rank] = len(self.ranks)
+            self.ranks.append(rank)
+            self.worker_ids.append(rank.worker_id)
+            self.dp_ranks.append(rank.dp_rank)
+            self.block_sizes.append(identity.block_size)
+            self.kinds.append(kind)
+
+
 class Fleet:
     """All workers of the namespace, by id, and the operators' orders about them.
 
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
-    number of reports that were duplicates or too late. `version` counts changes of the set of
-    schedulable workers.
+    number of reports that were duplicates or too late. `version` counts changes of announcements,
+    and of the set of schedulable workers. `is_connected`: this process is connected to the bus.
+    `get` returns a worker by id, or None.
+
+    Invariant: `_schedulable` has the ids of the schedulable workers.
     """
 
     __slots__ = (
-        "_connected",
         "_frozen_since_s",
         "_limits",
         "_orders",
         "_schedulable",
+        "_scopes",
         "_workers",
+        "get",
+        "is_connected",
         "stale_reports",
         "version",
     )
@@ -103,12 +165,14 @@ class Fleet:
     def __init__(self, limits: LivenessLimits) -> None:
         self._limits = limits
         self._workers: SortedDict = SortedDict()
+        self.get: Callable[[int], FleetWorker | None] = self._workers.get
         self._orders: dict[int, Lifecycle] = {}
-        self._connected = False
+        self._schedulable: set[int] = set()
+        self._scopes: tuple[int, Mapping[Scope, ScopeRanks]] = 0, NO_SCOPES
+        self.is_connected = False
         self._frozen_since_s: float | None = None
         self.stale_reports = 0
         self.version = 0
-        self._schedulable = 0, 0  # the version at which they were counted, and their number
 
     def __iter__(self) -> Iterator[FleetWorker]:
         return iter(self._workers.values())
@@ -116,26 +180,22 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def get(self, worker_id: int) -> FleetWorker | None:
-        """Return a worker by id."""
-        worker: FleetWorker | None = self._workers.get(worker_id)
-        return worker
-
     def put(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker, or update its announcement."""
-        known = self.get(announcement.worker_id)
-        if known is None or known.announcement != announcement:
-            self.version += 1
+        worker_id = announcement.worker_id
+        known = self.get(worker_id)
         if known is None or known.announcement.incarnation != announcement.incarnation:
-            self._workers[announcement.worker_id] = FleetWorker(announcement, now_s)
+            self._workers[worker_id] = FleetWorker(announcement, now_s)
+        elif known.announcement != announcement:
+            known.announce(announcement)
+        else:
             return
-        known.announcement = announcement
-        known.reports = {r: known.reports[r] for r in announcement.ranks if r in known.reports}
+        self._note_change(worker_id)
 
     def remove(self, worker_id: int) -> None:
         """Remove a worker, but not the orders about it."""
         self._workers.pop(worker_id, None)
-        self.version += 1
+        self._note_change(worker_id)
 
     def expects(self, report: LoadReport) -> bool:
         """Return whether this rank was announced by the agent that reports on it."""
@@ -159,9 +219,10 @@ class Fleet:
         if is_old and not worker.was_made_since(report.rank, made_after_s):
             self.stale_reports += 1
             return False
-        self.version += not worker.was_seen
         worker.last_seen_s = now_s
-        worker.was_seen = True
+        if not worker.was_seen:
+            worker.was_seen = True
+            self._note_change(report.worker_id)
         worker.reports[report.rank] = report
         worker.reported_s[report.rank] = now_s
         return True
@@ -172,14 +233,14 @@ class Fleet:
             self._orders.pop(worker_id, None)
         else:
             self._orders[worker_id] = lifecycle
-        self.version += 1
+        self._note_change(worker_id)
 
     def set_problem(self, worker_id: int, problem: str | None) -> None:
         """Set the reason why a worker is not schedulable; None clears it. Ignores unknown ones."""
         worker = self.get(worker_id)
         if worker is not None and worker.problem != problem:
             worker.problem = problem
-            self.version += 1
+            self._note_change(worker_id)
 
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """Return the lifecycle of a worker, as operators ordered it."""
@@ -201,19 +262,28 @@ class Fleet:
             return wanted
         return "no load report yet" if worker.is_expected else worker.problem
 
+    def scopes(self) -> Mapping[Scope, ScopeRanks]:
+        """Return the ranks of each scope that has workers. O(1) while no worker has changed."""
+        version, scopes = self._scopes
+        if version == self.version:
+            return scopes
+        found: dict[Scope, ScopeRanks] = {}
+        for worker in self:
+            scope = worker.announcement.scope
+            if scope not in found:
+                found[scope] = ScopeRanks()
+            found[scope].add(worker, is_schedulable=self.is_schedulable(worker))
+        self._scopes = self.version, found
+        return found
+
     def schedulable(self, scope: Scope) -> list[WorkerAnnouncement]:
         """Return the schedulable workers of a scope, by id."""
-        return [
-            worker.announcement
-            for worker in self
-            if worker.announcement.scope == scope and self.is_schedulable(worker)
-        ]
+        here = self.scopes().get(scope)
+        return [] if here is None else here.schedulable
 
     def schedulable_count(self) -> int:
-        """Return the number of schedulable workers, in any scope. O(1) while none has changed."""
-        if self._schedulable[0] != self.version:
-            self._schedulable = self.version, sum(map(self.is_schedulable, self))
-        return self._schedulable[1]
+        """Return the number of schedulable workers, in any scope. O(1)."""
+        return len(self._schedulable)
 
     def used_blocks(self, rank: Rank, now_s: float) -> int:
         """Return the blocks in use by its engine's last report; 0 without a current report."""
@@ -229,15 +299,13 @@ class Fleet:
         Returns None up to the limit, for a worker that sends no reports, and while this process is
         not connected.
         """
-        if not (self._connected and worker.announcement.reports_load):
+        if worker.last_seen_s >= self.silent_before_s(now_s):
             return None
-        silent_s = now_s - worker.last_seen_s
-        return silent_s if silent_s > self._limits.silence_s else None
+        return now_s - worker.last_seen_s if worker.announcement.reports_load else None
 
-    @property
-    def is_connected(self) -> bool:
-        """True while this process is connected to the bus."""
-        return self._connected
+    def silent_before_s(self, now_s: float) -> float:
+        """Return the time before which silent workers were last seen, if they send reports."""
+        return now_s - self._limits.silence_s if self.is_connected else -inf
 
     @property
     def is_frozen(self) -> bool:
@@ -246,14 +314,14 @@ class Fleet:
 
     def set_connected(self, connected: bool, now_s: float) -> None:
         """Record whether there is a connection; a new one restarts the timeout of every worker."""
-        if connected and not self._connected:
+        if connected and not self.is_connected:
             for worker in self._workers.values():
                 worker.last_seen_s = now_s
-        self._connected = connected
+        self.is_connected = connected
 
     def take_gone(self, now_s: float) -> list[WorkerAnnouncement]:
         """Remove and return the workers that are lost, by their silence."""
-        if not self._connected:
+        if not self.is_connected:
             return []
         silent = [w for w in self if self.silence_s(w, now_s) is not None]
         if self._is_mass_silence(silent, now_s):
@@ -262,6 +330,15 @@ class Fleet:
         for announcement in gone:
             self.remove(announcement.worker_id)
         return gone
+
+    def _note_change(self, worker_id: int) -> None:
+        """Count a change of a worker, which may have been removed."""
+        self.version += 1
+        worker = self.get(worker_id)
+        if worker is not None and self.is_schedulable(worker):
+            self._schedulable.add(worker_id)
+        else:
+            self._schedulable.discard(worker_id)
 
     def _is_mass_silence(self, silent: list[FleetWorker], now_s: float) -> bool:
         """Return whether most workers fell silent within one heartbeat, which is no sign of loss.

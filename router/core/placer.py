@@ -275,12 +275,10 @@ class Placer:
     def _unschedulable(self, scope: Scope, named: int | None = NAMED_RANKS) -> list[RemovedRanks]:
         """Return why workers are not schedulable; `named`: limit of ranks per reason, None: all."""
         why: dict[str, list[Rank]] = {}
-        for worker in self._fleet:
-            if worker.announcement.scope == scope:
-                if self._fleet.is_schedulable(worker):
-                    continue
-                reason = f"not schedulable ({self._fleet.obstacle(worker)})"
-                why.setdefault(reason, []).extend(worker.announcement.ranks)
+        here = self._fleet.scopes().get(scope)
+        for worker in () if here is None else here.unschedulable:
+            reason = f"not schedulable ({self._fleet.obstacle(worker)})"
+            why.setdefault(reason, []).extend(worker.ranks)
         return [
             removed_ranks(reason, ranks, len(ranks) if named is None else named)
             for reason, ranks in why.items()

@@ -1,5 +1,7 @@
 """Rank table columns that depend neither on reservations nor on load reports."""
 
+from collections.abc import Collection
+
 from router.core.fleet import Fleet, FleetWorker
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
@@ -67,21 +69,30 @@ class RankStatus:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in the overlaps of a rank."""
-        if rank not in self._table:
-            return Trust(TrustState.BLIND, 0, None, "gone")
-        trust = self._index.trust(rank, now_s)
-        worker = self._fleet.get(rank.worker_id)
-        silent_s = None if worker is None else self._fleet.silence_s(worker, now_s)
-        if silent_s is not None:
-            reason = f"agent silent for {silent_s:.1f} s"
-            return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        if trust.state is TrustState.EXACT and self._is_cut_off(worker, rank):
-            reason = "event bus disconnected"
-            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, reason)
-        return trust
+        return self.trusts((rank,), now_s)[0]
 
-    def _is_cut_off(self, worker: FleetWorker | None, rank: Rank) -> bool:
-        """Return whether its events arrive over the bus while that is disconnected."""
-        if self._fleet.is_connected or worker is None:
-            return False
-        return worker.announcement.source(rank) is None
+    def trusts(self, ranks: Collection[Rank], now_s: float) -> list[Trust]:
+        """Return the trust in the overlaps of each of these ranks."""
+        trusts, find = self._index.trusts(ranks, now_s), self._fleet.get
+        if not self._fleet.is_connected:
+            pairs = zip(ranks, trusts, strict=True)
+            return [_cut_off(rank, find(rank.worker_id), trust) for rank, trust in pairs]
+        silent_before_s = self._fleet.silent_before_s(now_s)
+        for i, rank in enumerate(ranks):
+            worker = find(rank.worker_id)
+            if worker is None or worker.last_seen_s >= silent_before_s:
+                continue
+            if worker.announcement.reports_load:
+                reason = f"agent silent for {now_s - worker.last_seen_s:.1f} s"
+                trust = trusts[i]
+                trusts[i] = Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
+        return trusts
+
+
+def _cut_off(rank: Rank, worker: FleetWorker | None, trust: Trust) -> Trust:
+    """Return the trust in a rank while the bus is disconnected."""
+    if trust.state is not TrustState.EXACT or worker is None:
+        return trust
+    if worker.announcement.source(rank) is not None:
+        return trust  # its events arrive elsewhere
+    return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, "event bus disconnected")

@@ -18,7 +18,7 @@ from router.forward.errors import (
 )
 from router.forward.headers import REQUEST_ID, Pairs
 from router.forward.metrics import ForwardMetrics
-from router.runtime.security.guarded import is_detailed, refusal_headers
+from router.runtime.security.guarded import caller_of, is_detailed, refusal_headers
 
 
 class Models:
@@ -129,7 +129,7 @@ class ForwardApp:
     async def _ready(self, scope: Scope) -> Answer:
         reason = self.completions.unready_reason()
         body: dict[str, object] = {"ready": reason is None, "reason": reason}
-        if is_detailed(scope):
+        if is_detailed(caller_of(scope), scope["query_string"]):
             body |= self.completions.tokenizers()
         return _json(body, 200 if reason is None else 503)
 

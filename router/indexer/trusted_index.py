@@ -38,6 +38,7 @@ _STATE_BYTES = 8 * STATE_WORDS
 
 _APPLY, _NEW_LIFE, _GAP = LogVerdict.APPLY, LogVerdict.NEW_LIFE, LogVerdict.GAP
 
+_GONE = Trust(TrustState.BLIND, 0, None, "gone")
 _WITHOUT_EVENTS = {
     IndexMode.APPROXIMATE: Trust(
         TrustState.DEGRADED, 0, None, "guessed from decisions: use_kv_events is false"
@@ -223,10 +224,18 @@ class TrustedIndex:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in this rank's overlap."""
+        return self.trusts((rank,), now_s)[0]
+
+    def trusts(self, ranks: Iterable[Rank], now_s: float) -> list[Trust]:
+        """Return the trust in the overlaps of each of these ranks."""
+        find, unfinished = self._ranks.get, self._unfinished
         if self._mode is not IndexMode.EVENTS:
-            return _WITHOUT_EVENTS[self._mode]
-        is_applying = bool(self._unfinished) and rank in self._unfinished
-        return self._ranks[rank].trust(now_s, is_applying=is_applying)
+            known = _WITHOUT_EVENTS[self._mode]
+            return [known if rank in self._ranks else _GONE for rank in ranks]
+        return [
+            _GONE if (place := find(rank)) is None else place.trust(now_s, rank in unfinished)
+            for rank in ranks
+        ]
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix, per rank of the scope."""

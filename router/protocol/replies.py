@@ -61,7 +61,7 @@ class OverlapTokens(Struct, frozen=True, gc=False):
     dp: dict[str, int]
 
 
-class Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True, gc=False):
     """The terms of one rank in a decision.
 
     `cost` is the policy's; lower is better.
@@ -82,7 +82,7 @@ class Candidate(Struct, frozen=True):
     trust: Trust
 
 
-class LearnedRates(Struct, frozen=True):
+class LearnedRates(Struct, frozen=True, gc=False):
     """The duration of an engine's step in seconds, and what each kind of work adds to it."""
 
     step_s: float
@@ -92,7 +92,7 @@ class LearnedRates(Struct, frozen=True):
     kv_token_s: float
 
 
-class PredictedSeconds(Struct, frozen=True):
+class PredictedSeconds(Struct, frozen=True, gc=False):
     """The predicted duration of a placement, for every policy; see `predictive`.
 
     Time to the first token: until the engine begins (`queue_s`), has room (`room_s`) and has
@@ -114,7 +114,7 @@ class PredictedSeconds(Struct, frozen=True):
     rates: LearnedRates
 
 
-class ExplainedCandidate(Candidate, frozen=True):
+class ExplainedCandidate(Candidate, frozen=True, gc=False):
     """The terms of one rank in a decision with `explain`.
 
     `parts` sum to `cost`. `chance`: the probability of choosing the rank by these costs, null if
@@ -216,7 +216,7 @@ class ReservationReply(Struct, frozen=True):
     endpoint: str
 
 
-class PotentialLoad(Struct, frozen=True):
+class PotentialLoad(Struct, frozen=True, gc=False):
     """The booked load of a rank, including the prompt of the query if there is one."""
 
     worker_id: int
@@ -236,7 +236,7 @@ class ScopeLoads(Struct, frozen=True):
     pending_isl_tokens: int = 0
 
 
-class RankOverlap(Struct, frozen=True):
+class RankOverlap(Struct, frozen=True, gc=False):
     """The cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
 
     `num_blocks`: blocks of the prompt. `predicted_cached_blocks`: blocks that the engine will not

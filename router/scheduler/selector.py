@@ -1,5 +1,6 @@
 """The choice of a candidate by cost."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -77,13 +78,11 @@ class Reasons(Struct, frozen=True, eq=False):
     parts: FloatArray
     chances: FloatArray
 
-    def of(self, index: int) -> dict[str, float]:
-        """Return a candidate's parts, without those that are 0 for all candidates."""
-        row = self.parts[index].tolist()
-        is_used = [bool(self.parts[:, i].any()) for i in range(len(self.names))]
-        if not any(is_used):
-            return {self.names[0]: row[0]}
-        return {name: row[i] for i, name in enumerate(self.names) if is_used[i]}
+    def named(self, which: Sequence[int]) -> list[dict[str, float]]:
+        """Return the parts of these candidates, without those that are 0 for all candidates."""
+        used = np.flatnonzero(self.parts.any(axis=0)).tolist() or [0]
+        names, rows = [self.names[i] for i in used], self.parts[which][:, used].tolist()
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 class Selector(Protocol):

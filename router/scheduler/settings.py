@@ -18,7 +18,7 @@ class TrustWeights(Struct, frozen=True):
 
     def weight(self, state: TrustState) -> float:
         """Return the weight of a block in this state."""
-        return float(getattr(self, state.value))
+        return float(getattr(self, state))
 
 
 class PolicySettings(Struct, frozen=True):

@@ -25,6 +25,7 @@ from router.sequence.rank_table import (
 )
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 OVERLAP_DEVICE = RANK_COLUMNS  # leading blocks held, raw; cumulative: host is device or host
 OVERLAP_HOST = RANK_COLUMNS + 1
@@ -41,7 +42,7 @@ NO_PARTS: FloatArray = np.empty((0, 4))
 """The argument for kernels if the parts of costs are not needed."""
 
 
-class Terms(Struct, frozen=True):
+class Terms(Struct, frozen=True, gc=False):
     """One candidate's terms, by name, for explanations.
 
     `predicted_cached_blocks`: blocks that the engine will not compute, from any of its tiers.
@@ -112,3 +113,24 @@ def potential_decode_blocks(row: Sequence[float]) -> int:
     """Return the blocks in use, including the request, of a row; 0 if they are not tracked."""
     blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
     return 0 if isnan(blocks) else int(blocks)
+
+
+class PotentialLoads(Struct, frozen=True, eq=False):
+    """What `Terms` has of many candidates: an array with an integer for each."""
+
+    cached_blocks: IntArray
+    prefill_tokens: IntArray
+    decode_blocks: IntArray
+
+
+def potential_load(rows: FloatArray, isl_tokens: int) -> PotentialLoads:
+    """Return the potential load of the candidates in these rows of a table."""
+    block_sizes, booked_tokens = rows[:, BLOCK_SIZE], rows[:, PREFILL_TOKENS]
+    reusable = np.minimum(rows[:, OVERLAP_REMOTE], max(isl_tokens - 1, 0) // block_sizes)
+    tokens = np.maximum(isl_tokens - rows[:, OVERLAP_DEVICE] * block_sizes, 0.0)
+    decode_blocks = np.nan_to_num(rows[:, DECODE_BLOCKS] + rows[:, NEW_BLOCKS])
+    return PotentialLoads(
+        np.maximum(reusable - rows[:, EAGLE], 0.0).astype(np.int64),
+        booked_tokens.astype(np.int64) + tokens.astype(np.int64),
+        decode_blocks.astype(np.int64),
+    )

@@ -6,6 +6,7 @@ from random import Random
 
 from router.api.http.front import Front
 from router.api.http.index_api import IndexApi
+from router.api.http.web import ReadyProbe
 from router.api.index_instances import instance
 from router.api.index_queries import Lookups
 from router.api.rpc.index_service import IndexRpc
@@ -49,9 +50,8 @@ class IndexService:
             lookups,
             peers,
         )
-        self._front = Front(
-            self._api.app(), config.http, config.bodies, host.metrics, host.edge.guard
-        )
+        own = (config.http, config.bodies, host.metrics, host.edge.guard)
+        self._front = Front(self._api.app(), *own, ReadyProbe(host.status, core).find)
 
     def reconfigure(self, loaded: Loaded[IndexerConfig]) -> None:
         """Apply changed settings, those of `reload.LIVE`."""

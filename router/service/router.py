@@ -11,6 +11,7 @@ from router.api.commands import Commands
 from router.api.http.api import Api
 from router.api.http.front import Front
 from router.api.http.hot_routes import HotRoutes
+from router.api.http.web import ReadyProbe
 from router.api.index_queries import Lookups
 from router.api.rpc.index_service import IndexRpc
 from router.api.rpc.service import Rpc
@@ -142,7 +143,6 @@ class RouterService:
             config.bodies,
             self._commands,
             workers,
-            host.status,
             host.metrics,
             host.edge.guard,
             lambda: list(host.feed.registry.routers()),
@@ -150,10 +150,11 @@ class RouterService:
             router_id=config.router_id,
             shares_reservations=config.shares_reservations,
         )
-        hot = HotRoutes(self._commands, host.edge.guard)
+        ready = ReadyProbe(host.status, host.core, workers.all)
+        hot = HotRoutes(self._commands, host.edge.guard, ready.find)
         app = api.app()
         self._dashboard.pages.add_to(app)
-        front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot)
+        front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot.find)
         self._interface = (api, front)
         try:
             await self.host.run(stop, front, self._live, self._background)

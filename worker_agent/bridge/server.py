@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.runtime.security.errors import ForbiddenError
-from router.runtime.security.guarded import is_detailed, shown_reason
+from router.runtime.security.guarded import caller_of, is_detailed, shown_reason
 from worker_agent.bridge.rank import BridgedRank
 from worker_agent.process.http import Handler, dump_response, json_response, metrics_response
 
@@ -62,12 +62,13 @@ class BridgeServer:
 
     async def ready(self, request: Request) -> Response:
         """Respond whether the worker is announced to routers; 503 with reasons otherwise."""
+        caller = caller_of(request.scope)
         try:
-            has_details = is_detailed(request.scope)
+            has_details = is_detailed(caller, request.scope["query_string"])
         except ForbiddenError as error:
             return json_response(error.body(), error.http_status)
         readiness = self._read_readiness()
-        reason = shown_reason(request.scope, readiness.reasons)
+        reason = shown_reason(caller, readiness.reasons)
         body = Ready(readiness.ready, reason, readiness.degraded if has_details else UNSET)
         return json_response(body, 200 if readiness.ready else 503)
 

@@ -12,19 +12,18 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.api.batches import BatchCommands
-from router.api.caller_commands import CallerCommand, OverlapScores, PotentialLoads, ReadShadow
+from router.api.caller_commands import CallerCommand, PotentialLoads, ReadShadow
 from router.api.commands import Commands
 from router.api.errors import NoReplicaPeersError
 from router.api.http.answers import OK
 from router.api.http.routes import ROUTES
-from router.api.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.api.http.web import Web, dump_answer, json_answer, json_bytes
 from router.api.workers import BusyCommands, WorkerCommands
 from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
 from router.core.views.index import block_holders
 from router.core.views.workers import WorkerView
 from router.errors import InvalidFieldError
-from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
@@ -51,7 +50,6 @@ class Api:
         bodies: BodyConfig,
         commands: Commands,
         workers: WorkerCommands,
-        status: ServiceStatus,
         metrics: RouterMetrics,
         guard: Guard,
         routers: Callable[[], list[RouterAnnouncement]],
@@ -66,7 +64,6 @@ class Api:
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._busy = BusyCommands(commands.core)
         self._workers = workers
-        self._status = status
         self._metrics = metrics
         self._routers = routers
         self._settings = settings
@@ -144,11 +141,6 @@ class Api:
         body = await self._web.body(request, PromptRequest)
         return await self._reply(PotentialLoads(body), request)
 
-    async def overlap_scores(self, request: Request) -> Response:
-        """Return the cached prefix of a prompt on each rank."""
-        body = await self._web.body(request, PromptRequest)
-        return await self._reply(OverlapScores(body), request)
-
     async def predictions(self, _: Request) -> Response:
         """Return the accuracy of predictions."""
         return json_answer(predictions(self._commands.core.closed_loop, time.monotonic()))
@@ -169,10 +161,6 @@ class Api:
     async def health(self, _: Request) -> Response:
         """Return 200: the process is alive."""
         return json_bytes(OK.body)
-
-    async def ready(self, request: Request) -> Response:
-        """Return whether the process is ready."""
-        return ready_answer(request, self._status, self._commands.core, self._workers.all)
 
     async def metrics(self, _: Request) -> Response:
         """Return the Prometheus metrics."""

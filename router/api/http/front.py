@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.http.answers import Response, error_response, log_refusal, warned
-from router.api.http.hot_routes import BEFORE_ID, HotRoutes, Later
+from router.api.http.hot_routes import BEFORE_ID, FindRoute, Later
 from router.errors import KvRouterError
 from router.observability.metrics import RouterMetrics
 from router.runtime.http_server.admission import Admission, AdmissionLimits
@@ -21,7 +21,6 @@ from router.runtime.http_server.exchange import (
     JSON_PAIR,
     Exchange,
     FirstLines,
-    HotRoute,
     RequestHeads,
     split,
 )
@@ -32,7 +31,7 @@ from router.runtime.security.guard import Guard
 
 
 class Front:
-    """The root application. `app` serves all other routes; `hot`: the hot routes, or None."""
+    """The root application. `app` serves all routes but the hot ones, which `find` returns."""
 
     def __init__(
         self,
@@ -41,10 +40,10 @@ class Front:
         bodies: BodyConfig,
         metrics: RouterMetrics,
         guard: Guard,
-        hot: HotRoutes | None = None,
+        find: FindRoute,
     ) -> None:
         self._app = app
-        self._hot = hot
+        self.find = find
         self._metrics = metrics
         self._requests = metrics.requests
         self.admission = Admission(guard, _limits(http, bodies))
@@ -57,10 +56,6 @@ class Front:
         self.admission.limits = _limits(http, bodies)
 
     # ── Hot routes ───────────────────────────────────────────────────────────────────────────────
-
-    def find(self, method: str, path: str) -> HotRoute | None:
-        """Return the hot route of a request, or None."""
-        return None if self._hot is None else self._hot.find(method, path)
 
     def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answer a hot request, at once or by the returned coroutine. Raises KvRouterError."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from router.api.batches import BatchCommands
-from router.api.caller_commands import Book
+from router.api.caller_commands import Book, OverlapScores
 from router.api.commands import Commands, PendingRequest, checked_usage
 from router.api.http.answers import OK, Response, decision_response, response
 from router.api.pending_requests import Disconnected
@@ -26,12 +26,13 @@ from router.api.request_headers import (
 from router.api.token_requests import TokenRequests
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.protocol.batches import BatchReply, ReservationBatch
-from router.protocol.replies import Decision, ReservationReply
+from router.protocol.replies import Decision, OverlapScoresReply, ReservationReply
 from router.protocol.requests import (
     BookRequest,
     FreeRequest,
     OutputBlockRequest,
     PrefillCompleteRequest,
+    PromptRequest,
     SelectRequest,
     Usage,
 )
@@ -42,6 +43,7 @@ from router.runtime.security.guard import Guard
 
 Later: TypeAlias = Coroutine[Any, Any, Response]
 T = TypeVar("T")
+FindRoute: TypeAlias = Callable[[str, str], HotRoute | None]
 Act: TypeAlias = Callable[[Exchange, T], Response | Later]
 U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
 
@@ -52,14 +54,16 @@ _SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
 
 
 class HotRoutes:
-    """The hot routes, and their handlers on one set of commands."""
+    """The hot routes, and their handlers on one set of commands. `find_probe` finds other ones."""
 
-    def __init__(self, commands: Commands, guard: Guard) -> None:
+    def __init__(self, commands: Commands, guard: Guard, find_probe: FindRoute) -> None:
         self._commands = commands
+        self._find_probe = find_probe
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._batch_bodies = JsonReader(ReservationBatch)
         self._select_requests = TokenRequests(SelectRequest)
         self._reserve_requests = TokenRequests(BookRequest)
+        self._prompts = TokenRequests(PromptRequest)
         self._prefill_complete_bodies = _optional(PrefillCompleteRequest)
         self._free_bodies = _optional(FreeRequest)
         self._output_block_bodies = JsonReader(OutputBlockRequest)
@@ -72,6 +76,7 @@ class HotRoutes:
                 ),
                 _reading("/reservations", self._reserve_request, self._reserved),
                 _reading("/reservations:batch", self._batch_of, self._progressed, (JSON,)),
+                _reading("/overlap_scores", self._prompts.read, self._scored),
             )
         }
         progress = f"{BEFORE_ID}{{request_id}}"
@@ -88,8 +93,10 @@ class HotRoutes:
     def find(self, method: str, path: str) -> HotRoute | None:
         """Return the route of a request, or None."""
         found = self._whole.get((method, path))
-        if found is not None or not path.startswith(BEFORE_ID):
+        if found is not None:
             return found
+        if not path.startswith(BEFORE_ID):
+            return self._find_probe(method, path)
         request_id, slash, step = path.removeprefix(BEFORE_ID).partition("/")
         is_whole = bool(request_id) and bool(slash) == bool(step)
         return self._of_reservation.get((method, step)) if is_whole else None
@@ -148,6 +155,12 @@ class HotRoutes:
         reply = self._commands.handle(Book(request), exchange.caller)
         encode = partial(response, status=201)
         return encode(reply) if isinstance(reply, ReservationReply) else _answered(reply, encode)
+
+    def _scored(self, exchange: Exchange, request: PromptRequest) -> Response | Later:
+        reply = self._commands.handle(OverlapScores(request), exchange.caller)
+        if isinstance(reply, OverlapScoresReply):
+            return response(reply)
+        return _answered(reply, response)
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
         request, head = self._select_requests.read(exchange), exchange.head

@@ -10,7 +10,7 @@ from router.api import index_queries
 from router.api.errors import SaltedHashesError
 from router.api.http.answers import OK
 from router.api.http.routes import BODY, OF_EVERY_PROCESS, Ok, Route
-from router.api.http.web import Web, dump_answer, json_answer, json_bytes, ready_answer
+from router.api.http.web import Web, dump_answer, json_answer, json_bytes
 from router.api.index_instances import check_instance, is_bus, only_rank, with_rank, without_rank
 from router.api.index_queries import Lookups
 from router.core.core import RouterCore
@@ -200,10 +200,6 @@ class IndexApi:
     async def health(self, _: Request) -> Response:
         """Return 200: the process is alive."""
         return Response()
-
-    async def ready(self, request: Request) -> Response:
-        """Return whether the process is ready."""
-        return ready_answer(request, self._status, self._core)
 
     async def metrics(self, _: Request) -> Response:
         """Return the Prometheus metrics."""

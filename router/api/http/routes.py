@@ -109,6 +109,7 @@ OF_EVERY_PROCESS = (
         Ready,
         refusals=(503,),
         query={"verbose": "with problems and workers; requires the scope admin"},
+        is_hot=True,
         refusal=Ready,
     ),
     Route("GET", "/metrics", "metrics", "Prometheus metrics", str),
@@ -294,6 +295,8 @@ ROUTES = (
         OverlapScoresReply,
         PromptRequest,
         refusals=(*BODY, 503),
+        is_hot=True,
+        takes_binary=True,
     ),
     Route(
         "GET",

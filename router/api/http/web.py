@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.routing import Route as Served
 
+from router.api.http import answers
 from router.api.http.answers import error_response, warned
 from router.api.http.openapi import ABOUT, PAGE_HEADERS, docs_page, document, extra
 from router.api.http.routes import Ready, Route
@@ -29,9 +30,10 @@ from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.values import Rank
 from router.runtime.http_server.config import BodyConfig
+from router.runtime.http_server.exchange import Exchange, HotRoute
 from router.runtime.process.errors import UnsupportedMediaTypeError
 from router.runtime.process.json_bodies import JsonReader, read_body
-from router.runtime.security.guarded import caller_of, is_detailed, shown_reason
+from router.runtime.security.guarded import is_detailed, shown_reason
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -145,29 +147,42 @@ async def _elsewhere(_: Request) -> Response:
     raise HTTPException(404)
 
 
-def ready_answer(
-    request: Request,
-    status: ServiceStatus,
-    core: RouterCore,
-    describe: Callable[[], list[WorkerView] | UnsetType] = lambda: UNSET,
-) -> Response:
-    """Return whether the process is ready: 200, or 503 with the reasons.
+class ReadyProbe:
+    """`GET /ready`: 200, or 503 with the reasons.
 
-    Without `?verbose` in O(1), because anyone may send it. `describe`: lists the workers. Raises
-    ForbiddenError if the caller may not see details.
+    Without `?verbose` in O(1), because anyone may send it. `describe`: lists the workers.
     """
-    has_details = is_detailed(request.scope)
-    readiness = status.readiness(core)
-    body = Ready(readiness.is_ready, shown_reason(request.scope, readiness.reasons))
-    if caller_of(request.scope).may("admin"):
-        body.schedulable_workers = core.fleet.schedulable_count()
-    if has_details:
-        found = public_findings(core.closed_loop, time.monotonic())
-        degraded = [*status.degraded(core), *map(sentence, found[:_MOST_SENTENCES])]
-        body.degraded = "; ".join(degraded) or None
-        body.workers = describe()
-        body.mispredicted = found or UNSET
-    return json_answer(body, 200 if readiness.is_ready else 503)
+
+    def __init__(
+        self,
+        status: ServiceStatus,
+        core: RouterCore,
+        describe: Callable[[], list[WorkerView] | UnsetType] = lambda: UNSET,
+    ) -> None:
+        self._status = status
+        self._core = core
+        self._describe = describe
+        self._route = HotRoute("/ready", self._answer)
+
+    def find(self, method: str, path: str) -> HotRoute | None:
+        """Return the route of a request, or None."""
+        return self._route if path == "/ready" and method == "GET" else None
+
+    def _answer(self, exchange: Exchange) -> answers.Response:
+        """Return the response. Raises ForbiddenError if the caller may not see details."""
+        caller, core = exchange.caller, self._core
+        has_details = is_detailed(caller, exchange.head.query)
+        readiness = self._status.readiness(core)
+        body = Ready(readiness.is_ready, shown_reason(caller, readiness.reasons))
+        if caller.may("admin"):
+            body.schedulable_workers = core.fleet.schedulable_count()
+        if has_details:
+            found = public_findings(core.closed_loop, time.monotonic())
+            degraded = [*self._status.degraded(core), *map(sentence, found[:_MOST_SENTENCES])]
+            body.degraded = "; ".join(degraded) or None
+            body.workers = self._describe()
+            body.mispredicted = found or UNSET
+        return answers.response(body, 200 if readiness.is_ready else 503)
 
 
 async def dump_answer(core: RouterCore, only: Rank | None = None) -> Response:

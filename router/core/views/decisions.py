@@ -4,13 +4,13 @@ A decision may name a rank from which the chosen engine could load more of the p
 costs nothing to forward and nothing to ignore: the engine decides between loading and computing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict, force_setattr, replace
+from msgspec.structs import force_setattr, replace
 
 from router.core.core import RouterCore
 from router.core.placement import Explained, Placement
@@ -30,7 +30,7 @@ from router.protocol.replies import (
 )
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank, Tier
-from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
+from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S, ROOM_S
 from router.scheduler.terms import (
     OVERLAP_DEVICE,
     OVERLAP_DISK,
@@ -39,11 +39,13 @@ from router.scheduler.terms import (
     FloatArray,
     Terms,
     potential_decode_blocks,
+    potential_load,
 )
 from router.sequence.active.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BASE_S,
     FOREIGN_REQUESTS,
+    HELD_BLOCKS,
     KV_S,
     RELATIVE_ERROR,
     REQUESTS,
@@ -167,7 +169,7 @@ def _with_terms(
 ) -> Decision:
     """Return a decision with the terms of all candidates."""
     why = core.explain(request, placement)
-    every = range(len(placement.choice.table))
+    every = list(range(len(placement.choice.table)))
     return replace(
         decision,
         candidates=explained_candidates(core, placement, why, every, now_s),
@@ -187,52 +189,45 @@ def _device_tokens(core: RouterCore, placement: Placement) -> dict[str, int]:
 
 
 def explained_candidates(
-    core: RouterCore, placement: Placement, why: Explained, which: Iterable[int], now_s: float
+    core: RouterCore, placement: Placement, why: Explained, which: Sequence[int], now_s: float
 ) -> list[ExplainedCandidate]:
     """Return some of the candidates with all their terms."""
-    table, costs = placement.choice.table, placement.choice.costs
-    chances = why.reasons.chances
-    return [
-        _explained(
-            candidate(core, table.terms(i), float(costs[i]), now_s),
-            table.values[i],
-            why.reasons.of(i),
-            None if isnan(chances[i]) else float(chances[i]),
-            why.predicted_s[i].tolist(),
+    choice, table = placement.choice, placement.choice.table
+    ranks, rows = [table.ranks[i] for i in which], table.values[which]
+    trusts, weigh = core.trusts(ranks, now_s), core.trust_weights.weight
+    held = rows[:, OVERLAP_DEVICE : OVERLAP_REMOTE + 1].astype(np.int64).T.tolist()
+    load = potential_load(rows, table.isl_tokens)
+    chances = why.reasons.chances[which].tolist()
+    # A step of Python for each candidate would take twice as long.
+    return list(
+        map(
+            ExplainedCandidate,
+            [rank.worker_id for rank in ranks],
+            [rank.dp_rank for rank in ranks],
+            choice.costs[which].tolist(),
+            held[0],
+            [blocks * weigh(trust.state) for blocks, trust in zip(held[0], trusts, strict=True)],
+            load.cached_blocks.tolist(),
+            load.prefill_tokens.tolist(),
+            load.decode_blocks.tolist(),
+            rows[:, HELD_BLOCKS].astype(np.int64).tolist(),
+            trusts,
+            why.reasons.named(which),
+            [None if isnan(chance) else chance for chance in chances],
+            *held,
+            rows[:, TRUST_WEIGHT].tolist(),
+            (rows[:, REQUESTS] + rows[:, FOREIGN_REQUESTS]).astype(np.int64).tolist(),
+            _predicted(rows, why.predicted_s[which]),
         )
-        for i in which
-    ]
-
-
-def _explained(
-    plain: Candidate,
-    row: FloatArray,
-    parts: dict[str, float],
-    chance: float | None,
-    predicted_s: list[float],
-) -> ExplainedCandidate:
-    device, host, disk, remote = row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1].tolist()
-    return ExplainedCandidate(
-        **asdict(plain),
-        parts=parts,
-        chance=chance,
-        device_blocks=int(device),
-        host_pinned_blocks=int(host),
-        disk_blocks=int(disk),
-        remote_blocks=int(remote),
-        trust_weight=float(row[TRUST_WEIGHT]),
-        active_requests=int(row[REQUESTS] + row[FOREIGN_REQUESTS]),
-        predicted=_predicted(row, predicted_s),
     )
 
 
-def _predicted(row: FloatArray, predicted_s: list[float]) -> PredictedSeconds:
-    return PredictedSeconds(
-        **dict(zip(PREDICTED, predicted_s, strict=False)),
-        time_to_first_token_s=sum(predicted_s[QUEUE_S : PREFILL_OWN_S + 1]),
-        relative_error=float(row[RELATIVE_ERROR]),
-        rates=LearnedRates(*row[BASE_S : KV_S + 1].tolist()),
-    )
+def _predicted(rows: FloatArray, predicted_s: FloatArray) -> Iterator[PredictedSeconds]:
+    first_s = predicted_s[:, QUEUE_S] + predicted_s[:, ROOM_S] + predicted_s[:, PREFILL_OWN_S]
+    parts_s = predicted_s[:, : len(PREDICTED)].T.tolist()
+    rates = map(LearnedRates, *rows[:, BASE_S : KV_S + 1].T.tolist())
+    errors = rows[:, RELATIVE_ERROR].tolist()
+    return map(PredictedSeconds, first_s.tolist(), *parts_s, errors, rates)
 
 
 def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:

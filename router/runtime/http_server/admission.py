@@ -62,14 +62,15 @@ class Admission:
         """Count a hot request, and what has come of its body, until it leaves; check its head.
 
         Raises the error that refuses it. The headers of a head that was admitted before are checked
-        again only if the guard checks each request.
+        again only if the guard checks each request. Probes are admitted under any load.
         """
         self.in_flight += 1
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
         self.body_bytes += size_bytes
         exchange.held_bytes = size_bytes
-        if self.in_flight > limits.max_requests:
-            raise TooManyRequestsError(limits.max_requests)
+        most = limits.max_requests
+        if self.in_flight > most and not self._guard.is_open(head.method, head.route.path):
+            raise TooManyRequestsError(most)
         if not (head.is_checked and self._guard.is_idle):
             exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
@@ -80,7 +81,7 @@ class Admission:
             allowed = head.route.media_types
             if allowed and head.media_type not in allowed:
                 raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
-            if not allowed:
+            if not allowed and head.method != "GET":
                 refuse_forms(head.pairs)
             head.is_checked = True
 

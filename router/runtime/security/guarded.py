@@ -141,24 +141,24 @@ def is_still_admitted(scope: Scope) -> bool:
     )
 
 
-def is_detailed(scope: Scope) -> bool:
+def is_detailed(caller: Caller, query: bytes) -> bool:
     """Return whether a probe asks for details (`?verbose`). Raises ForbiddenError without `admin`.
 
     Probes are open to strangers, so their details are not.
     """
-    names = [pair.partition(b"=")[0] for pair in scope["query_string"].split(b"&")]
-    if b"verbose" not in names:
+    if b"verbose" not in [pair.partition(b"=")[0] for pair in query.split(b"&")]:
         return False
-    if not caller_of(scope).may("admin"):
+    if not caller.may("admin"):
         raise ForbiddenError("verbose", "this caller sees no details", "a token with admin")
     return True
 
 
-def shown_reason(scope: Scope, reasons: Iterable[str]) -> str | None:
+def shown_reason(caller: Caller, reasons: Iterable[str]) -> str | None:
     """Return the reasons, or None without any; addresses are shown with scope `admin` alone."""
     reason = "; ".join(reasons)
-    may_see_all = caller_of(scope).may("admin")
-    return (reason if may_see_all else without_addresses(reason)) or None
+    if not reason:
+        return None
+    return reason if caller.may("admin") else without_addresses(reason)
 
 
 def refusal_headers(error: KvRouterError) -> tuple[tuple[bytes, bytes], ...]:

@@ -72,16 +72,21 @@ class Predictive(Policy):
         table = choice.table
         seconds = predicted_parts(table, settings)
         weights = np.ones(COST_S)
-        weights[[STREAM_S, DELAY_S, PUSHED_S]] = settings.delay_weight
-        own = seconds[:, :COST_S] * weights
+        weights[_LATE] = settings.delay_weight
+        parts = np.empty((len(table), len(_PARTS)))
+        own, slow, preference = parts[:, :COST_S], parts[:, COST_S], parts[:, COST_S + 1]
+        np.multiply(seconds[:, :COST_S], weights, out=own)
+        own_s = own.sum(axis=1)
         slow_start = np.maximum(table.column(SLOW_UNTIL_S) - table.now_s, 0.0) / SLOW_START_S
-        slow = own.sum(axis=1) * slow_start
-        multiplied = seconds[:, COST_S] - own.sum(axis=1) - slow
-        preference = np.where(np.isclose(multiplied, 0.0, atol=1e-9), 0.0, multiplied)
-        return _PARTS, np.column_stack([own, slow, preference])
+        np.multiply(own_s, slow_start, out=slow)
+        np.subtract(seconds[:, COST_S] - own_s, slow, out=preference)
+        preference[np.abs(preference) <= 1e-9] = 0.0
+        return _PARTS, parts
 
 
 _PARTS = (*PREDICTED, "slow_start_s", "preference")
+_LATE = [STREAM_S, DELAY_S, PUSHED_S]
+"""Parts that come after the first token, or concern other requests."""
 
 
 def _equals(costs: FloatArray, table: TermTable) -> npt.NDArray[np.int64]:

@@ -1,6 +1,8 @@
 """Workers that exist, may be chosen, or are removed."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from router.core.fleet import Fleet, LivenessLimits
@@ -170,3 +172,40 @@ def test_new_incarnation_needs_a_new_report(fleet):
     with_workers(fleet, 1)
     fleet.put(announcement(1, incarnation=2), 5.0)
     assert fleet.schedulable_count() == 0
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["put", "other scope", "report", "remove", "cordoned", "schedulable", "ill"]
+        ),
+        st.integers(1, 4),
+    ),
+    max_size=20,
+)
+
+
+@given(CHANGES)
+def test_schedulable_workers_and_ranks_of_scopes_equal_slow_count(changes):
+    fleet = Fleet(LIMITS)
+    for what, worker_id in changes:
+        if what in ("put", "other scope"):
+            fields = {"routing_group": "g", "data_parallel_size": 2} if what != "put" else {}
+            fleet.put(announcement(worker_id, **fields), 0.0)
+        elif what == "report" and fleet.get(worker_id) is not None:
+            fleet.record_report(report(worker_id), 0.0)
+        elif what == "remove":
+            fleet.remove(worker_id)
+        elif what == "ill":
+            fleet.set_problem(worker_id, None if fleet.schedulable_count() else "ill")
+        elif what != "report":
+            fleet.order(worker_id, what)
+        able = [worker for worker in fleet if fleet.is_schedulable(worker)]
+        assert fleet.schedulable_count() == len(able)
+        scopes = {worker.announcement.scope for worker in fleet}
+        assert set(fleet.scopes()) == scopes
+        for scope, here in fleet.scopes().items():
+            workers = [worker for worker in fleet if worker.announcement.scope == scope]
+            assert here.ranks == [each for w in workers for each in w.announcement.ranks]
+            assert fleet.schedulable(scope) == [w.announcement for w in workers if w in able]
+            assert here.unschedulable == [w for w in workers if w not in able]

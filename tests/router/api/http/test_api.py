@@ -238,6 +238,10 @@ async def test_health_ready_routers_and_docs(fleet, eventually):
     assert (await fleet.client.get("/health")).json() == {"status": "ok"}
     ready = await fleet.client.get("/ready")
     assert (ready.status_code, ready.json()["schedulable_workers"]) == (200, 3)
+    as_form = {"content-type": "application/x-www-form-urlencoded"}
+    assert (await fleet.client.get("/ready", headers=as_form)).status_code == 200
+    for method in ("HEAD", "POST"):
+        assert (await fleet.client.request(method, "/ready")).status_code == 405
 
     async def routers():
         return [r["name"] for r in (await fleet.client.get("/routers")).json()] == ["r"]

@@ -391,7 +391,8 @@ async def test_requests_in_flight_are_bounded_and_probes_are_answered(token_file
             return answer.status_code == 503 and answer.json()["code"] == "too_many_requests"
 
         await eventually(is_full)
-        assert (await router.client.get("/health")).status_code == 200
+        for path in ("/health", "/ready"):
+            assert (await router.client.get(path)).status_code == 200
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)

@@ -42,6 +42,18 @@ async def test_packed_tokens_are_placed_as_listed_ones(fleet):
     assert packed["predicted_cached_blocks"] == 9
 
 
+async def test_packed_tokens_are_scored_as_listed_ones(fleet):
+    packed, listed = [
+        [{**each, "trust": None} for each in answer.json()["workers"]]
+        for answer in (
+            await post(fleet, "/overlap_scores", PROMPT),
+            await fleet.post("/overlap_scores", {"token_ids": PROMPT}),
+        )
+    ]
+    assert packed == listed
+    assert [each["device_blocks"] for each in packed] == [0, 10]
+
+
 async def test_the_rest_is_in_the_query(fleet):
     answer = await post(fleet, "/select", PROMPT, allowed_worker_ids="[1]", explain="true")
     assert (answer.json()["worker_id"], len(answer.json()["candidates"])) == (1, 1)

@@ -1,22 +1,39 @@
 """What callers read of the state."""
 
+from math import ceil, isnan
+
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from router.core.commands import Free, OrderWorker, Select, SelectAndReserve, UpsertWorker
 from router.core.views import index, workers
-from router.core.views.decisions import explain
+from router.core.views.decisions import candidate, explain
 from router.indexer.dumps import IndexDump
 from router.protocol.dumps import decode_dump
-from router.protocol.replies import PotentialLoad, RemovedRanks, TrustState
-from router.protocol.requests import ConfigOverride, PromptRequest, SelectRequest
-from router.protocol.values import Tier
+from router.protocol.replies import PotentialLoad, RankOverlap, RemovedRanks, TrustState
+from router.protocol.requests import ConfigOverride, PromptRequest, RankTarget, SelectRequest
+from router.protocol.values import SCHEME, TIERS, Identity, Tier
+from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S
 from router.scheduler.policy.custom import checked_policy
 from router.scheduler.policy.registry import builtin_policies
 from router.scheduler.selector import Policy
+from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing.block_hashes import chain
+from router.sequence.rank_table import (
+    BASE_S,
+    FOREIGN_REQUESTS,
+    KV_S,
+    RELATIVE_ERROR,
+    REQUESTS,
+    TRUST_WEIGHT,
+)
+from support.chaos.fuzzing import examples
 from support.values.builders import World, announcement, rank
 
 PROMPT = list(range(40))
@@ -175,10 +192,125 @@ def test_overlap_scores_name_every_rank(world):
     ]  # fmt: skip
 
 
+def test_overlap_scores_name_ranks_of_unschedulable_workers(world):
+    world.core.handle(OrderWorker(2, "cordoned"), 0.0)
+    request = PromptRequest(token_ids=PROMPT)
+    scores = workers.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
+    assert [o.device_blocks for o in scores.workers] == [0, 0, 10]
+
+
 def test_overlap_scores_of_an_unknown_scope_are_empty(world):
     request = PromptRequest(token_ids=PROMPT, model_name="zz")
     scores = workers.overlap_scores(world.core, request, prepare(request, ()), now_s=1.0)
     assert scores.workers == []
+
+
+class Held:
+    """A world, and the blocks and bookings of its ranks in sets."""
+
+    def __init__(self, workers, changes):
+        self.world, self.identities, self.held, self.booked = World(), {}, {}, {}
+        for worker_id, (identity, ranks) in enumerate(workers, 1):
+            announced = self.world.worker(worker_id, identity=identity, data_parallel_size=ranks)
+            for each in announced.ranks:
+                self.identities[each] = identity
+                self.held[each], self.booked[each] = [set() for _ in Tier], set()
+        for number, change in enumerate(changes):
+            self.change(number, *change)
+
+    def hashes(self, of, token_ids):
+        prompt = prepare(SelectRequest(token_ids=token_ids), ())
+        return prompt.hashed(self.identities[of]).sequence_hashes.tolist()
+
+    def change(self, number, what, position, blocks):
+        at = list(self.identities)[position % len(self.identities)]
+        tokens = PROMPT[: 4 * blocks]
+        if what == "book":
+            target = RankTarget(at.worker_id, at.dp_rank)
+            self.world.book(f"b{number}", tokens, pinned_worker=target)
+            self.booked[at].update(self.hashes(at, tokens))
+        elif hashes := self.hashes(at, tokens):
+            self.held[at][what].update(hashes)
+            self.world.journals[at].stored(what, hashes, None)
+            self.world.deliver(at)
+
+    def overlaps(self, of, token_ids):
+        """Leading blocks of the prompt in each cumulative tier."""
+        known = [set().union(*self.held[of][: tier + 1]) for tier in range(TIERS)]
+        return [leading(self.hashes(of, token_ids), held) for held in known]
+
+
+def leading(hashes, held):
+    return next((i for i, each in enumerate(hashes) if each not in held), len(hashes))
+
+
+CHANGES = st.tuples(st.sampled_from([*Tier, "book"]), st.integers(0, 11), st.integers(1, 10))
+WORKERS = st.tuples(
+    st.builds(Identity, st.just(SCHEME), st.sampled_from([4, 8]), st.booleans()), st.integers(1, 3)
+)
+PROMPTS = st.integers(1, 40).map(lambda tokens: [*PROMPT[:tokens], 7])
+SLOW_MODEL = hypothesis_settings(max_examples=examples(100), deadline=None)
+
+
+@SLOW_MODEL
+@given(st.lists(WORKERS, min_size=1, max_size=4), st.lists(CHANGES, max_size=9), PROMPTS)
+def test_overlap_scores_and_loads_equal_slow_model(fleet, changes, token_ids):
+    model = Held(fleet, changes)
+    core, request = model.world.core, PromptRequest(token_ids=token_ids)
+    scores, booked, potential = [], [], []
+    for each, identity in model.identities.items():
+        device, host, disk, remote = model.overlaps(each, token_ids)
+        size, hashes = identity.block_size, model.hashes(each, token_ids)
+        cached = max(min(remote, (len(token_ids) - 1) // size) - identity.eagle, 0)
+        more = (host - device, disk - host, core.trust(each, 1.0))
+        blocks = (size, len(hashes), cached, device, host, disk, remote)
+        scores.append(RankOverlap(each.worker_id, each.dp_rank, *blocks, *more))
+        active, new = core.tracker.active(each), ceil(len(token_ids) / size)
+        tokens, held = active.active_prefill_tokens, active.active_blocks
+        load = (tokens, held, active.active_requests)
+        booked.append(PotentialLoad(each.worker_id, each.dp_rank, *load))
+        new_tokens = max(len(token_ids) - size * device, 0)
+        held += new - leading(hashes, model.booked[each])
+        load = (tokens + new_tokens, held, active.active_requests)
+        potential.append(PotentialLoad(each.worker_id, each.dp_rank, *load))
+    prompt = prepare(request, ())
+    assert workers.overlap_scores(core, request, prompt, 1.0).workers == scores
+    assert workers.loads(core)[0].loads == booked
+    assert workers.potential_loads(core, request, prepare(request, ()), 1.0) == potential
+
+
+@SLOW_MODEL
+@given(
+    st.lists(WORKERS, min_size=1, max_size=4),
+    st.lists(CHANGES, max_size=9),
+    PROMPTS,
+    st.sampled_from([policy.name for policy in builtin_policies()]),
+)
+def test_explained_candidates_equal_slow_model(fleet, changes, token_ids, policy):
+    core = Held(fleet, changes).world.core
+    override = ConfigOverride(policy=policy)
+    asked = SelectRequest(token_ids=token_ids, router_config_override=override, explain=True)
+    placement = core.handle(Select(asked, prepare(asked, ())), 0.0)[0]
+    why, table = core.explain(asked, placement), placement.choice.table
+    shown = explain(core, asked, placement, 1.0).candidates
+    assert len(shown) == len(table)
+    used = [name for i, name in enumerate(why.reasons.names) if why.reasons.parts[:, i].any()]
+    for i, each in enumerate(shown):
+        plain = candidate(core, table.terms(i), float(placement.choice.costs[i]), 1.0)
+        assert [getattr(each, name) for name in plain.__struct_fields__] == [*astuple(plain)]
+        parts = dict(zip(why.reasons.names, why.reasons.parts[i].tolist(), strict=True))
+        assert each.parts == {name: parts[name] for name in used or why.reasons.names[:1]}
+        chance, row = float(why.reasons.chances[i]), table.values[i].tolist()
+        assert each.chance == chance or (each.chance is None and isnan(chance))
+        overlaps = (each.device_blocks, each.host_pinned_blocks, each.disk_blocks)
+        assert [*overlaps, each.remote_blocks] == row[OVERLAP_DEVICE : OVERLAP_REMOTE + 1]
+        assert each.trust_weight == row[TRUST_WEIGHT]
+        assert each.active_requests == row[REQUESTS] + row[FOREIGN_REQUESTS]
+        seconds = why.predicted_s[i].tolist()
+        assert [getattr(each.predicted, name) for name in PREDICTED] == seconds[: len(PREDICTED)]
+        assert each.predicted.time_to_first_token_s == sum(seconds[: PREFILL_OWN_S + 1])
+        assert each.predicted.relative_error == row[RELATIVE_ERROR]
+        assert [*astuple(each.predicted.rates)] == row[BASE_S : KV_S + 1]
 
 
 def lifecycles(world):

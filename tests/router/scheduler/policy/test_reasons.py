@@ -45,7 +45,7 @@ def test_parts_sum_to_the_cost_that_is_shown(policy, settings):
     choice = policy.choose(mixed(), settings, Random(1))
     reasons = policy.explain(choice, settings)
     for index, cost in enumerate(choice.costs.tolist()):
-        assert sum(reasons.of(index).values()) == pytest.approx(cost, rel=1e-12, abs=1e-12)
+        assert sum(reasons.named([index])[0].values()) == pytest.approx(cost, rel=1e-12, abs=1e-12)
 
 
 def equals():
@@ -72,12 +72,16 @@ def test_parts_are_named_where_they_are_something():
         table(candidate(decode_blocks=6, taint=0.5)), PolicySettings(), Random(1)
     )
     reasons = policy.explain(choice, PolicySettings())
-    assert reasons.of(0) == {"prefill_blocks": 10.0, "decode_blocks": 6.0, "preference": -8.0}
+    assert reasons.named([0])[0] == {
+        "prefill_blocks": 10.0,
+        "decode_blocks": 6.0,
+        "preference": -8.0,
+    }
 
 
 def test_a_policy_that_turns_says_how_many_turns_each_waits():
     policy = POLICIES["round-robin"]()
     choice = policy.choose(table(candidate(), candidate()), PolicySettings(), Random(1))
     reasons = policy.explain(choice, PolicySettings())
-    assert [reasons.of(i) for i in (0, 1)] == [{"cost": 0.0}, {"cost": 1.0}]
+    assert [reasons.named([i])[0] for i in (0, 1)] == [{"cost": 0.0}, {"cost": 1.0}]
     assert reasons.chances.tolist() == [1.0, 0.0]
