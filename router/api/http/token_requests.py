@@ -72,11 +72,15 @@ class TokenRequests(Generic[T]):
         count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
         if count < 0:  # the tokens are not plainly an array
             return self._whole.read_now(body, unknown)
-        words, request_id = b"%b[]%b" % (body[:start], body[end:]), None
-        found = _find_id(words)
-        if found is not None:
-            start, end = found.span(1)
-            words, request_id = b"%b%b%b" % (words[:start], _ID_BYTES, words[end:]), found[1]
+        found = _find_id(body, end) or _find_id(body, 0, start)
+        if found is None:
+            words = b"%b[]%b" % (body[:start], body[end:])
+        else:
+            at, to = found.span(1)
+            if at > start:
+                words = b"%b[]%b%b%b" % (body[:start], body[end:at], _ID_BYTES, body[to:])
+            else:
+                words = b"%b%b%b[]%b" % (body[:at], _ID_BYTES, body[to:start], body[end:])
         template = self._templates.get(words)
         if template is None:
             try:
@@ -84,8 +88,8 @@ class TokenRequests(Generic[T]):
             except (ValueError, RecursionError):
                 return self._whole.read_now(body, unknown)  # raises the errors of a full decode
         request = _filled(template, room[:count].copy(), unknown)
-        if request_id is not None:
-            force_setattr(request, "request_id", request_id.decode())
+        if found is not None:
+            force_setattr(request, "request_id", found[1].decode())
         return request
 
     def _read_words(self, words: bytes) -> tuple[T, list[str]]:

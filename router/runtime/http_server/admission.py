@@ -58,23 +58,20 @@ class Admission:
             raise TooManyRequestsError(most)
         admit_request(self._guard, scope)
 
-    def enter(self, exchange: Exchange) -> None:
-        """Count a hot request, and what has come of its body, until it leaves; check its head.
+    def admit(self, exchange: Exchange) -> None:
+        """Check the head of a hot request, and what has come of its body.
 
         Raises the error that refuses it. The headers of a head that was admitted before are checked
         again only if the guard checks each request.
         """
-        self.in_flight += 1
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
-        self.body_bytes += size_bytes
-        exchange.held_bytes = size_bytes
-        if self.in_flight > limits.max_requests:
+        if self.in_flight >= limits.max_requests:
             raise TooManyRequestsError(limits.max_requests)
         if not (head.is_checked and self._guard.is_idle):
             exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
-        if self.body_bytes > limits.bodies_limit_bytes:
+        if self.body_bytes + size_bytes > limits.bodies_limit_bytes:
             raise TooMuchAtOnceError(limits.bodies_limit_bytes)
         if not head.is_checked:
             allowed = head.route.media_types
@@ -83,6 +80,16 @@ class Admission:
             if not allowed:
                 refuse_forms(head.pairs)
             head.is_checked = True
+
+    def enter(self, exchange: Exchange) -> None:
+        """Count an admitted request that waits, and what has come of its body, until it leaves.
+
+        A request that is answered at once need not be counted.
+        """
+        self.in_flight += 1
+        exchange.is_counted = True
+        exchange.held_bytes = len(exchange.received)
+        self.body_bytes += exchange.held_bytes
 
     def hold(self, exchange: Exchange) -> None:
         """Count the received bytes of a body until its request leaves.
@@ -98,8 +105,7 @@ class Admission:
             raise TooMuchAtOnceError(limits.bodies_limit_bytes)
 
     def leave(self, exchange: Exchange) -> None:
-        """Uncount a request that has ended, and drop its body."""
+        """Uncount a request that has ended."""
         self.in_flight -= 1
         self.body_bytes -= exchange.held_bytes
-        exchange.held_bytes = 0
-        exchange.received = b""  # now; the reference cycle with its connection keeps the exchange
+        exchange.is_counted = False

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.server import ServerState
 
 from router.errors import KvRouterError
 from router.runtime.http_server.head_cache import HeadCache
@@ -28,7 +27,7 @@ _JSON_BYTES = JSON.encode()
 _REQUEST_ID, TRACE_NAME = REQUEST_ID.encode(), TRACEPARENT.encode()
 _LENGTH = b"content-length"
 _CHUNKED = (b"transfer-encoding", b"chunked")
-_CLOSE = (b"connection", b"close")
+_CLOSE = b"connection: close\r\n"
 _WHOLE = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 _NO_CONTENT = 204
 _STATUS_LINES = {
@@ -164,23 +163,23 @@ class RequestHeads:
             self._cache.remember(data, head, found)
 
 
-class FirstLines:
-    """The first lines of responses: status, and headers of all responses. Cached for a second."""
+class FirstLines(dict[int, bytes]):
+    """The first lines of responses by status, made at first use: status, and common headers."""
 
-    __slots__ = ("_headers", "_known")
+    __slots__ = ("headers",)
 
-    def __init__(self) -> None:
-        self._headers: Pairs | None = None
-        self._known: dict[int, bytes] = {}
+    def __init__(self, headers: Pairs = ()) -> None:
+        super().__init__()
+        self.headers = headers
 
-    def of(self, status: int, headers: Pairs) -> bytes:
-        """Return the lines of a status. `headers`: a new list whenever one of them changes."""
-        if headers is not self._headers:
-            self._headers, self._known = headers, {}
-        lines = self._known.get(status)
-        if lines is None:
-            line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-            lines = self._known[status] = line + encoded_headers(headers)
+    def renew(self, headers: Pairs) -> None:
+        """Replace the headers of all responses, such as the date."""
+        self.headers = headers
+        self.clear()
+
+    def __missing__(self, status: int) -> bytes:
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        lines = self[status] = line + encoded_headers(self.headers)
         return lines
 
 
@@ -198,14 +197,9 @@ class Wire(Protocol):
     transport: asyncio.Transport
     flow: FlowControl
     lines: FirstLines
-    server_state: ServerState
 
     def error_reply(self, error: KvRouterError) -> tuple[int, object]:
         """Return the status and the body of an error response."""
-        ...
-
-    def end_response(self) -> None:
-        """Handle the end of a response."""
         ...
 
 
@@ -221,11 +215,11 @@ class Exchange(Struct, eq=False):
 
     `path_id`: the id in the path; empty without one. `length_bytes`: the announced length of the
     body. `received`: the body so far. `unknown`: the unknown fields of the body, named by the
-    handler. `own_headers`: headers added to the response.
-    `traces`: the client's trace headers. `held_bytes`: part of the body that counts against the
-    limit of all bodies. `has_chunks`: the client supports chunked bodies; for other clients a
-    stream ends with the connection. `later`: the rest of the handler's work. `task`: the task that
-    runs it.
+    handler. `own_lines`: of headers added to the response. `traces`: the client's trace headers.
+    `is_counted`: it counts as in flight, and `held_bytes` of
+    its body against the limit of all bodies. `has_chunks`: the client supports chunked bodies; for
+    other clients a stream ends with the connection. `later`: the rest of the handler's work.
+    `task`: the task that runs it.
 
     Attributes that uvicorn's connection reads have uvicorn's names.
     """
@@ -244,8 +238,9 @@ class Exchange(Struct, eq=False):
     disconnected: bool = False
     response_started: bool = False
     response_complete: bool = False
+    is_counted: bool = False
     held_bytes: int = 0
-    own_headers: Pairs = ()
+    own_lines: bytes = b""
     traces: Pairs = ()
     unknown: list[str] = []
     later: Coroutine[Any, Any, None] | None = None
@@ -322,11 +317,10 @@ class Exchange(Struct, eq=False):
     def json(self, body: bytes, status: int = 200, headers: Pairs = ()) -> None:
         """Send a whole response with a JSON body."""
         wire, more = self.wire, b""
-        if headers or self.own_headers or not self.keep_alive:
-            more = self._own_lines(headers)
-        lines = wire.lines.of(status, wire.server_state.default_headers)
+        if headers or self.own_lines or not self.keep_alive:
+            more = self._more_lines(headers)
         if not self.disconnected:
-            wire.transport.write(_WHOLE % (lines, more, len(body), body))
+            wire.transport.write(_WHOLE % (wire.lines[status], more, len(body), body))
         self._complete()
 
     def refuse(self, error: KvRouterError) -> None:
@@ -342,12 +336,11 @@ class Exchange(Struct, eq=False):
             self.json(body, status, refusal_headers(error))
 
     def _encoded(self, status: int, headers: Pairs) -> bytes:
-        lines = self.wire.lines.of(status, self.wire.server_state.default_headers)
-        return b"%b%b\r\n" % (lines, self._own_lines(headers))
+        return b"%b%b\r\n" % (self.wire.lines[status], self._more_lines(headers))
 
-    def _own_lines(self, headers: Pairs) -> bytes:
-        end = () if self.keep_alive else (_CLOSE,)
-        return encoded_headers((*headers, *self.own_headers, *end))
+    def _more_lines(self, headers: Pairs) -> bytes:
+        end = b"" if self.keep_alive else _CLOSE
+        return b"%b%b%b" % (encoded_headers(headers), self.own_lines, end)
 
     def _taken_head(self) -> bytes:
         head, self._stream_head = self._stream_head or b"", None
@@ -361,4 +354,3 @@ class Exchange(Struct, eq=False):
         self.response_started = self.response_complete = True
         if not self.keep_alive:
             self.wire.transport.close()
-        self.wire.end_response()

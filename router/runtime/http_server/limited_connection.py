@@ -270,11 +270,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
         Does the same as uvicorn, without its timer.
         """
-        self.server_state.total_requests += 1
-        if self._is_half_closed and self.cycle.response_complete:
-            self.transport.close()
         cycle = self.cycle
         if cycle.response_complete:
+            if self._is_half_closed:
+                self.transport.close()
             within_s = REST_S if cycle.more_body else self.config.limits.keep_alive_s
             self._head_until_s, self._idle_until_s = inf, self.loop.time() + within_s
 
@@ -343,8 +342,7 @@ class LimitedProtocol(HttpToolsProtocol):
             status, reply = self.error_reply(error)
             body = msgspec.json.encode(reply)
             pairs = (JSON_PAIR, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
-            head = FirstLines().of(status, pairs)
-            self.transport.write(b"%b\r\n%b" % (head, body))
+            self.transport.write(b"%b\r\n%b" % (FirstLines(pairs)[status], body))
         self.transport.close()
 
     def error_reply(self, error: KvRouterError) -> tuple[int, object]:
