@@ -23,7 +23,6 @@ from router.runtime.http_server.exchange import (
     FirstLines,
     HotRoute,
     RequestHeads,
-    encoded_headers,
     split,
 )
 from router.runtime.http_server.write_batch import WriteBatch
@@ -83,7 +82,7 @@ class Front:
         counted[number] = counted.get(number, 0) + 1  # a call costs twice as much
         ids = exchange.ids
         if ids.given is not None or ids.traceparent is not None:
-            exchange.own_lines = encoded_headers(_pairs_of(ids))
+            exchange.own_lines = ids.lines()
         exchange.json(body, answer.status, answer.headers)
 
     def refused(self, exchange: Exchange, error: KvRouterError) -> None:
@@ -91,7 +90,7 @@ class Front:
         self._metrics.refusals.labels("http", error.code).inc()
         self._requests.count("http", exchange.head.route.path, error.http_status)
         log_refusal(error)
-        exchange.own_lines = encoded_headers(_pairs_of(exchange.ids))
+        exchange.own_lines = exchange.ids.lines()
 
     def abandoned(self, exchange: Exchange) -> None:
         """Count a request whose client has disconnected."""

@@ -35,6 +35,7 @@ T = TypeVar("T", bound=PromptRequest)
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
 TOKEN_BYTES = 4
+_U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
 
 MOST_TEMPLATES, MOST_BYTES = 256, 1024
 """Limits of cached templates: their number, and the length of each in bytes."""
@@ -68,8 +69,8 @@ class TokenRequests(Generic[T]):
 
         Unknown fields are added to `unknown`. Raises MalformedBodyError, InvalidFieldError.
         """
-        room = np.empty(len(body) // 2 + 1, np.uint32)
-        count, start, end = find_tokens(np.frombuffer(body, np.uint8), room)
+        room = np.empty(len(body) // 2 + 1, _U32)
+        count, start, end = find_tokens(np.frombuffer(body, _U8), room)
         if count < 0:  # the tokens are not plainly an array
             return self._whole.read_now(body, unknown)
         found = _find_id(body, end) or _find_id(body, 0, start)

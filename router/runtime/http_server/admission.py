@@ -10,7 +10,7 @@ from router.runtime.http_server.exchange import Exchange
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
 from router.runtime.security.guard import Guard
-from router.runtime.security.guarded import admit, admit_request, refuse_forms
+from router.runtime.security.guarded import access_of, admit_request, refuse_forms, take
 
 
 class TooMuchAtOnceError(KvRouterError):
@@ -61,14 +61,19 @@ class Admission:
     def admit(self, exchange: Exchange) -> None:
         """Check the head of a hot request, and what has come of its body.
 
-        Raises the error that refuses it. The headers of a head that was admitted before are checked
-        again only if the guard checks each request.
+        Raises the error that refuses it. The headers of a head are checked once, and again whenever
+        the tokens are replaced.
         """
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
+        access, guard = head.access, self._guard
         if self.in_flight >= limits.max_requests:
             raise TooManyRequestsError(limits.max_requests)
-        if not (head.is_checked and self._guard.is_idle):
-            exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
+        if access is None or access.table is not guard.table:
+            access = head.access = access_of(guard, head.method, head.route.path, head.pairs)
+        if access.is_limited:
+            take(guard, access)
+        if access.caller is not exchange.caller:
+            exchange.caller = access.caller
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
         if self.body_bytes + size_bytes > limits.bodies_limit_bytes:

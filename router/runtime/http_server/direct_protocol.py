@@ -85,7 +85,7 @@ class DirectProtocol(LimitedProtocol):
     pipeline: Any
     _turn: object = None
     _chunk = b""
-    _owed_bytes = 0
+    _owed_bytes: int
     _body_until_s = inf
     _task: asyncio.Task[None] | None = None
     _rest: Wait | None = None
@@ -101,6 +101,7 @@ class DirectProtocol(LimitedProtocol):
         self.admission = service.admission
         self.lines = service.lines
         self._find = service.heads.find
+        self._owed_bytes = 0
         self._recent: Recent[RequestHead] = {}
 
     # ── The request ──────────────────────────────────────────────────────────────────────────────
@@ -110,7 +111,8 @@ class DirectProtocol(LimitedProtocol):
         if self._owed_bytes:
             self._take_owed(data)
             return
-        begins = self._is_between and self.can_answer_directly()
+        is_behind = self._turn is not None or self.pipeline or self.flow.write_paused
+        begins = self._is_between and not is_behind and not self.transport.is_closing()
         found = self._find(data, self._recent) if begins else None
         if found is None:
             self._chunk = data if begins else b""
@@ -120,12 +122,15 @@ class DirectProtocol(LimitedProtocol):
         head, path_id, request_id, trace, length_bytes, body = found
         if self._is_in_head:
             self._is_in_head, self._head_bytes = False, 0
-        ids = RequestIds(request_id.decode() or None, trace.decode() or None)
+        ids = RequestIds()
+        if request_id:
+            ids.given = request_id.decode()
         owed_bytes = length_bytes - len(body)
         self.cycle = self._turn = exchange = Exchange(
             self, head, path_id.decode(), ids, length_bytes, body, owed_bytes > 0
         )
         if trace:
+            ids.traceparent = trace.decode()
             exchange.traces = ((TRACE_NAME, trace),)
         if owed_bytes:
             self._owed_bytes, self._is_between = owed_bytes, False
@@ -135,10 +140,11 @@ class DirectProtocol(LimitedProtocol):
 
     def _take_owed(self, data: bytes) -> None:
         """Handle bytes after a cached head, which begin with more of its body."""
-        exchange, rest = self.cycle, data[self._owed_bytes :]
-        piece = data[: self._owed_bytes] if rest else data
-        self._owed_bytes -= len(piece)
-        self._receive(exchange, piece)
+        exchange, rest = self.cycle, b""
+        if len(data) > self._owed_bytes:
+            data, rest = data[: self._owed_bytes], data[self._owed_bytes :]
+        self._owed_bytes -= len(data)
+        self._receive(exchange, data)
         if self._owed_bytes:
             return
         self._is_between = True
@@ -194,7 +200,10 @@ class DirectProtocol(LimitedProtocol):
     def _receive(self, exchange: Exchange, piece: bytes) -> None:
         if exchange.response_complete:
             return
-        exchange.receive(piece)
+        if exchange.received:
+            exchange.receive(piece)
+        else:
+            exchange.received = piece  # most bodies arrive whole
         if self._turn is exchange:
             try:
                 self.admission.hold(exchange)
@@ -243,7 +252,8 @@ class DirectProtocol(LimitedProtocol):
         """End a request; the next one follows."""
         if exchange.is_counted:
             self.admission.leave(exchange)
-        exchange.received = b""  # now; the reference cycle with its connection keeps the exchange
+        if exchange.received:
+            exchange.received = b""  # now; the cycle with its connection keeps the exchange
         self.end_response()
         if self._turn is exchange:
             self._turn = None

@@ -16,6 +16,7 @@ from router.errors import KvRouterError
 from router.runtime.http_server.head_cache import HeadCache
 from router.runtime.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
 from router.runtime.security.caller import ANYBODY, Caller
+from router.runtime.security.guard import Access
 from router.runtime.security.guarded import refusal_headers
 
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -59,11 +60,13 @@ class HotRoute(Struct, frozen=True):
 class RequestHead:
     """A request head without its ids, trace and length, shared by all requests with this head.
 
-    `headers`: the first value of each name. `is_checked`: a request with it was admitted before.
+    `headers`: the first value of each name. `access`: of its caller, once a request with it was let
+    in. `is_checked`: the type of its body is accepted.
     `is_repeated`: it came before. `derived`: anything that handlers derive from it.
     """
 
     __slots__ = (
+        "access",
         "derived",
         "headers",
         "is_checked",
@@ -86,6 +89,7 @@ class RequestHead:
         self.media_type = JSON if is_json else _without_parameters(kind)
         self.is_checked = self.is_repeated = False
         self.derived: Any = None
+        self.access: Access | None = None
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, or None; `name` in lower case."""
@@ -221,7 +225,8 @@ class Exchange(Struct, eq=False):
     other clients a stream ends with the connection. `later`: the rest of the handler's work.
     `task`: the task that runs it.
 
-    Attributes that uvicorn's connection reads have uvicorn's names.
+    Attributes that uvicorn's connection reads have uvicorn's names. Setting one takes as long as a
+    call, so an answer at once sets few.
     """
 
     wire: Wire
@@ -236,7 +241,7 @@ class Exchange(Struct, eq=False):
     has_chunks: bool = True
     expects_continue: bool = False
     disconnected: bool = False
-    response_started: bool = False
+    is_streaming: bool = False
     response_complete: bool = False
     is_counted: bool = False
     held_bytes: int = 0
@@ -252,10 +257,7 @@ class Exchange(Struct, eq=False):
     # ── The request ──────────────────────────────────────────────────────────────────────────────
 
     def receive(self, piece: bytes) -> None:
-        """Add a piece of the body."""
-        if not self.received:
-            self.received = piece  # most bodies arrive whole
-            return
+        """Add a further piece of the body."""
         if isinstance(self.received, bytes):
             self.received = bytearray(self.received)
         self.received += piece  # one buffer: many small pieces would take many times their size
@@ -280,6 +282,11 @@ class Exchange(Struct, eq=False):
     # ── The response ─────────────────────────────────────────────────────────────────────────────
 
     @property
+    def response_started(self) -> bool:
+        """True once a part of the response was sent, or the head of a stream prepared."""
+        return self.is_streaming or self.response_complete
+
+    @property
     def is_slow(self) -> bool:
         """True if the client reads more slowly than the response arrives."""
         return self.wire.flow.write_paused and not self.disconnected
@@ -293,7 +300,7 @@ class Exchange(Struct, eq=False):
         self._stream_head = self._encoded(
             status, [*headers, _CHUNKED] if self.has_chunks else headers
         )
-        self.response_started = True
+        self.is_streaming = True
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body."""
@@ -321,7 +328,9 @@ class Exchange(Struct, eq=False):
             more = self._more_lines(headers)
         if not self.disconnected:
             wire.transport.write(_WHOLE % (wire.lines[status], more, len(body), body))
-        self._complete()
+        self.response_complete = True
+        if not self.keep_alive:
+            wire.transport.close()
 
     def refuse(self, error: KvRouterError) -> None:
         """Send an error, as a response or as the last event of a stream."""
@@ -351,6 +360,6 @@ class Exchange(Struct, eq=False):
             self.wire.transport.write(data)
 
     def _complete(self) -> None:
-        self.response_started = self.response_complete = True
+        self.response_complete = True
         if not self.keep_alive:
             self.wire.transport.close()
