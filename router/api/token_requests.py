@@ -30,6 +30,7 @@ T = TypeVar("T", bound=PromptRequest)
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
 TOKEN_BYTES = 4
+_U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
 
 MOST_KNOWN, MOST_BYTES = 256, 1024
 """Limits of what is cached: the number of shapes and of queries, and their length in bytes."""
@@ -62,8 +63,8 @@ class TokenRequests(Generic[T]):
 
         Unknown fields are added to `unknown`. Raises MalformedBodyError, InvalidFieldError.
         """
-        room = np.empty(len(body) // 2 + 1, np.uint32)
-        count, start, end, shape = find_tokens(np.frombuffer(body, np.uint8), room)
+        room = np.empty(len(body) // 2 + 1, _U32)
+        count, start, end, shape = find_tokens(np.frombuffer(body, _U8), room)
         if count < 0:  # the tokens are not plainly an array
             return self._whole.read_now(body, unknown)
         words = b"%b[]%b" % (body[:start], body[end:])

@@ -35,6 +35,7 @@ from router.runtime.http_server.exchange import (
     FirstLines,
     HotRoute,
     RequestHeads,
+    encoded_headers,
 )
 from router.runtime.http_server.write_batch import WriteBatch
 from router.runtime.process.errors import MalformedBodyError
@@ -102,8 +103,8 @@ class Completions:
     def refused(self, call: Exchange, error: KvRouterError) -> None:
         """Count a refusal."""
         self._metrics.refusals.labels(error.code).inc()
-        if not call.own_headers:  # refused before its answer began
-            call.own_headers = [_id_of(call)]
+        if not call.own_lines:  # refused before its answer began
+            call.own_lines = _id_line(call)
         self._count(call, "refused" if error.http_status < 500 else "failed")
 
     def abandoned(self, call: Exchange) -> None:
@@ -119,7 +120,7 @@ class Completions:
 
     async def answer(self, call: Exchange) -> None:
         """Answer a call with a complete body. Raises the error that refuses it."""
-        call.own_headers = [_id_of(call)]
+        call.own_lines = _id_line(call)
         self._count(call, await self._answered(call))
 
     async def _answered(self, call: Exchange) -> Ended:
@@ -153,7 +154,7 @@ class Completions:
         self._metrics.dropped_fields.inc(len(names))
         shown = [name for name in names if _SHOWABLE(name)][:_MOST_SHOWN]
         said = f"{len(names)} dropped; no tenant may send {', '.join(shown) or 'them'}"
-        call.own_headers = [*call.own_headers, (DROPPED_FIELDS, said.encode("ascii"))]
+        call.own_lines += encoded_headers([(DROPPED_FIELDS, said.encode("ascii"))])
 
     async def _placement_only(
         self,
@@ -191,5 +192,5 @@ async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | No
     return read(path, body, head.derived)
 
 
-def _id_of(call: Exchange) -> tuple[bytes, bytes]:
-    return REQUEST_ID, call.ids.request_id.encode()
+def _id_line(call: Exchange) -> bytes:
+    return encoded_headers([(REQUEST_ID, call.ids.request_id.encode())])

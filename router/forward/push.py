@@ -40,7 +40,7 @@ from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision
 from router.protocol.values import UNREADABLE
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
-from router.runtime.http_server.exchange import Exchange
+from router.runtime.http_server.exchange import Exchange, encoded_headers
 from router.scheduler.errors import NoEndpointsError
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024
@@ -163,7 +163,7 @@ class ForwardAttempts:
         if hand_over is None:
             return
         self._request = hand_over.request
-        self._client.own_headers = [*self._client.own_headers, *hand_over.headers]
+        self._client.own_lines += encoded_headers(hand_over.headers)
 
     def _compute_there(self) -> None:
         """Drop the KV transfer, usable only once: the next worker computes the prompt."""

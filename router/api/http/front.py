@@ -73,10 +73,11 @@ class Front:
         if exchange.unknown:
             self._metrics.unknown_fields.labels("http", path).inc(len(exchange.unknown))
             body = warned(body, exchange.unknown)
-        self._requests.count("http", path, answer.status)
+        counted, number = self._requests.numbers, ("http", path, answer.status)
+        counted[number] = counted.get(number, 0) + 1  # a call costs twice as much
         ids = exchange.ids
         if ids.given is not None or ids.traceparent is not None:
-            exchange.own_headers = _pairs_of(ids)
+            exchange.own_lines = ids.lines()
         exchange.json(body, answer.status, answer.headers)
 
     def refused(self, exchange: Exchange, error: KvRouterError) -> None:
@@ -84,7 +85,7 @@ class Front:
         self._metrics.refusals.labels("http", error.code).inc()
         self._requests.count("http", exchange.head.route.path, error.http_status)
         log_refusal(error)
-        exchange.own_headers = _pairs_of(exchange.ids)
+        exchange.own_lines = exchange.ids.lines()
 
     def abandoned(self, exchange: Exchange) -> None:
         """Count a request whose client has disconnected."""

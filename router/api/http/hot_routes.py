@@ -17,7 +17,6 @@ from router.api.commands import Commands, PendingRequest, checked_usage
 from router.api.http.answers import OK, Response, decision_response, response
 from router.api.pending_requests import Disconnected
 from router.api.request_headers import (
-    REQUEST_ID_HEADER,
     SELECT_HEADERS,
     request_id_of,
     with_header_fields,
@@ -26,6 +25,7 @@ from router.api.request_headers import (
 from router.api.token_requests import TokenRequests
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.protocol.batches import BatchReply, ReservationBatch
+from router.protocol.replicas import PromptUsage
 from router.protocol.replies import Decision, OverlapScoresReply, ReservationReply
 from router.protocol.requests import (
     BookRequest,
@@ -34,7 +34,6 @@ from router.protocol.requests import (
     PrefillCompleteRequest,
     PromptRequest,
     SelectRequest,
-    Usage,
 )
 from router.runtime.http_server.exchange import BINARY, JSON, Exchange, HotRoute
 from router.runtime.process.json_bodies import THREAD_BYTES, JsonReader
@@ -104,9 +103,8 @@ class HotRoutes:
     # Waiting coroutines keep no request and no body: tokens of a long queue would fill memory.
 
     def _prefill_complete(self, exchange: Exchange) -> Response:
-        usage = checked_usage(_usage(exchange, self._prefill_complete_bodies))
-        command = PrefillComplete(exchange.path_id, usage)
-        self._commands.handle(command, exchange.caller)
+        usage = _usage(exchange, self._prefill_complete_bodies) if exchange.received else None
+        self._commands.handle(PrefillComplete(exchange.path_id, usage), exchange.caller)
         return OK
 
     def _output_block(self, exchange: Exchange) -> Response:
@@ -116,7 +114,7 @@ class HotRoutes:
         return OK
 
     def _free(self, exchange: Exchange) -> Response:
-        usage = checked_usage(_usage(exchange, self._free_bodies))
+        usage = _usage(exchange, self._free_bodies) if exchange.received else None
         self._commands.handle(Free(exchange.path_id, usage), exchange.caller)
         return OK
 
@@ -163,19 +161,21 @@ class HotRoutes:
         return _answered(reply, response)
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
-        request, head = self._select_requests.read(exchange), exchange.head
-        fields, given = head.derived, exchange.ids.given
+        request, head, given = self._select_requests.read(exchange), exchange.head, None
+        fields = head.derived
         if fields is None:
             fields = head.derived = {
                 name: head.headers[key].decode("latin-1")
                 for key, name in _SELECT_HEADERS.items()
                 if key in head.headers
             }
-        if given is not None:
-            fields = {**fields, REQUEST_ID_HEADER: given}
         if fields:
-            return with_header_fields(request, fields)
-        return request if request.selection_id is None else with_request_id(request, None)
+            request = with_header_fields(request, fields)
+        if exchange.ids.given is not None:
+            given = request_id_of(request.request_id, exchange.ids.given)
+        if given is None and request.selection_id is None:
+            return request
+        return with_request_id(request, given)
 
     def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)
@@ -187,13 +187,12 @@ def _optional(body_type: type[U]) -> JsonReader[U | None]:
     return JsonReader(body_type | None)  # type: ignore[arg-type]
 
 
-def _usage(exchange: Exchange, bodies: JsonReader[U | None]) -> Usage | None:
-    """Return the usage in a body, or None; a body that is not JSON counts as empty."""
-    body = exchange.body()
-    if not body or exchange.head.media_type != JSON:
+def _usage(exchange: Exchange, bodies: JsonReader[U | None]) -> PromptUsage | None:
+    """Return the checked usage in a body, or None; a body that is not JSON counts as empty."""
+    if exchange.head.media_type != JSON:
         return None
-    read = bodies.read_now(body, exchange.unknown)
-    return None if read is None else read.usage
+    read = bodies.read_now(exchange.body(), exchange.unknown)
+    return None if read is None else checked_usage(read.usage)
 
 
 def _reading(

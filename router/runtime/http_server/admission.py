@@ -6,11 +6,17 @@ from msgspec import Struct
 from starlette.types import Scope
 
 from router.errors import KvRouterError
-from router.runtime.http_server.exchange import Exchange
+from router.runtime.http_server.exchange import Exchange, RequestHead
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
-from router.runtime.security.guard import Guard
-from router.runtime.security.guarded import admit, admit_request, refuse_forms
+from router.runtime.security.guard import Access, Guard
+from router.runtime.security.guarded import (
+    access_of,
+    admit,
+    admit_request,
+    refuse_forms,
+    take,
+)
 
 
 class TooMuchAtOnceError(KvRouterError):
@@ -58,32 +64,57 @@ class Admission:
             raise TooManyRequestsError(most)
         admit_request(self._guard, scope)
 
-    def enter(self, exchange: Exchange) -> None:
-        """Count a hot request, and what has come of its body, until it leaves; check its head.
+    def admit(self, exchange: Exchange) -> None:
+        """Check the head of a hot request, and what has come of its body.
 
-        Raises the error that refuses it. The headers of a head that was admitted before are checked
-        again only if the guard checks each request. Probes are admitted under any load.
+        Raises the error that refuses it. The headers of a head are checked once, and again whenever
+        the tokens are replaced. Probes are admitted under any load.
         """
-        self.in_flight += 1
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
-        self.body_bytes += size_bytes
-        exchange.held_bytes = size_bytes
-        most = limits.max_requests
-        if self.in_flight > most and not self._guard.is_open(head.method, head.route.path):
-            raise TooManyRequestsError(most)
-        if not (head.is_checked and self._guard.is_idle):
-            exchange.caller = admit(self._guard, head.method, head.route.path, head.pairs)
+        access = head.access
+        if self.in_flight >= limits.max_requests:
+            self._refuse_unless_open(head)
+        if access is None or access.table is not self._guard.table:
+            access = self._check_access(exchange)
+        if access is not None:
+            exchange.caller = access.caller
+            if access.is_limited:
+                take(self._guard, access)
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
-        if self.body_bytes > limits.bodies_limit_bytes:
+        if self.body_bytes + size_bytes > limits.bodies_limit_bytes:
             raise TooMuchAtOnceError(limits.bodies_limit_bytes)
         if not head.is_checked:
-            allowed = head.route.media_types
-            if allowed and head.media_type not in allowed:
-                raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
-            if not allowed and head.method != "GET":
-                refuse_forms(head.pairs)
-            head.is_checked = True
+            _check_type(head)
+
+    def _refuse_unless_open(self, head: RequestHead) -> None:
+        """Raise TooManyRequestsError, unless the route is a probe or open in another way."""
+        if not self._guard.is_open(head.method, head.route.path):
+            raise TooManyRequestsError(self.limits.max_requests)
+
+    def _check_access(self, exchange: Exchange) -> Access | None:
+        """Return the access of a head, and keep it; None for an open route, whose caller is set.
+
+        A token may expire, which ends the access to a route that needs one, and makes its caller a
+        stranger on an open one: there the headers are checked with each request.
+        """
+        head, guard = exchange.head, self._guard
+        method, path = head.method, head.route.path
+        if guard.is_open(method, path):
+            exchange.caller = admit(guard, method, path, head.pairs)
+            return None
+        head.access = access_of(guard, method, path, head.pairs)
+        return head.access
+
+    def enter(self, exchange: Exchange) -> None:
+        """Count an admitted request that waits, and what has come of its body, until it leaves.
+
+        A request that is answered at once need not be counted.
+        """
+        self.in_flight += 1
+        exchange.is_counted = True
+        exchange.held_bytes = len(exchange.received)
+        self.body_bytes += exchange.held_bytes
 
     def hold(self, exchange: Exchange) -> None:
         """Count the received bytes of a body until its request leaves.
@@ -99,8 +130,17 @@ class Admission:
             raise TooMuchAtOnceError(limits.bodies_limit_bytes)
 
     def leave(self, exchange: Exchange) -> None:
-        """Uncount a request that has ended, and drop its body."""
+        """Uncount a request that has ended."""
         self.in_flight -= 1
         self.body_bytes -= exchange.held_bytes
-        exchange.held_bytes = 0
-        exchange.received = b""  # now; the reference cycle with its connection keeps the exchange
+        exchange.is_counted = False
+
+
+def _check_type(head: RequestHead) -> None:
+    """Raise UnsupportedMediaTypeError if the route does not accept bodies of this type."""
+    allowed = head.route.media_types
+    if allowed and head.media_type not in allowed:
+        raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
+    if not allowed and head.method != "GET":
+        refuse_forms(head.pairs)
+    head.is_checked = True

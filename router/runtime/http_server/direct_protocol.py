@@ -85,7 +85,7 @@ class DirectProtocol(LimitedProtocol):
     pipeline: Any
     _turn: object = None
     _chunk = b""
-    _owed_bytes = 0
+    _owed_bytes: int
     _body_until_s = inf
     _task: asyncio.Task[None] | None = None
     _rest: Wait | None = None
@@ -101,6 +101,7 @@ class DirectProtocol(LimitedProtocol):
         self.admission = service.admission
         self.lines = service.lines
         self._find = service.heads.find
+        self._owed_bytes = 0
         self._recent: Recent[RequestHead] = {}
 
     # ── The request ──────────────────────────────────────────────────────────────────────────────
@@ -111,8 +112,7 @@ class DirectProtocol(LimitedProtocol):
             self._take_owed(data)
             return
         is_behind = self._turn is not None or self.pipeline or self.flow.write_paused
-        is_last = self._is_surplus or self._is_deaf or self.transport.is_closing()
-        begins = self._is_between and not is_behind and not is_last
+        begins = self._is_between and not is_behind and not self.transport.is_closing()
         found = self._find(data, self._recent) if begins else None
         if found is None:
             self._chunk = data if begins else b""
@@ -120,25 +120,31 @@ class DirectProtocol(LimitedProtocol):
             self._chunk = b""
             return
         head, path_id, request_id, trace, length_bytes, body = found
-        self._head_until_s = self._idle_until_s = inf
-        self._is_in_head, self._head_bytes, self._barren_bytes = False, 0, 0
-        ids = RequestIds(request_id.decode() or None, trace.decode() or None)
-        owed_bytes = self._owed_bytes = length_bytes - len(body)
-        self._is_between = not owed_bytes
-        self.cycle = exchange = Exchange(
+        if self._is_in_head:
+            self._is_in_head, self._head_bytes = False, 0
+        ids = RequestIds()
+        if request_id:
+            ids.given = request_id.decode()
+        owed_bytes = length_bytes - len(body)
+        self.cycle = self._turn = exchange = Exchange(
             self, head, path_id.decode(), ids, length_bytes, body, owed_bytes > 0
         )
         if trace:
+            ids.traceparent = trace.decode()
             exchange.traces = ((TRACE_NAME, trace),)
-        self._take_turn(exchange)
-        if not (exchange.more_body or exchange.response_complete):
+        if owed_bytes:
+            self._owed_bytes, self._is_between = owed_bytes, False
+            self._await_body(exchange)
+        else:
             self._answer(exchange, is_last=True)
 
     def _take_owed(self, data: bytes) -> None:
         """Handle bytes after a cached head, which begin with more of its body."""
-        exchange, rest = self.cycle, data[self._owed_bytes :]
-        self._owed_bytes -= len(data) - len(rest)
-        self._receive(exchange, data[: len(data) - len(rest)] if rest else data)
+        exchange, rest = self.cycle, b""
+        if len(data) > self._owed_bytes:
+            data, rest = data[: self._owed_bytes], data[self._owed_bytes :]
+        self._owed_bytes -= len(data)
+        self._receive(exchange, data)
         if self._owed_bytes:
             return
         self._is_between = True
@@ -169,7 +175,8 @@ class DirectProtocol(LimitedProtocol):
                 self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
             return
-        self._take_turn(exchange)
+        self._turn = exchange
+        self._await_body(exchange)
         is_usual = exchange.keep_alive and not exchange.expects_continue
         if chunk and is_usual and not exchange.response_complete:
             self.service.heads.remember(chunk, head, path_id, values)
@@ -193,7 +200,10 @@ class DirectProtocol(LimitedProtocol):
     def _receive(self, exchange: Exchange, piece: bytes) -> None:
         if exchange.response_complete:
             return
-        exchange.receive(piece)
+        if exchange.received:
+            exchange.receive(piece)
+        else:
+            exchange.received = piece  # most bodies arrive whole
         if self._turn is exchange:
             try:
                 self.admission.hold(exchange)
@@ -215,18 +225,19 @@ class DirectProtocol(LimitedProtocol):
 
     # ── Turns ────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_turn(self, exchange: Exchange) -> None:
-        """Admit the next request of the connection, and wait for the rest of its body."""
-        self._turn, admission = exchange, self.admission
+    def _await_body(self, exchange: Exchange) -> None:
+        """Admit the request whose turn it is, and wait for the rest of its body."""
+        admission = self.admission
         try:
-            admission.enter(exchange)
+            admission.admit(exchange)
         except KvRouterError as error:
             self._refuse_exchange(exchange, error)
             return
-        if exchange.more_body:
-            self._body_until_s = self.loop.time() + admission.limits.body_timeout_s
-            if exchange.expects_continue:
-                self.transport.write(CONTINUE)
+        admission.enter(exchange)
+        self._head_until_s = self._idle_until_s = inf
+        self._body_until_s = self.loop.time() + admission.limits.body_timeout_s
+        if exchange.expects_continue:
+            self.transport.write(CONTINUE)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._turn = cycle
@@ -238,8 +249,12 @@ class DirectProtocol(LimitedProtocol):
         super().on_response_complete()
 
     def _end(self, exchange: Exchange) -> None:
-        """End an admitted request; the next one follows."""
-        self.admission.leave(exchange)
+        """End a request; the next one follows."""
+        if exchange.is_counted:
+            self.admission.leave(exchange)
+        if exchange.received:
+            exchange.received = b""  # now; the cycle with its connection keeps the exchange
+        self.end_response()
         if self._turn is exchange:
             self._turn = None
             if self.pipeline or self.flow.read_paused:
@@ -255,8 +270,10 @@ class DirectProtocol(LimitedProtocol):
             if not isinstance(cycle, Exchange):
                 self._start_asgi_task(cycle, app)
                 continue
-            self._take_turn(cycle)
-            if not (cycle.more_body or cycle.response_complete):
+            self._turn = cycle
+            if cycle.more_body:
+                self._await_body(cycle)
+            else:
                 self._answer(cycle)
         self._is_going_on = False
         if not (self.pipeline or self.transport.is_closing()):
@@ -273,6 +290,8 @@ class DirectProtocol(LimitedProtocol):
         """Answer a complete request. `is_last`: this is the last step of a callback of the loop."""
         token = ANSWERED.set(exchange.ids)
         try:
+            if not exchange.is_counted:
+                self.admission.admit(exchange)
             later = self.service.answer(exchange)
         except KvRouterError as error:
             self._refuse_exchange(exchange, error)
@@ -283,13 +302,16 @@ class DirectProtocol(LimitedProtocol):
             if later is None:
                 self._end(exchange)
             else:
+                if not exchange.is_counted:
+                    self.admission.enter(exchange)
+                    self._head_until_s = self._idle_until_s = inf
                 exchange.later = later
                 self._run(exchange, is_last=is_last)
         finally:
             ANSWERED.reset(token)
 
     def _refuse_exchange(self, exchange: Exchange, error: KvRouterError) -> None:
-        """Refuse an admitted request, and end it."""
+        """Refuse a request, and end it."""
         self._body_until_s = inf
         token = ANSWERED.set(exchange.ids)
         self.service.refused(exchange, error)

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.server import ServerState
 
 from router.errors import KvRouterError
 from router.runtime.http_server.head_cache import HeadCache
 from router.runtime.process.request_ids import REQUEST_ID, TRACEPARENT, RequestIds
 from router.runtime.security.caller import ANYBODY, Caller
+from router.runtime.security.guard import Access
 from router.runtime.security.guarded import refusal_headers
 
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -28,7 +28,7 @@ _JSON_BYTES = JSON.encode()
 _REQUEST_ID, TRACE_NAME = REQUEST_ID.encode(), TRACEPARENT.encode()
 _LENGTH = b"content-length"
 _CHUNKED = (b"transfer-encoding", b"chunked")
-_CLOSE = (b"connection", b"close")
+_CLOSE = b"connection: close\r\n"
 _WHOLE = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 _NO_CONTENT = 204
 _STATUS_LINES = {
@@ -60,11 +60,13 @@ class HotRoute(Struct, frozen=True):
 class RequestHead:
     """A request head without its ids, trace and length, shared by all requests with this head.
 
-    `headers`: the first value of each name. `is_checked`: a request with it was admitted before.
+    `headers`: the first value of each name. `access`: of its caller, once a request with it was let
+    in. `is_checked`: the type of its body is accepted.
     `is_repeated`: it came before. `derived`: anything that handlers derive from it.
     """
 
     __slots__ = (
+        "access",
         "derived",
         "headers",
         "is_checked",
@@ -87,6 +89,7 @@ class RequestHead:
         self.media_type = JSON if is_json else _without_parameters(kind)
         self.is_checked = self.is_repeated = False
         self.derived: Any = None
+        self.access: Access | None = None
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, or None; `name` in lower case."""
@@ -164,23 +167,23 @@ class RequestHeads:
             self._cache.remember(data, head, found)
 
 
-class FirstLines:
-    """The first lines of responses: status, and headers of all responses. Cached for a second."""
+class FirstLines(dict[int, bytes]):
+    """The first lines of responses by status, made at first use: status, and common headers."""
 
-    __slots__ = ("_headers", "_known")
+    __slots__ = ("headers",)
 
-    def __init__(self) -> None:
-        self._headers: Pairs | None = None
-        self._known: dict[int, bytes] = {}
+    def __init__(self, headers: Pairs = ()) -> None:
+        super().__init__()
+        self.headers = headers
 
-    def of(self, status: int, headers: Pairs) -> bytes:
-        """Return the lines of a status. `headers`: a new list whenever one of them changes."""
-        if headers is not self._headers:
-            self._headers, self._known = headers, {}
-        lines = self._known.get(status)
-        if lines is None:
-            line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-            lines = self._known[status] = line + encoded_headers(headers)
+    def renew(self, headers: Pairs) -> None:
+        """Replace the headers of all responses, such as the date."""
+        self.headers = headers
+        self.clear()
+
+    def __missing__(self, status: int) -> bytes:
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        lines = self[status] = line + encoded_headers(self.headers)
         return lines
 
 
@@ -198,14 +201,9 @@ class Wire(Protocol):
     transport: asyncio.Transport
     flow: FlowControl
     lines: FirstLines
-    server_state: ServerState
 
     def error_reply(self, error: KvRouterError) -> tuple[int, object]:
         """Return the status and the body of an error response."""
-        ...
-
-    def end_response(self) -> None:
-        """Handle the end of a response."""
         ...
 
 
@@ -221,13 +219,14 @@ class Exchange(Struct, eq=False):
 
     `path_id`: the id in the path; empty without one. `length_bytes`: the announced length of the
     body. `received`: the body so far. `unknown`: the unknown fields of the body, named by the
-    handler. `own_headers`: headers added to the response.
-    `traces`: the client's trace headers. `held_bytes`: part of the body that counts against the
-    limit of all bodies. `has_chunks`: the client supports chunked bodies; for other clients a
-    stream ends with the connection. `later`: the rest of the handler's work. `task`: the task that
-    runs it.
+    handler. `own_lines`: of headers added to the response. `traces`: the client's trace headers.
+    `is_counted`: it counts as in flight, and `held_bytes` of
+    its body against the limit of all bodies. `has_chunks`: the client supports chunked bodies; for
+    other clients a stream ends with the connection. `later`: the rest of the handler's work.
+    `task`: the task that runs it.
 
-    Attributes that uvicorn's connection reads have uvicorn's names.
+    Attributes that uvicorn's connection reads have uvicorn's names. Setting one takes as long as a
+    call, so an answer at once sets few.
     """
 
     wire: Wire
@@ -242,10 +241,11 @@ class Exchange(Struct, eq=False):
     has_chunks: bool = True
     expects_continue: bool = False
     disconnected: bool = False
-    response_started: bool = False
+    is_streaming: bool = False
     response_complete: bool = False
+    is_counted: bool = False
     held_bytes: int = 0
-    own_headers: Pairs = ()
+    own_lines: bytes = b""
     traces: Pairs = ()
     unknown: list[str] = []
     later: Coroutine[Any, Any, None] | None = None
@@ -257,10 +257,7 @@ class Exchange(Struct, eq=False):
     # ── The request ──────────────────────────────────────────────────────────────────────────────
 
     def receive(self, piece: bytes) -> None:
-        """Add a piece of the body."""
-        if not self.received:
-            self.received = piece  # most bodies arrive whole
-            return
+        """Add a further piece of the body."""
         if isinstance(self.received, bytes):
             self.received = bytearray(self.received)
         self.received += piece  # one buffer: many small pieces would take many times their size
@@ -285,6 +282,11 @@ class Exchange(Struct, eq=False):
     # ── The response ─────────────────────────────────────────────────────────────────────────────
 
     @property
+    def response_started(self) -> bool:
+        """True once a part of the response was sent, or the head of a stream prepared."""
+        return self.is_streaming or self.response_complete
+
+    @property
     def is_slow(self) -> bool:
         """True if the client reads more slowly than the response arrives."""
         return self.wire.flow.write_paused and not self.disconnected
@@ -298,7 +300,7 @@ class Exchange(Struct, eq=False):
         self._stream_head = self._encoded(
             status, [*headers, _CHUNKED] if self.has_chunks else headers
         )
-        self.response_started = True
+        self.is_streaming = True
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body."""
@@ -322,12 +324,13 @@ class Exchange(Struct, eq=False):
     def json(self, body: bytes, status: int = 200, headers: Pairs = ()) -> None:
         """Send a whole response with a JSON body."""
         wire, more = self.wire, b""
-        if headers or self.own_headers or not self.keep_alive:
-            more = self._own_lines(headers)
-        lines = wire.lines.of(status, wire.server_state.default_headers)
+        if headers or self.own_lines or not self.keep_alive:
+            more = self._more_lines(headers)
         if not self.disconnected:
-            wire.transport.write(_WHOLE % (lines, more, len(body), body))
-        self._complete()
+            wire.transport.write(_WHOLE % (wire.lines[status], more, len(body), body))
+        self.response_complete = True
+        if not self.keep_alive:
+            wire.transport.close()
 
     def refuse(self, error: KvRouterError) -> None:
         """Send an error, as a response or as the last event of a stream."""
@@ -342,12 +345,11 @@ class Exchange(Struct, eq=False):
             self.json(body, status, refusal_headers(error))
 
     def _encoded(self, status: int, headers: Pairs) -> bytes:
-        lines = self.wire.lines.of(status, self.wire.server_state.default_headers)
-        return b"%b%b\r\n" % (lines, self._own_lines(headers))
+        return b"%b%b\r\n" % (self.wire.lines[status], self._more_lines(headers))
 
-    def _own_lines(self, headers: Pairs) -> bytes:
-        end = () if self.keep_alive else (_CLOSE,)
-        return encoded_headers((*headers, *self.own_headers, *end))
+    def _more_lines(self, headers: Pairs) -> bytes:
+        end = b"" if self.keep_alive else _CLOSE
+        return b"%b%b%b" % (encoded_headers(headers), self.own_lines, end)
 
     def _taken_head(self) -> bytes:
         head, self._stream_head = self._stream_head or b"", None
@@ -358,7 +360,6 @@ class Exchange(Struct, eq=False):
             self.wire.transport.write(data)
 
     def _complete(self) -> None:
-        self.response_started = self.response_complete = True
+        self.response_complete = True
         if not self.keep_alive:
             self.wire.transport.close()
-        self.wire.end_response()

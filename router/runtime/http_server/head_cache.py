@@ -95,7 +95,7 @@ class HeadCache(Generic[T]):
             before = recent.get(data[:_KIND_BYTES], [])
             recent[data[:_KIND_BYTES]] = [known, *before][:_MOST_RECENT]
         path_id, request_id, trace, length = match.group(*known.order)
-        end, length_bytes = match.end(), int(length or 0)
+        end, length_bytes = match.end(), int(length) if length else 0
         body = data[end:]
         if len(body) > length_bytes or end > MOST_BYTES:
             return None

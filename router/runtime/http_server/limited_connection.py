@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
     `_head_until_s`: deadline of a whole head. `_idle_until_s`: deadline of the next request.
     `_stuck_until_s`: deadline of the client's reading. `_ask_at_s`: time of the next probe of a
     half-closed client. `_barren_bytes`: bytes received since the head or the last piece of a body
-    that were neither. `_is_between`: the next bytes begin a request.
+    that were neither. `_is_between`: the next bytes begin a request that may be answered.
     """
 
     config: HttpConfig
@@ -99,7 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _refusal: KvRouterError | None = None
     _head_until_s = _idle_until_s = _stuck_until_s = _ask_at_s = inf
     _barren_bytes = _unsent_bytes = 0
-    _has_body_come = _is_upgrade = _is_deaf = _is_half_closed = False
+    _has_body_come = _is_upgrade = _is_deaf = False
     _head_bytes = 0
     _chunk_bytes = 0
     _is_in_head = _is_between = True
@@ -112,8 +112,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.headers = []
         limits = self.config.limits
+        self._keep_alive_s, self._is_half_closed = limits.keep_alive_s, False
         open_connections = len(self.connections)
         self._is_surplus = open_connections > limits.max_connections
+        self._is_between = not self._is_surplus
         if open_connections > 2 * limits.max_connections:
             self.config.refused(TooManyConnectionsError.code)
             transport.abort()
@@ -270,13 +272,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
         Does the same as uvicorn, without its timer.
         """
-        self.server_state.total_requests += 1
-        if self._is_half_closed and self.cycle.response_complete:
-            self.transport.close()
         cycle = self.cycle
         if cycle.response_complete:
-            within_s = REST_S if cycle.more_body else self.config.limits.keep_alive_s
+            within_s = REST_S if cycle.more_body else self._keep_alive_s
             self._head_until_s, self._idle_until_s = inf, self.loop.time() + within_s
+            if self._is_half_closed:
+                self.transport.close()
 
     def check_patience(self, now_s: float) -> None:
         """Apply the timeouts of the connection."""
@@ -343,8 +344,7 @@ class LimitedProtocol(HttpToolsProtocol):
             status, reply = self.error_reply(error)
             body = msgspec.json.encode(reply)
             pairs = (JSON_PAIR, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
-            head = FirstLines().of(status, pairs)
-            self.transport.write(b"%b\r\n%b" % (head, body))
+            self.transport.write(b"%b\r\n%b" % (FirstLines(pairs)[status], body))
         self.transport.close()
 
     def error_reply(self, error: KvRouterError) -> tuple[int, object]:

@@ -113,6 +113,7 @@ class HttpServer(uvicorn.Server):
         hot: HotService | None = None,
     ) -> None:
         self._limits = limits
+        self._hot = hot
         super().__init__(
             HttpConfig(
                 app,
@@ -162,12 +163,16 @@ class HttpServer(uvicorn.Server):
             await next_tick(TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Run uvicorn's periodic work, and close connections that exceed a timeout."""
+        """Close connections that exceed a timeout, run uvicorn's periodic work, renew the date."""
         now_s = asyncio.get_running_loop().time()
         for connection in tuple(self.server_state.connections):
             if isinstance(connection, LimitedProtocol):
                 connection.check_patience(now_s)
-        return await super().on_tick(counter)
+        is_over = await super().on_tick(counter)
+        hot, headers = self._hot, self.server_state.default_headers
+        if hot is not None and hot.lines.headers is not headers:
+            hot.lines.renew(headers)
+        return is_over
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

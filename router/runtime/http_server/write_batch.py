@@ -12,21 +12,16 @@ MOST_UNSENT_BYTES = 65_536
 
 
 class WriteBatch:
-    """The transports with unwritten bytes."""
+    """The transports with unwritten bytes, in `waiting`."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[BatchedTransport] = []
+        self.waiting: list[BatchedTransport] = []
 
-    def add(self, transport: "BatchedTransport", loop: asyncio.AbstractEventLoop) -> None:
-        """Schedule the write of a transport for the end of this loop iteration."""
-        if not self._waiting:
-            loop.call_soon(self._write)
-        self._waiting.append(transport)
-
-    def _write(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def write(self) -> None:
+        """Write all unwritten bytes."""
+        waiting, self.waiting = self.waiting, []
         for transport in waiting:
             transport.flush()
 
@@ -39,7 +34,6 @@ class BatchedTransport(asyncio.Transport):
         "_loop",
         "_transport",
         "_unsent",
-        "_unsent_bytes",
         "get_extra_info",
         "is_closing",
         "pause_reading",
@@ -52,8 +46,7 @@ class BatchedTransport(asyncio.Transport):
         self._transport = transport
         self._batch = batch
         self._loop = loop
-        self._unsent: list[bytes] = []
-        self._unsent_bytes = 0
+        self._unsent: bytes | bytearray = b""
         own: Any = self  # these need no Python function of their own
         own.get_extra_info, own.is_closing = transport.get_extra_info, transport.is_closing
         own.pause_reading, own.resume_reading = transport.pause_reading, transport.resume_reading
@@ -61,22 +54,27 @@ class BatchedTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         """Write bytes at the end of this loop iteration."""
         if not self._unsent:
-            self._batch.add(self, self._loop)
-        self._unsent.append(data)
-        self._unsent_bytes += len(data)
-        if self._unsent_bytes > MOST_UNSENT_BYTES:
+            batch = self._batch
+            if not batch.waiting:
+                self._loop.call_soon(batch.write)
+            batch.waiting.append(self)
+            self._unsent = data  # most connections write once
+        else:
+            if isinstance(self._unsent, bytes):
+                self._unsent = bytearray(self._unsent)
+            self._unsent += data
+        if len(self._unsent) > MOST_UNSENT_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write the unwritten bytes."""
-        unsent, self._unsent = self._unsent, []
-        self._unsent_bytes = 0
-        if unsent and not self._transport.is_closing():
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+        unsent, self._unsent = self._unsent, b""
+        if unsent and not self.is_closing():
+            self._transport.write(unsent)
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that are not sent yet."""
-        return self._transport.get_write_buffer_size() + self._unsent_bytes
+        return self._transport.get_write_buffer_size() + len(self._unsent)
 
     def close(self) -> None:
         """Close the connection once all bytes are sent."""
@@ -85,5 +83,5 @@ class BatchedTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._unsent, self._unsent_bytes = [], 0
+        self._unsent = b""
         self._transport.abort()

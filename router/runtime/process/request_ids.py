@@ -32,7 +32,9 @@ class TraceParent(Struct, frozen=True):
 
     def child(self) -> "TraceParent":
         """Return a new span below this one."""
-        return TraceParent(self.trace_id, f"{getrandbits(64) or 1:016x}", self.flags)
+        return TraceParent(
+            self.trace_id, (getrandbits(64) or 1).to_bytes(8, "big").hex(), self.flags
+        )
 
 
 def parse_traceparent(header: str) -> TraceParent | None:
@@ -79,14 +81,17 @@ class RequestIds(Struct, eq=False, gc=False):
         """The caller's span, or None."""
         if self._parent is None and self.traceparent is not None:
             self._parent = parse_traceparent(self.traceparent)
-            self.traceparent = None if self._parent is None else self.traceparent
+            if self._parent is None:
+                self.traceparent = None
         return self._parent
 
     @property
     def span(self) -> TraceParent | None:
         """This process's span in the caller's trace, or None without one."""
-        if self._span is None and self.parent is not None:
-            self._span = self.parent.child()
+        if self._span is None:
+            parent = self.parent
+            if parent is not None:
+                self._span = parent.child()
         return self._span
 
     def answered(self) -> dict[str, str]:
@@ -97,6 +102,16 @@ class RequestIds(Struct, eq=False, gc=False):
         if self.span is not None:
             headers[TRACEPARENT] = str(self.span)
         return headers
+
+    def lines(self) -> bytes:
+        """Return `answered` as lines of an HTTP head."""
+        lines = ""
+        if self.given is not None and self.request_id == self.given:
+            lines = f"{REQUEST_ID}: {self.given}\r\n"
+        span = None if self.traceparent is None else self.span
+        if span is not None:
+            lines += f"{TRACEPARENT}: {span}\r\n"
+        return lines.encode()
 
 
 def ids_of(headers: Mapping[str, str]) -> RequestIds:

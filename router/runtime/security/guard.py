@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from math import inf
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from router.runtime.security.caller import ANYBODY, STRANGER, Caller
 from router.runtime.security.errors import ForbiddenError, RateLimitedError, UnauthenticatedError
 from router.runtime.security.route_scopes import PROBES, RouteScopes
@@ -73,13 +75,25 @@ class StrangerRates:
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 
+class Access(Struct, frozen=True):
+    """The right of a caller to a route that needs a token, until `table` is replaced.
+
+    `is_limited`: each request needs `Guard.take`.
+    """
+
+    table: TokenTable
+    caller: Caller
+    expires_unix_s: float | None
+    is_limited: bool
+
+
 class Guard:
     """Admits requests or refuses them.
 
     `default_requests_per_s`: the rate of each token without a limit of its own; 0: unlimited.
     Without tokens every request is allowed, within that rate for all callers together.
     `open_requests_per_s`: the rate of each address without a token, of open routes but probes.
-    `is_idle`: no request can be refused, so `admit` need not be called.
+    `is_idle`: no request can be refused, so `admit` need not be called. `table`: the valid tokens.
     """
 
     __slots__ = (
@@ -87,10 +101,10 @@ class Guard:
         "_default_rate",
         "_scopes",
         "_strangers",
-        "_table",
         "_tenant_buckets",
         "is_idle",
         "is_on",
+        "table",
     )
 
     def __init__(
@@ -99,7 +113,7 @@ class Guard:
         self._default_rate = default_requests_per_s
         self._strangers = StrangerRates(open_requests_per_s)
         self._scopes = RouteScopes()
-        self._table = TokenTable()
+        self.table = TokenTable()
         self._buckets = {ANYBODY.name: _bucket(default_requests_per_s, None)}
         self._tenant_buckets: dict[str, TokenBucket] = {}
         self.is_on = False
@@ -117,7 +131,7 @@ class Guard:
             )
             for line in table.tenants
         }
-        self._table = table
+        self.table = table
         self.is_on, self.is_idle = True, False
 
     def is_open(self, method: str, path: str) -> bool:
@@ -127,7 +141,7 @@ class Guard:
     @property
     def token_count(self) -> int:
         """The number of valid tokens."""
-        return len(self._table.tokens)
+        return len(self.table.tokens)
 
     def admit(
         self,
@@ -147,10 +161,32 @@ class Guard:
             if caller is STRANGER and path not in PROBES:
                 self._strangers.take(address, now_s)
             return caller
-        caller = self._known(headers, unix_s)
+        access = self.access(method, path, headers, unix_s)
+        self._take(access.caller, now_s)
+        return access.caller
+
+    def access(self, method: str, path: str, headers: Headers, unix_s: float) -> Access:
+        """Return the access of a request to a route that needs a token; its rates are not used.
+
+        Raises UnauthenticatedError, ForbiddenError.
+        """
+        caller, expires_unix_s = ANYBODY, None
+        if self.is_on:
+            token = self._authenticated(headers, unix_s)
+            caller, expires_unix_s = token.caller, token.expires_unix_s
         self.check_scope(caller, method, path)
-        self._take(caller, now_s)
-        return caller
+        has_rate = any(bucket.rate for bucket in self._buckets_of(caller))
+        is_limited = has_rate or expires_unix_s is not None
+        return Access(self.table, caller, expires_unix_s, is_limited)
+
+    def take(self, access: Access, now_s: float, unix_s: float) -> None:
+        """Take a request of an access that is limited.
+
+        Raises UnauthenticatedError if its token has expired, RateLimitedError.
+        """
+        if access.expires_unix_s is not None and unix_s >= access.expires_unix_s:
+            raise UnauthenticatedError(f"token {access.caller.name} has expired")
+        self._take(access.caller, now_s)
 
     def identify(self, headers: Headers, now_s: float, unix_s: float) -> Caller:
         """Return the caller of a request that is not parsed yet; call `check_scope` once it is.
@@ -198,7 +234,7 @@ class Guard:
         kind, _, secret = presented[0].partition(b" ")
         if kind.lower() != b"bearer" or len(secret) > MAX_TOKEN_CHARACTERS:
             raise UnauthenticatedError("no bearer token")
-        token = self._table.find(secret.strip())
+        token = self.table.find(secret.strip())
         if token is None:
             raise UnauthenticatedError("unknown token")
         if token.is_expired(unix_s):

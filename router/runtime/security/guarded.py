@@ -16,7 +16,7 @@ from router.runtime.security.errors import (
     CrossSiteError,
     ForbiddenError,
 )
-from router.runtime.security.guard import Guard, Headers
+from router.runtime.security.guard import Access, Guard, Headers
 
 _READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
@@ -36,6 +36,22 @@ def admit(guard: Guard, method: str, path: str, headers: Headers, address: str =
     if guard.is_idle:
         return ANYBODY
     return guard.admit(method, path, headers, time.monotonic(), time.time(), address)
+
+
+def access_of(guard: Guard, method: str, path: str, headers: Headers) -> Access:
+    """Return the access of requests with these headers to a route that needs a token.
+
+    Raises the errors of `Guard.access`, and ContentEncodingError, CrossSiteError.
+    """
+    refuse_encodings(headers)
+    if method not in _READING:
+        refuse_other_sites(headers)
+    return guard.access(method, path, headers, time.time())
+
+
+def take(guard: Guard, access: Access) -> None:
+    """Take a request of a limited access; see `Guard.take`."""
+    guard.take(access, time.monotonic(), time.time())
 
 
 def identify(guard: Guard, headers: Mapping[str, str] | None) -> Caller:
