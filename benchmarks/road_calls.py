@@ -1,13 +1,13 @@
-"""What a booking and a KV event cost in Python: calls, files and rooms.
+"""What a booking, over HTTP and over NATS, and a KV event cost in Python: calls, files and rooms.
 
     python benchmarks/road_calls.py [--quick] [--json] [--list]
 
 A router as `kv-router serve` builds it, in this process, with 16 workers; a thread books prompts
-over HTTP, and publishes the events of one engine. A profiler lists the Python functions from the
-arrival of a request to the end of its reply, and from the arrival of an event at its socket to the
-tree, without times. Kernels are machine code and are not counted. A room is a folder of `router/`;
-entering one that was left before is a return. The core's part of a booking begins with the command,
-when the prompt is read.
+over HTTP, or with the Python client over NATS, and publishes the events of one engine. A profiler
+lists the Python functions from the arrival of a request to the end of its reply, and from the
+arrival of an event at its socket to the tree, without times. Kernels are machine code and are not
+counted, nor are other packages. A room is a folder of `router/`; entering one that was left before
+is a return. The core's part of a booking begins with the command, when the prompt is read.
 """
 
 import argparse
@@ -17,19 +17,20 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
 
 import msgspec
 import zmq
-from events_processes import free_port
+from events_processes import free_port, running_server
 from msgspec import Struct
 from rows import Row, as_json, as_table, machine
 from timing import Bounded
 
 import router
+from router.client import RouterClient, SelectRequest, UnansweredError
 from router.config.load import load_router_config
 from router.service.router import RouterService
 
@@ -43,7 +44,7 @@ class Road(Struct, frozen=True):
     """A way through the router: the functions that begin, identify and end it, and its goals.
 
     `mark`: a function that each walk calls. `end`: the function whose return ends it; empty: that
-    which began it.
+    which began it. `has_bus`: the router has one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Road(Struct, frozen=True):
     mark: str
     end: str
     goals: dict[str, int]
+    has_bus: bool = False
 
 
 ROADS = (
@@ -67,6 +69,17 @@ ROADS = (
         "RadixTree.apply",
         "RadixTree.apply",
         {"files": 20, "returns to rooms": 2},
+    ),
+    *(
+        Road(
+            f"NATS {verb}",
+            "CarefulClient._process_msg",
+            f"Verbs._{verb}",
+            "",
+            {"calls": goal},
+            True,
+        )
+        for verb, goal in (("select_and_reserve", 60), ("prefill_complete", 40), ("free", 40))
     ),
 )
 
@@ -133,19 +146,45 @@ def _file(code: CodeType) -> str:
     return str(path.relative_to(ROOT))
 
 
-def book_all(port: int, requests: int) -> None:
+def book_all(port: int, _: str, requests: int) -> None:
     """Register the workers, and book prompts that share a beginning, over one connection."""
     connection = _connected(port)
-    for worker_id in range(1, WORKERS + 1):
-        _post(connection, "/workers", _registration(worker_id, f"tcp://127.0.0.1:{worker_id}"))
-    for number in range(requests):
-        tokens = [*range(TOKENS // 2), *range(1000 * number, 1000 * number + TOKENS // 2)]
+    _register_all(connection)
+    for number, tokens in enumerate(_prompts(requests)):
         _post(connection, "/select_and_reserve", {"token_ids": tokens, "request_id": f"r{number}"})
         connection.request("DELETE", f"/reservations/r{number}")
         connection.getresponse().read()
 
 
-def publish_all(port: int, events: int) -> None:
+def book_all_over_nats(port: int, nats_url: str, requests: int) -> None:
+    """Register the workers, and book such prompts with the client."""
+    _register_all(_connected(port))
+    asyncio.run(_book_with_client(nats_url, requests))
+
+
+async def _book_with_client(nats_url: str, requests: int) -> None:
+    async with RouterClient.over_nats(nats_url) as client:
+        await _until_answered(client)
+        for number, tokens in enumerate(_prompts(requests)):
+            request_id = f"r{number}"
+            await client.select_and_reserve(SelectRequest(token_ids=tokens, request_id=request_id))
+            await client.prefill_complete(request_id)
+            await client.free(request_id)
+
+
+async def _until_answered(client: RouterClient) -> None:
+    """Wait until the router listens on the bus."""
+    deadline_s = time.monotonic() + START_S
+    while True:
+        try:
+            await client.loads()
+            return
+        except UnansweredError:
+            if time.monotonic() > deadline_s:
+                raise
+
+
+def publish_all(port: int, _: str, events: int) -> None:
     """Register one engine, and publish an event of a block in each of its batches."""
     connection = _connected(port)
     with zmq.Context() as context, context.socket(zmq.XPUB) as engine:
@@ -160,6 +199,17 @@ def publish_all(port: int, events: int) -> None:
             batch = msgspec.msgpack.encode([time.time(), [stored]])
             engine.send_multipart([b"", number.to_bytes(8, "big"), batch])
         time.sleep(1.0)
+
+
+def _prompts(count: int) -> Iterator[list[int]]:
+    """Prompts whose first halves are the same."""
+    for number in range(count):
+        yield [*range(TOKENS // 2), *range(1000 * number, 1000 * number + TOKENS // 2)]
+
+
+def _register_all(connection: http.client.HTTPConnection) -> None:
+    for worker_id in range(1, WORKERS + 1):
+        _post(connection, "/workers", _registration(worker_id, f"tcp://127.0.0.1:{worker_id}"))
 
 
 def _connected(port: int) -> http.client.HTTPConnection:
@@ -197,22 +247,33 @@ def _registration(worker_id: int, events_endpoint: str) -> dict[str, object]:
     }
 
 
-LOADS = {"booking": book_all, "KV event": publish_all}
+LOADS = {
+    "booking": book_all,
+    "KV event": publish_all,
+    **{road.name: book_all_over_nats for road in ROADS if road.has_bus},
+}
 
 
-async def profiled(road: Road, requests: int) -> list[Walk]:
+async def profiled(road: Road, requests: int, nats_url: str) -> list[Walk]:
     """Return the walks of requests or events through a warm router."""
     port = free_port()
-    config = load_router_config(["--http-port", str(port), "--log-level", "error"], {})
-    service, stop, profiler = RouterService(config), asyncio.Event(), Profiler(road)
+    command = ["--http-port", str(port), "--log-level", "error", "--nats-url", nats_url]
+    service, stop = RouterService(load_router_config(command, {})), asyncio.Event()
+    profiler = Profiler(road)
     running = asyncio.create_task(service.run(stop))
     try:
         with profiler.running():
-            await asyncio.to_thread(LOADS[road.name], port, WARM + requests)
+            await asyncio.to_thread(LOADS[road.name], port, nats_url, WARM + requests)
     finally:
         stop.set()
         await running
     return profiler.walks[WARM:]
+
+
+def walks_of(road: Road, requests: int) -> list[Walk]:
+    """Return these walks, with a bus of their own if there is one."""
+    with running_server() if road.has_bus else nullcontext() as server:
+        return asyncio.run(profiled(road, requests, server.url if server else ""))
 
 
 def rows_of(road: Road, walks: list[Walk]) -> list[Row]:
@@ -239,7 +300,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[Row] = []
     for road in ROADS:
-        walks = asyncio.run(profiled(road, QUICK_REQUESTS if arguments.quick else REQUESTS))
+        walks = walks_of(road, QUICK_REQUESTS if arguments.quick else REQUESTS)
         rows += rows_of(road, walks)
         if arguments.list:
             print("\n".join(f"{file:<45}{name}" for file, name in walks[-1].calls), "\n")

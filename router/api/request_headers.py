@@ -22,8 +22,11 @@ SELECT_HEADERS = {
 def with_header_fields(request: SelectRequest, headers: Mapping[str, str]) -> SelectRequest:
     """Return a request with its unset fields taken from headers.
 
-    Raises InvalidFieldError for an invalid header.
+    `headers`: those of `SELECT_HEADERS`, and perhaps others. Raises InvalidFieldError for an
+    invalid header.
     """
+    if not headers:
+        return with_request_id(request, None)
     fields = {
         field: _fit(header, headers[header])
         for field, header in SELECT_HEADERS.items()

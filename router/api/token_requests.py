@@ -7,6 +7,7 @@
 A parameter of a text field is the text, a parameter of any other field is JSON.
 """
 
+from collections.abc import Hashable
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
@@ -17,15 +18,14 @@ from msgspec import inspect
 from msgspec.structs import force_setattr
 
 from router.errors import InvalidFieldError
-from router.protocol.requests import PromptRequest
 from router.runtime.http_server.exchange import JSON, Exchange
 from router.runtime.kernels._json_tokens import NO_SHAPE, find_tokens
 from router.runtime.process.errors import MalformedBodyError
-from router.runtime.process.json_bodies import JsonReader, KnownFields, check_names
+from router.runtime.process.json_bodies import JsonReader, KnownFields, check_names, structs_of
 
-K = TypeVar("K", int, bytes)
+K = TypeVar("K", bound=Hashable)
 S = TypeVar("S")
-T = TypeVar("T", bound=PromptRequest)
+T = TypeVar("T", bound=msgspec.Struct)
 
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
@@ -37,14 +37,14 @@ MOST_KNOWN, MOST_BYTES = 256, 1024
 
 
 class TokenRequests(Generic[T]):
-    """A reader of requests of one type. Thread-safe.
+    """A reader of requests of one type, or of a union of types. Thread-safe.
 
     It caches the unknown fields of bodies with the same names and brackets, and the requests of
     queries: callers repeat these verbatim.
     """
 
     def __init__(self, body_type: type[T]) -> None:
-        self._unknown: dict[int, tuple[str, ...]] = {}
+        self._unknown: dict[tuple[type, int], tuple[str, ...]] = {}
         self._queries: dict[bytes, tuple[T, list[str]]] = {}
         self._decode = msgspec.json.Decoder(body_type).decode
         self._known = KnownFields(body_type)
@@ -63,6 +63,8 @@ class TokenRequests(Generic[T]):
 
         Unknown fields are added to `unknown`. Raises MalformedBodyError, InvalidFieldError.
         """
+        if b'"token_ids"' not in body:
+            return self._whole.read_now(body, unknown)
         room = np.empty(len(body) // 2 + 1, _U32)
         count, start, end, shape = find_tokens(np.frombuffer(body, _U8), room)
         if count < 0:  # the tokens are not plainly an array
@@ -70,9 +72,9 @@ class TokenRequests(Generic[T]):
         words = b"%b[]%b" % (body[:start], body[end:])
         try:
             request: T = self._decode(words)
-            names = self._unknown.get(shape)
+            names = self._unknown.get((type(request), shape))
             if names is None or not words.isascii():
-                names = self._check(words, shape)
+                names = self._check(request, words, shape)
         except (ValueError, RecursionError):
             return self._whole.read_now(body, unknown)  # raises the errors of a full decode
         if names:
@@ -80,12 +82,17 @@ class TokenRequests(Generic[T]):
         force_setattr(request, "token_ids", room[:count].copy())
         return request
 
-    def _check(self, words: bytes, shape: int) -> tuple[str, ...]:
-        """Return the unknown fields of a body. Raises InvalidFieldError for a duplicate field."""
+    def _check(self, request: T, words: bytes, shape: int) -> tuple[str, ...]:
+        """Return the unknown fields of a body.
+
+        Raises InvalidFieldError for a duplicate field, ValueError for a request without a prompt.
+        """
+        if not hasattr(request, "token_ids"):
+            raise ValueError("tokens are an unknown field of this request")
         check_names(words)
         names = self._known.unknown(words)
         if shape != NO_SHAPE:
-            _keep(self._unknown, shape, names, len(words))
+            _keep(self._unknown, (type(request), shape), names, len(words))
         return names
 
     def _packed(self, body: bytes, query: bytes, unknown: list[str]) -> T:
@@ -128,11 +135,14 @@ def _keep(known: dict[K, S], key: K, value: S, size_bytes: int) -> None:
         known[key] = value
 
 
-def text_fields(body_type: type[msgspec.Struct]) -> frozenset[str]:
-    """Return the text fields of a type, by their names on the wire."""
-    described = inspect.type_info(body_type)
-    assert isinstance(described, inspect.StructType)
-    return frozenset(field.encode_name for field in described.fields if _is_text(field.type))
+def text_fields(body_type: Any) -> frozenset[str]:
+    """Return the text fields of a type, or of a union of types, by their names on the wire."""
+    return frozenset(
+        field.encode_name
+        for each in structs_of(body_type)
+        for field in inspect.type_info(each).fields  # type: ignore[attr-defined]
+        if _is_text(field.type)
+    )
 
 
 def _is_text(kind: inspect.Type) -> bool:

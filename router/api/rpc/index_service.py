@@ -3,12 +3,11 @@
 import asyncio
 
 import msgspec
-from nats.aio.msg import Msg
 
 from router.api import index_queries
 from router.api.errors import AnswerTooLargeError, SaltedHashesError
 from router.api.index_queries import Found, Lookups
-from router.api.rpc.responder import BusResponse, Responder
+from router.api.rpc.responder import BusResponse, Responder, headers_of
 from router.core.core import RouterCore
 from router.core.views import index
 from router.errors import InvalidFieldError, KvRouterError
@@ -76,11 +75,11 @@ class IndexRpc:
         """Accept no more requests, and wait for those accepted. Raises BusUnavailableError."""
         await self._answering.drain()
 
-    async def _reply(self, message: Msg) -> BusResponse:
+    async def _reply(self, sent: bytes, body: bytes) -> BusResponse:
         name = UNKNOWN
         try:
-            caller = identify(self._guard, message.headers)
-            question = _question(await decode_body(self._decoder.decode, message.data))
+            caller = identify(self._guard, headers_of(sent))
+            question = _question(await decode_body(self._decoder.decode, body))
             name = question.name
             self._guard.check_scope(caller, BUS, name)
             answer = await self._answer(question, caller, self._answer_limit_bytes)
@@ -89,7 +88,7 @@ class IndexRpc:
         self._metrics.requests.count("nats", name, "ok")
         return BusResponse(answer)
 
-    def _refuse(self, _: Msg, error: KvRouterError) -> BusResponse:
+    def _refuse(self, _: bytes, error: KvRouterError) -> BusResponse:
         return self._refused(UNKNOWN, error)
 
     def _refused(self, name: str, error: KvRouterError) -> BusResponse:

@@ -1,20 +1,20 @@
 """Dispatch of bus commands to a router's commands."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import iscoroutine
 from typing import Any, TypeAlias
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from router.api.batches import BatchCommands
 from router.api.caller_commands import Book, OverlapScores, PotentialLoads
-from router.api.commands import Commands, PendingRequest, checked_usage
+from router.api.commands import Commands, checked_usage
 from router.api.request_headers import REQUEST_ID_HEADER, request_id_of, with_header_fields
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.core.errors import MissingRequestIdError
 from router.core.views import workers
-from router.protocol.batches import BatchReply
 from router.protocol.commands import (
-    BatchCommand,
+    Command,
     FreeCommand,
     LoadsCommand,
     MarkCommand,
@@ -26,64 +26,143 @@ from router.protocol.commands import (
     PotentialLoadsCommand,
     PrefillCompleteCommand,
     ProgressCommand,
+    ReservationBatchCommand,
     ReserveCommand,
     SelectAndReserveCommand,
     SelectBatchCommand,
     SelectCommand,
-    SingleCommand,
 )
 from router.protocol.replies import (
     Decision,
     FreeMarkedReply,
     NewReply,
+    PotentialLoad,
     PotentialLoadsReply,
     PrefillMarkedReply,
 )
+from router.protocol.values import Scope
+from router.runtime.process.json_bodies import structs_of
 from router.runtime.security.caller import Caller
 from router.sequence.active.errors import ReservationNotFoundError
 
-Headers: TypeAlias = Mapping[str, str]
+Fields: TypeAlias = Mapping[str, str]
+"""Headers with fields of a request, by their names in lower case."""
 
 OK = {"status": "ok"}
 
 
-async def reply_to(
-    commands: Commands, command: SingleCommand, caller: Caller, headers: Headers
-) -> Any:
-    """Execute a command, and return its reply or a PendingRequest.
+class Verb(Struct, frozen=True, eq=False):
+    """A command of the bus: its name for callers and metrics, and its execution.
 
-    `headers`: with names in lower case. Raises what the commands raise.
+    `act`: returns the reply, a PendingRequest, or a coroutine of one of them, and raises what the
+    commands raise. `shape`: returns what is sent for a reply; None if that is the reply itself.
     """
-    match command:
-        case SelectCommand():
-            return await commands.reply_to(Select(with_header_fields(command, headers)), caller)
-        case SelectAndReserveCommand():
-            return await commands.reply_to(Submit(with_header_fields(command, headers)), caller)
-        case NewCommand():
-            request = with_header_fields(command.request, headers)
-            reply = await commands.reply_to(Submit(request), caller)
-            return reply if isinstance(reply, PendingRequest) else new_reply(reply)
-        case ReserveCommand():
-            request_id = request_id_of(command.request_id, headers.get(REQUEST_ID_HEADER))
-            asked = structs.replace(command, request_id=request_id)
-            return await commands.reply_to(Book(asked), caller)
-        case LoadsCommand():
-            return workers.loads(commands.core)
-        case OverlapScoresCommand():
-            return await commands.reply_to(OverlapScores(command), caller)
-        case PotentialLoadsCommand():
-            loads = await commands.reply_to(PotentialLoads(command.request), caller)
-            return PotentialLoadsReply(loads, *commands.core.waiting.usage(command.scope))
-        case _:
-            return _report(commands, command, caller, headers)
+
+    name: str
+    act: Callable[[Any, Caller, Fields], Any]
+    shape: Callable[[Any], Any] | None = None
 
 
-async def batch_reply(batches: BatchCommands, command: BatchCommand, caller: Caller) -> BatchReply:
-    """Execute a batch of commands, and return their replies."""
-    if isinstance(command, SelectBatchCommand):
-        return await batches.select(caller, command.requests)
-    reply = batches.progress(caller, command)
-    return reply if isinstance(reply, BatchReply) else await reply
+class Verbs:
+    """The commands of the bus, by their types. `batches`: of one encoding."""
+
+    def __init__(self, commands: Commands, batches: BatchCommands) -> None:
+        self._commands = commands
+        self._batches = batches
+        acts: dict[type, Callable[[Any, Caller, Fields], Any]] = {
+            SelectCommand: self._select,
+            SelectAndReserveCommand: self._select_and_reserve,
+            NewCommand: self._new,
+            ReserveCommand: self._reserve,
+            PrefillCompleteCommand: self._prefill_complete,
+            OutputBlockCommand: self._output_block,
+            FreeCommand: self._free,
+            MarkPrefillCommand: self._mark_prefill,
+            MarkFreeCommand: self._mark_free,
+            LoadsCommand: self._loads,
+            OverlapScoresCommand: self._overlap_scores,
+            PotentialLoadsCommand: self._potential_loads,
+            SelectBatchCommand: self._select_batch,
+            ReservationBatchCommand: self._reservation_batch,
+        }
+        shapes = {NewCommand: new_reply}
+        self.of = {
+            kind: Verb(str(kind.__struct_config__.tag), acts[kind], shapes.get(kind))
+            for kind in structs_of(Command)
+        }
+
+    def _select(self, command: SelectCommand, caller: Caller, fields: Fields) -> Any:
+        return self._commands.handle(Select(with_header_fields(command, fields)), caller)
+
+    def _select_and_reserve(
+        self, command: SelectAndReserveCommand, caller: Caller, fields: Fields
+    ) -> Any:
+        return self._commands.handle(Submit(with_header_fields(command, fields)), caller)
+
+    def _new(self, command: NewCommand, caller: Caller, fields: Fields) -> Any:
+        return self._commands.handle(Submit(with_header_fields(command.request, fields)), caller)
+
+    def _reserve(self, command: ReserveCommand, caller: Caller, fields: Fields) -> Any:
+        request_id = request_id_of(command.request_id, fields.get(REQUEST_ID_HEADER))
+        return self._commands.handle(Book(structs.replace(command, request_id=request_id)), caller)
+
+    def _prefill_complete(
+        self, command: PrefillCompleteCommand, caller: Caller, fields: Fields
+    ) -> Any:
+        report = PrefillComplete(_id_of(command, fields), checked_usage(command.usage))
+        self._commands.handle(report, caller)
+        return OK
+
+    def _output_block(self, command: OutputBlockCommand, caller: Caller, fields: Fields) -> Any:
+        report = OutputBlock(_id_of(command, fields), command.decay_fraction)
+        self._commands.handle(report, caller)
+        return OK
+
+    def _free(self, command: FreeCommand, caller: Caller, fields: Fields) -> Any:
+        self._commands.handle(Free(_id_of(command, fields), checked_usage(command.usage)), caller)
+        return OK
+
+    def _mark_prefill(self, command: MarkPrefillCommand, caller: Caller, fields: Fields) -> Any:
+        return PrefillMarkedReply(self._mark(PrefillComplete(_id_of(command, fields)), caller))
+
+    def _mark_free(self, command: MarkFreeCommand, caller: Caller, fields: Fields) -> Any:
+        return FreeMarkedReply(self._mark(Free(_id_of(command, fields)), caller))
+
+    def _mark(self, mark: PrefillComplete | Free, caller: Caller) -> bool:
+        """Return whether the request was known."""
+        try:
+            self._commands.handle(mark, caller)
+        except ReservationNotFoundError:
+            return False
+        return True
+
+    def _loads(self, _command: LoadsCommand, _caller: Caller, _: Fields) -> Any:
+        return workers.loads(self._commands.core)
+
+    def _overlap_scores(self, command: OverlapScoresCommand, caller: Caller, _: Fields) -> Any:
+        return self._commands.handle(OverlapScores(command), caller)
+
+    def _potential_loads(self, command: PotentialLoadsCommand, caller: Caller, _: Fields) -> Any:
+        loads = self._commands.handle(PotentialLoads(command.request), caller)
+        if iscoroutine(loads):
+            return self._loads_later(command.scope, loads)
+        return self._loads_reply(command.scope, loads)
+
+    async def _loads_later(
+        self, scope: Scope, loads: Awaitable[list[PotentialLoad]]
+    ) -> PotentialLoadsReply:
+        return self._loads_reply(scope, await loads)
+
+    def _loads_reply(self, scope: Scope, loads: list[PotentialLoad]) -> PotentialLoadsReply:
+        return PotentialLoadsReply(loads, *self._commands.core.waiting.usage(scope))
+
+    def _select_batch(self, command: SelectBatchCommand, caller: Caller, _: Fields) -> Any:
+        return self._batches.select(caller, command.requests)
+
+    def _reservation_batch(
+        self, command: ReservationBatchCommand, caller: Caller, _: Fields
+    ) -> Any:
+        return self._batches.progress(caller, command)
 
 
 def new_reply(decision: Decision) -> NewReply:
@@ -99,31 +178,11 @@ def new_reply(decision: Decision) -> NewReply:
     )
 
 
-def _report(
-    commands: Commands, command: ProgressCommand | MarkCommand, caller: Caller, headers: Headers
-) -> Any:
-    request_id = request_id_of(command.request_id, headers.get(REQUEST_ID_HEADER))
+def _id_of(command: ProgressCommand | MarkCommand, fields: Fields) -> str:
+    """Return the id of a reservation. Raises MissingRequestIdError, InvalidFieldError."""
+    request_id = command.request_id
+    if request_id is None:
+        request_id = request_id_of(None, fields.get(REQUEST_ID_HEADER))
     if request_id is None:
         raise MissingRequestIdError
-    match command:
-        case PrefillCompleteCommand():
-            usage = checked_usage(command.usage)
-            commands.handle(PrefillComplete(request_id, usage), caller)
-        case OutputBlockCommand():
-            commands.handle(OutputBlock(request_id, command.decay_fraction), caller)
-        case FreeCommand():
-            commands.handle(Free(request_id, checked_usage(command.usage)), caller)
-        case MarkPrefillCommand():
-            mark = PrefillComplete(request_id)
-            return PrefillMarkedReply(_is_known(commands, mark, caller))
-        case MarkFreeCommand():
-            return FreeMarkedReply(_is_known(commands, Free(request_id), caller))
-    return OK
-
-
-def _is_known(commands: Commands, mark: PrefillComplete | Free, caller: Caller) -> bool:
-    try:
-        commands.handle(mark, caller)
-    except ReservationNotFoundError:
-        return False
-    return True
+    return request_id

@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, TypeVar
 
 from msgspec import Struct
-from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
@@ -17,6 +16,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from router.errors import ConfigError
 from router.protocol.subjects import Subjects
+from router.runtime.bus.client import CarefulClient, heeding_cancellation
 from router.runtime.bus.errors import BusError, BusUnavailableError, LogConflictError, LogFullError
 from router.runtime.process.redaction import redact
 from router.runtime.security.nats_access import OPEN_ACCESS, NatsAccess
@@ -42,58 +42,6 @@ class StreamLimits(Struct, frozen=True):
 
     max_bytes: int = 1 << 30
     num_replicas: int = 1
-
-
-class CarefulClient(Client):
-    """A NATS client that is stricter than the library in four cases.
-
-    With tls:// in the URL, it sends nothing, the login included, to a server without TLS. A message
-    that cannot be read is dropped and does not close the connection for seconds. A connection on
-    which the server's greeting did not arrive in time is closed and does not leak. Its task that
-    reconnects ends when it is cancelled (see `heeding_cancellation`), so that a client that was
-    closed stays closed.
-    """
-
-    def abandon(self) -> None:
-        """Close the transport if it is open."""
-        if self._transport:
-            self._transport.close()  # type: ignore[no-untyped-call]
-
-    def forget_unsent(self) -> None:
-        """Drop pending data if the connection is lost."""
-        if not self.is_connected:
-            self._pending, self._pending_data_size = [], 0
-
-    async def _connect_to_server(self, *server: Any) -> None:
-        """Close an open transport, then connect."""
-        self.abandon()
-        with heeding_cancellation():
-            await super()._connect_to_server(*server)
-
-    async def _process_connect_init(self) -> None:
-        """Exchange greetings with the server."""
-        with heeding_cancellation():
-            await super()._process_connect_init()
-
-    async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:  # noqa: ASYNC109
-        """Wait until the server has all that was sent. Raises TimeoutError, in seconds."""
-        with heeding_cancellation():
-            await super().flush(timeout)
-
-    def _connect_command(self) -> bytes:
-        """Return the CONNECT command, login included. Raises NatsError without the required TLS."""
-        server = self._current_server
-        wants_tls = server is not None and server.uri.scheme == "tls"
-        if wants_tls and not self._server_info.get("tls_required"):
-            raise NatsError("the server offers no TLS, and the URL says tls://")
-        return super()._connect_command()
-
-    async def _process_msg(self, *message: Any) -> None:
-        """Process a message; drop it if its subjects or headers are malformed."""
-        try:
-            await super()._process_msg(*message)
-        except (UnicodeDecodeError, IndexError) as error:
-            log.debug("dropped an unreadable message: %r", error)
 
 
 class Bus:
@@ -187,13 +135,17 @@ async def subscribe(bus: Bus, subject: str, queue: str = "") -> Subscription:
 _INBOXES = ("_INBOX", "_R_.")
 """The beginnings of inboxes: of clients, and of requests from another account."""
 
+_INBOX_BYTES = tuple(each.encode() for each in _INBOXES)
 
-def is_inbox(subject: str) -> bool:
+
+def is_inbox(subject: str | bytes) -> bool:
     """Return whether a response may be sent to a subject.
 
     Otherwise a caller with the right to query could make this process write to any subject: those
     of this system, of the server, or of others on the same bus.
     """
+    if isinstance(subject, bytes):
+        return subject.startswith(_INBOX_BYTES)
     return subject.startswith(_INBOXES)
 
 
@@ -257,24 +209,6 @@ async def count_keys(js: JetStreamContext, subjects: Subjects, keys: str) -> int
     async with translated(keys):
         info = await js.stream_info(subjects.bucket_stream, subjects_filter=subjects.key(keys))
     return len(info.state.subjects or ())
-
-
-@contextmanager
-def heeding_cancellation() -> Iterator[None]:
-    """Raise CancelledError at the end if the task was cancelled within the context.
-
-    The client waits with `asyncio.wait_for`, which until Python 3.12 loses a cancellation that
-    coincides with the response, and it drops others while it closes. Without this check, a
-    cancelled task could run forever.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    try:
-        yield
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError
 
 
 @asynccontextmanager

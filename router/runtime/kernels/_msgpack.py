@@ -1,5 +1,7 @@
 """A MessagePack reader for kernels: it parses one head after another, by address, without objects.
 
+`find_packed_tokens` finds the tokens of a request, as `find_tokens` does in JSON.
+
     head: a code (1 byte) │ a number or a length (0 to 8 bytes, big-endian) ┊ bytes or elements …
 
 Source: the MessagePack specification (msgpack/msgpack, `spec.md`). Nothing is read at or past the
@@ -10,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from router.runtime.kernels._xxh3 import u8_at, u32_at
-from router.runtime.kernels.numba_runtime import device
+from router.runtime.kernels.numba_runtime import device, kernel
 
+Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Halves = npt.NDArray[np.uint32]
 
@@ -180,3 +183,82 @@ def same_bytes(one: np.uint64, other: np.uint64, length: np.uint64) -> bool:
     while i < length and u8_at(one + i) == u8_at(other + i):
         i += _1
     return bool(i == length)
+
+
+NOT_PLAIN = -1
+NO_TOKENS = -2
+NO_SHAPE = 0
+
+_KEY = np.frombuffer(b"token_ids", np.uint8)
+_SHAPE_SEED, _SHAPE_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
+
+
+@device
+def _is_key(at: np.uint64, length: np.uint64) -> bool:
+    same = _0
+    while same < min(length, np.uint64(len(_KEY))) and u8_at(at + same) == _KEY[same]:
+        same += _1
+    return bool(same == length == np.uint64(len(_KEY)))
+
+
+@device
+def _hashed(shape: np.uint64, at: np.uint64, end: np.uint64) -> np.uint64:
+    """Return a hash that the bytes of a range are added to."""
+    while at < end:
+        shape = (shape ^ np.uint64(u8_at(at))) * _SHAPE_PRIME
+        at += _1
+    return shape
+
+
+@device
+def _flat_end(at: np.uint64, end: np.uint64) -> tuple[bool, np.uint64]:
+    """Return whether a value contains no map, and its end, or 0 if it is broken."""
+    kind, _, _ = head_at(at, end)
+    return kind not in (LIST, MAP), skip(at, end)
+
+
+@device
+def _tokens_at(at: np.uint64, end: np.uint64, tokens: Halves) -> tuple[int, np.uint64]:
+    """Copy the tokens of a list; return their count and its end, or 0 as its end."""
+    kind, length, first = head_at(at, end)
+    if kind != LIST:
+        return NOT_PLAIN, _0
+    count, after = read_u32s(first, length, end, tokens, _0)
+    return int(count), after if count == length else _0
+
+
+@kernel("UniTuple(int64, 4)(Array(uint8, 1, 'C', readonly=True), Array(uint32, 1, 'C'))")
+def find_packed_tokens(body: Bytes, tokens: Halves) -> tuple[int, int, int, int]:
+    """Write the numbers of the list `token_ids` of the map in `body`.
+
+    Returns their count, or NO_TOKENS or NOT_PLAIN, and the start and end of the list, which are 0
+    without tokens; then a hash of the map's names, or NO_SHAPE if another value may contain a map.
+    `tokens` needs room for one number per byte. O(bytes).
+    """
+    base = np.uint64(body.ctypes.data)
+    end = base + np.uint64(len(body))
+    count, start, after, shape = NO_TOKENS, base, base, _SHAPE_SEED
+    is_flat = True
+    kind, fields, at = head_at(base, end)
+    if kind != MAP:
+        return NOT_PLAIN, 0, 0, NO_SHAPE
+    for _ in range(fields):
+        kind, length, key = head_at(at, end)
+        if kind != STRING:
+            return NOT_PLAIN, 0, 0, NO_SHAPE
+        shape, at = _hashed(shape, at, key + length), key + length
+        if not _is_key(key, length):
+            is_other_flat, at = _flat_end(at, end)
+            is_flat = is_flat and is_other_flat
+        elif count == NO_TOKENS:
+            start = at
+            count, at = _tokens_at(at, end, tokens)
+            after = at
+        else:
+            at = _0
+        if at == _0:
+            return NOT_PLAIN, 0, 0, NO_SHAPE
+    if at != end:
+        return NOT_PLAIN, 0, 0, NO_SHAPE
+    known = int(np.int64(shape | _1)) if is_flat else NO_SHAPE
+    return count, int(start - base), int(after - base), known

@@ -32,12 +32,14 @@ def check_names(body: bytes) -> None:
 
 
 class KnownFields:
-    """The fields of a type. Thread-safe."""
+    """The fields of a type, or of each type of a union. Thread-safe."""
 
-    __slots__ = ("_fields", "_names")
+    __slots__ = ("_fields", "_names", "_tag", "_tagged")
 
     def __init__(self, body_type: Any) -> None:
         self._names = names_of(body_type)
+        self._tag, kinds = tags_of(body_type)
+        self._tagged = {tag: names_of(each) for tag, each in kinds.items()}
         self._fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def unknown(self, body: bytes) -> tuple[str, ...]:
@@ -54,9 +56,12 @@ class KnownFields:
         fields = self._fields(body)
         if body.count(b":") > len(fields) and not _is_each_once(body):
             json.loads(body, object_pairs_hook=_check_once, parse_int=str, parse_float=str)
-        if fields.keys() <= self._names:
+        names = self._names
+        if self._tag is not None:
+            names = self._tagged[msgspec.json.decode(fields[self._tag])]
+        if fields.keys() <= names:
             return ()
-        unknown = sorted(fields.keys() - self._names)
+        unknown = sorted(fields.keys() - names)
         return tuple(name[:64] for name in unknown[:MAX_NAMES])
 
 
@@ -97,6 +102,14 @@ def names_of(body_type: Any) -> frozenset[str]:
 def _as_list(array: Any) -> list[Any]:
     values: list[Any] = array.tolist()
     return values
+
+
+def tags_of(body_type: Any) -> tuple[str | None, dict[str, Any]]:
+    """Return the tag field of a union of tagged structs, and its structs by their tags."""
+    kinds = {each.__struct_config__.tag: each for each in structs_of(body_type)}
+    if None in kinds or not kinds:
+        return None, {}
+    return next(iter(kinds.values())).__struct_config__.tag_field, kinds
 
 
 def with_warnings(reply: Any, unknown: Sequence[str]) -> Any:

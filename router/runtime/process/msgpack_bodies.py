@@ -6,7 +6,7 @@ import msgspec
 from msgspec import inspect
 
 from router.errors import InvalidFieldError
-from router.runtime.process.json_bodies import MAX_NAMES, names_of, structs_of
+from router.runtime.process.json_bodies import MAX_NAMES, names_of, structs_of, tags_of
 
 _FLAT = (
     inspect.IntType,
@@ -23,18 +23,14 @@ _items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class PackedFields:
-    """The fields of a type. Thread-safe."""
+    """The fields of a type, or of each type of a union. Thread-safe."""
 
-    __slots__ = ("_flat", "_names")
+    __slots__ = ("_own", "_tag", "_tagged")
 
     def __init__(self, body_type: Any) -> None:
-        self._names = names_of(body_type)
-        self._flat = frozenset(
-            field.encode_name
-            for each in structs_of(body_type)
-            for field in inspect.type_info(each).fields  # type: ignore[attr-defined]
-            if _is_flat(field.type)
-        )
+        self._own = _Fields.of(body_type)
+        self._tag, kinds = tags_of(body_type)
+        self._tagged = {tag: _Fields.of(each) for tag, each in kinds.items()}
 
     def unknown(self, body: bytes) -> tuple[str, ...]:
         """Return the first names of top-level fields that the type does not have.
@@ -45,11 +41,32 @@ class PackedFields:
         if not _is_map(body):
             return ()
         fields = _once(body)
+        own = self._own
+        if self._tag is not None:
+            own = self._tagged[msgspec.msgpack.decode(fields[self._tag])]
         for name, value in fields.items():
-            if name not in self._flat:
+            if name not in own.flat and not _is_each_once(value):
                 _check_once(value)
-        unknown = sorted(str(name) for name in fields.keys() - self._names)
+        unknown = sorted(str(name) for name in fields.keys() - own.names)
         return tuple(name[:64] for name in unknown[:MAX_NAMES])
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """The names of fields, and of those whose values contain no map."""
+
+    names: frozenset[str]
+    flat: frozenset[str]
+
+    @classmethod
+    def of(cls, body_type: Any) -> "_Fields":
+        """Return the fields of a type."""
+        flat = (
+            field.encode_name
+            for each in structs_of(body_type)
+            for field in inspect.type_info(each).fields  # type: ignore[attr-defined]
+            if _is_flat(field.type)
+        )
+        return cls(names_of(body_type), frozenset(flat))
 
 
 def _is_flat(kind: inspect.Type) -> bool:
@@ -67,6 +84,17 @@ def _once(packed: bytes | msgspec.Raw) -> dict[Any, msgspec.Raw]:
     if len(fields) < count:
         raise InvalidFieldError("body", "duplicate field", "each field once", status=422)
     return fields
+
+
+def _is_each_once(packed: msgspec.Raw) -> bool:
+    """Return whether a value surely contains no duplicate field: a fast, conservative test.
+
+    Whatever was decoded is encoded without duplicates, so the same bytes contain none either.
+    """
+    try:
+        return bytes(packed) == msgspec.msgpack.encode(msgspec.msgpack.decode(packed))
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def _check_once(packed: msgspec.Raw) -> None:

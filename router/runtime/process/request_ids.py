@@ -99,7 +99,7 @@ class RequestIds(Struct, eq=False, gc=False):
         headers = {}
         if self.given is not None and self.request_id == self.given:
             headers[REQUEST_ID] = self.given
-        if self.span is not None:
+        if self.traceparent is not None and self.span is not None:
             headers[TRACEPARENT] = str(self.span)
         return headers
 

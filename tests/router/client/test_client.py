@@ -73,6 +73,25 @@ async def test_batches_select_and_report_in_one_call(client):
     assert (await load(client))[:2] == (1, 0)
 
 
+async def test_progress_and_ends_of_reservations_share_calls(client):
+    async def tokens():
+        yield "first"
+
+    async def serve(reservation):
+        async for _ in reservation.follow(tokens()):
+            pass
+        await reservation.leave()
+
+    reservations = [await client.reserved(REQUEST) for _ in range(16)]
+    await asyncio.gather(*map(serve, reservations))
+    assert await load(client) == (0, 0, 0)
+    lines = (await client.fleet.client.get("/metrics")).text.splitlines()
+    calls = [line for line in lines if line.startswith("kv_router_requests_total")]
+    batches = [float(line.split()[-1]) for line in calls if "reservations:batch" in line]
+    assert 1 <= sum(batches) <= 8
+    assert not [line for line in calls if "prefill_complete" in line or "free" in line]
+
+
 async def test_client_has_the_other_queries(client):
     prompt = PromptRequest(token_ids=PROMPT)
     (rank,) = await client.potential_loads(prompt)

@@ -18,11 +18,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from router.api.rpc.codecs import JSON
 from router.api.token_requests import TokenRequests
 from router.errors import KvRouterError
+from router.protocol.commands import Command
 from router.protocol.requests import SelectRequest
 from router.runtime.kernels._json_tokens import find_tokens
-from router.runtime.process.json_bodies import JsonReader, KnownFields
+from router.runtime.process.json_bodies import JsonReader, KnownFields, decode_now
+from router.runtime.process.msgpack_bodies import PackedFields
 
 MANY = [token * 7919 % 10 ** (token % 9 + 1) for token in range(60)]
 """Enough tokens to be read 64 bytes at a time."""
@@ -92,7 +95,21 @@ SEEDS = [
 def agree(decoder, body, body_type=SelectRequest):
     """Whether a body is decoded to the same request, or refused with the same words."""
     strict = JsonReader(body_type).read_now
-    return _outcome(decoder.decode, body) == _outcome(strict, body)
+    return outcome(decoder.decode, body) == outcome(strict, body)
+
+
+def strictly(codec):
+    """A decoder of the commands of the bus without kernels and known names."""
+    if codec is JSON:
+        return JsonReader(Command).read_now
+    decode, known = msgspec.msgpack.Decoder(Command).decode, PackedFields(Command)
+
+    def read(body, unknown):
+        command = decode_now(decode, body, "valid application/msgpack")
+        unknown += decode_now(known.unknown, body, "valid application/msgpack")
+        return command
+
+    return read
 
 
 def mutated(rng, noise=b""):
@@ -121,13 +138,16 @@ def mutated(rng, noise=b""):
     return bytes(body)
 
 
-def _outcome(decode, body):
+def outcome(decode, body):
+    """What a body is decoded to, or the words with which it is refused."""
     try:
         request = decode(body, unknown := [])
     except KvRouterError as error:
         return error.body(), error.http_status
-    tokens = None if request.token_ids is None else list(map(int, request.token_ids))
-    return msgspec.structs.replace(request, token_ids=None), tokens, unknown
+    tokens = getattr(request, "token_ids", None)
+    if tokens is None:
+        return request, None, unknown
+    return msgspec.structs.replace(request, token_ids=None), list(map(int, tokens)), unknown
 
 
 def _mutate_many(inputs, seed):
@@ -136,8 +156,8 @@ def _mutate_many(inputs, seed):
     accepted = 0
     for _ in range(inputs):
         body = mutated(rng)
-        ours = _outcome(decoder.decode, body)
-        if ours != _outcome(strict, body):
+        ours = outcome(decoder.decode, body)
+        if ours != outcome(strict, body):
             sys.exit(f"they differ: {body!r}")
         accepted += isinstance(ours[0], SelectRequest)
     elapsed_s = time.monotonic() - start_s

@@ -1,4 +1,7 @@
-"""Tokens read straight from a body are those that msgspec reads, and the same is refused."""
+"""Tokens read straight from a body are those that msgspec reads, and the same is refused.
+
+Bodies are of HTTP, in JSON, and of NATS, in JSON and msgpack.
+"""
 
 import json
 import os
@@ -9,12 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from router.api.rpc.codecs import JSON, MSGPACK
 from router.api.token_requests import TokenRequests
 from router.errors import InvalidFieldError, KvRouterError
+from router.protocol.commands import Command
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.runtime.kernels._json_tokens import NOT_PLAIN, find_tokens
 from router.runtime.process.json_bodies import MOST_NAMES, decode_now
-from support.chaos.token_fuzz import MANY, agree, mutated
+from support.chaos.token_fuzz import MANY, agree, mutated, outcome, strictly
 
 DECODER = TokenRequests(SelectRequest)
 EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 300))
@@ -205,3 +210,86 @@ def test_bodies_with_known_names_are_still_checked_for_their_own_faults():
     ):
         with pytest.raises(KvRouterError):
             reader.decode(odd, [])
+
+
+ENCODE = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
+TAGS = [each.__struct_config__.tag for each in Command.__args__]
+VALUES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3)
+NESTED = st.recursive(VALUES, lambda each: st.lists(each) | st.dictionaries(st.text(), each))
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=300)
+IDS = st.text(max_size=8) | st.sampled_from(["r", "i" * 256, "i" * 257])
+FIELDS = {
+    "token_ids": TOKENS | st.lists(VALUES, max_size=3) | VALUES,
+    "tokens": TOKENS,
+    "request_id": IDS | VALUES,
+    "selection_id": IDS,
+    "model_name": st.sampled_from(["m", ""]),
+    "explain": VALUES,
+    "usage": st.dictionaries(st.sampled_from(["prompt_tokens", "request_id"]), VALUES),
+    "worker_id": st.just(1),
+    "kv_hint": NESTED,
+    "unknown": NESTED,
+}
+
+
+@st.composite
+def commands(draw):
+    """The fields of a command, in any order."""
+    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), unique=True))
+    method = draw(st.sampled_from(TAGS) | st.text(max_size=3))
+    pairs = [("method", method), *((name, draw(FIELDS[name])) for name in names)]
+    return dict(draw(st.permutations(pairs)))
+
+
+@pytest.mark.parametrize("codec", ENCODE, ids=["json", "msgpack"])
+@given(fields=commands(), spare=st.binary(max_size=2), at=st.floats(0, 1), cut=st.integers(0, 3))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_commands_of_the_bus_are_treated_as_msgspec_treats_them(codec, fields, spare, at, cut):
+    """Whole, the second time with names that are known, and with a few bytes changed."""
+    body, strict = ENCODE[codec](fields), strictly(codec)
+    place = int(at * len(body))
+    for each in (body, body, body[:place] + spare + body[place + cut :]):
+        assert outcome(codec.decode, each) == outcome(strict, each), each
+
+
+@given(tokens=TOKENS)
+def test_packed_tokens_are_read_straight(tokens):
+    fields = {"method": "select_and_reserve", "token_ids": tokens, "request_id": "r"}
+    for order in (fields, dict(reversed(fields.items()))):
+        command = MSGPACK.decode(msgspec.msgpack.encode(order), [])
+        assert isinstance(command.token_ids, np.ndarray)
+        assert (command.token_ids.tolist(), command.request_id) == (tokens, "r")
+
+
+@pytest.mark.parametrize("codec", ENCODE, ids=["json", "msgpack"])
+def test_unknown_fields_are_those_of_the_command_with_the_same_names(codec):
+    known = {"select": ["usage"], "free": ["token_ids"]}
+    for method in ("select", "free", "select"):
+        body = {"method": method, "request_id": "r", "usage": None, "token_ids": [1]}
+        codec.decode(ENCODE[codec](body), unknown := [])
+        assert unknown == known[method]
+
+
+PACKED_TOKENS = msgspec.msgpack.encode("token_ids")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        b"\x93\x01\xcc\xff\xcd\x01\x00",
+        b"\xdc\x00\x01\x05",
+        b"\xdd\x00\x00\x00\x01\xcf\x00\x00\x00\x00\x00\x00\x00\x07",
+        b"\x92\xd0\x05\xd3\x00\x00\x00\x00\xff\xff\xff\xff",
+        b"\x91\xcf\x00\x00\x00\x01\x00\x00\x00\x00",
+        b"\x91\xff",
+        b"\x91\xca\x3f\x80\x00\x00",
+        b"\xdd\xff\xff\xff\xff\x01",
+        b"\xc4\x04\x01\x00\x00\x00",
+        b"\xc0",
+        b"",
+    ],
+)
+def test_numbers_of_any_width_are_treated_as_msgspec_treats_them(tokens):
+    body = b"\x82" + msgspec.msgpack.encode("method") + msgspec.msgpack.encode("select")
+    body += PACKED_TOKENS + tokens
+    assert outcome(MSGPACK.decode, body) == outcome(strictly(MSGPACK), body)

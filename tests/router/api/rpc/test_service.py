@@ -207,6 +207,33 @@ async def test_fields_that_are_there_twice_are_refused_as_over_http(ask, body):
     assert "duplicate field" in refused["error"]
 
 
+@pytest.mark.parametrize("media_type", CODECS)
+async def test_progress_and_ends_come_in_batches_as_over_http(ask, router, media_type):
+    codec = CODECS[media_type]
+
+    async def asked(body):
+        headers = {"Content-Type": media_type}
+        answer = await ask.bus.client.request(SUBJECT, codec.encode(body), headers=headers)
+        return codec.decode(answer.data)
+
+    for request_id in ("a", "b"):
+        body = {"method": "select_and_reserve", "token_ids": PROMPT, "request_id": request_id}
+        assert (await asked(body))["request_id"] == request_id
+    steps = [
+        {"step": "prefill_complete", "request_id": "a", "usage": {"prompt_tokens": 40}},
+        {"step": "output_block", "request_id": "a"},
+        *({"step": "free", "request_id": each} for each in "abc"),
+        {"step": "sleep"},
+    ]
+    said = await asked({"method": "reservations:batch", "steps": steps})
+    assert [each["status"] for each in said["results"]] == [200, 200, 200, 200, 404, 422]
+    over_http = await router.client.post("/reservations:batch", json={"steps": steps[-2:]})
+    assert said["results"][-2:] == over_http.json()["results"]
+    assert await router.metric("kv_router_reservations") == 0
+    line = 'kv_router_requests_total{code="ok",interface="nats",route="reservations:batch"}'
+    assert await router.metric(line) == 1
+
+
 async def test_another_encoding_is_refused(ask):
     answer = await ask({"method": "loads"}, **{"Content-Type": "text/plain"})
     assert answer["code"] == "unsupported_media_type"
@@ -315,6 +342,29 @@ async def test_waiting_request_is_answered_later_without_blocking_others(queuein
     answer = await second
     assert (answer["request_id"], answer["worker_id"]) == ("second", 1)
     assert answer["waited_s"] > 0
+
+
+async def test_waiting_is_announced_where_the_caller_says(queueing, eventually):
+    """To an inbox alone, and not to one that would be read as another command."""
+    bus, announced = queueing.bus, []
+
+    async def note(message):
+        announced.append(message.subject)
+
+    for subject in ("_INBOX.waits.*", "orders.>"):
+        await bus.client.subscribe(subject, cb=note)
+    inboxes = ("_INBOX.waits.a", "orders.new", "_INBOX.waits.a 0 0", "_INBOX.waits.b")
+    asked = [
+        asyncio.create_task(requested(bus, waiting(f"w{number}"), **{"x-waiting-inbox": inbox}))
+        for number, inbox in enumerate(inboxes)
+    ]
+    await eventually(lambda: equals(pending(bus), len(inboxes)))
+    await eventually(lambda: announced == ["_INBOX.waits.a", "_INBOX.waits.b"])
+    for request_id in ("first", "w0", "w1", "w2"):
+        assert await requested(bus, b'{"method": "free", "request_id": "%s"}' % request_id.encode())
+    assert [(await each)["request_id"] for each in asked] == ["w0", "w1", "w2", "w3"]
+    refused = 'kv_router_refusals_total{code="undeliverable",interface="nats"}'
+    assert await queueing.metric(refused) == 1
 
 
 async def test_request_past_its_timeout_is_withdrawn(queueing, eventually):

@@ -5,6 +5,12 @@ import logging
 
 import pytest
 import uvloop
+from nats.errors import (
+    BadSubjectError,
+    ConnectionClosedError,
+    MaxPayloadError,
+    OutboundBufferLimitError,
+)
 
 from router.protocol.subjects import Subjects
 from router.runtime.bus import connection as module
@@ -186,3 +192,42 @@ async def test_a_cancellation_that_comes_with_an_answer_counts(bus, eventually):
     asking.cancel()
     await asyncio.wait([asking], timeout=60)
     assert asking.cancelled()
+
+
+async def test_messages_sent_without_a_connection_arrive_once_there_is_one(
+    bus, nats_server, eventually
+):
+    received = []
+
+    async def note(message):
+        received.append((message.subject, message.headers, message.data))
+
+    await bus.client.subscribe("_INBOX.>", cb=note)
+    nats_server.kill()
+    await eventually(lambda: not bus.client.is_connected)
+    bus.client.send(b"_INBOX.a", b"NATS/1.0\r\nx: 1\r\n\r\n", b"first")
+    bus.client.send(b"_INBOX.b", b"", b"second")
+    nats_server.start()
+    await eventually(lambda: len(received) == 2)
+    assert received == [("_INBOX.a", {"x": "1"}, b"first"), ("_INBOX.b", None, b"second")]
+
+
+async def test_no_more_than_the_limit_is_kept_without_a_connection(bus, nats_server, eventually):
+    nats_server.kill()
+    await eventually(lambda: not bus.client.is_connected)
+    for _ in range(3):
+        bus.client.send(b"_INBOX.a", b"", bytes(1_000_000))
+        await asyncio.sleep(0)
+    with pytest.raises(OutboundBufferLimitError):
+        bus.client.send(b"_INBOX.a", b"", b"")
+
+
+async def test_message_that_cannot_be_sent_raises(bus):
+    with pytest.raises(MaxPayloadError):
+        bus.client.send(b"_INBOX.a", b"", bytes(bus.client.max_payload + 1))
+    for subject in (b"", b"_INBOX.a 0\r\n", b"_INBOX. a", b" _INBOX"):
+        with pytest.raises(BadSubjectError):
+            bus.client.send(subject, b"", b"")
+    await bus.client.close()
+    with pytest.raises(ConnectionClosedError):
+        bus.client.send(b"_INBOX.a", b"", b"")

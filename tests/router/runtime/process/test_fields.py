@@ -1,14 +1,18 @@
 """Unknown fields, and fields that are there twice."""
 
 import json
+import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
+from router.protocol.commands import Command
 from router.protocol.requests import PrefillCompleteRequest, SelectRequest
 from router.runtime.process.json_bodies import MAX_NAMES, KnownFields
+from router.runtime.process.msgpack_bodies import PackedFields
 
 SELECT = KnownFields(SelectRequest)
 
@@ -58,6 +62,14 @@ def test_bytes_that_are_no_text_are_refused():
         SELECT.unknown(b'{"foo":"\xff"}')
 
 
+def test_a_tagged_union_has_the_fields_of_the_struct_with_the_tag():
+    named, packed_fields = KnownFields(Command), PackedFields(Command)
+    for method, unknown in (("free", ("token_ids",)), ("select", ("usage",))):
+        body = {"method": method, "usage": None, "token_ids": [1], "request_id": "r"}
+        assert named.unknown(json.dumps(body).encode()) == unknown
+        assert packed_fields.unknown(msgspec.msgpack.encode(body)) == unknown
+
+
 def test_a_union_has_the_fields_of_its_structs():
     known = KnownFields(PrefillCompleteRequest | None)
     assert known.unknown(b'{"usage":null}') == ()
@@ -68,3 +80,46 @@ def test_a_union_has_the_fields_of_its_structs():
 def test_distinct_unknown_fields_are_named_and_never_refused(fields):
     expected = sorted(fields.keys() - set(SelectRequest.__struct_fields__))[:MAX_NAMES]
     assert list(SELECT.unknown(json.dumps(fields).encode())) == expected
+
+
+class Pairs(list):
+    """The fields of a msgpack map, of which some may be there twice."""
+
+
+def packed(value):
+    if isinstance(value, Pairs):
+        parts = [packed(each) for pair in value for each in pair]
+        return bytes([0x80 | len(value)]) + b"".join(parts)
+    if isinstance(value, list):
+        return bytes([0x90 | len(value)]) + b"".join(map(packed, value))
+    if isinstance(value, float):
+        return b"\xca" + struct.pack(">f", value)
+    return msgspec.msgpack.encode(value)
+
+
+def is_each_once(value):
+    if isinstance(value, Pairs):
+        return len({name for name, _ in value}) == len(value) and all(
+            is_each_once(each) for _, each in value
+        )
+    return not isinstance(value, list) or all(map(is_each_once, value))
+
+
+NAMES = st.text("ab", max_size=2)
+LEAVES = st.none() | st.booleans() | st.integers(-300, 300) | NAMES | st.floats(width=32)
+NESTED = st.recursive(
+    LEAVES,
+    lambda each: (
+        st.lists(each, max_size=3) | st.lists(st.tuples(NAMES, each), max_size=3).map(Pairs)
+    ),
+)
+
+
+@given(NESTED)
+def test_packed_fields_that_are_there_twice_are_refused_at_any_depth(value):
+    body, known = packed(Pairs([("kv_hint", value)])), PackedFields(SelectRequest)
+    if is_each_once(value):
+        assert known.unknown(body) == ()
+        return
+    with pytest.raises(InvalidFieldError, match="duplicate field"):
+        known.unknown(body)
