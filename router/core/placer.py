@@ -18,8 +18,13 @@ from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.replies import RemovedRanks
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
-from router.protocol.values import Rank, Scope
+from router.protocol.requests import (
+    ConfigOverride,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+)
+from router.protocol.values import Phase, Rank, Scope
 from router.scheduler.busy import step_tokens
 from router.scheduler.candidates import Candidates
 from router.scheduler.eligibility import NAMED_RANKS, Eligibility, EligibleRanks, removed_ranks
@@ -29,8 +34,9 @@ from router.scheduler.policy.predictive import Predictive, cost_weights, predict
 from router.scheduler.policy.registry import Policies, builtin_policies
 from router.scheduler.queue.policy_classes import PolicyClass
 from router.scheduler.selector import Selector
+from router.scheduler.settings import PolicySettings
 from router.scheduler.term_builder import SearchTable, TermBuilder, Wanted
-from router.scheduler.terms import OVERLAP_DEVICE, TermTable
+from router.scheduler.terms import OVERLAP_DEVICE, FloatArray, TermTable
 from router.sequence.active.footprint import TrackedParts
 from router.sequence.active.prompt import HashedPrompt, Prompt
 from router.sequence.active.stages import FIND, SCHEDULING
@@ -55,6 +61,21 @@ class _Scope(Struct, frozen=True, eq=False):
     search: SearchTable
 
 
+class _Rules(Struct, frozen=True, eq=False):
+    """What a request's phase and its overrides make of the configuration.
+
+    `weights`: of the costs of `predictive`.
+    """
+
+    settings: PolicySettings
+    tracking: TrackedParts
+    weights: FloatArray
+
+
+MOST_RULES = 256
+"""Limit of cached rules; at the limit, the cache is emptied."""
+
+
 class Placer:
     """A selector of ranks; owns `gate`, and the policies with their state."""
 
@@ -66,11 +87,11 @@ class Placer:
         "_predictions",
         "_ranks",
         "_rng",
+        "_rules",
         "_scopes",
         "_settings",
         "_term_builder",
         "_tracker",
-        "_weights",
         "gate",
     )
 
@@ -91,7 +112,7 @@ class Placer:
         Raises ConfigError if the settings name a policy that is not among them.
         """
         self._settings = settings
-        self._weights = cost_weights(settings.policy)
+        self._rules: dict[tuple[Phase | None, ConfigOverride | None], _Rules] = {}
         self._fleet = fleet
         self._index = index
         self._predictions = predictions
@@ -125,27 +146,23 @@ class Placer:
         policy = self._policies.find(
             scope.routing_group, None if override is None else override.policy
         )
-        settings, tracking = self._settings.policy, self._settings.tracking
-        if phase is not None or override is not None:
-            settings = settings.of_phase(phase).overridden(override)
-            tracking = tracking.of_phase(phase).overridden(override)
+        rules = self._rules.get((phase, override)) or self._make_rules(phase, override)
         claims = self._herd.claims(now_s) if self._herd.received else None
-        weights = None
-        if type(policy) is Predictive and not claims and stages is None:
-            is_usual = settings is self._settings.policy
-            weights = self._weights if is_usual else cost_weights(settings)
+        is_cost_wanted = type(policy) is Predictive and not claims and stages is None
+        weights = rules.weights if is_cost_wanted else None
         expected = request.expected_output_tokens
-        wanted = Wanted(scope, now_s, tracking, passed.factors, phase, expected, claims, weights)
+        tracking, factors = rules.tracking, passed.factors
+        wanted = Wanted(scope, now_s, tracking, factors, phase, expected, claims, weights)
         table, found = self._term_builder.build(known.search, candidates, prompt, wanted)
         if stages is not None:
             stages.end(FIND)
-        choice = policy.choose(table, settings, self._rng)
+        choice = policy.choose(table, rules.settings, self._rng)
         worker = candidates.workers[choice.index]
         if choice.table is not table:  # the policy has left some out
             worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed, rows = prompt.by_identity[worker.identity], found[worker.identity]
         rank_of = known.search.rank_of
-        return Placement(choice, worker, hashed, passed, settings, tracking, rows, rank_of)
+        return Placement(choice, worker, hashed, passed, rules.settings, tracking, rows, rank_of)
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Return the reasons of a placement, from the state at that time. O(candidates)."""
@@ -238,10 +255,17 @@ class Placer:
 
     def tracking(self, request: SelectRequest | ReserveRequest) -> TrackedParts:
         """Return the parts of a reservation that are counted as load."""
-        tracking, override = self._settings.tracking, request.router_config_override
-        if request.phase is not None:
-            tracking = tracking.of_phase(request.phase)
-        return tracking if override is None else tracking.overridden(override)
+        phase, override = request.phase, request.router_config_override
+        return (self._rules.get((phase, override)) or self._make_rules(phase, override)).tracking
+
+    def _make_rules(self, phase: Phase | None, override: ConfigOverride | None) -> _Rules:
+        settings = self._settings.policy.of_phase(phase).overridden(override)
+        tracking = self._settings.tracking.of_phase(phase).overridden(override)
+        if len(self._rules) >= MOST_RULES:
+            self._rules.clear()
+        rules = _Rules(settings, tracking, cost_weights(settings))
+        self._rules[phase, override] = rules
+        return rules
 
     def _scope(self, scope: Scope) -> _Scope:
         """Return what is known of a scope, laid out anew after changes."""

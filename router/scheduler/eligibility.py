@@ -3,7 +3,7 @@
 A rank is preferred for a LoRA adapter that it has probably loaded: one of its latest requests'.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -11,7 +11,7 @@ from msgspec import Struct
 from router.errors import KvRouterError
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.replies import RemovedRanks
-from router.protocol.requests import RoutingConstraints, SelectRequest
+from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank, Scope
 from router.scheduler.busy import NO_THRESHOLDS, BusyThresholds, Mask, busy_ranks
 from router.scheduler.candidates import Candidates, Narrowing
@@ -19,10 +19,14 @@ from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
 from router.scheduler.filters import (
     NO_CONSTRAINTS,
     Allowed,
+    Bits,
     Pool,
+    bits_of,
     demands_something,
     eligible,
+    mask_of,
     merged,
+    positions_of,
     transfer_constraints,
 )
 from router.scheduler.terms import FloatArray
@@ -68,8 +72,11 @@ NAMED_RANKS = 16
 """Number of removed ranks that an error names per filter."""
 
 
-NARROWED_LIMIT = 64
-"""Limit of cached subsets of candidates per scope; at the limit, the cache is emptied."""
+CACHED_RANKS = 16_384
+"""Limit of the ranks in cached subsets of a scope's candidates, each of which counts for 16 more;
+beyond it, the cache is emptied."""
+
+_SUBSET_RANKS = 16
 
 
 class EligibilitySettings(Struct, frozen=True):
@@ -84,27 +91,45 @@ class EligibilitySettings(Struct, frozen=True):
 class _Known:
     """Candidates of a scope, their pool, and recently used subsets of them.
 
-    `less_busy`: results for requests without demands, by the mask of busy ranks.
+    `_factors`: of the ranks of a subset, by the taints that a request prefers.
     """
 
-    __slots__ = ("_narrowed", "_narrowing", "candidates", "less_busy", "pool")
+    __slots__ = ("_cached_ranks", "_factors", "_narrowed", "_narrowing", "candidates", "pool")
 
     def __init__(self, candidates: Candidates) -> None:
         self.candidates = candidates
         self.pool = Pool(candidates.ranks, candidates.workers)
         self._narrowing = Narrowing(candidates)
-        self._narrowed: dict[bytes, Candidates] = {}
-        self.less_busy: dict[bytes, EligibleRanks] = {}
+        self._narrowed: dict[Bits, Candidates] = {}
+        self._factors: dict[tuple[Bits, tuple[tuple[str, float], ...]], FloatArray] = {}
+        self._cached_ranks = 0
 
-    def only(self, mask: Mask) -> Candidates:
-        """Return the candidates in the mask. O(ranks / 64) if cached, else O(ranks)."""
-        key = np.packbits(mask).tobytes()
-        narrowed = self._narrowed.get(key)
+    def only(self, kept: Bits) -> Candidates:
+        """Return these candidates. O(candidates), if cached O(candidates / 64)."""
+        if kept == self.pool.all:
+            return self.candidates
+        narrowed = self._narrowed.get(kept)
         if narrowed is None:
-            if len(self._narrowed) >= NARROWED_LIMIT:
-                self._narrowed.clear()
-            narrowed = self._narrowed[key] = self._narrowing.only(mask)
+            narrowed = self._narrowing.only(positions_of(kept, len(self.candidates)))
+            self._make_room(len(narrowed))
+            self._narrowed[kept] = narrowed
         return narrowed
+
+    def factors(self, kept: Bits, preferred: Mapping[str, float]) -> FloatArray:
+        """Return the cost factors of these candidates. O(candidates · taints) unless cached."""
+        key = (kept, tuple(preferred.items()))
+        found = self._factors.get(key)
+        if found is None:
+            found = self.pool.factors(preferred)[mask_of(kept, len(self.candidates))]
+            self._make_room(len(found) + len(preferred))
+            self._factors[key] = found
+        return found
+
+    def _make_room(self, ranks: int) -> None:
+        """Empty the cache if it is full, and count what is added to it."""
+        if self._cached_ranks + ranks > CACHED_RANKS:
+            self._narrowed, self._factors, self._cached_ranks = {}, {}, 0
+        self._cached_ranks += ranks + _SUBSET_RANKS
 
 
 class EligibleRanks(Struct, frozen=True, eq=False, gc=False):
@@ -150,19 +175,18 @@ class Eligibility:
         `prefill`: the labels of the worker that has computed the prompt. O(workers), and O(ranks)
         with a threshold set. Raises NoEndpointsError, WorkersOverloadedError.
         """
-        thresholds, busy, busy_count = self._settings.thresholds, None, 0
+        thresholds, busy = self._settings.thresholds, 0
         if self._by_model:
             thresholds = self._by_model.get(request.model_name, thresholds)
         if thresholds != NO_THRESHOLDS:
             values, hysteresis = self._table.values, self._settings.hysteresis
-            busy, busy_count = busy_ranks(
+            mask, count = busy_ranks(
                 values, candidates.slots, thresholds, hysteresis, is_latched=True
             )
-        is_plain = prefill is None and not candidates.have_prefill
+            busy = bits_of(mask) if count else 0
+        is_plain = prefill is None and not (candidates.have_prefill or busy)
         if is_plain and not demands_something(request):
-            if busy is None or not busy_count:
-                return EligibleRanks(candidates)
-            return self._less_busy(request, candidates, busy, busy_count)
+            return EligibleRanks(candidates)
         known = self._known(request.scope, candidates)
         pool = known.pool
         constraints = request.routing_constraints or NO_CONSTRAINTS
@@ -170,13 +194,16 @@ class Eligibility:
             constraints = merged(constraints, transfer_constraints(prefill))
         is_hard = self._settings.is_affinity_hard
         found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
-        if not found.mask.any():
+        if not found.kept:
             raise _refusal(request, pool, found)
-        factors = self._factors(pool, request, constraints)
-        if found.mask.all():
+        narrowed, preferred = known.only(found.kept), constraints.preferred_taints
+        factors = known.factors(found.kept, preferred) if preferred else None
+        if request.lora_name is not None and self._settings.lora_affinity_weight:
+            nearer = self._nearer(narrowed.ranks, request.lora_name)
+            factors = nearer if factors is None else factors * nearer
+        if narrowed is candidates:
             return EligibleRanks(candidates, factors)
-        factors = None if factors is None else factors[found.mask]
-        return EligibleRanks(known.only(found.mask), factors, pool, found)
+        return EligibleRanks(narrowed, factors, pool, found)
 
     def thresholds(self, model_name: str) -> BusyThresholds:
         """Return the thresholds above which a rank of this model is busy."""
@@ -200,17 +227,10 @@ class Eligibility:
         """Forget a rank and the adapters it had loaded."""
         self._adapters.drop(rank)
 
-    def _factors(
-        self, pool: Pool, request: SelectRequest, constraints: RoutingConstraints
-    ) -> FloatArray | None:
-        """Return the cost factors; a loaded adapter counts like a preferred taint."""
-        preferred, weight = constraints.preferred_taints, self._settings.lora_affinity_weight
-        factors = pool.factors(preferred) if preferred else None
-        if request.lora_name is None or not weight:
-            return factors
-        loaded = self._adapters.having(pool.ranks, request.lora_name)
-        nearer = np.where(loaded, np.exp(-np.tanh(weight)), 1.0)
-        return nearer if factors is None else factors * nearer
+    def _nearer(self, ranks: Sequence[Rank], lora_name: str) -> FloatArray:
+        """Return the cost factors of ranks; a loaded adapter counts like a preferred taint."""
+        weight = self._settings.lora_affinity_weight
+        return np.where(self._adapters.having(ranks, lora_name), np.exp(-np.tanh(weight)), 1.0)
 
     def _known(self, scope: Scope, candidates: Candidates) -> _Known:
         known = self._by_scope.get(scope)
@@ -224,29 +244,12 @@ class Eligibility:
         values, slots = self._table.values, candidates.slots
         return busy_ranks(values, slots, thresholds, hysteresis, is_latched=False)[0]
 
-    def _less_busy(
-        self, request: SelectRequest, candidates: Candidates, busy: Mask, busy_count: int
-    ) -> EligibleRanks:
-        """Return the candidates that are not busy, for a request without demands."""
-        known = self._known(request.scope, candidates)
-        passed = known.less_busy.get(key := busy.tobytes())
-        if passed is None:
-            found = Allowed(~busy, (("busy", busy),))
-            if busy_count == len(busy):
-                raise _refusal(request, known.pool, found)
-            if len(known.less_busy) >= NARROWED_LIMIT:
-                known.less_busy.clear()
-            passed = known.less_busy[key] = EligibleRanks(
-                known.only(found.mask), None, known.pool, found
-            )
-        return passed
-
 
 def _refusal(request: SelectRequest, pool: Pool, found: Allowed) -> KvRouterError:
     removed = [removed_ranks(step.filter, step.ranks) for step in pool.removed(found)]
     if found.last_filter == "busy":
         target = request.pinned_worker or request.affinity_target
-        only = target is not None and bool((pool.target(target) & found.struck[-1][1]).any())
+        only = target is not None and bool(pool.target(target) & found.struck[-1][1])
         return WorkersOverloadedError(target.worker_id if target and only else None, removed)
     reason = f"no worker is left by {found.last_filter}"
     return NoEndpointsError(request.model_name, request.routing_group, reason, removed)

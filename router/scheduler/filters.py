@@ -7,32 +7,28 @@ A worker's taints are its own and those of its location: `dynamo.topology/zone=a
 zone = a. A request without demands passes no filter, at no cost.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_, or_
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
 from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.requests import RankTarget, RoutingConstraints, SelectRequest
-from router.protocol.values import Phase, Rank, Role
+from router.protocol.values import Phase, Rank
 from router.scheduler.busy import Mask
+from router.scheduler.candidates import Positions
 from router.scheduler.terms import FloatArray
 
 TOPOLOGY = "dynamo.topology"
 
 NO_CONSTRAINTS = RoutingConstraints()
 
-
-class Labels(Struct, frozen=True):
-    """The properties of a worker that requests may demand.
-
-    `lora_names`: the adapters it can serve; None: any.
-    """
-
-    worker_id: int
-    role: Role
-    taints: frozenset[str]
-    lora_names: frozenset[str] | None
+Bits: TypeAlias = int
+"""A set of ranks of a pool: bit i stands for the i-th. Sets of 16 ranks cost 0.1 µs each, masks of
+numpy 1 µs."""
 
 
 class Removed(Struct, frozen=True):
@@ -42,11 +38,11 @@ class Removed(Struct, frozen=True):
     ranks: tuple[Rank, ...]
 
 
-class Allowed(Struct, frozen=True, eq=False):
-    """The eligible ranks, and those removed by each filter, in order; masks over the pool."""
+class Allowed(Struct, frozen=True, eq=False, gc=False):
+    """The eligible ranks, and those removed by each filter, in order."""
 
-    mask: Mask
-    struck: tuple[tuple[str, Mask], ...]
+    kept: Bits
+    struck: Sequence[tuple[str, Bits]]
 
     @property
     def last_filter(self) -> str | None:
@@ -55,60 +51,103 @@ class Allowed(Struct, frozen=True, eq=False):
 
 
 class Pool:
-    """The ranks that may be chosen in a scope, in order, and the labels of their workers.
+    """The ranks that may be chosen in a scope, in order, and the ranks with each label.
 
-    Rebuilt whenever one of them changes. Filters examine each worker once, not each rank. `workers`
-    are those of the ranks, one per rank. `have_prefill`: True if some have role prefill.
+    Rebuilt whenever one of them changes. `workers` are those of the ranks, one per rank. `all`: all
+    ranks. `have_prefill`: True if some have role prefill.
     """
 
-    __slots__ = ("_are_prefill", "_index", "_labels", "_worker_of", "have_prefill", "ranks")
+    __slots__ = (
+        "_any_adapter",
+        "_index",
+        "_of_adapter",
+        "_of_taint",
+        "_of_worker",
+        "_prefill",
+        "all",
+        "have_prefill",
+        "ranks",
+    )
 
     def __init__(self, ranks: Sequence[Rank], workers: Sequence[WorkerAnnouncement]) -> None:
         self.ranks = ranks
-        self._index = {rank: index for index, rank in enumerate(self.ranks)}
-        distinct = {worker.worker_id: worker for worker in workers}
-        positions = {worker_id: position for position, worker_id in enumerate(distinct)}
-        self._labels = tuple(labels_of(worker) for worker in distinct.values())
-        self._worker_of = np.array([positions[rank.worker_id] for rank in ranks], np.int64)
-        self._are_prefill = self.where(lambda labels: labels.role == "prefill")
-        self.have_prefill = bool(self._are_prefill.any())
+        self.all: Bits = (1 << len(ranks)) - 1
+        self._index = {rank: index for index, rank in enumerate(ranks)}
+        self._of_worker: dict[int, Bits] = {}
+        for index, rank in enumerate(ranks):
+            self._of_worker[rank.worker_id] = self._of_worker.get(rank.worker_id, 0) | 1 << index
+        self._of_taint: dict[str, Bits] = {}
+        self._of_adapter: dict[str, Bits] = {}
+        self._any_adapter = self._prefill = 0
+        for worker_id, worker in {each.worker_id: each for each in workers}.items():
+            bits, names = self._of_worker[worker_id], worker.labels.lora_names
+            for taint in taints_of(worker.labels):
+                self._of_taint[taint] = self._of_taint.get(taint, 0) | bits
+            for name in names or ():
+                self._of_adapter[name] = self._of_adapter.get(name, 0) | bits
+            self._any_adapter |= bits if names is None else 0
+            self._prefill |= bits if worker.role == "prefill" else 0
+        self.have_prefill = self._prefill != 0
 
-    def where(self, keeps: Callable[[Labels], bool]) -> Mask:
-        """Return the ranks of the workers that pass. O(workers)."""
-        passing = [keeps(labels) for labels in self._labels]
-        return np.array(passing, np.bool_)[self._worker_of]
+    def of_workers(self, worker_ids: Iterable[int]) -> Bits:
+        """Return the ranks of these workers; ids of others are ignored. O(ids)."""
+        found = [self._of_worker.get(worker_id, 0) for worker_id in worker_ids]
+        return reduce(or_, found, 0)
 
-    def for_phase(self, phase: Phase | None) -> Mask:
+    def with_taints(self, taints: Iterable[str]) -> Bits:
+        """Return the ranks that have all these taints. O(taints)."""
+        found = [self._of_taint.get(taint, 0) for taint in taints]
+        return reduce(and_, found, self.all)
+
+    def serving(self, lora_name: str) -> Bits:
+        """Return the ranks that can serve an adapter."""
+        return self._any_adapter | self._of_adapter.get(lora_name, 0)
+
+    def for_phase(self, phase: Phase | None) -> Bits:
         """Return the ranks for this phase of a request; role prefill serves no other phase."""
-        return self._are_prefill if phase == "prefill" else ~self._are_prefill
+        return self._prefill if phase == "prefill" else self.all & ~self._prefill
 
-    def target(self, target: RankTarget) -> Mask:
-        """Return the named rank, or every rank of the named worker. O(workers)."""
+    def target(self, target: RankTarget) -> Bits:
+        """Return the named rank, or every rank of the named worker."""
         if target.dp_rank is None:
-            return self.where(lambda labels: labels.worker_id == target.worker_id)
-        mask = np.zeros(len(self.ranks), np.bool_)
+            return self._of_worker.get(target.worker_id, 0)
         index = self._index.get(Rank(target.worker_id, target.dp_rank))
-        if index is not None:
-            mask[index] = True
-        return mask
+        return 0 if index is None else 1 << index
 
     def factors(self, preferred: Mapping[str, float]) -> FloatArray:
         """Return the cost factor of each rank for these taints: exp(−tanh(Σ weights)).
 
-        O(workers · taints).
+        O(ranks · taints).
         """
-        sums = np.zeros(len(self._labels))
+        sums = np.zeros(len(self.ranks))
         for taint, weight in preferred.items():
-            sums += weight * np.array([taint in labels.taints for labels in self._labels], np.bool_)
-        factors: FloatArray = np.exp(-np.tanh(sums))[self._worker_of]
+            sums += weight * mask_of(self._of_taint.get(taint, 0), len(sums))
+        factors: FloatArray = np.exp(-np.tanh(sums))
         return factors
 
     def removed(self, eligible: Allowed) -> tuple[Removed, ...]:
         """Return the ranks that each filter removed, by filter. O(ranks)."""
-        return tuple(
-            Removed(name, tuple(self.ranks[index] for index in np.flatnonzero(mask).tolist()))
-            for name, mask in eligible.struck
-        )
+        return tuple(Removed(name, tuple(self.named(bits))) for name, bits in eligible.struck)
+
+    def named(self, bits: Bits) -> list[Rank]:
+        """Return the ranks of a set, in order. O(ranks)."""
+        return [self.ranks[index] for index in positions_of(bits, len(self.ranks)).tolist()]
+
+
+def mask_of(bits: Bits, count: int) -> Mask:
+    """Return a set of `count` ranks as a mask."""
+    packed = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
+
+
+def positions_of(bits: Bits, count: int) -> Positions:
+    """Return the positions of the ranks in a set of `count` ranks, in order."""
+    return np.flatnonzero(mask_of(bits, count))
+
+
+def bits_of(mask: Mask) -> Bits:
+    """Return a mask as a set."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def demands_something(request: SelectRequest) -> bool:
@@ -130,39 +169,33 @@ def eligible(
     constraints: RoutingConstraints,
     *,
     is_hard: bool,
-    busy: Mask | None,
+    busy: Bits,
 ) -> Allowed:
     """Return the ranks that may serve a request.
 
     `constraints`: the request's, merged with those of its prefill worker. `is_hard`: a session
     stays on its rank even if that rank is busy; otherwise only while it is among the eligible
-    ranks. A bound rank that is not in the pool is ignored. `busy`: ranks over a threshold; None: no
-    thresholds.
+    ranks. A bound rank that is not in the pool is ignored. `busy`: ranks over a threshold.
     """
-    bound = _bound(pool, request.affinity_target)
-    mask = np.ones(len(pool.ranks), np.bool_)
-    struck: list[tuple[str, Mask]] = []
-    for name, kept in _filters(pool, request, constraints, bound if is_hard else None, busy):
-        out = mask & ~kept
-        if out.any():
+    target = request.affinity_target
+    bound = 0 if target is None else pool.target(target)
+    left = pool.all
+    struck: list[tuple[str, Bits]] = []
+    for name, kept in _filters(pool, request, constraints, bound if is_hard else 0, busy):
+        out = left & ~kept
+        if out:
             struck.append((name, out))
-            mask &= kept
-    if bound is not None and not is_hard and (mask & bound).any():
-        struck.append(("session_affinity", mask & ~bound))
-        mask &= bound
-    return Allowed(mask, tuple(struck))
+            left &= kept
+    if bound and not is_hard and left & bound:
+        struck.append(("session_affinity", left & ~bound))
+        left &= bound
+    return Allowed(left, struck)
 
 
-def labels_of(worker: WorkerAnnouncement) -> Labels:
-    """Return the labels of a worker; every domain of its topology is a taint."""
-    labels = worker.labels
+def taints_of(labels: WorkerLabels) -> frozenset[str]:
+    """Return the taints of a worker with these labels; every domain of its topology is one."""
     places = (f"{TOPOLOGY}/{domain}={place}" for domain, place in labels.topology_domains.items())
-    return Labels(
-        worker.worker_id,
-        worker.role,
-        frozenset((*labels.taints, *places)),
-        None if labels.lora_names is None else frozenset(labels.lora_names),
-    )
+    return frozenset((*labels.taints, *places))
 
 
 def transfer_constraints(prefill: WorkerLabels) -> RoutingConstraints:
@@ -193,44 +226,32 @@ def _filters(
     pool: Pool,
     request: SelectRequest,
     constraints: RoutingConstraints,
-    bound: Mask | None,
-    busy: Mask | None,
-) -> Iterable[tuple[str, Mask]]:
-    """Yield each applicable filter and the ranks it lets pass, in order."""
+    bound: Bits,
+    busy: Bits,
+) -> list[tuple[str, Bits]]:
+    """Return each applicable filter and the ranks it lets pass, in order."""
+    found: list[tuple[str, Bits]] = []
     if pool.have_prefill or request.phase == "prefill":
-        yield "role", pool.for_phase(request.phase)
-    yield from _named(pool, request)
+        found.append(("role", pool.for_phase(request.phase)))
+    found += _named(pool, request)
     if constraints.required_taints:
-        required = frozenset(constraints.required_taints)
-        yield "required_taints", pool.where(lambda labels: required <= labels.taints)
-    name = request.lora_name
-    if name is not None:
-        yield "lora_name", pool.where(lambda labels: _serves(labels, name))
-    if bound is not None:
-        yield "session_affinity", bound
-    if busy is not None:
-        yield "busy", ~busy
+        found.append(("required_taints", pool.with_taints(constraints.required_taints)))
+    if request.lora_name is not None:
+        found.append(("lora_name", pool.serving(request.lora_name)))
+    if bound:
+        found.append(("session_affinity", bound))
+    if busy:
+        found.append(("busy", ~busy))
+    return found
 
 
-def _named(pool: Pool, request: SelectRequest) -> Iterable[tuple[str, Mask]]:
-    """Yield the filters by worker names in the request."""
+def _named(pool: Pool, request: SelectRequest) -> list[tuple[str, Bits]]:
+    """Return the filters by worker names in the request."""
+    found: list[tuple[str, Bits]] = []
     if request.allowed_worker_ids is not None:
-        allowed = frozenset(request.allowed_worker_ids)
-        yield "allowed_worker_ids", pool.where(lambda labels: labels.worker_id in allowed)
+        found.append(("allowed_worker_ids", pool.of_workers(request.allowed_worker_ids)))
     if request.excluded_worker_ids:
-        excluded = frozenset(request.excluded_worker_ids)
-        yield "excluded_worker_ids", pool.where(lambda labels: labels.worker_id not in excluded)
+        found.append(("excluded_worker_ids", ~pool.of_workers(request.excluded_worker_ids)))
     if request.pinned_worker is not None:
-        yield "pinned_worker", pool.target(request.pinned_worker)
-
-
-def _bound(pool: Pool, target: RankTarget | None) -> Mask | None:
-    """Return the ranks a session is bound to. Returns None if unbound, or if they are gone."""
-    if target is None:
-        return None
-    bound = pool.target(target)
-    return bound if bound.any() else None
-
-
-def _serves(labels: Labels, lora_name: str) -> bool:
-    return labels.lora_names is None or lora_name in labels.lora_names
+        found.append(("pinned_worker", pool.target(request.pinned_worker)))
+    return found

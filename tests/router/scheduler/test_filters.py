@@ -13,8 +13,10 @@ from router.scheduler.filters import (
     NO_CONSTRAINTS,
     Pool,
     Removed,
+    bits_of,
     demands_something,
     eligible,
+    mask_of,
     merged,
     transfer_constraints,
 )
@@ -33,15 +35,13 @@ def pool(*labels):
 
 def ask(candidates, *, hard=True, busy=(), **fields):
     request = SelectRequest(**fields)
-    among = (str(each) in busy for each in candidates.ranks)
-    mask = np.fromiter(among, bool) if busy else None
+    over = bits_of(np.array([str(each) in busy for each in candidates.ranks], bool))
     constraints = request.routing_constraints or NO_CONSTRAINTS
-    return eligible(candidates, request, constraints, is_hard=hard, busy=mask)
+    return eligible(candidates, request, constraints, is_hard=hard, busy=over)
 
 
 def left(candidates, **fields):
-    mask = ask(candidates, **fields).mask
-    return [str(each) for each, kept in zip(candidates.ranks, mask, strict=True) if kept]
+    return [str(each) for each in candidates.named(ask(candidates, **fields).kept)]
 
 
 THREE = pool({}, {}, {})
@@ -119,7 +119,7 @@ def test_each_filter_names_the_ranks_it_removed():
         lora_name="sql",
         busy=("1.0", "1.1", "2.0"),
     )
-    assert not found.mask.any()
+    assert not found.kept
     assert candidates.removed(found) == (
         Removed("allowed_worker_ids", (rank(3), rank(3, 1))),
         Removed("lora_name", (rank(2), rank(2, 1))),
@@ -190,38 +190,91 @@ def test_constraints_add_up():
 # ── Whatever is asked ────────────────────────────────────────────────────────────────────────────
 
 TAINTS = st.lists(st.sampled_from("abc"), max_size=3)
+IDS = st.none() | st.lists(st.integers(1, 6), max_size=4)
+TARGETS = st.none() | st.builds(RankTarget, st.integers(1, 6), st.none() | st.integers(0, 2))
+LABELS = st.fixed_dictionaries(
+    {"taints": TAINTS, "lora_names": st.none() | st.lists(st.sampled_from("ab"), max_size=2)}
+)
+REQUESTS = st.builds(
+    SelectRequest,
+    allowed_worker_ids=IDS,
+    excluded_worker_ids=IDS,
+    phase=st.none() | st.sampled_from(["prefill", "decode", "aggregated"]),
+    pinned_worker=TARGETS,
+    affinity_target=TARGETS,
+    routing_constraints=st.none() | st.builds(RoutingConstraints, TAINTS),
+    lora_name=st.none() | st.sampled_from("abc"),
+)
+
+
+def is_target(target, each):
+    return target.worker_id == each.worker_id and target.dp_rank in (None, each.dp_rank)
+
+
+def predicates(request, workers):
+    """The filters before the session's, in order: a name and a question about a rank."""
+    phase, allowed, excluded = (
+        request.phase,
+        request.allowed_worker_ids,
+        request.excluded_worker_ids,
+    )
+    required = set((request.routing_constraints or NO_CONSTRAINTS).required_taints)
+    pinned, name = request.pinned_worker, request.lora_name
+
+    def labels(each):
+        return workers[each.worker_id].labels
+
+    def serves(each):
+        served = labels(each).lora_names
+        return name is None or served is None or name in served
+
+    return [
+        ("role", lambda e: (workers[e.worker_id].role == "prefill") == (phase == "prefill")),
+        ("allowed_worker_ids", lambda e: allowed is None or e.worker_id in allowed),
+        ("excluded_worker_ids", lambda e: not excluded or e.worker_id not in excluded),
+        ("pinned_worker", lambda e: pinned is None or is_target(pinned, e)),
+        ("required_taints", lambda e: required <= set(labels(e).taints)),
+        ("lora_name", serves),
+    ]
+
+
+def slowly(ranks, workers, request, busy, is_hard):
+    """The ranks that are left, and those that each filter removes: a reference, rank by rank."""
+    target, struck = request.affinity_target, []
+    bound = [each for each in ranks if target is not None and is_target(target, each)]
+    steps = predicates(request, workers)
+    if bound and is_hard:
+        steps.append(("session_affinity", lambda each: each in bound))
+    steps.append(("busy", lambda each: each not in busy))
+    for name, keeps in steps:
+        out = tuple(each for each in ranks if not keeps(each))
+        ranks = [each for each in ranks if keeps(each)]
+        struck += [Removed(name, out)] if out else []
+    if not is_hard and (kept := [each for each in ranks if each in bound]):
+        struck.append(Removed("session_affinity", tuple(e for e in ranks if e not in bound)))
+        ranks = kept
+    return ranks, struck
 
 
 @given(
-    taints=st.lists(TAINTS, max_size=5),
-    required=TAINTS,
-    allowed=st.none() | st.lists(st.integers(1, 5)),
-    pinned=st.none() | st.builds(RankTarget, st.integers(1, 5), st.none() | st.integers(0, 2)),
-    busy=st.sets(st.sampled_from(ALL), max_size=4),
+    labels=st.lists(st.tuples(LABELS, st.sampled_from(["aggregated", "decode", "prefill"]))),
+    request=REQUESTS,
+    busy=st.sets(st.builds(rank, st.integers(1, 6), st.integers(0, 1)), max_size=4),
+    is_hard=st.booleans(),
 )
-def test_kept_ranks_satisfy_all_filters_and_others_are_removed_once(
-    taints, required, allowed, pinned, busy
-):
-    candidates = pool(*({"taints": each} for each in taints))
-    found = ask(
-        candidates,
-        busy=busy,
-        allowed_worker_ids=allowed,
-        pinned_worker=pinned,
-        routing_constraints=RoutingConstraints(required),
-    )
-
-    def satisfies(each):
-        return (
-            (allowed is None or each.worker_id in allowed)
-            and (pinned is None or pinned.worker_id == each.worker_id)
-            and (pinned is None or pinned.dp_rank in (None, each.dp_rank))
-            and set(required) <= set(taints[each.worker_id - 1])
-            and str(each) not in busy
-        )
-
-    kept = [each for each, stays in zip(candidates.ranks, found.mask, strict=True) if stays]
-    assert kept == [each for each in candidates.ranks if satisfies(each)]
-    removed = [each for step in candidates.removed(found) for each in step.ranks]
-    assert sorted([*kept, *removed]) == sorted(candidates.ranks)
-    assert all(step.ranks for step in candidates.removed(found))
+def test_any_request_leaves_what_a_reference_leaves_rank_by_rank(labels, request, busy, is_hard):
+    workers = {
+        i: announcement(i, data_parallel_size=2, role=role, labels=WorkerLabels(**each))
+        for i, (each, role) in enumerate(labels, start=1)
+    }
+    ranks = [each for worker in workers.values() for each in worker.ranks]
+    candidates = Pool(ranks, [workers[each.worker_id] for each in ranks])
+    constraints = request.routing_constraints or NO_CONSTRAINTS
+    over = bits_of(np.array([each in busy for each in ranks], bool))
+    found = eligible(candidates, request, constraints, is_hard=is_hard, busy=over)
+    kept, struck = slowly(ranks, workers, request, busy, is_hard)
+    assert candidates.named(found.kept) == kept
+    assert list(candidates.removed(found)) == struck
+    mask = mask_of(found.kept, len(ranks))
+    assert mask.tolist() == [each in kept for each in ranks]
+    assert bits_of(mask) == found.kept

@@ -130,7 +130,7 @@ def test_search_table_fits_until_a_holder_is_added(world):
 
 
 def test_some_candidates_only(world):
-    some = Narrowing(world.candidates()).only(np.array([False, True]))
+    some = Narrowing(world.candidates()).only(np.array([1]))
     world.hold(B, EIGHT, 2)
     table = world.weigh(some)
     assert (table.ranks, len(table)) == ((B,), 1)
