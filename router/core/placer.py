@@ -129,9 +129,8 @@ class Placer:
         if phase is not None or override is not None:
             settings = settings.of_phase(phase).overridden(override)
             tracking = tracking.of_phase(phase).overridden(override)
-        claims = self._herd.claims(now_s) if self._herd.received else None
-        weights = None
-        if type(policy) is Predictive and not claims and stages is None:
+        claims, weights = self._herd.claims(), None
+        if type(policy) is Predictive and stages is None:
             is_usual = settings is self._settings.policy
             weights = self._weights if is_usual else cost_weights(settings)
         expected = request.expected_output_tokens
