@@ -131,8 +131,9 @@ class RouterCore:
         self.foreign = RemoteReservations(
             settings.router_id,
             self.fleet,
-            self.tracker,
             self.predictions,
+            self.ranks,
+            self.tracker,
             settings.max_reservations,
         )
         self._standing = RankStatus(self.ranks, self.fleet, self.index, self.trust_weights)

@@ -118,5 +118,6 @@ class Membership:
         dropped = sum(isinstance(each, str) for each in self._tracker.drop_rank(rank))
         self._predictor.drop(rank)
         self._gate.forget(rank)
+        self._foreign.herd.forget_rank(rank)
         self._ranks.drop(rank)
         return dropped

@@ -147,9 +147,8 @@ class Placer:
             scope.routing_group, None if override is None else override.policy
         )
         rules = self._rules.get((phase, override)) or self._make_rules(phase, override)
-        claims = self._herd.claims(now_s) if self._herd.received else None
-        is_cost_wanted = type(policy) is Predictive and not claims and stages is None
-        weights = rules.weights if is_cost_wanted else None
+        claims = self._herd.claims()
+        weights = rules.weights if type(policy) is Predictive and stages is None else None
         expected = request.expected_output_tokens
         tracking, factors = rules.tracking, passed.factors
         wanted = Wanted(scope, now_s, tracking, factors, phase, expected, claims, weights)

@@ -25,6 +25,7 @@ from router.protocol.values import Rank, Scope, unpack_hashes
 from router.scheduler.herd import HerdEstimate
 from router.sequence.active.footprint import Footprint
 from router.sequence.active.tracker import BookingId, ForeignId, Tracker
+from router.sequence.rank_table import RankTable
 from router.sequence.replicas.peer_reservations import PeerChange
 from router.sequence.replicas.replica_set import ReplicaSet
 
@@ -53,7 +54,13 @@ class RemoteReservations:
     )  # fmt: skip
 
     def __init__(
-        self, router_id: int, fleet: Fleet, tracker: Tracker, predictions: Predictions, limit: int
+        self,
+        router_id: int,
+        fleet: Fleet,
+        predictions: Predictions,
+        ranks: RankTable,
+        tracker: Tracker,
+        limit: int,
     ) -> None:
         self._router_id = router_id
         self._fleet = fleet
@@ -61,17 +68,20 @@ class RemoteReservations:
         self._predictions = predictions
         self._limit = limit
         self.replicas = ReplicaSet(router_id)
-        self.herd = HerdEstimate(router_id)
+        self.herd = HerdEstimate(router_id, ranks)
         self.yielded = 0
         self.inherited = 0
         self.refused = 0
 
     def apply(self, message: Frame | SnapshotPart, now_s: float) -> list[Effect]:
         """Apply a message of another router about its reservations. O(reservations in it)."""
-        for change in self.replicas.take(message, now_s):
+        changes = self.replicas.take(message, now_s)
+        for change in changes:
             self._follow(change, now_s)
-            if isinstance(message, Frame) and change.before is None and change.after is not None:
-                self.herd.note_theirs(change.router_id, change.after, now_s)
+        if isinstance(message, Frame):
+            begun = [each.after for each in changes if each.before is None and each.after]
+            if begun:
+                self.herd.note_theirs(message.router_id, begun, now_s)
         return self._wants(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:

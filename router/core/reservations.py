@@ -224,7 +224,7 @@ class Reservations:
             self._placer.gate.served(rank, lora_name, worker.labels)
         self._tracker.book(request_id, rank, footprint, now_s)
         foreign = self._foreign
-        if foreign.herd.received:
+        if foreign.herd.others:
             foreign.herd.note_ours(rank, footprint, now_s)
         if self._predictions.are_made:
             self._predictions.insert(scope, rank, found_by, now_s)

@@ -1,106 +1,131 @@
-"""Expected concurrent placements of other routers, computed as those routers compute them."""
+"""The estimate of other routers' placements: what bookings add to it, and the turns it implies.
+
+One array has the sums, then a number for each other router, in order of ids. Another one has a row
+for each of our bookings that is not yet known to all, oldest first; rows are only appended.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
 from router.runtime.kernels.numba_runtime import device, kernel
-from router.scheduler.policy._predictive_kernel import (
-    COST_S,
-    FOLLOWING,
-    PARTS,
-    arrivals_behind,
-    mean_weighted,
-    predict,
-)
-from router.scheduler.terms import CACHED_BLOCKS, TAINT_FACTOR
-from router.sequence.rank_table import (
-    BLOCK_SIZE,
-    DECODE_BLOCKS,
-    HEAD_CONTEXTS,
-    HEAD_SINCE_S,
-    HEAD_TOKENS,
-    OUTPUT_TOKENS,
-    QUEUED_CONTEXTS,
-    QUEUED_TOKENS,
-    REQUESTS,
-    REQUESTS_PER_S,
-    REUSE,
-)
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
+SPREAD_S = 0.025
+"""Time after which every router knows of a booking: the interval of frames, and the transfer."""
 
-@device
-def put(
-    row: Array, weight: float, tokens: float, contexts: float, isl_tokens: float, now_s: float
-) -> None:
-    """Add a booking of a request to the row, weighted by its probability."""
-    if row[HEAD_TOKENS] == 0:
-        row[HEAD_TOKENS] = weight * tokens
-        row[HEAD_CONTEXTS] = weight * contexts
-        row[HEAD_SINCE_S] = now_s
-    row[QUEUED_TOKENS] += weight * tokens
-    row[QUEUED_CONTEXTS] += weight * contexts
-    row[REQUESTS] += weight
-    if row[BLOCK_SIZE] > 0:
-        row[DECODE_BLOCKS] += weight * isl_tokens / row[BLOCK_SIZE]
+MEMORY = 0.99
+"""Decay of all sums with each booking."""
+
+LEAST_EXPECTED = 0.5
+"""Least number of unseen requests of others, on average, that is taken into account."""
+
+MOST_TURNS = 64
+
+# The estimate: decayed sums over recent bookings, the number of other routers with a lower id, our
+# rows in use, and for each other router the number of its bookings received within twice SPREAD_S
+# after one of ours, summed over ours.
+OURS = 0
+BOOKINGS, TOKENS, CONTEXTS, ISL_TOKENS = 1, 2, 3, 4  # of all routers: their number and their sizes
+LOWER_IDS = 5
+FIRST, END = 6, 7
+RECEIVED = 8
+
+# Columns of our bookings: tokens to compute, n · (cached + n / 2), and the time.
+SLOT, ROW_TOKENS, ROW_CONTEXTS, BOOKED_S = 0, 1, 2, 3
+ROW_COLUMNS = 4
 
 
 @device
-def withdraw(row: Array, tokens: float, contexts: float, booked_s: float) -> None:
-    """Remove one of our own bookings from the row."""
-    row[QUEUED_TOKENS] = max(row[QUEUED_TOKENS] - tokens, 0.0)
-    row[QUEUED_CONTEXTS] = max(row[QUEUED_CONTEXTS] - contexts, 0.0)
-    row[REQUESTS] = max(row[REQUESTS] - 1, 0.0)
-    if row[HEAD_SINCE_S] >= booked_s:
-        row[HEAD_TOKENS] = 0.0
-        row[HEAD_CONTEXTS] = 0.0
+def _forget(estimate: Floats, ours: Floats, now_s: float) -> None:
+    """Forget our bookings that every router has long known of."""
+    first, end = int(estimate[FIRST]), int(estimate[END])
+    while first < end and now_s - ours[first, BOOKED_S] > 2 * SPREAD_S:
+        first += 1
+    estimate[FIRST] = first
 
 
-@kernel(
-    "void(float64[:, ::1], float64[:, ::1], float64[::1], float64, float64, float64, float64,"
-    " float64, float64[:, ::1])"
-)
-def claim(
-    values: Array,
-    unseen: Array,
-    turns: Array,
-    tokens: float,
-    contexts: float,
+@device
+def _note_size(estimate: Floats, isl_tokens: float, cached_tokens: float) -> tuple[float, float]:
+    """Add a booking to the sums of sizes; return its tokens to compute, and their contexts."""
+    tokens = max(isl_tokens - cached_tokens, 0.0)
+    contexts = tokens * (cached_tokens + tokens / 2)
+    estimate[BOOKINGS] = estimate[BOOKINGS] * MEMORY + 1
+    estimate[TOKENS] = estimate[TOKENS] * MEMORY + tokens
+    estimate[CONTEXTS] = estimate[CONTEXTS] * MEMORY + contexts
+    estimate[ISL_TOKENS] = estimate[ISL_TOKENS] * MEMORY + isl_tokens
+    return tokens, contexts
+
+
+@kernel("boolean(float64[::1], float64[:, ::1], int64, float64, float64, float64)")
+def note_ours(
+    estimate: Floats,
+    ours: Floats,
+    slot: int,
     isl_tokens: float,
+    cached_tokens: float,
     now_s: float,
-    delay_weight: float,
-    claimed: Array,
-) -> None:
-    """Add the expected placements of other routers to `claimed`, which is a copy of `values`.
+) -> bool:
+    """Record a booking of ours on a slot. Returns False, and records nothing, if `ours` is full."""
+    _forget(estimate, ours, now_s)
+    end = int(estimate[END])
+    if end == len(ours):
+        return False
+    estimate[OURS] = estimate[OURS] * MEMORY + 1
+    for i in range(RECEIVED, len(estimate)):
+        estimate[i] *= MEMORY
+    row = ours[end]
+    row[ROW_TOKENS], row[ROW_CONTEXTS] = _note_size(estimate, isl_tokens, cached_tokens)
+    row[SLOT], row[BOOKED_S] = slot, now_s
+    estimate[END] = end + 1
+    return True
 
-    `values` is modified too: first our unseen bookings are removed, which gives the view that all
-    routers share, then each placement is added. In each turn an average request, with nothing
-    cached, is placed on the cheapest candidate. O(candidates · turns).
+
+@kernel("void(float64[::1], float64[:, ::1], int64, int64[:, ::1], float64)")
+def note_theirs(
+    estimate: Floats, ours: Floats, number: int, sizes: npt.NDArray[np.int64], now_s: float
+) -> None:
+    """Record new bookings of another router, the one with this number in order of ids.
+
+    `sizes`: rows {prompt tokens, cached tokens}.
     """
-    for i in range(len(unseen)):
-        withdraw(values[int(unseen[i, 0])], unseen[i, 1], unseen[i, 2], unseen[i, 3])
-    output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
-    arrivals = arrivals_behind(values)
-    reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
-    followers = FOLLOWING * reuse  # no candidate has cached blocks of an average request
-    parts = np.empty(PARTS)
-    costs = np.empty(len(values))
-    for i in range(len(values)):
-        values[i, CACHED_BLOCKS] = 0.0
-        values[i, TAINT_FACTOR] = 1.0
-        predict(values[i], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
-                now_s, delay_weight, parts)  # fmt: skip
-        costs[i] = parts[COST_S]
-    for turn in range(len(turns)):
-        best = 0
-        for i in range(len(costs)):
-            if costs[i] < costs[best]:
-                best = i
-        weight = turns[turn]
-        if weight > 0:
-            put(claimed[best], weight, tokens, contexts, isl_tokens, now_s)
-        put(values[best], weight if weight > 0 else 1.0, tokens, contexts, isl_tokens, now_s)
-        predict(values[best], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
-                now_s, delay_weight, parts)  # fmt: skip
-        costs[best] = parts[COST_S]
+    _forget(estimate, ours, now_s)
+    for i in range(len(sizes)):
+        estimate[RECEIVED + number] += estimate[END] - estimate[FIRST]
+        _note_size(estimate, sizes[i, 0], sizes[i, 1])
+
+
+@device
+def _expected(estimate: Floats) -> Floats:
+    """Return how many requests each other router places per request of ours, on average."""
+    expected = np.zeros(len(estimate) - RECEIVED)
+    for i in range(len(expected)):
+        if estimate[OURS] > 0:
+            expected[i] = estimate[RECEIVED + i] / estimate[OURS]
+    return expected
+
+
+@kernel("int64(float64[::1], float64[::1])")
+def write_turns(estimate: Floats, turns: Floats) -> int:
+    """Write the weight of each turn, at most MOST_TURNS; return their number.
+
+    The weight is the probability of the expected request: rounds of all routers, in order of ids,
+    in which ours is 0. There are none if fewer than LEAST_EXPECTED requests are expected.
+    """
+    expected, lower = _expected(estimate), estimate[LOWER_IDS]
+    total = 0.0
+    for i in range(len(expected)):
+        total += expected[i]
+    taken = done = 0
+    while total >= LEAST_EXPECTED and expected.max() > done:
+        for turn in range(len(expected) + 1):
+            weight = 0.0
+            if turn != lower:
+                weight = min(expected[turn - int(turn > lower)] - done, 1.0)
+            if weight > 0 or turn == lower:
+                turns[taken] = weight
+                taken += 1
+            if taken == MOST_TURNS:
+                return taken
+        done += 1
+    return taken

@@ -33,6 +33,17 @@ def nth_equal(costs: Array, first: int, number: int) -> int:
     return index
 
 
+@kernel("int64(float64[::1], float64, int64)")
+def nth_within(costs: Array, most: float, number: int) -> int:
+    """Return the index of the n-th cost up to a limit, from 0."""
+    for i in range(len(costs)):
+        if costs[i] <= most:
+            if not number:
+                return i
+            number -= 1
+    return -1
+
+
 @kernel("void(float64[::1], int64, float64[::1], float64[::1])")
 def keys_of_equals(costs: Array, first: int, keys: Array, kept: Array) -> None:
     """Write the keys of the costs equal to the first one, and infinity in all other places."""

@@ -10,8 +10,7 @@ from router.indexer.radix_tree._holder_sets import ENDS_COLUMNS, tree_at
 from router.indexer.radix_tree._tree_kernel import find
 from router.protocol.values import TIERS
 from router.runtime.kernels.numba_runtime import device, kernel
-from router.scheduler._pick_kernel import cheapest
-from router.scheduler.policy._predictive_kernel import COST_S, PARTS, predictive
+from router.scheduler.policy._predictive_kernel import COST_S, PARTS, price
 from router.scheduler.predictor._progress_kernel import grow
 from router.scheduler.terms import CACHED_BLOCKS, NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR
 from router.sequence.active._booking_rows import (
@@ -107,26 +106,32 @@ def subtract_depths(
 @device
 def write_costs(
     terms: Floats,
+    slots: Ints,
     isl_tokens: int,
     expected_output_tokens: float,
     now_s: float,
     weights: Floats,
+    estimate: Floats,
+    ours: Floats,
     costs: Floats,
-) -> tuple[int, int]:
-    """Write the cost of each candidate; return the first of the cheapest, and their number."""
+) -> tuple[int, int, float]:
+    """Write the cost of each candidate; return the result of `price`."""
     parts = np.empty((len(costs), PARTS))
-    delay, host, disk, remote = weights[0], weights[1], weights[2], weights[3]
-    predictive(terms, isl_tokens, expected_output_tokens, now_s, delay, host, disk, remote, parts)
+    best = price(
+        terms, slots, isl_tokens, expected_output_tokens, now_s, weights, estimate, ours, parts
+    )
     for i in range(len(costs)):
         costs[i] = parts[i, COST_S]
-    return cheapest(costs)
+    return best
 
 
 @kernel(
-    "UniTuple(int64, 3)(int64[:, ::1], Array(uint32, 1, 'C', readonly=True, aligned=False), int64,"
-    " int64, uint64, Array(uint64, 1, 'C'), float64[:, ::1], int64[:, ::1], float64[:, ::1],"
-    " uint32[:, ::1], float64[::1], int64, float64, float64, int64, float64[::1], float64[:, ::1],"
-    " float64[::1], int64[::1], Array(uint64, 1, 'C', readonly=True, aligned=False), float64[::1])"
+    "Tuple((int64, int64, int64, float64))(int64[:, ::1],"
+    " Array(uint32, 1, 'C', readonly=True, aligned=False), int64, int64, uint64,"
+    " Array(uint64, 1, 'C'), float64[:, ::1], int64[:, ::1], float64[:, ::1], uint32[:, ::1],"
+    " float64[::1], int64, float64, float64, int64, float64[::1], float64[:, ::1], float64[::1],"
+    " int64[::1], Array(uint64, 1, 'C', readonly=True, aligned=False), float64[::1], int64[::1],"
+    " float64[::1], float64[:, ::1])"
 )
 def place(
     trees: Ints,
@@ -150,18 +155,20 @@ def place(
     bookings: Ints,
     load_hashes: Hashes,
     depths: Floats,
-) -> tuple[int, int, int]:
+    slots: Ints,
+    estimate: Floats,
+    ours: Floats,
+) -> tuple[int, int, int, float]:
     """Write the terms of the candidates of one identity, then the costs of all candidates.
 
-    Returns the rows in `found`, the first of the cheapest, and the number of equal costs.
+    Returns the rows in `found`, and the result of `price`.
 
     `trees`: rows {address, slot of each holder or NO_SLOT}. `tokens`: of which `hashes` are
     written; empty if they are. `ranks`: the rank table. `places`: rows {position, slot} of the
     candidates. `overlaps`: scratch by slot, zeroed again. `found`: rows {slot, overlap in each
-    cumulative tier}, written. `factors`: of each candidate, or empty. `weights`: of other requests'
-    delay, and of blocks on host, disk and remote. `costs`: written from all terms; empty if they
-    are not wanted. `bookings`: the tracker's state, in which the prompt has `load_hashes`.
-    `depths`: scratch by slot, zeroed again.
+    cumulative tier}, written. `factors`: of each candidate, or empty. `costs`: written from all
+    terms; empty if they are not wanted. `bookings`: the tracker's state, in which the prompt has
+    `load_hashes`. `depths`: scratch by slot, zeroed again. The others: see `price`.
     """
     if len(tokens):
         prompt_hashes(tokens, block_size, window, seed, hashes)
@@ -182,6 +189,8 @@ def place(
     if flags & GROWS:
         grow(terms, now_s, flags & COUNTS_OUTPUT != 0)
     if len(costs) == 0:
-        return count, 0, 0
-    first, ties = write_costs(terms, isl_tokens, expected_output_tokens, now_s, weights, costs)
-    return count, first, ties
+        return count, 0, 0, 0.0
+    first, ties, most = write_costs(
+        terms, slots, isl_tokens, expected_output_tokens, now_s, weights, estimate, ours, costs
+    )
+    return count, first, ties, most

@@ -159,4 +159,5 @@ def kept(table: TermTable, mask: BoolArray, policy: str) -> TermTable:
     if not ranks:
         scope, reason = table.scope, f"policy {policy} filters out every candidate"
         raise NoEndpointsError(scope.model_name, scope.routing_group, reason)
-    return replace(table, ranks=ranks, values=table.values[mask])
+    slots = table.slots[mask] if len(table.slots) else table.slots
+    return replace(table, ranks=ranks, values=table.values[mask], slots=slots)

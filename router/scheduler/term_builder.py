@@ -19,7 +19,7 @@ from router.scheduler._place_kernel import (
     place,
 )
 from router.scheduler.candidates import Candidates
-from router.scheduler.herd import ExpectedLoad
+from router.scheduler.herd import ALONE, ExpectedLoad
 from router.scheduler.terms import COLUMNS, FloatArray, TermTable
 from router.sequence.active.footprint import COUNT_ALL, TrackedParts
 from router.sequence.active.prompt import Prompt
@@ -79,7 +79,7 @@ class Wanted(Struct, frozen=True, eq=False, gc=False):
     factors: FloatArray | None = None
     phase: Phase | None = None
     expected_output_tokens: int | None = None
-    claims: ExpectedLoad | None = None
+    claims: ExpectedLoad = ALONE
     weights: FloatArray | None = None
 
 
@@ -125,14 +125,14 @@ class TermBuilder:
         if wanted.phase is not None or wanted.tracking != COUNT_ALL:
             flags = self._flags(wanted.tracking, wanted.phase)
         found: dict[Identity, FoundRows] = {}
-        first = ties = 0
+        first, ties, most = 0, 0, 0.0
         for identity, places in groups:
             if identity is groups[-1][0]:  # now all candidates have their terms
                 costs = NOTHING if weights is None else np.empty(len(terms))
                 flags |= GROWS if tracker.are_growing else 0
             hashed, tokens = prompt.laid_out(identity)
             rows = np.empty((len(search.rank_of), 1 + TIERS), np.uint32)
-            count, first, ties = place(
+            count, first, ties, most = place(
                 search.rows,
                 tokens,
                 identity.block_size,
@@ -154,15 +154,16 @@ class TermBuilder:
                 tracker.state,
                 hashed.load_hashes,
                 self._depths,
+                candidates.slots,
+                wanted.claims.estimate,
+                wanted.claims.ours,
             )
             found[identity] = rows[:count]
         if self._models_prefill:
             tracker.subtract_progress(terms, candidates.slots, now_s)
-        scope, ranks, claims = wanted.scope, candidates.ranks, wanted.claims
-        known = None if weights is None else costs
-        return TermTable(
-            scope, ranks, terms, isl_tokens, expected, now_s, claims, known, first, ties
-        ), found
+        scope, ranks, slots = wanted.scope, candidates.ranks, candidates.slots
+        known = (wanted.claims, None if weights is None else costs, first, ties, most, slots)
+        return TermTable(scope, ranks, terms, isl_tokens, expected, now_s, *known), found
 
     def _flags(self, tracking: TrackedParts, phase: Phase | None) -> int:
         """Return the kernel's flags."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from router.protocol.values import Rank, Scope
-from router.scheduler.herd import ExpectedLoad
+from router.scheduler.herd import ALONE, ExpectedLoad
 from router.sequence.active.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BLOCK_SIZE,
@@ -41,6 +41,9 @@ COLUMNS = RANK_COLUMNS + 7
 NO_PARTS: FloatArray = np.empty((0, 4))
 """The argument for kernels if the parts of costs are not needed."""
 
+NO_SLOTS: IntArray = np.empty(0, np.int64)
+"""The slots of candidates that are not in a rank table."""
+
 
 class Terms(Struct, frozen=True, gc=False):
     """One candidate's terms, by name, for explanations.
@@ -64,9 +67,10 @@ class TermTable(Struct, frozen=True, eq=False, gc=False):
 
     `values`: shape (candidates, COLUMNS), C-contiguous, in order of `ranks`; `isl_tokens`: length
     of the prompt; `expected_output_tokens`: the caller's estimate, if any; `now_s`: time of the
-    decision. `claims`: the placements expected of other routers at that time; None: there are no
-    other routers. `costs`, if they came with the terms, are those of the policy `predictive`, with
-    the first of the `ties` cheapest candidates.
+    decision. `claims`: the placements expected of other routers at that time. `slots`: of the
+    ranks, to be compared with the claims. `costs`, if they came with the terms, are those of the
+    policy `predictive`, with the `first` of the cheapest candidates; the `ties` that cost at most
+    `most` are as good.
     """
 
     scope: Scope
@@ -75,10 +79,12 @@ class TermTable(Struct, frozen=True, eq=False, gc=False):
     isl_tokens: int
     expected_output_tokens: int | None
     now_s: float
-    claims: ExpectedLoad | None = None
+    claims: ExpectedLoad = ALONE
     costs: FloatArray | None = None
     first: int = 0
     ties: int = 0
+    most: float = 0.0
+    slots: IntArray = NO_SLOTS
 
     def __len__(self) -> int:
         return len(self.ranks)

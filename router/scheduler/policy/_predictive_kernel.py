@@ -1,4 +1,8 @@
-"""The predicted cost of a request on each candidate, in seconds; the README has the formula."""
+"""The predicted cost of a request on each candidate, in seconds; the README has the formula.
+
+terms ┬──────────────────────────────────────────────────▶ parts, costs ─▶ the best candidates
+      └ expected placements of other routers, computed as those routers compute them ┘
+"""
 
 import math
 
@@ -6,6 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from router.runtime.kernels.numba_runtime import device, kernel
+from router.scheduler._herd_kernel import (
+    BOOKED_S,
+    BOOKINGS,
+    CONTEXTS,
+    END,
+    FIRST,
+    ISL_TOKENS,
+    MOST_TURNS,
+    ROW_CONTEXTS,
+    ROW_TOKENS,
+    SLOT,
+    SPREAD_S,
+    TOKENS,
+    write_turns,
+)
 from router.scheduler.terms import (
     CACHED_BLOCKS,
     OVERLAP_DEVICE,
@@ -37,6 +56,7 @@ from router.sequence.rank_table import (
     PREFILL_SHARE,
     QUEUED_CONTEXTS,
     QUEUED_TOKENS,
+    RELATIVE_ERROR,
     REQUESTS,
     REQUESTS_PER_S,
     REUSE,
@@ -45,6 +65,7 @@ from router.sequence.rank_table import (
 )
 
 Array = npt.NDArray[np.float64]
+Slots = npt.NDArray[np.int64]
 
 # The parts of a candidate's cost, in seconds, as written by `predict`.
 QUEUE_S = 0  # until the engine begins with this prompt
@@ -229,41 +250,155 @@ def room_s(row: Array, isl_tokens: float, output_tokens: float, step_s: float) -
     return wait_s
 
 
-@kernel(
-    "void(float64[:, ::1], float64, float64, float64, float64, float64, float64, float64,"
-    " float64[:, ::1])"
-)
-def predictive(
+@device
+def write_parts(
     values: Array,
     isl_tokens: float,
     expected_output_tokens: float,
     now_s: float,
-    delay_weight: float,
-    host_weight: float,
-    disk_weight: float,
-    remote_weight: float,
+    weights: Array,
     parts: Array,
 ) -> None:
     """Write every candidate's parts. An output of unknown length (NaN) has the usual length."""
+    delay_weight, host, disk, remote = weights[0], weights[1], weights[2], weights[3]
     output_tokens = expected_output_tokens
     if math.isnan(output_tokens):
         output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
     arrivals = arrivals_behind(values)
-    followers = followers_of(values, isl_tokens, host_weight, disk_weight, remote_weight)
+    followers = followers_of(values, isl_tokens, host, disk, remote)
     reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
     for i in range(len(values)):
-        row = values[i]
-        saved = saved_tokens(row, host_weight, disk_weight, remote_weight)
-        new_tokens = 0.0 if row[DECODE_SIDE] else max(isl_tokens - saved, 1.0)
-        predict(
-            row,
-            new_tokens,
-            isl_tokens,
-            output_tokens,
-            arrivals,
-            followers,
-            reuse,
-            now_s,
-            delay_weight,
-            parts[i],
-        )
+        saved = saved_tokens(values[i], host, disk, remote)
+        new_tokens = 0.0 if values[i, DECODE_SIDE] else max(isl_tokens - saved, 1.0)
+        predict(values[i], new_tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
+                now_s, delay_weight, parts[i])  # fmt: skip
+
+
+# ── Other routers ────────────────────────────────────────────────────────────────────────────────
+
+
+@device
+def put(
+    row: Array, weight: float, tokens: float, contexts: float, isl_tokens: float, now_s: float
+) -> None:
+    """Add a booking of a request to the row, weighted by its probability."""
+    if row[HEAD_TOKENS] == 0:
+        row[HEAD_TOKENS] = weight * tokens
+        row[HEAD_CONTEXTS] = weight * contexts
+        row[HEAD_SINCE_S] = now_s
+    row[QUEUED_TOKENS] += weight * tokens
+    row[QUEUED_CONTEXTS] += weight * contexts
+    row[REQUESTS] += weight
+    if row[BLOCK_SIZE] > 0:
+        row[DECODE_BLOCKS] += weight * isl_tokens / row[BLOCK_SIZE]
+
+
+@device
+def withdraw(row: Array, booked: Array) -> None:
+    """Remove one of our own bookings from the row."""
+    row[QUEUED_TOKENS] = max(row[QUEUED_TOKENS] - booked[ROW_TOKENS], 0.0)
+    row[QUEUED_CONTEXTS] = max(row[QUEUED_CONTEXTS] - booked[ROW_CONTEXTS], 0.0)
+    row[REQUESTS] = max(row[REQUESTS] - 1, 0.0)
+    if row[HEAD_SINCE_S] >= booked[BOOKED_S]:
+        row[HEAD_TOKENS] = 0.0
+        row[HEAD_CONTEXTS] = 0.0
+
+
+@device
+def withdraw_ours(values: Array, slots: Slots, estimate: Array, ours: Array, now_s: float) -> None:
+    """Remove our bookings that the other routers do not know of when they choose."""
+    places = np.full(slots.max() + 1, -1)
+    for i in range(len(slots)):
+        places[slots[i]] = i
+    for i in range(int(estimate[FIRST]), int(estimate[END])):
+        slot = int(ours[i, SLOT])
+        if now_s - ours[i, BOOKED_S] <= SPREAD_S and 0 <= slot < len(places) and places[slot] >= 0:
+            withdraw(values[places[slot]], ours[i])
+
+
+@device
+def claim(
+    values: Array,
+    slots: Slots,
+    turns: Array,
+    estimate: Array,
+    ours: Array,
+    now_s: float,
+    delay_weight: float,
+    claimed: Array,
+) -> None:
+    """Add the expected placements of other routers to `claimed`, which is a copy of `values`.
+
+    `values` is modified too: first our unseen bookings are removed, which gives the view that all
+    routers share, then each placement is added. In each turn an average request, with nothing
+    cached, is placed on the cheapest candidate. O(candidates · turns).
+    """
+    bookings = estimate[BOOKINGS]
+    tokens, contexts = estimate[TOKENS] / bookings, estimate[CONTEXTS] / bookings
+    isl_tokens = estimate[ISL_TOKENS] / bookings
+    withdraw_ours(values, slots, estimate, ours, now_s)
+    output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
+    arrivals = arrivals_behind(values)
+    reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    followers = FOLLOWING * reuse  # no candidate has cached blocks of an average request
+    parts, costs = np.empty(PARTS), np.empty(len(values))
+    for i in range(len(values)):
+        values[i, CACHED_BLOCKS] = 0.0
+        values[i, TAINT_FACTOR] = 1.0
+        predict(values[i], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
+                now_s, delay_weight, parts)  # fmt: skip
+        costs[i] = parts[COST_S]
+    for turn in range(len(turns)):
+        best = 0
+        for i in range(len(costs)):
+            if costs[i] < costs[best]:
+                best = i
+        weight = turns[turn]
+        if weight > 0:
+            put(claimed[best], weight, tokens, contexts, isl_tokens, now_s)
+        put(values[best], weight if weight > 0 else 1.0, tokens, contexts, isl_tokens, now_s)
+        predict(values[best], tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
+                now_s, delay_weight, parts)  # fmt: skip
+        costs[best] = parts[COST_S]
+
+
+@kernel(
+    "Tuple((int64, int64, float64))(float64[:, ::1], int64[::1], float64, float64, float64,"
+    " float64[::1], float64[::1], float64[:, ::1], float64[:, ::1])"
+)
+def price(
+    terms: Array,
+    slots: Slots,
+    isl_tokens: float,
+    expected_output_tokens: float,
+    now_s: float,
+    weights: Array,
+    estimate: Array,
+    ours: Array,
+    parts: Array,
+) -> tuple[int, int, float]:
+    """Write every candidate's parts; return the cheapest, and which are as good.
+
+    Returns the first of the cheapest, the number of candidates that are as good, and the highest
+    cost of those. Without other routers these cost exactly as much; else all within one standard
+    error; where routers take turns there is one.
+
+    `slots`: of the candidates in the rank table. `weights`: of other requests' delay, and of blocks
+    on host, disk and remote. `estimate`: of other routers, empty without any; `ours`: our bookings.
+    """
+    turns = np.empty(MOST_TURNS)
+    taken = write_turns(estimate, turns) if len(estimate) else 0
+    counted = terms
+    if taken:
+        counted = terms.copy()
+        claim(terms.copy(), slots, turns[:taken], estimate, ours, now_s, weights[0], counted)
+    write_parts(counted, isl_tokens, expected_output_tokens, now_s, weights, parts)
+    best, ties = 0, 0
+    for i in range(len(parts)):
+        if parts[i, COST_S] < parts[best, COST_S]:
+            best = i
+    error = terms[best, RELATIVE_ERROR] if len(estimate) and not taken else 0.0
+    most = parts[best, COST_S] * (1.0 + error)
+    for i in range(len(parts)):
+        ties += parts[i, COST_S] <= most
+    return best, 1 if taken else ties, most

@@ -4,10 +4,8 @@ import math
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 
-from router.scheduler._herd_kernel import claim
-from router.scheduler.herd import ExpectedLoad
+from router.scheduler._pick_kernel import nth_within
 from router.scheduler.policy._predictive_kernel import (
     COST_S,
     DELAY_S,
@@ -16,12 +14,12 @@ from router.scheduler.policy._predictive_kernel import (
     PUSHED_S,
     SLOW_START_S,
     STREAM_S,
-    predictive,
+    price,
 )
-from router.scheduler.selector import Choice, Names, Policy, draw_equal, pick
+from router.scheduler.selector import Choice, Names, Policy, pick
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, TermTable
-from router.sequence.rank_table import RELATIVE_ERROR, SLOW_UNTIL_S
+from router.sequence.rank_table import SLOW_UNTIL_S
 
 
 class Predictive(Policy):
@@ -36,35 +34,24 @@ class Predictive(Policy):
     name = "predictive"
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
-        """Choose by the costs that came with the terms, or by those of `score`."""
-        if table.costs is None:
-            return super().choose(table, settings, rng)
-        index = table.first
-        if table.claims is not None or settings.router_temperature > 0:
-            index = self.pick(table.costs, table, settings, rng)
-        elif table.ties > 1:
-            index = draw_equal(table.costs, index, table.ties, rng)
-        return Choice(index, table, table.costs, self.name)
+        """Choose by the costs, which usually come with the terms."""
+        costs, index, ties, most = _priced(table, settings)
+        if settings.router_temperature > 0:
+            index = pick(costs, settings.router_temperature, rng)
+        elif ties > 1:
+            index = nth_within(costs, most, rng.randrange(ties))
+        return Choice(index, table, costs, self.name)
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
         """Return the costs, in seconds."""
-        return np.ascontiguousarray(predicted_parts(table, settings)[:, COST_S])
-
-    def pick(
-        self, costs: FloatArray, table: TermTable, settings: PolicySettings, rng: Random
-    ) -> int:
-        """Choose among the best, within the error of the prediction; or by temperature, if set."""
-        if settings.router_temperature > 0 or table.claims is None:
-            return pick(costs, settings.router_temperature, rng)
-        equals = _equals(costs, table)
-        return int(equals[rng.randrange(len(equals))]) if len(equals) > 1 else int(equals[0])
+        return _priced(table, settings)[0]
 
     def chances(self, costs: FloatArray, table: TermTable, settings: PolicySettings) -> FloatArray:
-        """Return the probability that `pick` chooses each candidate."""
+        """Return the probability that `choose` chooses each candidate."""
         if settings.router_temperature > 0:
             return super().chances(costs, table, settings)
-        likely, equals = np.zeros(len(costs)), _equals(costs, table)
-        likely[equals] = 1 / len(equals)
+        likely, (_, first, ties, most) = np.zeros(len(costs)), _priced(table, settings)
+        likely[first if ties == 1 else costs <= most] = 1 / ties
         return likely
 
     def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:
@@ -89,17 +76,12 @@ _LATE = [STREAM_S, DELAY_S, PUSHED_S]
 """Parts that come after the first token, or concern other requests."""
 
 
-def _equals(costs: FloatArray, table: TermTable) -> npt.NDArray[np.int64]:
-    """Return the positions of the candidates that are as good as the best.
-
-    Where routers take turns, only the first of the best. Without other routers, the best and those
-    with exactly equal cost; otherwise all within one standard error.
-    """
-    best = costs.argmin()
-    if table.claims:
-        return np.array([best])
-    error = 0.0 if table.claims is None else table.values[best, RELATIVE_ERROR]
-    return np.flatnonzero(costs <= costs[best] * (1.0 + error))
+def _priced(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:
+    """Return the costs, the first of the cheapest, how many are as good, and their highest cost."""
+    if table.costs is not None:
+        return table.costs, table.first, table.ties, table.most
+    parts, first, ties, most = _price(table, settings)
+    return np.ascontiguousarray(parts[:, COST_S]), first, ties, most
 
 
 def cost_weights(settings: PolicySettings) -> FloatArray:
@@ -110,34 +92,21 @@ def cost_weights(settings: PolicySettings) -> FloatArray:
 
 def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:
     """Return the parts of each candidate's cost; `_predictive_kernel` names the columns."""
-    parts = np.empty((len(table), PARTS))
-    expected = table.expected_output_tokens
-    predictive(
-        _claimed(table, table.claims, settings) if table.claims else table.values,
+    return _price(table, settings)[0]
+
+
+def _price(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:
+    """Return the parts of each candidate's cost, and the result of the kernel `price`."""
+    parts, expected = np.empty((len(table), PARTS)), table.expected_output_tokens
+    first, ties, most = price(
+        table.values,
+        table.slots,
         table.isl_tokens,
         math.nan if expected is None else expected,
         table.now_s,
-        settings.delay_weight,
-        settings.host_cache_hit_weight,
-        settings.disk_cache_hit_weight,
-        settings.shared_cache_multiplier,
+        cost_weights(settings),
+        table.claims.estimate,
+        table.claims.ours,
         parts,
     )
-    return parts
-
-
-def _claimed(table: TermTable, claims: ExpectedLoad, settings: PolicySettings) -> FloatArray:
-    """Return the table's values, including the expected unseen placements of other routers."""
-    claimed = table.values.copy()
-    claim(
-        table.values.copy(),
-        claims.unseen(table.ranks),
-        claims.turns,
-        claims.tokens,
-        claims.contexts,
-        claims.isl_tokens,
-        table.now_s,
-        settings.delay_weight,
-        claimed,
-    )
-    return claimed
+    return parts, first, ties, most

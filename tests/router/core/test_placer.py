@@ -20,7 +20,6 @@ from router.protocol.replies import BlockSource
 from router.protocol.requests import ConfigOverride, RankTarget, RoutingConstraints, SelectRequest
 from router.protocol.values import SCHEME, TIERS, Identity, Tier
 from router.scheduler.terms import (
-    CACHED_BLOCKS,
     NEW_BLOCKS,
     OVERLAP_DEVICE,
     OVERLAP_REMOTE,
@@ -30,6 +29,7 @@ from router.sequence import rank_table as columns
 from router.sequence.active.prompt import prepare
 from support.chaos.fuzzing import examples
 from support.values.builders import BLOCK_SIZE, World, rank
+from support.values.terms import predicted_costs
 
 PROMPT = list(range(40))
 WORKERS = (1, 2, 3, 4)
@@ -95,6 +95,8 @@ def leading(hashes, held):
 
 def costs_of(policy, rows, isl_tokens, expected, now_s):
     """Each candidate's cost, by the formulas in the scheduler's README."""
+    if policy == "predictive":
+        return predicted_costs(rows, isl_tokens, expected, now_s)
     return [
         COSTS[policy](row, rows, isl_tokens, expected, now_s) * row[TAINT_FACTOR] for row in rows
     ]
@@ -113,72 +115,7 @@ def lmetric_cost(row, _rows, isl_tokens, _expected, _now_s):
     return (row[columns.PREFILL_TOKENS] + uncached(row, isl_tokens)) * (row[columns.REQUESTS] + 1)
 
 
-def saved(row):
-    """Tokens that need no computation: of host and disk a part, of other tiers nothing."""
-    host, disk = (row[OVERLAP_DEVICE + i + 1] - row[OVERLAP_DEVICE + i] for i in range(2))
-    blocks = row[CACHED_BLOCKS] + 0.75 * host + 0.25 * disk
-    return row[columns.TRUST_WEIGHT] * blocks * row[columns.BLOCK_SIZE]
-
-
-def predicted_cost(row, rows, isl_tokens, expected, now_s):
-    def mean(column):
-        weights = sum(each[columns.REQUESTS_PER_S] for each in rows)
-        return sum(each[column] * each[columns.REQUESTS_PER_S] for each in rows) / weights
-
-    base_s, prefill_s, context_s, decode_s, kv_s = row[columns.BASE_S : columns.KV_S + 1]
-    output = mean(columns.OUTPUT_TOKENS) if expected is None else expected
-    share = sum(each[columns.PREFILL_SHARE] for each in rows) / len(rows)
-    rate = sum(each[columns.REQUESTS_PER_S] for each in rows) / len(rows)
-    cached_part = sum(map(saved, rows)) / len(rows) / max(isl_tokens, 1)
-    followers = mean(columns.REUSE) * max(1 - cached_part, 0) / 3
-    new = 0 if row[columns.DECODE_SIDE] else max(isl_tokens - saved(row), 1)
-    step_s = base_s  # no request decodes here
-    chunk = max(row[columns.CHUNK_TOKENS], 1)
-    wait_s, begun = head(row, step_s, chunk, now_s)
-    queued = max(row[columns.QUEUED_TOKENS] - begun * row[columns.HEAD_TOKENS], 0)
-    contexts = max(row[columns.QUEUED_CONTEXTS] - begun * row[columns.HEAD_CONTEXTS], 0)
-    before = queued // chunk
-    steps = max(math.ceil((queued + new) / chunk) - before, 1)
-    compute_s = new * prefill_s + new * (isl_tokens - new / 2) * context_s
-    queue_s = wait_s + before * step_s + queued * prefill_s + contexts * context_s
-    own_s = compute_s + steps * step_s
-    part_s = decode_s + (isl_tokens + output / 2) * kv_s
-    held_s = compute_s + new / chunk * step_s
-    future_s = rate * share / (1 - share) * held_s * (queue_s + own_s / 2)
-    stream_s = output * (step_s + part_s)
-    delay_s = (1 + followers) * row[columns.REQUESTS] * (compute_s + output * part_s)
-    fresh = (isl_tokens + output) / row[columns.BLOCK_SIZE] - row[CACHED_BLOCKS]
-    capacity = row[columns.CAPACITY_BLOCKS]
-    lacking = max(row[columns.HELD_BLOCKS] + fresh - capacity, 0)
-    pushed = min(lacking, max(fresh, 0)) * row[columns.BLOCK_SIZE]
-    pushed_s = pushed * mean(columns.REUSE) * prefill_s
-    room_s = 0
-    if row[columns.DECODE_BLOCKS] >= 1:
-        booked = row[columns.DECODE_BLOCKS]
-        booked += row[columns.REQUESTS] * output / row[columns.BLOCK_SIZE]
-        missing = max(booked + fresh - capacity, 0)
-        room_s = missing / booked * output * step_s / (1 - row[columns.PREFILL_SHARE])
-    slow = max(row[columns.SLOW_UNTIL_S] - now_s, 0) / 30
-    late_s = stream_s + delay_s + pushed_s
-    return (queue_s + room_s + own_s + future_s + 0.1 * late_s) * (1 + slow)
-
-
-def head(row, step_s, chunk, now_s):
-    """The rest of the running step, and the part of the head that is computed after it."""
-    tokens = row[columns.HEAD_TOKENS]
-    if not tokens:
-        return 0, 0
-    steps = max(math.ceil(tokens / chunk), 1)
-    compute_s = tokens * row[columns.PREFILL_S]
-    compute_s += row[columns.HEAD_CONTEXTS] * row[columns.CONTEXT_S]
-    each_s = step_s + compute_s / steps
-    elapsed_s = max(now_s - row[columns.HEAD_SINCE_S], 0)
-    begun = min(elapsed_s // each_s + 1, steps)
-    return max(begun * each_s - elapsed_s, 0), begun / steps
-
-
 COSTS = {
-    "predictive": predicted_cost,
     "dynamo-1.0": dynamo_cost,
     "lmetric": lmetric_cost,
     "least-loaded": lambda row, *_: row[columns.REQUESTS],
@@ -248,7 +185,7 @@ def test_placement_equals_slow_model(
     np.testing.assert_array_equal(table.values, rows)
     if policy != "dynamo-1.0" or request.phase != "decode":  # which weighs decode by itself
         wanted_costs = costs_of(policy, rows, len(token_ids), request.expected_output_tokens, 1.0)
-        assert costs == pytest.approx(wanted_costs)
+        assert costs == (wanted_costs if policy == "predictive" else pytest.approx(wanted_costs))
     ties = [i for i, cost in enumerate(costs) if cost == min(costs)]
     if policy == "dynamo-1.0":
         sizes = [rows[i][columns.HELD_BLOCKS] for i in ties]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.scheduler.herd import NO_CLAIMS
+from router.scheduler._herd_kernel import RECEIVED
+from router.scheduler.herd import ALONE, ExpectedLoad
 from router.scheduler.policy import _predictive_kernel as kernel
 from router.scheduler.policy.predictive import Predictive, predicted_parts
 from router.scheduler.settings import PolicySettings
@@ -238,7 +239,7 @@ def test_more_requests_there_never_cost_less(few, more):
     assert cost({ranks.REQUESTS: few}) <= cost({ranks.REQUESTS: few + more})
 
 
-def chosen(*rows, claims=None, **settings):
+def chosen(*rows, claims=ALONE, **settings):
     rng, of = Random(3), replace(asked(*rows), claims=claims)
     made = PolicySettings(**settings)
     return Counter(Predictive().choose(of, made, rng).index for _ in range(300))
@@ -255,7 +256,8 @@ FAR = row({**UNSURE, ranks.QUEUED_TOKENS: 9_000})
 
 
 def test_beside_other_routers_draws_among_indistinguishable_ranks():
-    counted = chosen(FAR, row(UNSURE), NEAR, claims=NO_CLAIMS)
+    idle_router = ExpectedLoad(np.zeros(RECEIVED + 1), ALONE.ours)
+    counted = chosen(FAR, row(UNSURE), NEAR, claims=idle_router)
     assert set(counted) == {1, 2}
     assert min(counted.values()) > 100
 
