@@ -1,7 +1,9 @@
 """Writes of one loop iteration, made together at its end.
 
 The kernel then wakes clients once the other requests of the iteration are read, so that fewer
-iterations serve more requests: a fifth of the processor time of a short request.
+iterations serve more requests: a fifth of the processor time of a short request. It takes one more
+iteration, 10 µs. So the writes of a connection that was also the last one to write are not delayed:
+no other connection has requests.
 """
 
 import asyncio
@@ -12,12 +14,13 @@ MOST_UNSENT_BYTES = 65_536
 
 
 class WriteBatch:
-    """The transports with unwritten bytes, in `waiting`."""
+    """The transports with unwritten bytes, in `waiting`; `last`: the last one that had any."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("last", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[BatchedTransport] = []
+        self.last: BatchedTransport | None = None
 
     def write(self) -> None:
         """Write all unwritten bytes."""
@@ -52,9 +55,14 @@ class BatchedTransport(asyncio.Transport):
         own.pause_reading, own.resume_reading = transport.pause_reading, transport.resume_reading
 
     def write(self, data: Any) -> None:
-        """Write bytes at the end of this loop iteration."""
+        """Write bytes at the end of this loop iteration, or now if no other connection writes."""
         if not self._unsent:
             batch = self._batch
+            if batch.last is self:
+                if not self.is_closing():
+                    self._transport.write(data)
+                return
+            batch.last = self
             if not batch.waiting:
                 self._loop.call_soon(batch.write)
             batch.waiting.append(self)
