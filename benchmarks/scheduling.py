@@ -17,8 +17,7 @@ from pathlib import Path
 from command_line import section_parser
 from msgspec import to_builtins
 from rows import Row, as_json, as_table, machine
-from scheduling_journal import append, read_journal
-from scheduling_runs import Case, run_all
+from scheduling_runs import Case, append_to_journal, read_journal, run_all
 from scheduling_sections import SECTIONS, SPEEDS, Found, Plan
 
 RESULTS = Path(__file__).with_name("results")
@@ -55,7 +54,7 @@ def replayed(cases: Sequence[Case], arguments: argparse.Namespace) -> Found:
     for case, summary in run_all((each for each in cases if each not in found), arguments.jobs):
         found[case] = summary
         if arguments.journal:
-            append(arguments.journal, case, summary)
+            append_to_journal(arguments.journal, case, summary)
     return found
 
 

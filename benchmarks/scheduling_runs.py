@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from msgspec import Struct
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from router.core.commands import AnyCommand, ApplyLoad
@@ -148,3 +148,29 @@ def _trace(source: str, requests: int | None, seed: int) -> Trace:
     with Path(source).open("rb") as lines:
         trace = read_mooncake(source, lines)
     return replace(trace, requests=trace.requests[:requests])
+
+
+class Replay(Struct, frozen=True):
+    """A replay, and what came of it, as a line of a journal.
+
+    A run that was cut short goes on where it was. A replay is the same each time, to the last bit,
+    as long as the code is: a journal is good for one version of it.
+    """
+
+    case: Case
+    summary: Summary
+
+
+def read_journal(path: Path) -> dict[Case, Summary]:
+    """All that is in it; nothing if there is none."""
+    if not path.exists():
+        return {}
+    replays = json.Decoder(Replay)
+    lines = [replays.decode(line) for line in path.read_bytes().splitlines()]
+    return {replay.case: replay.summary for replay in lines}
+
+
+def append_to_journal(path: Path, case: Case, summary: Summary) -> None:
+    """Write it down at once."""
+    with path.open("ab") as lines:
+        lines.write(json.encode(Replay(case, summary)) + b"\n")

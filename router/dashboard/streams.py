@@ -22,11 +22,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.board.board import Board
-from router.dashboard.errors import TooManyStreamsError
 from router.dashboard.page_files import SECURITY_HEADERS
+from router.errors import KvRouterError
 
 INTERVAL_S = 1.0
 SHARE = 0.02
+
+
+class TooManyStreamsError(KvRouterError):
+    """More viewers than the limit allows."""
+
+    code = "too_many_streams"
+    http_status = 503
+    retry_after_s = 10.0
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"dashboard: too many viewers (allowed: {most}, max_dashboard_streams)")
+        self.most = most
 
 
 class Attend(Protocol):

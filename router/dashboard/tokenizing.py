@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Struct
 
 from router.core.core import RouterCore
-from router.dashboard.errors import NoTokenizerError
 from router.errors import KvRouterError
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import UNREADABLE, Scope, TokenId
@@ -20,6 +19,20 @@ AT_ONCE = 4
 TRIED_WORKERS = 3
 
 _HEADERS = ((b"content-type", b"application/json"),)
+
+
+class NoTokenizerError(KvRouterError):
+    """No engine of the model could tokenize the text."""
+
+    code = "no_tokenizer"
+    http_status = 422
+
+    def __init__(self, model_name: str, reason: str) -> None:
+        super().__init__(
+            f"text: no engine of model {model_name} tokenized it: {reason} (allowed: token_ids)"
+        )
+        self.model_name = model_name
+        self.reason = reason
 
 
 class Tokenized(Struct, frozen=True):

@@ -44,7 +44,10 @@ SHARES_BLOCKS = 32  # blocks that booked requests hold are not new
 
 @device
 def search(trees: Ints, hashes: Hashes, overlaps: Floats, found: Found) -> int:
-    """Write the longest overlap of each slot in any tree, and the slots with one to `found`."""
+    """Write the longest overlap of each slot in any tree, and the slots with one to `found`.
+
+    `trees`: rows {address, slot of each holder or NO_SLOT}.
+    """
     count = 0
     for t in range(len(trees)):
         rows = find(trees[t, 0], hashes)
@@ -161,14 +164,13 @@ def place(
 ) -> tuple[int, int, int, float]:
     """Write the terms of the candidates of one identity, then the costs of all candidates.
 
-    Returns the rows in `found`, and the result of `price`.
-
-    `trees`: rows {address, slot of each holder or NO_SLOT}. `tokens`: of which `hashes` are
+    Returns the rows in `found`, and the result of `price`. `tokens`: of which `hashes` are
     written; empty if they are. `ranks`: the rank table. `places`: rows {position, slot} of the
     candidates. `overlaps`: scratch by slot, zeroed again. `found`: rows {slot, overlap in each
     cumulative tier}, written. `factors`: of each candidate, or empty. `costs`: written from all
     terms; empty if they are not wanted. `bookings`: the tracker's state, in which the prompt has
-    `load_hashes`. `depths`: scratch by slot, zeroed again. The others: see `price`.
+    `load_hashes`. `depths`: scratch by slot, zeroed again. `trees`: see `search`. The others: see
+    `price`.
     """
     if len(tokens):
         prompt_hashes(tokens, block_size, window, seed, hashes)

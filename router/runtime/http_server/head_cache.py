@@ -17,8 +17,8 @@ MOST_BYTES = 1024
 """The limit of a head's size; longer ones are not cached."""
 
 _KIND_BYTES, _MOST_RECENT = 14, 2
-"""The first bytes of a head tell most methods and paths apart; so many heads that share them are
-tried first on each connection."""
+"""The first bytes of a head identify most methods and paths. Of the heads that share them, this
+number is tried first on each connection."""
 
 _PATH_ID = rb"[A-Za-z0-9._~!$&'()*+,;=:@-]{1,256}"
 _VALUE = rb"[\x21-\x7e]{1,256}"

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.errors import InvalidFieldError
+from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import U32_MAX
 from router.sequence.hashing.block_hashes import (
     HASH_SEED,
@@ -31,12 +31,53 @@ from router.sequence.hashing.block_hashes import (
     local_block_hash,
     token_array,
 )
-from router.sequence.hashing.errors import (
-    InsufficientTokensError,
-    TokenBlockEmptyError,
-    TokenBlockFullError,
-    TokenBlockIncompleteError,
-)
+
+
+class TokenBlockError(KvRouterError):
+    """An operation that a block of tokens does not allow; the block is unchanged."""
+
+    code = "token_block"
+
+
+class TokenBlockFullError(TokenBlockError):
+    """A token for a block that is full."""
+
+    code = "token_block_full"
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(f"token: the block is full (allowed: {block_size} tokens)")
+        self.block_size = block_size
+
+
+class TokenBlockIncompleteError(TokenBlockError):
+    """A commit of a block that is not full."""
+
+    code = "token_block_incomplete"
+
+    def __init__(self, tokens: int, block_size: int) -> None:
+        super().__init__(f"block: it has {tokens} tokens (allowed: {block_size})")
+        self.tokens = tokens
+        self.block_size = block_size
+
+
+class TokenBlockEmptyError(TokenBlockError):
+    """A removal of a token from an empty block."""
+
+    code = "token_block_empty"
+
+    def __init__(self) -> None:
+        super().__init__("block: it is empty (allowed: at least one token)")
+
+
+class InsufficientTokensError(TokenBlockError):
+    """A removal of more tokens than there are."""
+
+    code = "insufficient_tokens"
+
+    def __init__(self, wanted: int, tokens: int) -> None:
+        super().__init__(f"tokens: {wanted} requested (allowed: at most {tokens})")
+        self.wanted = wanted
+        self.tokens = tokens
 
 
 class BlockHashes(Struct, frozen=True):

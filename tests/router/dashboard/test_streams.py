@@ -7,8 +7,7 @@ import pytest
 
 from router.dashboard import streams as streams_module
 from router.dashboard.board.board import Board
-from router.dashboard.errors import TooManyStreamsError
-from router.dashboard.streams import Streams
+from router.dashboard.streams import Streams, TooManyStreamsError
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
 from support.values.builders import World

@@ -22,10 +22,20 @@ import traceback
 from pathlib import Path
 from random import Random
 
+from support.fuzz import (
+    agent_targets,
+    edge_targets,
+    engine_targets,
+    file_targets,
+    router_targets,
+)
 from support.fuzz.guided import guided
 from support.fuzz.mutation import Mutator
-from support.fuzz.table import TARGETS
 from support.fuzz.target import SLOW_S
+
+PARTS = (engine_targets, edge_targets, router_targets, agent_targets, file_targets)
+TARGETS = {each.name: each for part in PARTS for each in part.TARGETS}
+"""All parsers that are fuzzed, by name."""
 
 MOST_FINDINGS = 20
 MOST_MEMORY_KB = 4 << 20

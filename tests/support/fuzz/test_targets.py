@@ -7,7 +7,7 @@ import pytest
 
 from support.fuzz.findings import FINDINGS
 from support.fuzz.mutation import Mutator
-from support.fuzz.table import TARGETS
+from support.fuzz.run import TARGETS
 from support.fuzz.target import accepts
 
 INPUTS = 300

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
 from router.sequence.hashing.block_hashes import chain, hash_seed, local_block_hashes, token_array
-from router.sequence.hashing.errors import (
+from router.sequence.hashing.tokens import (
+    Families,
     InsufficientTokensError,
+    PartialTokenBlock,
     TokenBlockEmptyError,
     TokenBlockFullError,
     TokenBlockIncompleteError,
-)
-from router.sequence.hashing.tokens import (
-    Families,
-    PartialTokenBlock,
     TokenBlockSequence,
     request_families,
     salt_hash,
