@@ -250,7 +250,7 @@ def worker_view(
         incarnation=announcement.incarnation,
         last_heard_s=round(now_s - worker.last_seen_s, 3),
         not_schedulable_reasons=reasons,
-        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in announcement.ranks],
+        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in worker.ranks],
         **structs.asdict(announcement.labels),
     )
     if not isinstance(announcement, RegisteredWorker):
@@ -266,8 +266,7 @@ def lifecycle(core: RouterCore, worker: FleetWorker) -> tuple[str, list[str]]:
         reasons.append("announced, but no report received yet")
     if worker.problem is not None:
         reasons.append(worker.problem)
-    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
-    if wanted == "draining" and not busy:
+    if wanted == "draining" and not any(core.ranks.row(rank)[REQUESTS] for rank in worker.ranks):
         return "drained", reasons
     if wanted == "schedulable" and worker.problem is not None:
         return "unschedulable", reasons
