@@ -55,8 +55,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     @property
     def given(self) -> dict[str, Any]:
         """The given fields, by name."""
-        names = structs.fields(WorkerFields)
-        values = {each.name: getattr(self, each.name) for each in names}
+        values = {name: getattr(self, name) for name in WorkerFields.__struct_fields__}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,6 +1,7 @@
 """The choice of a candidate by cost."""
 
 from collections.abc import Sequence
+from itertools import compress
 from random import Random
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -80,9 +81,10 @@ class Reasons(Struct, frozen=True, eq=False):
 
     def named(self, which: Sequence[int]) -> list[dict[str, float]]:
         """Return the parts of these candidates, without those that are 0 for all candidates."""
-        used = np.flatnonzero(self.parts.any(axis=0)).tolist() or [0]
-        names, rows = [self.names[i] for i in used], self.parts[which][:, used].tolist()
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        used: list[bool] = np.asarray(self.parts.any(axis=0)).tolist()
+        used[0] |= not any(used)
+        names, rows = tuple(compress(self.names, used)), self.parts[which].tolist()
+        return [dict(zip(names, compress(row, used), strict=True)) for row in rows]
 
 
 class Selector(Protocol):

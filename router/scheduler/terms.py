@@ -119,24 +119,3 @@ def potential_decode_blocks(row: Sequence[float]) -> int:
     """Return the blocks in use, including the request, of a row; 0 if they are not tracked."""
     blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
     return 0 if isnan(blocks) else int(blocks)
-
-
-class PotentialLoads(Struct, frozen=True, eq=False):
-    """What `Terms` has of many candidates: an array with an integer for each."""
-
-    cached_blocks: IntArray
-    prefill_tokens: IntArray
-    decode_blocks: IntArray
-
-
-def potential_load(rows: FloatArray, isl_tokens: int) -> PotentialLoads:
-    """Return the potential load of the candidates in these rows of a table."""
-    block_sizes, booked_tokens = rows[:, BLOCK_SIZE], rows[:, PREFILL_TOKENS]
-    reusable = np.minimum(rows[:, OVERLAP_REMOTE], max(isl_tokens - 1, 0) // block_sizes)
-    tokens = np.maximum(isl_tokens - rows[:, OVERLAP_DEVICE] * block_sizes, 0.0)
-    decode_blocks = np.nan_to_num(rows[:, DECODE_BLOCKS] + rows[:, NEW_BLOCKS])
-    return PotentialLoads(
-        np.maximum(reusable - rows[:, EAGLE], 0.0).astype(np.int64),
-        booked_tokens.astype(np.int64) + tokens.astype(np.int64),
-        decode_blocks.astype(np.int64),
-    )

@@ -29,8 +29,15 @@ from router.protocol.replies import (
     SharedTier,
 )
 from router.protocol.requests import SelectRequest
-from router.protocol.values import Rank, Tier
-from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S, ROOM_S
+from router.protocol.values import TIERS, Rank, Tier
+from router.scheduler.policy._cost_kernel import (
+    SHOWN,
+    SHOWN_CACHED,
+    SHOWN_HELD,
+    SHOWN_REQUESTS,
+    shown_terms,
+)
+from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
 from router.scheduler.terms import (
     OVERLAP_DEVICE,
     OVERLAP_DISK,
@@ -39,16 +46,12 @@ from router.scheduler.terms import (
     FloatArray,
     Terms,
     potential_decode_blocks,
-    potential_load,
 )
 from router.sequence.active.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BASE_S,
-    FOREIGN_REQUESTS,
-    HELD_BLOCKS,
     KV_S,
     RELATIVE_ERROR,
-    REQUESTS,
     TRUST_WEIGHT,
 )
 
@@ -194,9 +197,10 @@ def explained_candidates(
     """Return some of the candidates with all their terms."""
     choice, table = placement.choice, placement.choice.table
     ranks, rows = [table.ranks[i] for i in which], table.values[which]
+    shown = np.empty((len(ranks), SHOWN), np.int64)
+    shown_terms(rows, table.isl_tokens, shown)
+    terms, (*rates, error, trust_weight) = shown.T.tolist(), rows[:, _RATES].T.tolist()
     trusts, weigh = core.trusts(ranks, now_s), core.trust_weights.weight
-    held = rows[:, OVERLAP_DEVICE : OVERLAP_REMOTE + 1].astype(np.int64).T.tolist()
-    load = potential_load(rows, table.isl_tokens)
     chances = why.reasons.chances[which].tolist()
     # A step of Python for each candidate would take twice as long.
     return list(
@@ -205,29 +209,29 @@ def explained_candidates(
             [rank.worker_id for rank in ranks],
             [rank.dp_rank for rank in ranks],
             choice.costs[which].tolist(),
-            held[0],
-            [blocks * weigh(trust.state) for blocks, trust in zip(held[0], trusts, strict=True)],
-            load.cached_blocks.tolist(),
-            load.prefill_tokens.tolist(),
-            load.decode_blocks.tolist(),
-            rows[:, HELD_BLOCKS].astype(np.int64).tolist(),
+            terms[0],
+            [blocks * weigh(trust.state) for blocks, trust in zip(terms[0], trusts, strict=True)],
+            *terms[SHOWN_CACHED : SHOWN_HELD + 1],
             trusts,
             why.reasons.named(which),
             [None if isnan(chance) else chance for chance in chances],
-            *held,
-            rows[:, TRUST_WEIGHT].tolist(),
-            (rows[:, REQUESTS] + rows[:, FOREIGN_REQUESTS]).astype(np.int64).tolist(),
-            _predicted(rows, why.predicted_s[which]),
+            *terms[:TIERS],
+            trust_weight,
+            terms[SHOWN_REQUESTS],
+            _predicted(why.predicted_s[which], rates, error),
         )
     )
 
 
-def _predicted(rows: FloatArray, predicted_s: FloatArray) -> Iterator[PredictedSeconds]:
-    first_s = predicted_s[:, QUEUE_S] + predicted_s[:, ROOM_S] + predicted_s[:, PREFILL_OWN_S]
+_RATES = [*range(BASE_S, KV_S + 1), RELATIVE_ERROR, TRUST_WEIGHT]
+
+
+def _predicted(
+    predicted_s: FloatArray, rates: Sequence[list[float]], errors: list[float]
+) -> Iterator[PredictedSeconds]:
     parts_s = predicted_s[:, : len(PREDICTED)].T.tolist()
-    rates = map(LearnedRates, *rows[:, BASE_S : KV_S + 1].T.tolist())
-    errors = rows[:, RELATIVE_ERROR].tolist()
-    return map(PredictedSeconds, first_s.tolist(), *parts_s, errors, rates)
+    first_s = map(sum, zip(*parts_s[QUEUE_S : PREFILL_OWN_S + 1], strict=True))
+    return map(PredictedSeconds, first_s, *parts_s, errors, map(LearnedRates, *rates))
 
 
 def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:

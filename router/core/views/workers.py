@@ -1,11 +1,12 @@
 """Views of the load of every rank and of its cached prefix of a prompt. Read-only."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, structs
 
 from router.core.core import RouterCore
@@ -27,7 +28,13 @@ from router.protocol.replies import (
 from router.protocol.requests import PromptRequest
 from router.protocol.values import HeldState, Rank
 from router.protocol.workers import WorkerRegistration
-from router.scheduler.terms import FloatArray, IntArray, potential_load
+from router.scheduler.policy._cost_kernel import (
+    SHOWN,
+    SHOWN_DECODE,
+    SHOWN_OWN_REQUESTS,
+    SHOWN_PREFILL,
+    shown_terms,
+)
 from router.sequence.active.prompt import Prompt
 from router.sequence.rank_table import BUSY, DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS
 
@@ -50,22 +57,21 @@ def potential_loads(
 ) -> list[PotentialLoad]:
     """Return the load of every schedulable rank of a scope if this prompt were placed there."""
     table = core.weigh(request, prompt, now_s)
-    load = potential_load(table.values, table.isl_tokens)
-    columns = (load.prefill_tokens, load.decode_blocks, table.column(REQUESTS))
-    return _loads(table.ranks, columns)
+    shown = np.empty((len(table), SHOWN), np.int64)
+    shown_terms(table.values, table.isl_tokens, shown)
+    return _loads(table.ranks, shown[:, [SHOWN_PREFILL, SHOWN_DECODE, SHOWN_OWN_REQUESTS]])
 
 
 def _booked(core: RouterCore, ranks: Sequence[Rank]) -> list[PotentialLoad]:
     rows = core.ranks.values[[core.ranks.slot(rank) for rank in ranks]]
-    return _loads(ranks, (rows[:, PREFILL_TOKENS], rows[:, DECODE_BLOCKS], rows[:, REQUESTS]))
+    return _loads(ranks, rows[:, [PREFILL_TOKENS, DECODE_BLOCKS, REQUESTS]].astype(np.int64))
 
 
-def _loads(ranks: Sequence[Rank], columns: Iterable[FloatArray | IntArray]) -> list[PotentialLoad]:
-    """Return the loads of ranks. `columns`: their prompt tokens, decode blocks and requests."""
+def _loads(ranks: Sequence[Rank], rows: npt.NDArray[np.int64]) -> list[PotentialLoad]:
+    """Return the loads of ranks. `rows`: of each, prompt tokens, decode blocks and requests."""
     worker_ids = [rank.worker_id for rank in ranks]
     dp_ranks = [rank.dp_rank for rank in ranks]
-    whole = [column.astype(np.int64).tolist() for column in columns]
-    return list(map(PotentialLoad, worker_ids, dp_ranks, *whole))
+    return list(map(PotentialLoad, worker_ids, dp_ranks, *rows.T.tolist()))
 
 
 def overlap_scores(
@@ -244,7 +250,7 @@ def worker_view(
         incarnation=announcement.incarnation,
         last_heard_s=round(now_s - worker.last_seen_s, 3),
         not_schedulable_reasons=reasons,
-        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in announcement.ranks],
+        ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in worker.ranks],
         **structs.asdict(announcement.labels),
     )
     if not isinstance(announcement, RegisteredWorker):
@@ -260,8 +266,7 @@ def lifecycle(core: RouterCore, worker: FleetWorker) -> tuple[str, list[str]]:
         reasons.append("announced, but no report received yet")
     if worker.problem is not None:
         reasons.append(worker.problem)
-    busy = any(core.tracker.active(r).active_requests for r in worker.announcement.ranks)
-    if wanted == "draining" and not busy:
+    if wanted == "draining" and not any(core.ranks.row(rank)[REQUESTS] for rank in worker.ranks):
         return "drained", reasons
     if wanted == "schedulable" and worker.problem is not None:
         return "unschedulable", reasons

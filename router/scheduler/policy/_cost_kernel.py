@@ -9,6 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from router.protocol.values import TIERS
 from router.runtime.kernels.numba_runtime import device, kernel
 from router.scheduler.terms import (
     NEW_BLOCKS,
@@ -22,13 +23,25 @@ from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
     DECODE_SIDE,
+    EAGLE,
     FOREIGN_REQUESTS,
     FOREIGN_TOKENS,
+    HELD_BLOCKS,
     PREFILL_TOKENS,
     REQUESTS,
 )
 
 Array = npt.NDArray[np.float64]
+
+# Columns of `shown_terms`, after the overlaps of the four cumulative tiers.
+SHOWN_CACHED = TIERS  # blocks that the engine reuses, from any tier
+SHOWN_PREFILL = TIERS + 1  # tokens of prompts, with this one
+SHOWN_DECODE = TIERS + 2  # blocks in use, with this prompt's; 0: not tracked
+SHOWN_HELD = TIERS + 3
+SHOWN_OWN_REQUESTS = TIERS + 4  # booked by this router
+SHOWN_REQUESTS = TIERS + 5
+
+SHOWN = TIERS + 6
 
 
 @device
@@ -188,3 +201,20 @@ def cache_aware(
         costs[i] = (uncached + there) * values[i, TAINT_FACTOR]
         write(parts, i, uncached, there, 0.0, costs[i])
     return 1 if follows_cache else 0
+
+
+@kernel("void(float64[:, ::1], int64, int64[:, ::1])")
+def shown_terms(values: Array, isl_tokens: int, shown: npt.NDArray[np.int64]) -> None:
+    """Write what callers read of each candidate's terms, as `TermTable.terms` does for one."""
+    for i in range(len(values)):
+        row = values[i]
+        for tier in range(TIERS):
+            shown[i, tier] = int(row[OVERLAP_DEVICE + tier])
+        reusable = min(row[OVERLAP_REMOTE], max(isl_tokens - 1, 0) // row[BLOCK_SIZE])
+        shown[i, SHOWN_CACHED] = int(max(reusable - row[EAGLE], 0.0))
+        shown[i, SHOWN_PREFILL] = int(row[PREFILL_TOKENS]) + int(uncached_tokens(row, isl_tokens))
+        decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
+        shown[i, SHOWN_DECODE] = 0 if math.isnan(decode_blocks) else int(decode_blocks)
+        shown[i, SHOWN_HELD] = int(row[HELD_BLOCKS])
+        shown[i, SHOWN_OWN_REQUESTS] = int(row[REQUESTS])
+        shown[i, SHOWN_REQUESTS] = int(requests(row))

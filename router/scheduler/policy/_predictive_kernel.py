@@ -90,6 +90,9 @@ requests, both sessions still exist at the k-th request with (1 - k / n)^2, the 
 thirds of n / 2; and half of the time a session is between two requests.
 """
 
+LATE = (STREAM_S, DELAY_S, PUSHED_S)
+"""Parts that come after the first token, or concern other requests."""
+
 PREDICTED = ("queue_s", "room_s", "prefill_s", "stream_s", "delay_s", "future_s", "pushed_s")
 
 
@@ -402,3 +405,23 @@ def price(
     for i in range(len(parts)):
         ties += parts[i, COST_S] <= most
     return best, 1 if taken else ties, most
+
+
+@kernel("void(float64[:, ::1], float64[:, ::1], float64, float64, float64[:, ::1])")
+def weigh_parts(
+    values: Array, seconds: Array, now_s: float, delay_weight: float, weighted: Array
+) -> None:
+    """Write the summands of every candidate's cost, from the parts that `predictive` wrote.
+
+    Columns: the parts, weighted; the slow start; the change by the preference factor.
+    """
+    for i in range(len(values)):
+        own_s = 0.0
+        for part in range(COST_S):
+            weight = delay_weight if part in LATE else 1.0
+            weighted[i, part] = seconds[i, part] * weight
+            own_s += weighted[i, part]
+        slow_s = own_s * slow_start(values[i], now_s)
+        preference_s = seconds[i, COST_S] - own_s - slow_s
+        weighted[i, COST_S] = slow_s
+        weighted[i, COST_S + 1] = preference_s if abs(preference_s) > 1e-9 else 0.0

@@ -8,18 +8,14 @@ import numpy as np
 from router.scheduler._pick_kernel import nth_within
 from router.scheduler.policy._predictive_kernel import (
     COST_S,
-    DELAY_S,
     PARTS,
     PREDICTED,
-    PUSHED_S,
-    SLOW_START_S,
-    STREAM_S,
     price,
+    weigh_parts,
 )
 from router.scheduler.selector import Choice, Names, Policy, pick
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import FloatArray, TermTable
-from router.sequence.rank_table import SLOW_UNTIL_S
 
 
 class Predictive(Policy):
@@ -57,23 +53,12 @@ class Predictive(Policy):
     def parts(self, choice: Choice, settings: PolicySettings) -> tuple[Names, FloatArray]:
         """Return the weighted parts, in seconds."""
         table = choice.table
-        seconds = predicted_parts(table, settings)
-        weights = np.ones(COST_S)
-        weights[_LATE] = settings.delay_weight
-        parts = np.empty((len(table), len(_PARTS)))
-        own, slow, preference = parts[:, :COST_S], parts[:, COST_S], parts[:, COST_S + 1]
-        np.multiply(seconds[:, :COST_S], weights, out=own)
-        own_s = own.sum(axis=1)
-        slow_start = np.maximum(table.column(SLOW_UNTIL_S) - table.now_s, 0.0) / SLOW_START_S
-        np.multiply(own_s, slow_start, out=slow)
-        np.subtract(seconds[:, COST_S] - own_s, slow, out=preference)
-        preference[np.abs(preference) <= 1e-9] = 0.0
+        seconds, parts = predicted_parts(table, settings), np.empty((len(table), len(_PARTS)))
+        weigh_parts(table.values, seconds, table.now_s, settings.delay_weight, parts)
         return _PARTS, parts
 
 
 _PARTS = (*PREDICTED, "slow_start_s", "preference")
-_LATE = [STREAM_S, DELAY_S, PUSHED_S]
-"""Parts that come after the first token, or concern other requests."""
 
 
 def _priced(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:
