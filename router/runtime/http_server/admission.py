@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.types import Scope
 
 from router.errors import KvRouterError
-from router.runtime.http_server.exchange import Exchange
+from router.runtime.http_server.exchange import Exchange, RequestHead
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
 from router.runtime.security.guard import Guard
@@ -65,26 +65,21 @@ class Admission:
         the tokens are replaced.
         """
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
-        access, guard = head.access, self._guard
         if self.in_flight >= limits.max_requests:
             raise TooManyRequestsError(limits.max_requests)
+        access, guard = head.access, self._guard
         if access is None or access.table is not guard.table:
             access = head.access = access_of(guard, head.method, head.route.path, head.pairs)
         if access.is_limited:
             take(guard, access)
         if access.caller is not exchange.caller:
             exchange.caller = access.caller
-        if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
+        if size_bytes > limits.body_limit_bytes or exchange.length_bytes > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
         if self.body_bytes + size_bytes > limits.bodies_limit_bytes:
             raise TooMuchAtOnceError(limits.bodies_limit_bytes)
         if not head.is_checked:
-            allowed = head.route.media_types
-            if allowed and head.media_type not in allowed:
-                raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
-            if not allowed:
-                refuse_forms(head.pairs)
-            head.is_checked = True
+            _check_type(head)
 
     def enter(self, exchange: Exchange) -> None:
         """Count an admitted request that waits, and what has come of its body, until it leaves.
@@ -114,3 +109,13 @@ class Admission:
         self.in_flight -= 1
         self.body_bytes -= exchange.held_bytes
         exchange.is_counted = False
+
+
+def _check_type(head: RequestHead) -> None:
+    """Raise UnsupportedMediaTypeError if the route does not accept the type of a body."""
+    allowed = head.route.media_types
+    if allowed and head.media_type not in allowed:
+        raise UnsupportedMediaTypeError(head.header(b"content-type"), allowed)
+    if not allowed:
+        refuse_forms(head.pairs)
+    head.is_checked = True

@@ -32,7 +32,9 @@ class TraceParent(Struct, frozen=True):
 
     def child(self) -> "TraceParent":
         """Return a new span below this one."""
-        return TraceParent(self.trace_id, (getrandbits(64) or 1).to_bytes(8, "big").hex(), self.flags)
+        return TraceParent(
+            self.trace_id, (getrandbits(64) or 1).to_bytes(8, "big").hex(), self.flags
+        )
 
 
 def parse_traceparent(header: str) -> TraceParent | None:
