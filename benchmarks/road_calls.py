@@ -1,13 +1,15 @@
-"""What a booking, over HTTP and over NATS, and a KV event cost in Python: calls, files and rooms.
+"""What a booking, its progress and a KV event cost in Python: calls, files and rooms.
 
     python benchmarks/road_calls.py [--quick] [--json] [--list]
 
 A router as `kv-router serve` builds it, in this process, with 16 workers; a thread books prompts
-over HTTP, or with the Python client over NATS, and publishes the events of one engine. A profiler
-lists the Python functions from the arrival of a request to the end of its reply, and from the
-arrival of an event at its socket to the tree, without times. Kernels are machine code and are not
-counted, nor are other packages. A room is a folder of `router/`; entering one that was left before
-is a return. The core's part of a booking begins with the command, when the prompt is read.
+over HTTP, and with the Python client over NATS, reports their first token and frees them, and
+publishes the events of one engine. A profiler lists the Python functions from the arrival of a
+request to the end of its reply, and from the arrival of an event at its socket to the tree, without
+times. Kernels are machine code and are not counted, nor are other packages. A room is a folder of
+`router/`; entering one that was left before is a return. The core's part of a booking begins with
+the command, when the prompt is read. The HTTP part is what is between the bytes of a socket and the
+command, and between the reply and the bytes.
 """
 
 import argparse
@@ -16,8 +18,8 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
@@ -37,51 +39,31 @@ from router.service.router import RouterService
 WARM, REQUESTS, QUICK_REQUESTS = 64, 64, 16
 WORKERS, TOKENS, BLOCK_SIZE, START_S, BETWEEN_EVENTS_S = 16, 512, 16, 60.0, 0.01
 ROOT = Path(router.__file__).parent
+HTTP = ("api/http/", "runtime/http_server/", "runtime/security/")
 PURE = frozenset({"core", "scheduler", "indexer", "sequence"})
 
 
 class Road(Struct, frozen=True):
-    """A way through the router: the functions that begin, identify and end it, and its goals.
-
-    `mark`: a function that each walk calls. `end`: the function whose return ends it; empty: that
-    which began it. `has_bus`: the router has one.
-    """
+    """A way through the router. `mark`: a function on it alone. `goals`: of its figures."""
 
     name: str
-    begin: str
     mark: str
-    end: str
     goals: dict[str, int]
+
+
+class Roads(Struct, frozen=True):
+    """Roads with a common beginning and end, and what sends requests or events along them.
+
+    `begin`, `end`: functions. A walk ends when `end` returns; if that is empty, when `begin` does.
+    `send_all`: called with the router's port, the bus, and the number of requests. `has_bus`: the
+    router has one.
+    """
+
+    begin: str
+    end: str
+    send_all: Callable[[int, str, int], None]
+    roads: tuple[Road, ...]
     has_bus: bool = False
-
-
-ROADS = (
-    Road(
-        "booking",
-        "DirectProtocol.data_received",
-        "Tracker.book",
-        "",
-        {"calls": 90, "of which in the core": 45, "files": 20, "returns to rooms": 3},
-    ),
-    Road(
-        "KV event",
-        "ZmqSource._receive_live",
-        "RadixTree.apply",
-        "RadixTree.apply",
-        {"files": 20, "returns to rooms": 2},
-    ),
-    *(
-        Road(
-            f"NATS {verb}",
-            "CarefulClient._process_msg",
-            f"Verbs._{verb}",
-            "",
-            {"calls": goal},
-            True,
-        )
-        for verb, goal in (("select_and_reserve", 60), ("prefill_complete", 40), ("free", 40))
-    ),
-)
 
 
 class Walk(Struct, frozen=True):
@@ -95,9 +77,10 @@ class Walk(Struct, frozen=True):
         entered = [
             room for before, room in zip(["", *rooms], rooms, strict=False) if room != before
         ]
-        core = rooms[rooms.index("core") :]
+        core = rooms[rooms.index("core") :] if "core" in rooms else []
         return {
             "calls": len(self.calls),
+            "of which HTTP": sum(file.startswith(HTTP) for file, _ in self.calls),
             "of which in the core": sum(room in PURE for room in core),
             "files": len({file for file, _ in self.calls}),
             "returns to rooms": len(entered) - len(set(entered)),
@@ -105,11 +88,11 @@ class Walk(Struct, frozen=True):
 
 
 class Profiler:
-    """The walks of one road while it runs."""
+    """The walks of some roads while it runs, by the name of the road."""
 
-    def __init__(self, road: Road) -> None:
-        self.walks: list[Walk] = []
-        self._road = road
+    def __init__(self, roads: Roads) -> None:
+        self.walks: dict[str, list[Walk]] = {road.name: [] for road in roads.roads}
+        self._roads = roads
         self._calls: list[tuple[str, str]] = []
         self._entry: FrameType | None = None
 
@@ -123,19 +106,20 @@ class Profiler:
             sys.setprofile(None)
 
     def _take(self, frame: FrameType, event: str, _: object) -> None:
-        code, road = frame.f_code, self._road
+        code, roads = frame.f_code, self._roads
         if event == "call":
             file = _file(code)
-            if file and code.co_qualname == road.begin:
+            if file and code.co_qualname == roads.begin:
                 self._entry, self._calls = frame, []
             if self._entry is not None and file:
                 self._calls.append((file, code.co_qualname))
         elif event == "return" and self._entry is not None:
-            is_end = frame is self._entry if not road.end else code.co_qualname == road.end
+            is_end = frame is self._entry if not roads.end else code.co_qualname == roads.end
             if is_end:
-                self._entry = None
-                if any(name == road.mark for _, name in self._calls):
-                    self.walks.append(Walk(self._calls))
+                self._entry, names = None, {name for _, name in self._calls}
+                for road in roads.roads:
+                    if road.mark in names:
+                        self.walks[road.name].append(Walk(self._calls))
 
 
 def _file(code: CodeType) -> str:
@@ -147,18 +131,20 @@ def _file(code: CodeType) -> str:
 
 
 def book_all(port: int, _: str, requests: int) -> None:
-    """Register the workers, and book prompts that share a beginning, over one connection."""
-    connection = _connected(port)
-    _register_all(connection)
-    for number, tokens in enumerate(_prompts(requests)):
-        _post(connection, "/select_and_reserve", {"token_ids": tokens, "request_id": f"r{number}"})
-        connection.request("DELETE", f"/reservations/r{number}")
-        connection.getresponse().read()
+    """Register the workers, book prompts that share a beginning, and end them. One connection."""
+    with closing(_connected(port)) as connection:
+        _register_all(connection)
+        for number, tokens in enumerate(_prompts(requests)):
+            booked = {"token_ids": tokens, "request_id": f"r{number}"}
+            _request(connection, "POST", "/select_and_reserve", booked)
+            _request(connection, "POST", f"/reservations/r{number}/prefill_complete")
+            _request(connection, "DELETE", f"/reservations/r{number}")
 
 
 def book_all_over_nats(port: int, nats_url: str, requests: int) -> None:
     """Register the workers, and book such prompts with the client."""
-    _register_all(_connected(port))
+    with closing(_connected(port)) as connection:
+        _register_all(connection)
     asyncio.run(_book_with_client(nats_url, requests))
 
 
@@ -186,11 +172,15 @@ async def _until_answered(client: RouterClient) -> None:
 
 def publish_all(port: int, _: str, events: int) -> None:
     """Register one engine, and publish an event of a block in each of its batches."""
-    connection = _connected(port)
-    with zmq.Context() as context, context.socket(zmq.XPUB) as engine:
+    with (
+        closing(_connected(port)) as connection,
+        zmq.Context() as context,
+        context.socket(zmq.XPUB) as engine,
+    ):
         engine.linger = 0
         engine_port = engine.bind_to_random_port("tcp://127.0.0.1")
-        _post(connection, "/workers", _registration(1, f"tcp://127.0.0.1:{engine_port}"))
+        registration = _registration(1, f"tcp://127.0.0.1:{engine_port}")
+        _request(connection, "POST", "/workers", registration)
         engine.recv()  # the router has subscribed
         for number in range(events):
             time.sleep(BETWEEN_EVENTS_S)  # one event at a time is what is counted
@@ -209,7 +199,8 @@ def _prompts(count: int) -> Iterator[list[int]]:
 
 def _register_all(connection: http.client.HTTPConnection) -> None:
     for worker_id in range(1, WORKERS + 1):
-        _post(connection, "/workers", _registration(worker_id, f"tcp://127.0.0.1:{worker_id}"))
+        registration = _registration(worker_id, f"tcp://127.0.0.1:{worker_id}")
+        _request(connection, "POST", "/workers", registration)
 
 
 def _connected(port: int) -> http.client.HTTPConnection:
@@ -226,9 +217,11 @@ def _connected(port: int) -> http.client.HTTPConnection:
             time.sleep(0.05)
 
 
-def _post(connection: http.client.HTTPConnection, path: str, body: object) -> None:
+def _request(
+    connection: http.client.HTTPConnection, method: str, path: str, body: object = None
+) -> None:
     headers = {"content-type": "application/json"}
-    connection.request("POST", path, json.dumps(body), headers)
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
     reply = connection.getresponse()
     text = reply.read()
     if reply.status >= 300:
@@ -247,33 +240,66 @@ def _registration(worker_id: int, events_endpoint: str) -> dict[str, object]:
     }
 
 
-LOADS = {
-    "booking": book_all,
-    "KV event": publish_all,
-    **{road.name: book_all_over_nats for road in ROADS if road.has_bus},
-}
+LIFE_CYCLE = Roads(
+    "DirectProtocol.data_received",
+    "",
+    book_all,
+    (
+        Road(
+            "booking",
+            "Tracker.book",
+            {
+                "calls": 70,
+                "of which HTTP": 17,
+                "of which in the core": 45,
+                "files": 20,
+                "returns to rooms": 3,
+            },
+        ),
+        Road("prefill_complete", "HotRoutes._prefill_complete", {"calls": 32, "of which HTTP": 11}),
+        Road("free", "HotRoutes._free", {"calls": 50, "of which HTTP": 11}),
+    ),
+)
+EVENT = Roads(
+    "ZmqSource._receive_live",
+    "RadixTree.apply",
+    publish_all,
+    (Road("KV event", "RadixTree.apply", {"files": 20, "returns to rooms": 2}),),
+)
 
 
-async def profiled(road: Road, requests: int, nats_url: str) -> list[Walk]:
-    """Return the walks of requests or events through a warm router."""
+NATS_LIFE_CYCLE = Roads(
+    "CarefulClient._process_msg",
+    "",
+    book_all_over_nats,
+    tuple(
+        Road(f"NATS {verb}", f"Verbs._{verb}", {"calls": goal})
+        for verb, goal in (("select_and_reserve", 60), ("prefill_complete", 40), ("free", 40))
+    ),
+    has_bus=True,
+)
+
+
+async def profiled(roads: Roads, requests: int, nats_url: str = "") -> dict[str, list[Walk]]:
+    """Return the walks of requests or events through a warm router, by the name of the road."""
     port = free_port()
     command = ["--http-port", str(port), "--log-level", "error", "--nats-url", nats_url]
     service, stop = RouterService(load_router_config(command, {})), asyncio.Event()
-    profiler = Profiler(road)
+    profiler = Profiler(roads)
     running = asyncio.create_task(service.run(stop))
     try:
         with profiler.running():
-            await asyncio.to_thread(LOADS[road.name], port, nats_url, WARM + requests)
+            await asyncio.to_thread(roads.send_all, port, nats_url, WARM + requests)
     finally:
         stop.set()
         await running
-    return profiler.walks[WARM:]
+    return {name: walks[WARM:] for name, walks in profiler.walks.items()}
 
 
-def walks_of(road: Road, requests: int) -> list[Walk]:
+def walks_of(roads: Roads, requests: int) -> dict[str, list[Walk]]:
     """Return these walks, with a bus of their own if there is one."""
-    with running_server() if road.has_bus else nullcontext() as server:
-        return asyncio.run(profiled(road, requests, server.url if server else ""))
+    with running_server() if roads.has_bus else nullcontext() as server:
+        return asyncio.run(profiled(roads, requests, server.url if server else ""))
 
 
 def rows_of(road: Road, walks: list[Walk]) -> list[Row]:
@@ -299,11 +325,13 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the functions of one of each")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    for road in ROADS:
-        walks = walks_of(road, QUICK_REQUESTS if arguments.quick else REQUESTS)
-        rows += rows_of(road, walks)
-        if arguments.list:
-            print("\n".join(f"{file:<45}{name}" for file, name in walks[-1].calls), "\n")
+    for roads in (LIFE_CYCLE, EVENT, NATS_LIFE_CYCLE):
+        found = walks_of(roads, QUICK_REQUESTS if arguments.quick else REQUESTS)
+        for road in roads.roads:
+            walks = found[road.name]
+            rows += rows_of(road, walks)
+            if arguments.list:
+                print("\n".join(f"{file:<45}{name}" for file, name in walks[-1].calls), "\n")
     print(as_json(rows) if arguments.json else f"{machine()}\n{as_table(rows, 'goal')}")
     return 0 if all(row.holds for row in rows) else 1
 

@@ -161,6 +161,25 @@ async def test_tokens_that_change_count_without_a_restart(router, token_file):
     assert await status(OPERATOR) == 200
 
 
+async def test_repeated_requests_end_with_their_token(router, token_file):
+    """Their head is not parsed again, and its token is found again only once tokens change."""
+
+    async def statuses():
+        asked = [await router.ask(GATEWAY, "/select", {"token_ids": PROMPT}) for _ in range(4)]
+        return {answer.status_code for answer in asked}
+
+    edge = router.service.host.edge
+    try:
+        assert await statuses() == {200}
+        for text, status in ((TOKENS.replace(GATEWAY, "x" * 20), 401), (TOKENS, 200)):
+            token_file.write_text(text)
+            edge.reload()
+            assert await statuses() == {status}
+    finally:
+        token_file.write_text(TOKENS)
+        edge.reload()
+
+
 ENDINGS = {
     "removed": "",
     "expired": token_lines("viewer", "admin") + "expires = 2020-01-01T00:00:00Z\n",

@@ -1,8 +1,10 @@
 """What every request goes through before a handler sees it."""
 
 import asyncio
+from statistics import median
 
 import pytest
+from road_calls import LIFE_CYCLE, profiled
 
 from router.api.http.hot_routes import HotRoutes
 
@@ -82,3 +84,14 @@ async def test_answers_are_counted_by_route_and_refusals_by_code(fleet):
     assert await fleet.metric(line % (404, route)) == 1
     refused = 'kv_router_refusals_total{code="reservation_not_found",interface="http"}'
     assert await fleet.metric(refused) == 1
+
+
+async def test_python_calls_of_a_life_cycle_stay_within_their_budget():
+    walks = await profiled(LIFE_CYCLE, 16)
+    for road in LIFE_CYCLE.roads:
+        figures = [walk.figures() for walk in walks[road.name]]
+        assert len(figures) == 16
+        for name in ("calls", "of which HTTP"):
+            found, most = median(each[name] for each in figures), road.goals[name]
+            print(f"{road.name}: {found} {name}, at most {most}")  # noqa: T201 - with -s
+            assert found <= most, f"{road.name}: {name}"

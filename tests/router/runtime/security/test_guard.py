@@ -140,6 +140,34 @@ def test_a_token_and_its_tenant_have_rates(guard):
     assert ask(guard, ACME, now_s=0.6).name == "acme-1"
 
 
+def access(guard, token, path="/select"):
+    return guard.access("POST", path, [(b"authorization", f"Bearer {token}".encode())], 0.0)
+
+
+def test_an_access_is_limited_by_rates_and_by_the_end_of_its_token(guard):
+    limited = access(guard, ACME)
+    assert (limited.caller.name, limited.is_limited) == ("acme-1", True)
+    for _ in range(2):
+        guard.take(limited, 0.0, 0.0)
+    with pytest.raises(RateLimitedError, match="acme-1"):
+        guard.take(limited, 0.0, 0.0)
+    ending = access(guard, ROUTE)
+    assert ending.is_limited
+    guard.take(ending, 0.0, 86_399.0)
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        guard.take(ending, 0.0, 86_400.0)
+
+
+def test_an_access_belongs_to_its_tokens(guard):
+    before = access(guard, ACME)
+    assert before.table is guard.table
+    guard.replace(read_tokens(FILE))
+    assert before.table is not guard.table
+    with pytest.raises(ForbiddenError):
+        access(guard, ACME, "/dump")
+    assert not Guard().access("POST", "/select", [], 0.0).is_limited
+
+
 def test_refused_request_costs_its_tenant_nothing(guard):
     for _ in range(2):
         ask(guard, ACME)
