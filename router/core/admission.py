@@ -50,7 +50,7 @@ class AdmissionController:
         self, request: SelectRequest, prompt: Prompt, now_s: float
     ) -> tuple[Placement | int, list[Effect]]:
         """Book a request, or queue it if all ranks are busy; see `RouterCore`."""
-        queue = self._waiting.queue(request.scope) if self._waiting.is_used else None
+        queue = self._waiting.queue(request.scope)
         if queue is None:
             return self._reservations.select_and_reserve(request, prompt, now_s)
         self._reservations.bookable_id(request.request_id)

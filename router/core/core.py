@@ -375,6 +375,8 @@ class RouterCore:
 
     def _submit(self, command: commands.Submit, now_s: float) -> Handled[Placement | int]:
         prompt = command.prompt or self.hashed(command.request)
+        if not self.waiting.is_used:
+            return self._reservations.select_and_reserve(command.request, prompt, now_s)
         return self._admission.submit(command.request, prompt, now_s)
 
     def _reserve(self, command: commands.Reserve, now_s: float) -> Handled[WorkerAnnouncement]:

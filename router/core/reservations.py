@@ -76,13 +76,12 @@ class Reservations:
         """
         if request_id is None:
             raise MissingRequestIdError
-        limit = self._settings.max_reservations
-        known = self._tracker.rank(request_id)
-        if known is not None:
+        tracker, limit = self._tracker, self._settings.max_reservations
+        if request_id in tracker.by_id and (known := tracker.rank(request_id)) is not None:
             raise DuplicateReservationError(request_id, *astuple(known))
         if request_id in self._waiting.tickets:
             raise DuplicateReservationError(request_id)
-        if len(self._tracker) >= limit:
+        if len(tracker.by_id) - tracker.foreign_count >= limit:
             raise TooManyReservationsError(limit)
         return request_id
 

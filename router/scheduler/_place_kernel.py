@@ -15,6 +15,7 @@ from router.scheduler.predictor._progress_kernel import grow
 from router.scheduler.terms import CACHED_BLOCKS, NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR
 from router.sequence.active._booking_rows import (
     FIRST_USE,
+    GROWING,
     NEXT_USE,
     PARENT,
     ROOT,
@@ -34,7 +35,7 @@ Found = npt.NDArray[np.uint32]
 NO_SLOT = -1
 
 # What applies to a decision, added up.
-GROWS = 1  # some requests grow without reports; needs all terms
+IS_LAST = 1  # all candidates have their terms afterwards
 COUNTS_OUTPUT = 2  # their output blocks count as load
 HIDES_BLOCKS = 4  # decode blocks are not tracked
 HAS_PHASE = 8  # the request names its phase
@@ -188,7 +189,7 @@ def place(
             overlaps[slot, tier] = 0.0
     if flags & SHARES_BLOCKS:
         subtract_depths(bookings, load_hashes, places, depths, terms)
-    if flags & GROWS:
+    if flags & IS_LAST and bookings[GROWING]:
         grow(terms, now_s, flags & COUNTS_OUTPUT != 0)
     if len(costs) == 0:
         return count, 0, 0, 0.0

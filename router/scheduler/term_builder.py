@@ -10,10 +10,10 @@ from router.indexer.base import SearchedTree
 from router.protocol.values import TIERS, Identity, Phase, Rank, Scope
 from router.scheduler._place_kernel import (
     COUNTS_OUTPUT,
-    GROWS,
     HAS_PHASE,
     HIDES_BLOCKS,
     IS_DECODE,
+    IS_LAST,
     NO_SLOT,
     SHARES_BLOCKS,
     place,
@@ -129,7 +129,7 @@ class TermBuilder:
         for identity, places in groups:
             if identity is groups[-1][0]:  # now all candidates have their terms
                 costs = NOTHING if weights is None else np.empty(len(terms))
-                flags |= GROWS if tracker.are_growing else 0
+                flags |= IS_LAST
             hashed, tokens = prompt.laid_out(identity)
             rows = np.empty((len(search.rank_of), 1 + TIERS), np.uint32)
             count, first, ties, most = place(

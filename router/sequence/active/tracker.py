@@ -15,7 +15,6 @@ from router.sequence.active import _booking_steps as columns
 from router.sequence.active._booking_rows import (
     BOOKING_FIGURES,
     BOOKINGS,
-    GROWING,
     Floats,
     Ints,
 )
@@ -101,8 +100,9 @@ class Tracker:
     """The reservations by id, by rank and by expiry, and the table columns computed from them.
 
     Reservations of other routers add the same load as ours, but are not counted by `len` and do not
-    expire here. `state`: their arrays, for kernels that read them. `ledger`, if set, notes every
-    change of ours; `silence` records how ours end. Time never goes back.
+    expire here; `foreign_count` is their number. `by_id`: the booking of each id, read-only.
+    `state`: their arrays, for kernels that read them. `ledger`, if set, notes every change of ours;
+    `silence` records how ours end. Time never goes back.
 
     Invariants: every reservation has one booking in the arrays; ours are in the order in which they
     expire; a rank's columns match its bookings.
@@ -110,12 +110,12 @@ class Tracker:
 
     __slots__ = (
         "_bookings",
-        "_by_id",
         "_ends",
-        "_foreign_count",
         "_memory",
         "_table",
         "_ttl_s",
+        "by_id",
+        "foreign_count",
         "ledger",
         "silence",
         "state",
@@ -126,32 +126,22 @@ class Tracker:
         self._table = table
         self._memory = BookingMemory()
         self.state = self._memory.state
-        self._by_id: dict[BookingId, int] = {}
+        self.by_id: dict[BookingId, int] = {}
         self._bookings: dict[int, _Booked] = {}
-        self._foreign_count = 0
+        self.foreign_count = 0
         self._ends = RecentCompletions()
         self.ledger: ReservationLog | None = None
         self.silence = InferredPrefillEnd()
 
     def __len__(self) -> int:
-        return len(self._by_id) - self._foreign_count
+        return len(self.by_id) - self.foreign_count
 
     def __contains__(self, request_id: BookingId) -> bool:
-        return request_id in self._by_id
-
-    @property
-    def foreign_count(self) -> int:
-        """The number of reservations of other routers."""
-        return self._foreign_count
-
-    @property
-    def are_growing(self) -> bool:
-        """True if some requests are reported in batches, and grow in between."""
-        return bool(self.state[GROWING])
+        return request_id in self.by_id
 
     def rank(self, request_id: BookingId) -> Rank | None:
         """Return the rank of a booked request, or None."""
-        booking = self._by_id.get(request_id)
+        booking = self.by_id.get(request_id)
         return None if booking is None else self._bookings[booking].rank
 
     def active(self, rank: Rank) -> RankLoad:
@@ -174,7 +164,7 @@ class Tracker:
 
     def shared(self, request_id: str) -> SharedReservation | None:
         """Return one of our reservations as published to other routers, or None. O(blocks)."""
-        booking = self._by_id.get(request_id)
+        booking = self.by_id.get(request_id)
         if booking is None:
             return None
         booked = self._bookings[booking]
@@ -201,7 +191,7 @@ class Tracker:
 
         O(nodes on its path).
         """
-        if request_id in self._by_id:
+        if request_id in self.by_id:
             raise DuplicateReservationError(
                 _name(request_id), *astuple(self._booked(request_id).rank)
             )
@@ -226,10 +216,10 @@ class Tracker:
             if not booking:
                 self._memory.make_room(slot)
         self._memory.hashes[prompt] = hashes
-        self._by_id[request_id] = booking
+        self.by_id[request_id] = booking
         self._bookings[booking] = _Booked(request_id, rank, footprint, self._ends.of(rank))
         if not isinstance(request_id, str):
-            self._foreign_count += 1
+            self.foreign_count += 1
         elif self.ledger is not None:
             self.ledger.touch(request_id)
 
@@ -332,7 +322,7 @@ class Tracker:
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
         self._memory.check_invariants()
-        assert {each.request_id: booking for booking, each in self._bookings.items()} == self._by_id
+        assert {each.request_id: booking for booking, each in self._bookings.items()} == self.by_id
         expiries = [expires_s for _, expires_s in self.expiries()]
         assert expiries == sorted(expiries)
         assert len(expiries) == len(self)
@@ -358,13 +348,13 @@ class Tracker:
             assert abs(row[GROWING_SINCE_S] - np.nansum(reported_s)) < 1e-6
 
     def _booking(self, request_id: BookingId) -> int:
-        booking = self._by_id.get(request_id)
+        booking = self.by_id.get(request_id)
         if booking is None:
             raise ReservationNotFoundError(_name(request_id))
         return booking
 
     def _booked(self, request_id: BookingId) -> _Booked:
-        return self._bookings[self._by_id[request_id]]
+        return self._bookings[self.by_id[request_id]]
 
     def _our_id(self, booking: int) -> str:
         request_id = self._bookings[booking].request_id
@@ -374,14 +364,14 @@ class Tracker:
     def _drop(self, request_id: BookingId, booking: int, now_s: float) -> bool:
         """Remove a booking. Returns whether its prompt was reported complete."""
         booked = self._bookings.pop(booking)
-        del self._by_id[request_id]
+        del self.by_id[request_id]
         self._ends.note(booked.rank, booked.footprint.sequence_hashes, now_s)
         was_reported, freed, more = kernels.free(self.state, self._table.values, booking, now_s)
         self._memory.hashes[freed] = None
         if more:
             self._memory.forget(more)
         if not isinstance(request_id, str):
-            self._foreign_count -= 1
+            self.foreign_count -= 1
         elif self.ledger is not None:
             self.ledger.touch(request_id)
         return bool(was_reported)

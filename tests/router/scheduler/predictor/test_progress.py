@@ -73,7 +73,6 @@ def test_requests_grow_from_their_last_report_and_slow_each_other():
     assert weighed(world, 10.56) == (40 + 20, 10 + 5)
     world.core.handle(Free("b"), 10.6)
     assert weighed(world, 11.0) == (0, 0)
-    assert not world.core.tracker.are_growing
 
 
 def test_engines_that_compute_prompts_too_generate_less():
