@@ -29,7 +29,7 @@ from router.api.errors import SelectionNotFoundError, ShadowOffError
 from router.api.pending_requests import Disconnected, PendingRequests
 from router.api.prompt_hashing import THREAD_TOKENS, is_short, prepared
 from router.api.request_headers import bookable
-from router.api.sessions import SessionStep
+from router.api.sessions import MayWait, SessionStep, Steps, begun
 from router.api.shadow import ShadowStep
 from router.api.tenants import check_precedence, raise_to_caller, to_caller, to_tenant
 from router.core.commands import (
@@ -152,7 +152,7 @@ class Commands:
         tokens = given.request.token_ids
         is_long = tokens is not None and len(tokens) > THREAD_TOKENS
         if is_long or (self._sessions is not None and self._sessions.concerns(given)):
-            return self._later(given)
+            return begun(self._steps(given))
         return self._of_prompts[type(command)](command)
 
     async def reply_to(self, command: CallerCommand, caller: Caller) -> Any:
@@ -181,19 +181,19 @@ class Commands:
             raise_to_caller(error, caller)
         return self._later_for(reply, caller) if iscoroutine(reply) else to_caller(reply, caller)
 
-    async def _later(self, command: PromptCommand) -> Any:
-        """Execute a command that has to wait for another thread, or for a store of sessions."""
+    def _steps(self, command: PromptCommand) -> Steps[Any]:
+        """Execute a command that may wait for another thread, or for a store of sessions."""
         sessions = self._sessions
         if sessions is None:
-            return self._of_prompts[type(command)](await self._hashed(command))
-        command = await sessions.before(command)
-        reply = self._of_prompts[type(command)](await self._hashed(command))
-        instead = await sessions.after(command, reply)
+            return self._of_prompts[type(command)]((yield self._hashed(command)))
+        command = yield from sessions.before(command)
+        reply = self._of_prompts[type(command)]((yield self._hashed(command)))
+        instead = yield from sessions.after(command, reply)
         if instead is None:
             return reply
         self._report(Free(reply.request_id))
         self._metrics.sessions_moved.inc()
-        return self._place(await self._hashed(instead))
+        return self._place((yield self._hashed(instead)))
 
     async def _later_for(self, reply: Awaitable[Any], caller: Caller) -> Any:
         try:
@@ -201,11 +201,12 @@ class Commands:
         except KvRouterError as error:
             raise_to_caller(error, caller)
 
-    async def _hashed(self, command: C) -> C:
+    def _hashed(self, command: C) -> MayWait[C]:
         """Return a command with its prompt hashed on another thread, if that is long."""
+        return command if is_short(command.request) else self._hashed_elsewhere(command)
+
+    async def _hashed_elsewhere(self, command: C) -> C:
         request, core = command.request, self.core
-        if is_short(request):
-            return command
         stages = self._watch.begin() if isinstance(command, Select | Submit) else None
         prompt = await prepared(request, core.identities(request.scope), stages, core.naming)
         return structs.replace(command, prompt=prompt)
@@ -251,7 +252,9 @@ class Commands:
         now_s = time.monotonic()
         decision = self._decided(wait.request, placement, wait.stages, now_s, is_booked=True)
         if self._sessions is not None:  # placed once: it is not moved
-            await self._sessions.bind(wait.request, placement.rank)
+            bound = begun(self._sessions.bind(wait.request, placement.rank))
+            if iscoroutine(bound):
+                await bound
         return structs.replace(decision, waited_s=round(now_s - wait.since_s, 6))
 
     def _book(self, command: Book) -> ReservationReply:

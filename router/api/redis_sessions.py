@@ -89,15 +89,15 @@ class RedisSessions:
     async def find(self, session: Session) -> Rank | None:
         """Return the rank a session is bound to, from Redis or else from the local bindings."""
         value = await self._call("find", self._redis.get, self._key(session))
-        return _rank(value) or await self._local.find(session)
+        return _rank(value) or self._local.find(session)
 
     async def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
         """Bind a session here and in Redis. See `AffinityTable.bind`."""
         values = (str(rank), "" if gone is None else str(gone), self._ttl_ms)
         value = await self._call("bind", self._script, (self._key(session),), values)
         if value is not _NO_ANSWER:
-            rank, gone = _rank(value) or rank, await self._local.find(session)
-        return await self._local.bind(session, rank, gone)
+            rank, gone = _rank(value) or rank, self._local.find(session)
+        return self._local.bind(session, rank, gone)
 
     async def close(self) -> None:
         """Close the connections."""

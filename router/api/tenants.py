@@ -6,9 +6,8 @@ command without a rule is refused.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from router.api.caller_commands import (
@@ -22,15 +21,16 @@ from router.api.errors import SelectionNotFoundError
 from router.api.request_headers import bookable
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.errors import KvRouterError
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import BookRequest, SelectRequest
 from router.runtime.security.caller import Caller
 from router.runtime.security.errors import ForbiddenError
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 
-S = TypeVar("S", bound=Struct)
-
 OWN_IDS = ("request_id", "selection_id", "session_id")
 """Fields that identify a request later: each tenant has its own name space for them."""
+
+REPLIED_IDS = ("request_id", "selection_id")
+"""Those of them that replies contain."""
 
 
 def check_precedence(command: CallerCommand, caller: Caller) -> None:
@@ -53,8 +53,13 @@ def to_tenant(command: Any, caller: Caller) -> CallerCommand:
 
 def to_caller(reply: Any, caller: Caller) -> Any:
     """Return a reply with the ids that the caller used."""
-    own = {name: getattr(reply, name, None) for name in OWN_IDS}
-    given = {n: caller.caller_id(v) for n, v in own.items() if v is not None}
+    if reply is None:
+        return None
+    given = {
+        name: caller.caller_id(own)
+        for name in REPLIED_IDS
+        if (own := getattr(reply, name, None)) is not None
+    }
     return replace(reply, **given) if given else reply
 
 
@@ -83,7 +88,7 @@ def _book(command: Book, caller: Caller) -> Book:
         caller.check_group(request.routing_group)
     else:
         caller.bound(request)
-    return Book(_with_own_ids(request, caller))
+    return Book(replace(request, **_own_ids(request, caller)))
 
 
 def _query(
@@ -102,13 +107,17 @@ def _own_select(request: SelectRequest, caller: Caller) -> SelectRequest:
     if request.tenant not in (None, caller.tenant):
         reason = f"{request.tenant!r} is not this token's"
         raise ForbiddenError("tenant", reason, f"{caller.tenant}, or none")
-    return replace(_with_own_ids(caller.bound(request), caller), tenant=caller.tenant)
+    own = _own_ids(caller.bound(request), caller)
+    return replace(request, tenant=caller.tenant, **own)
 
 
-def _with_own_ids(request: S, caller: Caller) -> S:
-    given = {name: getattr(request, name, None) for name in OWN_IDS}
-    own = {n: caller.own_id(n, v) for n, v in given.items() if v is not None}
-    return replace(request, **own) if own else request
+def _own_ids(request: SelectRequest | BookRequest, caller: Caller) -> dict[str, str]:
+    """Return the ids of a request in the tenant's name space."""
+    return {
+        name: caller.own_id(name, given)
+        for name in OWN_IDS
+        if (given := getattr(request, name, None)) is not None
+    }
 
 
 RULES: Mapping[type, Callable[[Any, Caller], CallerCommand]] = MappingProxyType(

@@ -25,7 +25,6 @@ from router.protocol.requests import (
     SelectRequest,
 )
 from router.protocol.values import Phase, Rank, Scope
-from router.scheduler.busy import step_tokens
 from router.scheduler.candidates import Candidates
 from router.scheduler.eligibility import NAMED_RANKS, Eligibility, EligibleRanks, removed_ranks
 from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
@@ -41,12 +40,7 @@ from router.sequence.active.footprint import TrackedParts
 from router.sequence.active.prompt import HashedPrompt, Prompt
 from router.sequence.active.stages import FIND, SCHEDULING
 from router.sequence.active.tracker import Tracker
-from router.sequence.rank_table import (
-    BLOCK_SIZE,
-    MAX_BATCHED_TOKENS,
-    QUEUED_TOKENS,
-    RankTable,
-)
+from router.sequence.rank_table import BLOCK_SIZE, RankTable
 
 
 class _Scope(Struct, frozen=True, eq=False):
@@ -211,9 +205,7 @@ class Placer:
         rows = self._ranks.values[candidates.slots]
         if self._settings.models_prefill:
             self._tracker.subtract_progress(rows, candidates.slots, now_s)
-        most_tokens = step_tokens(rows[:, MAX_BATCHED_TOKENS])
-        busy = policy_class.are_busy(rows[:, QUEUED_TOKENS], most_tokens, part)
-        return not busy.all()
+        return policy_class.has_room(rows, part)
 
     def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
         """Return the cached tokens of a prompt on the eligible rank that has most of them.

@@ -1,4 +1,4 @@
-"""Kernel that compares the ranks' booked load with the busy thresholds, for `busy.py`."""
+"""Kernels that compare the ranks' booked load with busy thresholds."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ from router.sequence.rank_table import (
     DECODE_BLOCKS,
     MAX_BATCHED_TOKENS,
     PREFILL_TOKENS,
+    QUEUED_TOKENS,
     USED_BLOCKS,
 )
 
@@ -17,6 +18,13 @@ Array = npt.NDArray[np.float64]
 
 UNKNOWN_STEP_TOKENS = 10_000_000.0
 """Tokens per step of an engine that publishes no limit: practically unlimited, as in Dynamo."""
+
+
+@device
+def step_tokens(row: Array) -> float:
+    """Return the most tokens that a rank's engine computes in one step."""
+    batched: float = row[MAX_BATCHED_TOKENS]
+    return batched if batched > 0 else UNKNOWN_STEP_TOKENS
 
 
 @device
@@ -28,9 +36,7 @@ def exceeds(row: Array, decode: float, tokens: float, steps: float) -> bool:
             return True
     if row[PREFILL_TOKENS] > tokens:
         return True
-    batched = row[MAX_BATCHED_TOKENS]
-    step_tokens = batched if batched > 0 else UNKNOWN_STEP_TOKENS
-    found: bool = row[PREFILL_TOKENS] > steps * step_tokens
+    found: bool = row[PREFILL_TOKENS] > steps * step_tokens(row)
     return found
 
 
@@ -61,3 +67,15 @@ def mark_busy(
         if is_latched:
             row[BUSY] = busy[i]
     return count
+
+
+@kernel("boolean(float64[:, ::1], float64, float64, float64)")
+def is_any_free(rows: Array, tokens: float, steps: float, part: float) -> bool:
+    """Return whether a rank's queued tokens are within this part of both thresholds.
+
+    Infinity disables one. `rows`: of the rank table.
+    """
+    for i in range(len(rows)):
+        if rows[i, QUEUED_TOKENS] / part <= min(tokens, steps * step_tokens(rows[i])):
+            return True
+    return False

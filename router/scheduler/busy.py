@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from router.scheduler._busy_kernel import UNKNOWN_STEP_TOKENS, mark_busy
+from router.scheduler._busy_kernel import mark_busy
 from router.scheduler.terms import FloatArray
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -58,8 +58,3 @@ def busy_ranks(
     kept = 1.0 - hysteresis
     count = mark_busy(values, slots, decode, tokens, steps, kept, is_latched, busy)
     return busy, count
-
-
-def step_tokens(max_batched_tokens: FloatArray) -> FloatArray:
-    """Return the most tokens that engines compute in one step."""
-    return np.where(max_batched_tokens > 0, max_batched_tokens, UNKNOWN_STEP_TOKENS)

@@ -75,7 +75,7 @@ class FairShares:
 
 def _sum(one: float, other: float) -> float:
     """Return log2(2^one + 2^other)."""
-    high, low = max(one, other), min(one, other)
+    low, high = (one, other) if one < other else (other, one)
     return high + log2(1.0 + 2.0 ** (low - high))
 
 

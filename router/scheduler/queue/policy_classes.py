@@ -9,14 +9,14 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Annotated, Literal, TypeAlias
 
-import numpy as np
 from msgspec import Meta, MsgspecError, Struct, convert, json
 
 from router.errors import ConfigError
 from router.protocol.values import Name
-from router.scheduler.busy import Mask
+from router.scheduler._busy_kernel import is_any_free
 from router.scheduler.terms import FloatArray
 
 QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
@@ -56,17 +56,15 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         thresholds = (self.prefill_busy_threshold, self.prefill_busy_threshold_frac)
         return thresholds != (None, None)
 
-    def are_busy(
-        self, prefill_tokens: FloatArray, max_batched_tokens: FloatArray, part: float = 1.0
-    ) -> Mask:
-        """Return a mask of the ranks that are busy, at this fraction of the threshold."""
-        prefill_tokens = prefill_tokens / part
-        tokens, fraction = self.prefill_busy_threshold, self.prefill_busy_threshold_frac
-        if tokens is not None and fraction is not None:
-            return prefill_tokens > np.minimum(tokens, fraction * max_batched_tokens)
-        if fraction is not None:
-            return prefill_tokens > fraction * max_batched_tokens
-        return prefill_tokens > (np.inf if tokens is None else tokens)
+    def has_room(self, rows: FloatArray, part: float = 1.0) -> bool:
+        """Return whether one of these ranks is not busy, at this fraction of the threshold.
+
+        `rows`: of the rank table.
+        """
+        tokens, steps = self.prefill_busy_threshold, self.prefill_busy_threshold_frac
+        return is_any_free(
+            rows, inf if tokens is None else tokens, inf if steps is None else steps, part
+        )
 
     def order(
         self, now_s: float, priority_jump: float, uncached_tokens: int, expires_s: float

@@ -1,11 +1,17 @@
 """Which class a request is of, and profiles that make no sense."""
 
+from math import inf
+
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.errors import ConfigError
+from router.scheduler._busy_kernel import UNKNOWN_STEP_TOKENS
 from router.scheduler.queue.policy_classes import Classes, PolicyClass, PolicyProfile, single_class
+from router.sequence.rank_table import MAX_BATCHED_TOKENS, QUEUED_TOKENS, RANK_COLUMNS
 
 
 def profile(**changes):
@@ -69,10 +75,39 @@ def test_without_a_profile_there_is_one_class():
     ],
 )
 def test_busy_is_above_either_threshold(thresholds, busy):
-    tokens, batched = np.array([0.0, 1000.0, 1001.0, 4097.0]), np.array([1.0, 100, 8192, 8192])
+    tokens, batched = [0.0, 1000.0, 1001.0, 4097.0], [1.0, 100, 8192, 8192]
     settings = PolicyClass(name="a", **thresholds)
-    assert np.flatnonzero(settings.are_busy(tokens, batched)).tolist() == busy
-    assert np.flatnonzero(settings.are_busy(tokens / 2, batched, 0.5)).tolist() == busy
+    for part in (1.0, 0.5):
+        rows = np.zeros((4, RANK_COLUMNS))
+        rows[:, QUEUED_TOKENS], rows[:, MAX_BATCHED_TOKENS] = np.array(tokens) * part, batched
+        alone = [settings.has_room(rows[i : i + 1], part) for i in range(4)]
+        assert [i for i in range(4) if not alone[i]] == busy
+        assert settings.has_room(rows, part)
+        assert settings.has_room(rows[1:], part) == any(alone[1:])
+    assert not settings.has_room(rows[:0])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=4),
+    st.none() | st.integers(0, 40),
+    st.none() | st.floats(0, 8),
+    st.floats(0.1, 1),
+)
+def test_there_is_room_where_a_rank_is_not_above_the_lower_threshold(ranks, tokens, steps, part):
+    rows = np.zeros((len(ranks), RANK_COLUMNS))
+    for row, (queued, batched) in zip(rows, ranks, strict=True):
+        row[QUEUED_TOKENS], row[MAX_BATCHED_TOKENS] = queued, batched
+
+    def limit(batched):
+        of_steps = inf if steps is None else steps * (batched or UNKNOWN_STEP_TOKENS)
+        return min(inf if tokens is None else tokens, of_steps)
+
+    settings = PolicyClass(
+        name="a", prefill_busy_threshold=tokens, prefill_busy_threshold_frac=steps
+    )
+    assert settings.has_room(rows, part) == any(
+        queued / part <= limit(batched) for queued, batched in ranks
+    )
 
 
 def orders(policy, requests):
