@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from router.api.batches import BatchCommands
 from router.api.caller_commands import Book, OverlapScores
@@ -20,7 +21,6 @@ from router.api.request_headers import (
     SELECT_HEADERS,
     request_id_of,
     with_header_fields,
-    with_request_id,
 )
 from router.api.token_requests import TokenRequests
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
@@ -161,7 +161,7 @@ class HotRoutes:
         return _answered(reply, response)
 
     def _select_request(self, exchange: Exchange) -> SelectRequest:
-        request, head, given = self._select_requests.read(exchange), exchange.head, None
+        request, head = self._select_requests.read(exchange), exchange.head
         fields = head.derived
         if fields is None:
             fields = head.derived = {
@@ -171,11 +171,14 @@ class HotRoutes:
             }
         if fields:
             request = with_header_fields(request, fields)
-        if exchange.ids.given is not None:
-            given = request_id_of(request.request_id, exchange.ids.given)
-        if given is None and request.selection_id is None:
-            return request
-        return with_request_id(request, given)
+        request_id, given = request.request_id, exchange.ids.given
+        if given is not None:
+            request_id = request_id_of(request_id, given)
+        if request.selection_id is not None:
+            request_id = request.selection_id
+        if request_id != request.request_id:
+            force_setattr(request, "request_id", request_id)  # a copy would cost more than a call
+        return request
 
     def _reserve_request(self, exchange: Exchange) -> BookRequest:
         request = self._reserve_requests.read(exchange)
