@@ -20,6 +20,9 @@ _DEGRADED, _BLIND = TrustState.DEGRADED, TrustState.BLIND
 FRESH_S = 1.0
 """Largest age of the proof with which a rank is called exact."""
 
+_FAR_S = 1e9
+"""Ages beyond it, which come of absurd reports, are not rounded to milliseconds."""
+
 
 class Staleness:
     """The facts proven by one rank's reports.
@@ -130,8 +133,11 @@ class RankIndex:
         cursor = log.cursor
         fresh_at_s = self._freshness.fresh_at_s(cursor)
         # Time since the index was last known to be complete; None: it never was.
-        # `round(age, 3)` takes three times as long, a fifth of the whole.
-        age_s = None if fresh_at_s == -inf else round((now_s - fresh_at_s) * 1e3) / 1e3
+        age_s: float | None = None
+        if fresh_at_s != -inf:
+            age_s = now_s - fresh_at_s
+            if abs(age_s) < _FAR_S:  # `round(age_s, 3)` takes three times as long
+                age_s = round(age_s * 1e3) / 1e3
         if log.broken_reason is not None or self.is_unsettled or not self.is_readable:
             state, reason = self._broken()
             return Trust(state, cursor, age_s, reason)

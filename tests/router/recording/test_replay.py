@@ -130,7 +130,7 @@ def test_searches_without_a_decision_are_recorded():
     request = SelectRequest(token_ids=PROMPTS[3])
     before = recorded.core.handle(Select(request, prompt), 0.0)[0].choice.chosen.overlap_blocks
     for _ in range(1000):
-        recorded.core.match(Scope(), prompt, [liar])
+        recorded.core.match(Scope(), prompt.hashed(liar.identity))
     after = recorded.core.handle(Select(request, prompt), 0.0)[0].choice.chosen.overlap_blocks
     assert before > after == 2
     assert all(each.is_equal for each in replayed(recorded.recording)[1])
