@@ -39,8 +39,8 @@ MOST_KNOWN, MOST_BYTES = 256, 1024
 class TokenRequests(Generic[T]):
     """A reader of requests of one type, or of a union of types. Thread-safe.
 
-    It caches the unknown fields of bodies with the same names and brackets, and the requests of
-    queries: callers repeat these verbatim.
+    It caches which names and brackets of bodies are without fault, and the requests of queries:
+    callers repeat these verbatim.
     """
 
     def __init__(self, body_type: type[T]) -> None:
@@ -91,7 +91,7 @@ class TokenRequests(Generic[T]):
             raise ValueError("tokens are an unknown field of this request")
         check_names(words)
         names = self._known.unknown(words)
-        if shape != NO_SHAPE:
+        if shape != NO_SHAPE and not names:
             _keep(self._unknown, (type(request), shape), names, len(words))
         return names
 

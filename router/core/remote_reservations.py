@@ -29,6 +29,8 @@ from router.sequence.rank_table import RankTable
 from router.sequence.replicas.peer_reservations import PeerChange
 from router.sequence.replicas.replica_set import ReplicaSet
 
+NO_PROGRESS = Progress()
+
 
 class RemoteReservations:
     """The tracker's foreign bookings, kept equal to what `replicas` contains.
@@ -44,6 +46,7 @@ class RemoteReservations:
         "_fleet",
         "_limit",
         "_predictions",
+        "_ranks",
         "_router_id",
         "_tracker",
         "herd",
@@ -66,6 +69,7 @@ class RemoteReservations:
         self._fleet = fleet
         self._tracker = tracker
         self._predictions = predictions
+        self._ranks = ranks
         self._limit = limit
         self.replicas = ReplicaSet(router_id)
         self.herd = HerdEstimate(router_id, ranks)
@@ -119,7 +123,7 @@ class RemoteReservations:
         if key in self._tracker:
             self._tracker.free(key, now_s)
         self._tracker.book(given.request_id, given.rank, _footprint(given), now_s)
-        self._advance(given.request_id, Progress(), given.progress, now_s)
+        self._advance(given.request_id, NO_PROGRESS, given.progress, now_s)
         self.inherited += 1
         return True
 
@@ -129,14 +133,14 @@ class RemoteReservations:
 
     def _follow(self, change: PeerChange, now_s: float) -> None:
         key, before, after = (change.router_id, change.request_id), change.before, change.after
-        if before is None and self._yields(change):
-            self._tracker.free(change.request_id, now_s)
-            self.yielded += 1
-        is_booked = key in self._tracker
-        if before and after and is_booked and before.is_same_booking(after):
-            self._advance(key, before.progress, after.progress, now_s)
-            return
-        if is_booked:
+        if before is None:
+            if self._yields(change):
+                self._tracker.free(change.request_id, now_s)
+                self.yielded += 1
+        elif key in self._tracker:
+            if after is not None and before.is_same_booking(after):
+                self._advance(key, before.progress, after.progress, now_s)
+                return
             self._tracker.free(key, now_s)
         if after is not None:
             self._book(key, after, now_s)
@@ -146,21 +150,21 @@ class RemoteReservations:
 
     def _book(self, key: ForeignId, reservation: SharedReservation, now_s: float) -> None:
         rank = reservation.rank
-        if (scope := self._scope_of(rank)) is None:
+        if rank not in self._ranks:
             return
         if self._tracker.foreign_count >= self._limit:
             self.refused += 1
             return
         footprint = _footprint(reservation)
         self._tracker.book(key, rank, footprint, now_s)
-        hashes = footprint.sequence_hashes
-        self._predictions.insert(scope, rank, hashes, now_s)
-        self._advance(key, Progress(), reservation.progress, now_s)
+        if self._predictions.are_made and (scope := self._scope_of(rank)) is not None:
+            self._predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
+        self._advance(key, NO_PROGRESS, reservation.progress, now_s)
 
     def _scope_of(self, rank: Rank) -> Scope | None:
         """Return the scope of a rank. Returns None if it is not announced."""
         worker = self._fleet.get(rank.worker_id)
-        if worker is None or rank not in worker.announcement.ranks:
+        if worker is None or rank not in worker.ranks:
             return None
         return worker.announcement.scope
 

@@ -236,6 +236,14 @@ def free(state: Ints, ranks: Floats, booking: int, now_s: float) -> tuple[int, i
     return int(was_complete), first, second
 
 
+@kernel("Tuple((boolean, int64, float64))(int64[::1], int64)")
+def reported(state: Ints, booking: int) -> tuple[bool, int, float]:
+    """Return whether the prompt is reported complete, its output blocks, their weight or NaN."""
+    row = rows_of(state, BOOKINGS, BOOKING_COLUMNS)[booking]
+    output_blocks = int(row[OWN_BLOCKS] - row[FIRST_OWN_BLOCKS])
+    return row[STAGE] == COMPLETE, output_blocks, booked(state)[booking, DECAY_FRACTION]
+
+
 @kernel("int64(int64[::1], float64)")
 def overdue(state: Ints, now_s: float) -> int:
     """Return the reservation that expires first, if it has expired, or 0."""

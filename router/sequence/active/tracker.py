@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from router.protocol.replicas import Progress, SharedReservation
 from router.protocol.values import Rank, pack_hashes
@@ -87,13 +87,14 @@ class RankLoad(Struct, frozen=True):
 class _Booked(Struct, eq=False, gc=False):
     """A booked request. `ends`: the requests that had recently ended on its rank, until compared.
 
-    `ends` is None once its usage was compared.
+    `ends` is None once its usage was compared. `shared`: its last state as published.
     """
 
     request_id: BookingId
     rank: Rank
     footprint: Footprint
     ends: Ends | None
+    shared: SharedReservation | None = None
 
 
 class Tracker:
@@ -163,23 +164,21 @@ class Tracker:
         ]
 
     def shared(self, request_id: str) -> SharedReservation | None:
-        """Return one of our reservations as published to other routers, or None. O(blocks)."""
+        """Return one of our reservations as published to other routers, or None.
+
+        O(blocks) at the first call, then O(1).
+        """
         booking = self.by_id.get(request_id)
         if booking is None:
             return None
         booked = self._bookings[booking]
-        footprint = booked.footprint
-        hashes = footprint.sequence_hashes[:MAX_SHARED_BLOCKS]
-        return SharedReservation(
-            request_id,
-            booked.rank,
-            pack_hashes(hashes),
-            footprint.own_blocks + len(footprint.sequence_hashes) - len(hashes),
-            footprint.isl_tokens,
-            footprint.cached_tokens,
-            footprint.block_size,
-            self._progress(booking),
-        )
+        is_complete, output_blocks, decay = kernels.reported(self.state, booking)
+        progress = Progress(is_complete, output_blocks, None if decay != decay else decay)
+        if booked.shared is None:
+            booked.shared = _shared(request_id, booked.rank, booked.footprint, progress)
+        elif booked.shared.progress != progress:
+            booked.shared = replace(booked.shared, progress=progress)
+        return booked.shared
 
     def all_shared(self) -> Iterator[SharedReservation]:
         """Yield our reservations as published to other routers, the least recent progress first."""
@@ -380,13 +379,21 @@ class Tracker:
         found = np.empty(len(self._bookings), np.int64)
         return found[: kernels.list_bookings(self.state, slot, found)]
 
-    def _progress(self, booking: int) -> Progress:
-        """Return the reported progress of a booking."""
-        row = self._memory.rows(BOOKINGS)[booking].tolist()
-        decay = float(self._memory.rows(BOOKING_FIGURES)[booking, columns.DECAY_FRACTION])
-        output_blocks = row[columns.OWN_BLOCKS] - row[columns.FIRST_OWN_BLOCKS]
-        is_complete = row[columns.STAGE] == columns.COMPLETE
-        return Progress(is_complete, output_blocks, None if decay != decay else decay)
+
+def _shared(
+    request_id: str, rank: Rank, footprint: Footprint, progress: Progress
+) -> SharedReservation:
+    hashes = footprint.sequence_hashes[:MAX_SHARED_BLOCKS]
+    return SharedReservation(
+        request_id,
+        rank,
+        pack_hashes(hashes),
+        footprint.own_blocks + len(footprint.sequence_hashes) - len(hashes),
+        footprint.isl_tokens,
+        footprint.cached_tokens,
+        footprint.block_size,
+        progress,
+    )
 
 
 def _name(request_id: BookingId) -> str:

@@ -5,7 +5,7 @@ frame too early ─▶ held: in doubt                                          �
                      └── applied ◀── those before it, or a snapshot ◀──────┘
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -146,21 +146,27 @@ class PeerReservations:
                 break
             self.sequence = frame.sequence
             self._counts.applied += 1
-            changes += self._apply(frame)
+            self._apply(frame, changes)
             self._compare(frame)
         if not self.is_in_doubt:
             self._parts.clear()
         return changes
 
-    def _apply(self, frame: Frame) -> Iterator[PeerChange]:
-        for reservation in frame.added:
-            yield self._put(reservation)
+    def _apply(self, frame: Frame, changes: list[PeerChange]) -> None:
+        router_id, reservations = self.router_id, self.reservations
+        for after in frame.added:
+            before = reservations.put(after)
+            changes.append(PeerChange(router_id, after.request_id, before, after))
         for request_id, progress in frame.progressed:
-            before = self.reservations.get(request_id)
+            before = reservations.get(request_id)
             if before is not None:
-                yield self._put(replace(before, progress=progress))
+                after = replace(before, progress=progress)
+                reservations.put(after)
+                changes.append(PeerChange(router_id, request_id, before, after))
         for request_id in frame.freed:
-            yield from self._pop(request_id)
+            before = reservations.pop(request_id)
+            if before is not None:
+                changes.append(PeerChange(router_id, request_id, before, None))
 
     def _compare(self, frame: Frame) -> None:
         if frame.sequence != self.sequence or self._differs:
@@ -181,17 +187,14 @@ class PeerReservations:
         for gone in [
             each.request_id for each in self.reservations if each.request_id not in received
         ]:
-            changes += self._pop(gone)
-        for each in received.values():
-            if each != self.reservations.get(each.request_id):
-                changes.append(self._put(each))
+            before = self.reservations.pop(gone)
+            changes.append(PeerChange(self.router_id, gone, before, None))
+        known = self.reservations
+        changes += [
+            self._put(each) for each in received.values() if each != known.get(each.request_id)
+        ]
         return changes + self._apply_held()
 
     def _put(self, reservation: SharedReservation) -> PeerChange:
         before = self.reservations.put(reservation)
         return PeerChange(self.router_id, reservation.request_id, before, reservation)
-
-    def _pop(self, request_id: str) -> Iterator[PeerChange]:
-        before = self.reservations.pop(request_id)
-        if before is not None:
-            yield PeerChange(self.router_id, request_id, before, None)

@@ -134,23 +134,31 @@ class ReplicaSet:
     def _forget(self, mirror: PeerReservations) -> list[PeerChange]:
         del self._mirrors[mirror.router_id]
         return self._noted(
-            PeerChange(mirror.router_id, each.request_id, each, None)
-            for each in mirror.reservations
+            [
+                PeerChange(mirror.router_id, each.request_id, each, None)
+                for each in mirror.reservations
+            ]
         )
 
-    def _noted(self, changes: Iterable[PeerChange]) -> list[PeerChange]:
-        noted = list(changes)
-        for change in noted:
-            if change.before is not None and change.after is not None:
-                continue
-            owners = [each for each in self.owners(change.request_id) if each != change.router_id]
-            if change.after is not None:
-                owners.append(change.router_id)
-            if owners:
-                self.booked[change.request_id] = tuple(owners)
-            else:
-                self.booked.pop(change.request_id, None)
-        return noted
+    def _noted(self, changes: list[PeerChange]) -> list[PeerChange]:
+        for change in changes:
+            if change.before is None:
+                self._begin(change.router_id, change.request_id)
+            elif change.after is None:
+                self._end(change.router_id, change.request_id)
+        return changes
+
+    def _begin(self, router_id: int, request_id: str) -> None:
+        owners = self.booked.get(request_id)
+        if owners is None:
+            self.booked[request_id] = (router_id,)
+        else:
+            self.booked[request_id] = (*(each for each in owners if each != router_id), router_id)
+
+    def _end(self, router_id: int, request_id: str) -> None:
+        owners = self.booked.pop(request_id, ())
+        if len(owners) > 1:
+            self.booked[request_id] = tuple(each for each in owners if each != router_id)
 
 
 def _taken(mirror: PeerReservations, message: Frame | SnapshotPart) -> list[PeerChange]:

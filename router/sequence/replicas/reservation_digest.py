@@ -33,11 +33,14 @@ class ReservationDigest:
 
     def put(self, reservation: SharedReservation) -> SharedReservation | None:
         """Add a reservation; return the one that it replaces, if any. O(its bytes)."""
-        before = self.pop(reservation.request_id)
-        fingerprint = _fingerprint(reservation)
-        self._by_id[reservation.request_id] = (reservation, fingerprint)
-        self.digest ^= fingerprint
-        return before
+        request_id, fingerprint = reservation.request_id, _fingerprint(reservation)
+        found = self._by_id.pop(request_id, None)
+        self._by_id[request_id] = (reservation, fingerprint)
+        if found is None:
+            self.digest ^= fingerprint
+            return None
+        self.digest ^= fingerprint ^ found[1]
+        return found[0]
 
     def pop(self, request_id: str) -> SharedReservation | None:
         """Remove and return a reservation. Returns None if there is none."""

@@ -36,25 +36,35 @@ Hashes make up most of the bytes. Receivers handle such a message in a few milli
 class _Pending:
     """The changes that a message contains."""
 
-    __slots__ = ("_bytes", "added", "freed", "progressed")
+    __slots__ = ("_bytes", "added", "change_count", "freed", "progressed")
 
     def __init__(self) -> None:
         self.added: list[SharedReservation] = []
         self.progressed: list[tuple[str, Progress]] = []
         self.freed: list[str] = []
+        self.change_count = 0
         self._bytes = 0
 
     @property
-    def change_count(self) -> int:
-        return len(self.added) + len(self.progressed) + len(self.freed)
-
-    @property
     def is_full(self) -> bool:
-        return self._bytes >= MAX_BYTES or self.change_count == MAX_CHANGES
+        return self.change_count >= MAX_CHANGES or self._bytes >= MAX_BYTES
 
     def add(self, reservation: SharedReservation) -> None:
         self.added.append(reservation)
+        self.change_count += 1
         self._bytes += len(reservation.sequence_hashes)
+
+    def note(self, before: SharedReservation | None, after: SharedReservation) -> None:
+        """Add a reservation, or the progress of a published one."""
+        if before is None or not before.is_same_booking(after):
+            self.add(after)
+        else:
+            self.progressed.append((after.request_id, after.progress))
+            self.change_count += 1
+
+    def free(self, request_id: str) -> None:
+        self.freed.append(request_id)
+        self.change_count += 1
 
 
 class ReservationLog:
@@ -141,14 +151,12 @@ class ReservationLog:
     ) -> None:
         before = self._published.get(request_id)
         if after is None:
-            if self._published.pop(request_id) is not None:
-                pending.freed.append(request_id)
-        elif after != before:
+            if before is not None:
+                self._published.pop(request_id)
+                pending.free(request_id)
+        elif after is not before and after != before:
             self._published.put(after)
-            if before is not None and before.is_same_booking(after):
-                pending.progressed.append((request_id, after.progress))
-            else:
-                pending.add(after)
+            pending.note(before, after)
 
     def _frame(self, pending: _Pending) -> Frame:
         return Frame(
