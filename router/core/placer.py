@@ -131,7 +131,7 @@ class Placer:
             tracking = tracking.of_phase(phase).overridden(override)
         claims = self._herd.claims(now_s) if self._herd.received else None
         weights = None
-        if type(policy) is Predictive and not claims and stages is None:
+        if type(policy) is Predictive and not claims:
             is_usual = settings is self._settings.policy
             weights = self._weights if is_usual else cost_weights(settings)
         expected = request.expected_output_tokens
