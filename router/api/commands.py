@@ -212,10 +212,10 @@ class Commands:
         return structs.replace(command, prompt=prompt)
 
     def _prompt(self, request: PromptRequest, stages: Stages | None = None) -> Prompt:
-        """Return a prompt. Tokens of an untimed request are hashed at the lookup."""
+        """Return a prompt. Tokens are hashed at the lookup."""
         core = self.core
-        if stages is None and request.token_ids is not None:
-            return Prompt(request, None, core.naming)
+        if request.token_ids is not None:
+            return Prompt(request, stages, core.naming)
         return prepare(request, core.identities(request.scope), stages, core.naming)
 
     def _place(self, command: Select | Submit) -> Decision | PendingRequest:

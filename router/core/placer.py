@@ -142,7 +142,7 @@ class Placer:
         )
         rules = self._rules.get((phase, override)) or self._make_rules(phase, override)
         claims = self._herd.claims()
-        weights = rules.weights if type(policy) is Predictive and stages is None else None
+        weights = rules.weights if type(policy) is Predictive else None
         expected = request.expected_output_tokens
         tracking, factors = rules.tracking, passed.factors
         wanted = Wanted(scope, now_s, tracking, factors, phase, expected, claims, weights)

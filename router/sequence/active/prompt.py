@@ -10,6 +10,7 @@ from router.protocol.requests import BlockMmInfo, PromptRequest
 from router.protocol.values import U32_MAX, U64_MAX, HashArray, Identity
 from router.sequence.active.footprint import ExpectedUsage, Footprint, reusable_blocks
 from router.sequence.active.stages import BLOCK_HASHING, SEQUENCE_HASHING, Stages
+from router.sequence.hashing._hash_kernel import block_hashes, chain_hashes
 from router.sequence.hashing.block_hashes import (
     HASH_SEED,
     TokenArray,
@@ -179,22 +180,31 @@ class Prompt:
         has_keys = naming.key is not None or naming.tracking is not None
         self.is_named_by_caller = self._known is not None
         is_special = has_keys or self._mm_infos or self.is_named_by_caller
-        self._is_plain = stages is None and not is_special
+        self._is_plain = not is_special
 
     def laid_out(self, identity: Identity) -> tuple[HashedPrompt, TokenArray]:
         """Return the prompt under this identity, and the tokens that are not hashed yet.
 
         If there are some, the caller is to write their `sequence_hashes` with `seed`. O(1), or as
-        `hashed` if the names of blocks are not these hashes, or if hashing is timed.
+        `hashed` if the names of blocks are not these hashes, or if hashing is timed: its two steps
+        are then two calls.
         """
         hashed = self.by_identity.get(identity)
-        if hashed is None and self._is_plain:
-            size, eagle, isl_tokens = identity.block_size, identity.eagle, self.isl_tokens
-            hashes = np.empty(max(isl_tokens - eagle, 0) // size, np.uint64)
-            hashed = HashedPrompt(hashes, hashes, isl_tokens, size, hashes)
-            self.by_identity[identity] = hashed
+        if hashed is not None:
+            return hashed, NO_TOKENS
+        if not self._is_plain:
+            return self.hashed(identity), NO_TOKENS
+        size, eagle, isl_tokens = identity.block_size, identity.eagle, self.isl_tokens
+        hashes = np.empty(max(isl_tokens - eagle, 0) // size, np.uint64)
+        hashed = HashedPrompt(hashes, hashes, isl_tokens, size, hashes)
+        self.by_identity[identity] = hashed
+        if self.stages is None:
             return hashed, self._tokens
-        return self.hashed(identity), NO_TOKENS
+        block_hashes(self._tokens, size, size + eagle, self.seed, hashes)
+        self.stages.end(BLOCK_HASHING)
+        chain_hashes(hashes, hashes)
+        self.stages.end(SEQUENCE_HASHING)
+        return hashed, NO_TOKENS
 
     def hashed(self, identity: Identity) -> HashedPrompt:
         """Return the prompt under this identity. O(tokens) at the first call, then O(1)."""

@@ -10,13 +10,17 @@ class Stages:
     """The seconds spent in each stage of one decision; a stage may occur more than once.
 
     Timing begins at creation. The time between the end of a stage and the next `resume` belongs to
-    no stage: the decision waited for a thread or for the event loop.
+    no stage: the decision waited for a thread or for the event loop. `is_counted`: the metrics show
+    these times; `is_traced`: so does a trace.
     """
 
-    __slots__ = ("_clock", "_since_s", "begun_s", "seconds", "waited_s")
+    __slots__ = ("_clock", "_since_s", "begun_s", "is_counted", "is_traced", "seconds", "waited_s")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, is_counted: bool = True, is_traced: bool = False
+    ) -> None:
         self._clock = clock
+        self.is_counted, self.is_traced = is_counted, is_traced
         self.seconds = [0.0, 0.0, 0.0, 0.0]
         self.begun_s = self._since_s = clock()
         self.waited_s = 0.0
@@ -41,19 +45,3 @@ class Stages:
     def total_s(self) -> float:
         """Seconds from creation to the end of the last stage, waits included."""
         return self._since_s - self.begun_s
-
-
-class TracedStages(Stages):
-    """Stage timers that also keep the interval of each stage."""
-
-    __slots__ = ("intervals",)
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
-        self.intervals: list[tuple[int, float, float]] = []
-
-    def end(self, stage: int) -> None:
-        """Add the time to a stage and record its interval."""
-        begun_s = self._since_s
-        super().end(stage)
-        self.intervals.append((stage, begun_s, self._since_s))
