@@ -249,15 +249,15 @@ LIFE_CYCLE = Roads(
             "booking",
             "Tracker.book",
             {
-                "calls": 70,
+                "calls": 60,
                 "of which HTTP": 17,
                 "of which in the core": 45,
                 "files": 20,
                 "returns to rooms": 3,
             },
         ),
-        Road("prefill_complete", "HotRoutes._prefill_complete", {"calls": 32, "of which HTTP": 11}),
-        Road("free", "HotRoutes._free", {"calls": 50, "of which HTTP": 11}),
+        Road("prefill_complete", "HotRoutes._prefill_complete", {"calls": 25, "of which HTTP": 11}),
+        Road("free", "HotRoutes._free", {"calls": 25, "of which HTTP": 11}),
     ),
 )
 EVENT = Roads(
