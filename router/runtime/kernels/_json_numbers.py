@@ -13,7 +13,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from router.runtime.kernels.numba_runtime import device, kernel
+from router.runtime.kernels.numba_runtime import device, kernel, trailing_zeros
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -45,14 +45,6 @@ def _store(_context: object, _address: object, _word: object) -> object:
     return numba.types.none(numba.uint64, numba.uint64), store
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _trailing_zeros(_context: object, _word: object) -> object:
-    def count(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return numba.uint64(numba.uint64), count
-
-
 @device
 def _digits(group: np.uint64) -> np.uint64:
     """Return the eight digits of a number below 10⁸, the first one in the lowest byte."""
@@ -76,7 +68,7 @@ def _write_number(number: np.uint64, at: np.uint64) -> np.uint64:
         if not is_begun:
             if groups[i] == _0 and i < 2:
                 continue
-            skipped = min(_trailing_zeros(digits) >> _3, _7)
+            skipped = min(trailing_zeros(digits) >> _3, _7)
             is_begun = True
         _store(at, (digits + _ASCII_ZEROS) >> (skipped << _3))
         at += _8 - skipped

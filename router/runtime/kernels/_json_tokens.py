@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from router.runtime.kernels._xxh3 import u64_at
-from router.runtime.kernels.numba_runtime import device, kernel
+from router.runtime.kernels.numba_runtime import device, kernel, trailing_zeros
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,14 +49,6 @@ _UPPER = np.uint64(0x000F424000000064)  # 1,000,000 and 100
 _LOWER = np.uint64(0x0000271000000001)  # 10,000 and 1
 _U32_MAX = np.uint64(0xFFFFFFFF)
 _SHAPE_SEED, _SHAPE_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _trailing_zeros(_context: object, _word: object) -> object:
-    def count(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return numba.uint64(numba.uint64), count
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -171,7 +163,7 @@ def _number(body: Bytes, base: np.uint64, at: int) -> tuple[np.uint64, int]:
         word = u64_at(base + np.uint64(at)) ^ _ZEROS
         others = _others(word)
         if others:
-            bits = _trailing_zeros(others) & ~np.uint64(7)
+            bits = trailing_zeros(others) & ~np.uint64(7)
             if bits == np.uint64(0) or (bits > _8 and _byte(body, at) == _ZERO):
                 return np.uint64(0), at
             return _parsed(word << (_64 - bits)), at + int(bits >> _3)
@@ -213,7 +205,7 @@ def _read_run(
         digits = _digits_at(base + chunk)
         ends = ~digits & ((digits << _1) | last)
         while ends:
-            end = chunk + _trailing_zeros(ends)
+            end = chunk + trailing_zeros(ends)
             ends &= ends - _1
             bits = (end - number) << _3
             if bits - _8 > _56 or _byte(body, end) != _COMMA:

@@ -118,6 +118,16 @@ def prefetch(_context: object, address: object) -> object:
     return numba.types.none(address), ask
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def trailing_zeros(_context: object, _word: object) -> object:
+    """Return the number of zero bits below the lowest one bit of a word."""
+
+    def count(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return numba.uint64(numba.uint64), count
+
+
 def _compile_or_load(function: F, signature: str) -> Any:
     try:
         return _compile(function, signature, is_kept=_folder is not None)

@@ -24,8 +24,7 @@ from router.sequence.active._booking_rows import (
     Words,
     free_rows,
     give_row,
-    put_child,
-    put_use,
+    put,
     rows_of,
     take_row,
     trie_at,
@@ -278,9 +277,9 @@ def refill(state: Ints, rows: Ints, are_nodes: bool) -> None:
     trie = trie_at(state)
     for row in rows:
         if are_nodes:
-            put_child(trie, row)
+            put(trie.children, row)
         else:
-            put_use(trie, row)
+            put(trie.places, row)
 
 
 @kernel("void(int64[::1], float64[:, ::1], float64)")

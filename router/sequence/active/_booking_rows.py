@@ -75,6 +75,15 @@ _TO_NEXT = 0
 """The column that links free rows."""
 
 
+class Index(NamedTuple):
+    """A hash table of rows, by two of their columns: `entries` are rows, or 0."""
+
+    entries: Ints
+    rows: Ints
+    first: int
+    second: int
+
+
 class Trie(NamedTuple):
     """The arrays, as kernels access them."""
 
@@ -83,22 +92,29 @@ class Trie(NamedTuple):
     uses: Ints
     prompts: Ints
     slots: Ints
-    children: Ints
-    places: Ints
+    children: Index
+    places: Index
 
 
 @device
 def trie_at(state: Ints) -> Trie:
     """Return the arrays that a state describes."""
+    nodes, uses = rows_of(state, NODES, NODE_COLUMNS), rows_of(state, USES, USE_COLUMNS)
     return Trie(
         state,
-        rows_of(state, NODES, NODE_COLUMNS),
-        rows_of(state, USES, USE_COLUMNS),
+        nodes,
+        uses,
         rows_of(state, PROMPTS, PROMPT_COLUMNS),
         rows_of(state, SLOTS, SLOT_COLUMNS),
-        int_rows_at(state[CHILDREN_TABLE], 1, state[CHILDREN_TABLE + 1] + 1)[0],
-        int_rows_at(state[USES_TABLE], 1, state[USES_TABLE + 1] + 1)[0],
+        Index(_entries(state, CHILDREN_TABLE), nodes, FIRST_HASH, PARENT),
+        Index(_entries(state, USES_TABLE), uses, NODE, SLOT),
     )
+
+
+@device
+def _entries(state: Ints, table: int) -> Ints:
+    entries: Ints = int_rows_at(state[table], 1, state[table + 1] + 1)[0]
+    return entries
 
 
 @device
@@ -157,92 +173,46 @@ def _home(first: int, second: int, last: int) -> int:
 
 
 @device
-def _child_home(trie: Trie, node: int) -> int:
-    columns = trie.nodes[node]
-    return _home(columns[FIRST_HASH], columns[PARENT], trie.state[CHILDREN_TABLE + 1])
+def _home_of(index: Index, row: int) -> int:
+    columns = index.rows[row]
+    return _home(columns[index.first], columns[index.second], len(index.entries) - 1)
 
 
 @device
-def _use_home(trie: Trie, use: int) -> int:
-    columns = trie.uses[use]
-    return _home(columns[NODE], columns[SLOT], trie.state[USES_TABLE + 1])
-
-
-@device
-def find_child(trie: Trie, parent: int, first_hash: int) -> int:
-    """Return the child of a node that begins with a hash, or 0."""
-    last = trie.state[CHILDREN_TABLE + 1]
-    position = _home(first_hash, parent, last)
-    while trie.children[position]:
-        node = trie.children[position]
-        if trie.nodes[node, FIRST_HASH] == first_hash and trie.nodes[node, PARENT] == parent:
-            return int(node)
+def find(index: Index, first: int, second: int) -> int:
+    """Return the row with this key, or 0."""
+    last = len(index.entries) - 1
+    position = _home(first, second, last)
+    while index.entries[position]:
+        row = index.entries[position]
+        if index.rows[row, index.first] == first and index.rows[row, index.second] == second:
+            return int(row)
         position = (position + 1) & last
     return 0
 
 
 @device
-def find_use(trie: Trie, node: int, slot: int) -> int:
-    """Return the use of a node by a slot, or 0."""
-    last = trie.state[USES_TABLE + 1]
-    position = _home(node, slot, last)
-    while trie.places[position]:
-        use = trie.places[position]
-        if trie.uses[use, NODE] == node and trie.uses[use, SLOT] == slot:
-            return int(use)
+def put(index: Index, row: int) -> None:
+    """Store a row by its key."""
+    last, position = len(index.entries) - 1, _home_of(index, row)
+    while index.entries[position]:
         position = (position + 1) & last
-    return 0
+    index.entries[position] = row
 
 
 @device
-def put_child(trie: Trie, node: int) -> None:
-    """Store a node by its parent and its first hash."""
-    last, position = trie.state[CHILDREN_TABLE + 1], _child_home(trie, node)
-    while trie.children[position]:
-        position = (position + 1) & last
-    trie.children[position] = node
-
-
-@device
-def put_use(trie: Trie, use: int) -> None:
-    """Store a use by its node and slot."""
-    last, position = trie.state[USES_TABLE + 1], _use_home(trie, use)
-    while trie.places[position]:
-        position = (position + 1) & last
-    trie.places[position] = use
-
-
-@device
-def erase_child(trie: Trie, node: int) -> None:
-    """Erase a node from its hash table."""
-    last, gap = trie.state[CHILDREN_TABLE + 1], _child_home(trie, node)
-    while trie.children[gap] != node:
+def erase(index: Index, row: int) -> None:
+    """Erase a row, which is stored."""
+    last, gap = len(index.entries) - 1, _home_of(index, row)
+    while index.entries[gap] != row:
         gap = (gap + 1) & last
     position = gap
     while True:
         position = (position + 1) & last
-        behind = trie.children[position]
+        behind = index.entries[position]
         if not behind:
             break
-        if (position - _child_home(trie, behind)) & last >= (position - gap) & last:
-            trie.children[gap] = behind
+        if (position - _home_of(index, behind)) & last >= (position - gap) & last:
+            index.entries[gap] = behind
             gap = position
-    trie.children[gap] = 0
-
-
-@device
-def erase_use(trie: Trie, use: int) -> None:
-    """Erase a use from its hash table."""
-    last, gap = trie.state[USES_TABLE + 1], _use_home(trie, use)
-    while trie.places[gap] != use:
-        gap = (gap + 1) & last
-    position = gap
-    while True:
-        position = (position + 1) & last
-        behind = trie.places[position]
-        if not behind:
-            break
-        if (position - _use_home(trie, behind)) & last >= (position - gap) & last:
-            trie.places[gap] = behind
-            gap = position
-    trie.places[gap] = 0
+    index.entries[gap] = 0

@@ -46,15 +46,12 @@ from router.sequence.active._booking_rows import (
     USES,
     Trie,
     Words,
-    erase_child,
-    erase_use,
-    find_child,
-    find_use,
+    erase,
+    find,
     free_rows,
     give_row,
     hash_at,
-    put_child,
-    put_use,
+    put,
     take_row,
 )
 
@@ -69,7 +66,7 @@ def shared_way(trie: Trie, hashes: Words) -> tuple[int, int]:
     """
     node, position = ROOT, 0
     while position == trie.nodes[node, END] and position < len(hashes):
-        child = find_child(trie, node, int(np.int64(hashes[position])))
+        child = find(trie.children, int(np.int64(hashes[position])), node)
         if not child:
             break
         node = child
@@ -114,13 +111,13 @@ def _adopt(trie: Trie, parent: int, child: int) -> None:
         trie.nodes[first, PREVIOUS_SIBLING] = child
     trie.nodes[parent, CHILD] = child
     trie.nodes[parent, CHILDREN] += 1
-    put_child(trie, child)
+    put(trie.children, child)
 
 
 @device
 def _disown(trie: Trie, child: int) -> None:
     """Remove a node from its parent's children, and from the hash table."""
-    erase_child(trie, child)
+    erase(trie.children, child)
     parent = trie.nodes[child, PARENT]
     before, behind = trie.nodes[child, PREVIOUS_SIBLING], trie.nodes[child, NEXT_SIBLING]
     if before:
@@ -173,7 +170,7 @@ def _drop_node(trie: Trie, node: int) -> None:
     use = trie.nodes[node, FIRST_USE]
     while use:
         behind = trie.uses[use, NEXT_USE]
-        erase_use(trie, use)
+        erase(trie.places, use)
         give_row(trie.state, USES, trie.uses, use)
         use = behind
     release_prompt(trie, trie.nodes[node, PROMPT])
@@ -229,7 +226,7 @@ def _weigh_equally(trie: Trie, node: int, child: int) -> bool:
         return True
     use = trie.nodes[child, FIRST_USE]
     while use:
-        above = find_use(trie, node, trie.uses[use, SLOT])
+        above = find(trie.places, node, trie.uses[use, SLOT])
         if trie.uses[above, DISCOUNT_MICRO] != trie.uses[use, DISCOUNT_MICRO]:
             return False
         use = trie.uses[use, NEXT_USE]
@@ -249,13 +246,13 @@ def _new_use(trie: Trie, node: int, slot: int) -> int:
         trie.uses[first, PREVIOUS_USE] = use
     trie.nodes[node, FIRST_USE] = use
     trie.nodes[node, USED_BY] += 1
-    put_use(trie, use)
+    put(trie.places, use)
     return use
 
 
 @device
 def _drop_use(trie: Trie, use: int) -> None:
-    erase_use(trie, use)
+    erase(trie.places, use)
     node = trie.uses[use, NODE]
     before, behind = trie.uses[use, PREVIOUS_USE], trie.uses[use, NEXT_USE]
     if before:
@@ -304,7 +301,7 @@ def add_prompt(trie: Trie, slot: int, prompt: int, length: int, node: int, posit
     trie.nodes[node, ENDS] += 1
     end, was_light = node, False
     while node != ROOT:
-        use = find_use(trie, node, slot)
+        use = find(trie.places, node, slot)
         if not use:
             use = _new_use(trie, node, slot)
             trie.slots[slot, SHARED_BLOCKS] += trie.nodes[node, END] - trie.nodes[node, START]
@@ -324,7 +321,7 @@ def remove_prompt(trie: Trie, slot: int, end: int) -> None:
     trie.nodes[end, ENDS] -= 1
     node = end
     while node != ROOT:
-        use = find_use(trie, node, slot)
+        use = find(trie.places, node, slot)
         trie.uses[use, REQUESTS_HERE] -= 1
         if not trie.uses[use, REQUESTS_HERE]:
             _discount(trie, use, 0)
@@ -342,7 +339,7 @@ def weigh_prompt(trie: Trie, slot: int, end: int, discount_micro: int) -> None:
     """
     node = end
     while node != ROOT:
-        use = find_use(trie, node, slot)
+        use = find(trie.places, node, slot)
         if trie.uses[use, REQUESTS_HERE] != 1:
             break
         _discount(trie, use, discount_micro)
