@@ -171,10 +171,6 @@ class WaitingRoom:
         self._forget(waiting)
         return True
 
-    def ticket(self, request_id: str) -> int | None:
-        """Return the ticket of a waiting request; None if it does not wait."""
-        return self.tickets.get(request_id)
-
     def charge(self, request: SelectRequest, index: int, cost_tokens: int, now_s: float) -> None:
         """Charge a request of this class that was sent without waiting."""
         self._queues[request.scope].charge(index, request.tenant or "", cost_tokens, now_s)

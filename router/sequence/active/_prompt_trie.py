@@ -31,8 +31,6 @@ from router.sequence.active._booking_rows import (
     NODE,
     NODES,
     PARENT,
-    PREVIOUS_SIBLING,
-    PREVIOUS_USE,
     PROMPT,
     PROMPTS,
     REFERENCES,
@@ -44,6 +42,7 @@ from router.sequence.active._booking_rows import (
     START,
     USED_BY,
     USES,
+    Ints,
     Trie,
     Words,
     erase,
@@ -101,15 +100,35 @@ def depth_of(trie: Trie, node: int) -> int:
 
 
 @device
+def _link(rows: Ints, following: int, row: int, owner: Ints, first: int) -> None:
+    """Put a row before the others of a list, which begins at `owner[first]`.
+
+    `following`: the column of the next row; that of the one before comes next.
+    """
+    behind = owner[first]
+    rows[row, following], rows[row, following + 1] = behind, 0
+    if behind:
+        rows[behind, following + 1] = row
+    owner[first] = row
+
+
+@device
+def _unlink(rows: Ints, following: int, row: int, owner: Ints, first: int) -> None:
+    """Remove a row from a list; see `_link`."""
+    behind, before = rows[row, following], rows[row, following + 1]
+    if before:
+        rows[before, following] = behind
+    else:
+        owner[first] = behind
+    if behind:
+        rows[behind, following + 1] = before
+
+
+@device
 def _adopt(trie: Trie, parent: int, child: int) -> None:
     """Add a node to its parent's children; it is in the hash table afterwards."""
-    first = trie.nodes[parent, CHILD]
     trie.nodes[child, PARENT] = parent
-    trie.nodes[child, NEXT_SIBLING] = first
-    trie.nodes[child, PREVIOUS_SIBLING] = 0
-    if first:
-        trie.nodes[first, PREVIOUS_SIBLING] = child
-    trie.nodes[parent, CHILD] = child
+    _link(trie.nodes, NEXT_SIBLING, child, trie.nodes[parent], CHILD)
     trie.nodes[parent, CHILDREN] += 1
     put(trie.children, child)
 
@@ -119,13 +138,7 @@ def _disown(trie: Trie, child: int) -> None:
     """Remove a node from its parent's children, and from the hash table."""
     erase(trie.children, child)
     parent = trie.nodes[child, PARENT]
-    before, behind = trie.nodes[child, PREVIOUS_SIBLING], trie.nodes[child, NEXT_SIBLING]
-    if before:
-        trie.nodes[before, NEXT_SIBLING] = behind
-    else:
-        trie.nodes[parent, CHILD] = behind
-    if behind:
-        trie.nodes[behind, PREVIOUS_SIBLING] = before
+    _unlink(trie.nodes, NEXT_SIBLING, child, trie.nodes[parent], CHILD)
     trie.nodes[parent, CHILDREN] -= 1
 
 
@@ -238,13 +251,10 @@ def _weigh_equally(trie: Trie, node: int, child: int) -> bool:
 
 @device
 def _new_use(trie: Trie, node: int, slot: int) -> int:
-    use, first = take_row(trie.state, USES, trie.uses), trie.nodes[node, FIRST_USE]
+    use = take_row(trie.state, USES, trie.uses)
     trie.uses[use, NODE] = node
     trie.uses[use, SLOT] = slot
-    trie.uses[use, NEXT_USE] = first
-    if first:
-        trie.uses[first, PREVIOUS_USE] = use
-    trie.nodes[node, FIRST_USE] = use
+    _link(trie.uses, NEXT_USE, use, trie.nodes[node], FIRST_USE)
     trie.nodes[node, USED_BY] += 1
     put(trie.places, use)
     return use
@@ -254,13 +264,7 @@ def _new_use(trie: Trie, node: int, slot: int) -> int:
 def _drop_use(trie: Trie, use: int) -> None:
     erase(trie.places, use)
     node = trie.uses[use, NODE]
-    before, behind = trie.uses[use, PREVIOUS_USE], trie.uses[use, NEXT_USE]
-    if before:
-        trie.uses[before, NEXT_USE] = behind
-    else:
-        trie.nodes[node, FIRST_USE] = behind
-    if behind:
-        trie.uses[behind, PREVIOUS_USE] = before
+    _unlink(trie.uses, NEXT_USE, use, trie.nodes[node], FIRST_USE)
     trie.nodes[node, USED_BY] -= 1
     give_row(trie.state, USES, trie.uses, use)
 

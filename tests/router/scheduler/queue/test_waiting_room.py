@@ -61,7 +61,11 @@ def test_taken_request_keeps_its_fields_without_tokens():
     request = asked(priority_jump=2.0)
     ticket, displaced = wait(here, request)
     assert displaced == []
-    assert ("r" in here, here.ticket("r"), here.usage(request.scope)) == (True, ticket, (1, 10))
+    assert ("r" in here, here.tickets.get("r"), here.usage(request.scope)) == (
+        True,
+        ticket,
+        (1, 10),
+    )
     waiting, pending = here.take(everywhere, 0.0)
     assert (waiting.ticket, waiting.cached_tokens, waiting.cost_tokens) == (ticket, 4, 6)
     assert pending.request.token_ids is None
@@ -128,7 +132,7 @@ def test_all_queues_together_are_bounded(limits, kind):
     with pytest.raises(QueueFullError) as caught:
         wait(here, asked("c", group="z"))
     assert caught.value.limit_kind == kind
-    assert here.withdraw(here.ticket("a"))
+    assert here.withdraw(here.tickets["a"])
     wait(here, asked("c", group="z"))
     here.check_invariants()
 
@@ -192,7 +196,7 @@ class Consistent(RuleBasedStateMachine):
     @invariant()
     def holds(self):
         self.room.check_invariants()
-        assert {i: self.room.ticket(i) for i in self.live} == self.live
+        assert {i: self.room.tickets.get(i) for i in self.live} == self.live
         assert len(self.room) == len(self.live) <= 8
 
 
