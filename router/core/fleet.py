@@ -7,7 +7,6 @@ random, so that no process takes the beacon of another process, or of an earlier
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
 from random import Random
 from types import MappingProxyType
 
@@ -299,13 +298,10 @@ class Fleet:
         Returns None up to the limit, for a worker that sends no reports, and while this process is
         not connected.
         """
-        if worker.last_seen_s >= self.silent_before_s(now_s):
+        silence_s = now_s - worker.last_seen_s
+        if silence_s <= self._limits.silence_s or not self.is_connected:
             return None
-        return now_s - worker.last_seen_s if worker.announcement.reports_load else None
-
-    def silent_before_s(self, now_s: float) -> float:
-        """Return the time before which silent workers were last seen, if they send reports."""
-        return now_s - self._limits.silence_s if self.is_connected else -inf
+        return silence_s if worker.announcement.reports_load else None
 
     @property
     def is_frozen(self) -> bool:

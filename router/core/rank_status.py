@@ -1,8 +1,8 @@
 """Rank table columns that depend neither on reservations nor on load reports."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
-from router.core.fleet import Fleet, FleetWorker
+from router.core.fleet import Fleet
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.replies import Trust, TrustState
@@ -19,6 +19,8 @@ from router.sequence.rank_table import (
     USED_BLOCKS,
     RankTable,
 )
+
+_EXACT = TrustState.EXACT  # a lookup of an enum member costs 35 ns
 
 NOTED_RANKS = 256
 """Ranks updated at a time; takes a millisecond."""
@@ -67,32 +69,23 @@ class RankStatus:
         for _ in range(min(NOTED_RANKS, len(self._to_note))):
             self.note(self._to_note.pop(), now_s)
 
+    def trusts(self, ranks: Iterable[Rank], now_s: float) -> list[Trust]:
+        """Return the trust in the overlaps of each of these ranks."""
+        trust = self.trust
+        return [trust(rank, now_s) for rank in ranks]
+
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in the overlaps of a rank."""
-        return self.trusts((rank,), now_s)[0]
-
-    def trusts(self, ranks: Collection[Rank], now_s: float) -> list[Trust]:
-        """Return the trust in the overlaps of each of these ranks."""
-        trusts, find = self._index.trusts(ranks, now_s), self._fleet.get
-        if not self._fleet.is_connected:
-            pairs = zip(ranks, trusts, strict=True)
-            return [_cut_off(rank, find(rank.worker_id), trust) for rank, trust in pairs]
-        silent_before_s = self._fleet.silent_before_s(now_s)
-        for i, rank in enumerate(ranks):
-            worker = find(rank.worker_id)
-            if worker is None or worker.last_seen_s >= silent_before_s:
-                continue
-            if worker.announcement.reports_load:
-                reason = f"agent silent for {now_s - worker.last_seen_s:.1f} s"
-                trust = trusts[i]
-                trusts[i] = Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
-        return trusts
-
-
-def _cut_off(rank: Rank, worker: FleetWorker | None, trust: Trust) -> Trust:
-    """Return the trust in a rank while the bus is disconnected."""
-    if trust.state is not TrustState.EXACT or worker is None:
-        return trust
-    if worker.announcement.source(rank) is not None:
-        return trust  # its events arrive elsewhere
-    return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, "event bus disconnected")
+        trust, fleet = self._index.trust(rank, now_s), self._fleet
+        worker = fleet.get(rank.worker_id)
+        if worker is None:
+            return trust
+        if not fleet.is_connected:
+            if trust.state is not _EXACT or worker.announcement.source(rank) is not None:
+                return trust
+            return Trust(TrustState.LAGGING, trust.event_id, trust.age_s, "event bus disconnected")
+        silence_s = fleet.silence_s(worker, now_s)
+        if silence_s is None:
+            return trust
+        reason = f"agent silent for {silence_s:.1f} s"
+        return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)

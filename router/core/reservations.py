@@ -135,7 +135,7 @@ class Reservations:
         self, request_id: str, usage: PromptUsage | None, now_s: float, *, in_batch: bool = False
     ) -> list[Effect]:
         """Record that a prompt is computed."""
-        if request_id not in self._tracker:
+        if request_id not in self._tracker.by_id:
             return self._pass_on(request_id, PrefillCompleted(usage, in_batch))
         effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
         self._tracker.prefill_complete(request_id, now_s, in_batch=in_batch)
@@ -145,7 +145,7 @@ class Reservations:
         self, request_id: str, decay_fraction: float | None, now_s: float, *, in_batch: bool = False
     ) -> list[Effect]:
         """Record that the output of a request grew by a block."""
-        if request_id not in self._tracker:
+        if request_id not in self._tracker.by_id:
             return self._pass_on(request_id, OutputBlockAdded(decay_fraction, in_batch))
         if self._settings.tracking.counts_output:
             self._tracker.add_output_blocks(request_id, 1, decay_fraction, now_s, in_batch=in_batch)
@@ -155,7 +155,7 @@ class Reservations:
 
     def free(self, request_id: str, usage: PromptUsage | None, now_s: float) -> list[Effect]:
         """End a request, at all routers that have booked it."""
-        if request_id not in self._tracker:
+        if request_id not in self._tracker.by_id:
             return self._pass_on(request_id, ReservationFreed(usage))
         effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
         self._tracker.free(request_id, now_s)
@@ -170,7 +170,7 @@ class Reservations:
 
         The end of a request is not forwarded again: routers would send it back without end.
         """
-        if request_id not in self._tracker:
+        if request_id not in self._tracker.by_id:
             return []
         match progress:
             case PrefillCompleted(usage, in_batch):

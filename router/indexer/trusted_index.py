@@ -224,18 +224,12 @@ class TrustedIndex:
 
     def trust(self, rank: Rank, now_s: float) -> Trust:
         """Return the trust in this rank's overlap."""
-        return self.trusts((rank,), now_s)[0]
-
-    def trusts(self, ranks: Iterable[Rank], now_s: float) -> list[Trust]:
-        """Return the trust in the overlaps of each of these ranks."""
-        find, unfinished = self._ranks.get, self._unfinished
+        place = self._ranks.get(rank)
+        if place is None:
+            return _GONE
         if self._mode is not IndexMode.EVENTS:
-            known = _WITHOUT_EVENTS[self._mode]
-            return [known if rank in self._ranks else _GONE for rank in ranks]
-        return [
-            _GONE if (place := find(rank)) is None else place.trust(now_s, rank in unfinished)
-            for rank in ranks
-        ]
+            return _WITHOUT_EVENTS[self._mode]
+        return place.trust(now_s, rank in self._unfinished)
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix, per rank of the scope."""

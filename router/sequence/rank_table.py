@@ -70,14 +70,17 @@ FIRST_CAPACITY = 16
 class RankTable:
     """A table with one row per rank. Growth replaces `values`: do not keep a reference.
 
+    `slot` returns the slot of a known rank; `find` that of any rank, or None if it is unknown.
     `version` counts changes of the assignment of slots. Invariants: no two ranks share a slot; a
     free slot's row is all zeros.
     """
 
-    __slots__ = ("_free", "_slots", "values", "version")
+    __slots__ = ("_free", "_slots", "find", "slot", "values", "version")
 
     def __init__(self) -> None:
         self._slots: dict[Rank, int] = {}
+        self.slot = self._slots.__getitem__
+        self.find = self._slots.get
         self._free: list[int] = []
         self.version = 0
         self.values: npt.NDArray[np.float64] = np.zeros((0, RANK_COLUMNS))
@@ -109,18 +112,10 @@ class RankTable:
             self._free.append(slot)
             self.version += 1
 
-    def slot(self, rank: Rank) -> int:
-        """Return the slot of a known rank."""
-        return self._slots[rank]
-
     def row(self, rank: Rank) -> npt.NDArray[np.float64]:
         """Return the row of a known rank, to read and write until the next `add`."""
         row: npt.NDArray[np.float64] = self.values[self._slots[rank]]
         return row
-
-    def find(self, rank: Rank) -> int | None:
-        """Return the slot of a rank, or None if it is unknown."""
-        return self._slots.get(rank)
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(ranks)."""
