@@ -54,9 +54,9 @@ test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
 
-# Number of test processes. Tests of one file stay together, and long files come first. Three processes
+# Number of test processes. Tests of one file stay together, and long files come first. Four processes
 # keep two cores busy, since a test that kills servers waits for half of its time.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 

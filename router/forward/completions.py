@@ -71,7 +71,7 @@ class Completions:
         self.admission = admission
         self.heads = RequestHeads()
         self.lines = FirstLines()
-        self.writes = WriteBatch()
+        self.writes = WriteBatch(admission.overload)
         self._routes = {
             ("POST", path): HotRoute(path, self.answer, media_types=(JSON,), ends_with_client=True)
             for path in PATHS

@@ -49,7 +49,7 @@ class Front:
         self.admission = Admission(guard, _limits(http, bodies))
         self.heads = RequestHeads(BEFORE_ID)
         self.lines = FirstLines()
-        self.writes = WriteBatch()
+        self.writes = WriteBatch(self.admission.overload)
 
     def reconfigure(self, http: HttpServerConfig, bodies: BodyConfig) -> None:
         """Apply changed limits."""

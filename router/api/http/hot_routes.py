@@ -74,10 +74,12 @@ class HotRoutes:
                     "/select_and_reserve", self._select_request, partial(self._decided, Submit)
                 ),
                 _reading("/reservations", self._reserve_request, self._reserved),
-                _reading("/reservations:batch", self._batch_of, self._progressed, (JSON,)),
                 _reading("/overlap_scores", self._prompts.read, self._scored),
             )
         }
+        batches = "/reservations:batch"
+        progress_in_batches = partial(_act, self._batch_of, self._progressed)
+        self._whole["POST", batches] = HotRoute(batches, progress_in_batches, (JSON,))
         progress = f"{BEFORE_ID}{{request_id}}"
         self._of_reservation: dict[tuple[str, str], HotRoute] = {
             ("POST", "prefill_complete"): HotRoute(
@@ -202,10 +204,9 @@ def _reading(
     path: str,
     read: Callable[[Exchange], T],
     act: Act[T],
-    media_types: tuple[str, ...] = (JSON, BINARY),
 ) -> HotRoute:
-    """Return a route that reads a body, and acts on it."""
-    return HotRoute(path, partial(_act, read, act), media_types=media_types)
+    """Return a route of new work that reads a prompt, and acts on it."""
+    return HotRoute(path, partial(_act, read, act), (JSON, BINARY), is_new_work=True)
 
 
 def _act(

@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 from router.errors import KvRouterError
 from router.runtime.http_server.exchange import Exchange, RequestHead
+from router.runtime.http_server.overload import Overload
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
 from router.runtime.security.guard import Access, Guard
@@ -44,15 +45,17 @@ class Admission:
     """The requests in flight, and their limits, which may be replaced.
 
     `in_flight`: their number. `body_bytes`: bytes of the bodies of hot requests among them.
+    `overload`: of the event loop that answers them.
     """
 
-    __slots__ = ("_guard", "body_bytes", "in_flight", "limits")
+    __slots__ = ("_guard", "body_bytes", "in_flight", "limits", "overload")
 
     def __init__(self, guard: Guard, limits: AdmissionLimits) -> None:
         self._guard = guard
         self.limits = limits
         self.in_flight = 0
         self.body_bytes = 0
+        self.overload = Overload()
 
     def check(self, scope: Scope) -> None:
         """Admit a request of the application that is counted in `in_flight` already.
@@ -72,8 +75,8 @@ class Admission:
         """
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
         access = head.access
-        if self.in_flight >= limits.max_requests:
-            self._refuse_unless_open(head)
+        if self.overload.is_on or self.in_flight >= limits.max_requests:
+            self._check_load(head)
         if access is None or access.table is not self._guard.table:
             access = self._check_access(exchange)
         if access is not None:
@@ -87,10 +90,16 @@ class Admission:
         if not head.is_checked:
             _check_type(head)
 
-    def _refuse_unless_open(self, head: RequestHead) -> None:
-        """Raise TooManyRequestsError, unless the route is a probe or open in another way."""
-        if not self._guard.is_open(head.method, head.route.path):
-            raise TooManyRequestsError(self.limits.max_requests)
+    def _check_load(self, head: RequestHead) -> None:
+        """Raise TooManyRequestsError or OverloadedError if there is too much work for this request.
+
+        Probes are admitted under any load.
+        """
+        most = self.limits.max_requests
+        if self.in_flight >= most and not self._guard.is_open(head.method, head.route.path):
+            raise TooManyRequestsError(most)
+        if head.route.is_new_work:
+            self.overload.check()
 
     def _check_access(self, exchange: Exchange) -> Access | None:
         """Return the access of a head, and keep it; None for an open route, whose caller is set.

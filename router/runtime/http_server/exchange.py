@@ -43,13 +43,14 @@ class HotRoute(Struct, frozen=True):
 
     `path`: as counted in metrics. `handler`: called with the exchange once its body is complete.
     `media_types`: of accepted bodies; empty: any. `ends_with_client`: a client that disconnects
-    cancels its request.
+    cancels its request. `is_new_work`: refused while the process is overloaded.
     """
 
     path: str
     handler: Callable[["Exchange"], Any]
     media_types: tuple[str, ...] = ()
     ends_with_client: bool = False
+    is_new_work: bool = False
 
     def id_in(self, path: str) -> str:
         """Return the id in a path of this route; empty if the route has none."""

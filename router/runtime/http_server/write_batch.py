@@ -9,16 +9,22 @@ no other connection has requests.
 import asyncio
 from typing import Any
 
+from router.runtime.http_server.overload import Overload
+
 MOST_UNSENT_BYTES = 65_536
 """Limit of unwritten bytes of one connection; beyond it, they are written at once."""
 
 
 class WriteBatch:
-    """The transports with unwritten bytes, in `waiting`; `last`: the last one that had any."""
+    """The transports with unwritten bytes, in `waiting`; `last`: the last one that had any.
 
-    __slots__ = ("last", "waiting")
+    `overload` is updated with each iteration that has responses of several connections.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("last", "overload", "waiting")
+
+    def __init__(self, overload: Overload) -> None:
+        self.overload = overload
         self.waiting: list[BatchedTransport] = []
         self.last: BatchedTransport | None = None
 
@@ -27,6 +33,7 @@ class WriteBatch:
         waiting, self.waiting = self.waiting, []
         for transport in waiting:
             transport.flush()
+        self.overload.end(len(waiting))
 
 
 class BatchedTransport(asyncio.Transport):
@@ -64,6 +71,7 @@ class BatchedTransport(asyncio.Transport):
                 return
             batch.last = self
             if not batch.waiting:
+                batch.overload.begin()
                 self._loop.call_soon(batch.write)
             batch.waiting.append(self)
             self._unsent = data  # most connections write once

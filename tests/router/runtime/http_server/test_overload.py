@@ -1,0 +1,164 @@
+"""When an event loop is overloaded, and which requests it refuses then."""
+
+import asyncio
+import json
+
+import pytest
+
+from router.runtime.http_server.overload import (
+    ADMITTING_S,
+    LATE_FOR_S,
+    LATE_S,
+    MOST_WAITING,
+    WINDOW_S,
+    Overload,
+    OverloadedError,
+)
+from support.processes.running import RunningRouter
+
+CALLERS, ROUNDS = 700, 40
+
+
+class Iterations:
+    """An event loop, and its clock."""
+
+    def __init__(self):
+        self.now_s = 100.0
+        self.overload = Overload(lambda: self.now_s)
+
+    def run(self, responses, duration_s, checks=0):
+        """Run an iteration; returns how much of its new work was refused."""
+        self.overload.begin()
+        refused = 0
+        for _ in range(checks):
+            self.now_s += duration_s / checks
+            try:
+                self.overload.check()
+            except OverloadedError:
+                refused += 1
+        if not checks:
+            self.now_s += duration_s
+        self.overload.end(responses)
+        return refused
+
+    def become_overloaded(self):
+        while not self.overload.is_on:
+            self.run(MOST_WAITING + 1, LATE_FOR_S / 4)
+
+
+@pytest.fixture
+def loop():
+    return Iterations()
+
+
+@pytest.mark.parametrize(
+    ("responses", "duration_s"), [(MOST_WAITING + 1, 0.03), (1, LATE_S + 0.01)]
+)
+def test_late_iterations_for_some_time_are_overload(loop, responses, duration_s):
+    until_s = loop.now_s + LATE_FOR_S
+    while loop.now_s + duration_s < until_s:
+        loop.run(responses, duration_s)
+        assert not loop.overload.is_on
+    loop.run(responses, duration_s)
+    assert loop.overload.is_on
+
+
+def test_one_iteration_in_time_begins_the_count_again(loop):
+    for _ in range(10):
+        loop.run(MOST_WAITING + 1, 0.9 * LATE_FOR_S)
+        loop.run(MOST_WAITING, 0.01)
+    assert not loop.overload.is_on
+
+
+def test_late_iterations_long_after_each_other_are_no_overload(loop):
+    for _ in range(10):
+        loop.run(MOST_WAITING + 1, 0.9 * LATE_FOR_S)
+        loop.now_s += 1.1 * LATE_FOR_S
+    assert not loop.overload.is_on
+
+
+def test_new_work_is_admitted_at_the_beginning_of_an_iteration_and_then_refused(loop):
+    loop.become_overloaded()
+    loop.overload.check()  # between two iterations
+    assert loop.run(100, 2 * ADMITTING_S, checks=100) == 50
+
+
+def test_without_overload_nothing_is_refused(loop):
+    assert loop.run(MOST_WAITING, LATE_S, checks=MOST_WAITING) == 0
+
+
+def test_it_lasts_while_much_is_refused(loop):
+    loop.become_overloaded()
+    until_s = loop.now_s + 10 * WINDOW_S
+    while loop.now_s < until_s:
+        assert loop.run(100, 2 * ADMITTING_S, checks=100)
+
+
+def test_it_ends_once_little_is_refused(loop):
+    loop.become_overloaded()
+    until_s = loop.now_s + WINDOW_S + 2 * ADMITTING_S
+    while loop.now_s < until_s:
+        loop.run(50, 1.2 * ADMITTING_S, checks=50)
+    assert not loop.overload.is_on
+
+
+def test_it_ends_when_the_loop_was_idle(loop):
+    loop.become_overloaded()
+    loop.run(100, 2 * ADMITTING_S, checks=100)
+    loop.now_s += 3 * WINDOW_S
+    loop.run(1, 0.0)
+    assert not loop.overload.is_on
+
+
+async def read_answer(reader):
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    status, *lines = head.splitlines()[:-1]
+    headers = dict(line.split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def request(method, path, body=b""):
+    length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n".encode() + body
+
+
+async def ask(router, number, answers):
+    """Ask for a selection, report something and ask how the router is, until one is refused."""
+    url = router.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        for turn in range(ROUNDS):
+            if any(status == 503 for status, *_ in answers["select"]) and turn:
+                break
+            body = json.dumps({"token_ids": [number, turn]}).encode()
+            writer.write(request("POST", "/select", body))
+            answers["select"].append(await read_answer(reader))
+            writer.write(request("DELETE", f"/reservations/{number}"))
+            answers["free"].append(await read_answer(reader))
+            writer.write(request("GET", "/health"))
+            answers["health"].append(await read_answer(reader))
+    finally:
+        writer.close()
+
+
+async def test_an_overloaded_router_refuses_new_work_alone(eventually):
+    async with RunningRouter("", use_kv_events=False).running() as router:
+        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        await router.post("/workers", {**worker, "max_num_batched_tokens": 16})
+        answers = {"select": [], "free": [], "health": []}
+        async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+            for number in range(CALLERS):
+                group.create_task(ask(router, number, answers))
+        refused = [answer for answer in answers["select"] if answer[0] != 200]
+        assert {status for status, *_ in refused} == {503}
+        assert {json.loads(body)["code"] for *_, body in refused} == {"overloaded"}
+        assert {headers["retry-after"] for _, headers, _ in refused} == {"1"}
+        assert {status for status, *_ in answers["free"]} == {404}
+        assert {status for status, *_ in answers["health"]} == {200}
+        counted = 'kv_router_refusals_total{code="overloaded",interface="http"}'
+        assert await router.metric(counted) == len(refused)
+
+        async def selects():
+            return (await router.post("/select", {"token_ids": [1]})).status_code == 200
+
+        await eventually(selects)
