@@ -5,7 +5,8 @@
 
 Consecutive numbers, separated by a comma or a comma and a space, are read 64 bytes at a time
 (`_read_run`): the ends of all numbers are one word of bits, so that parsing a number does not wait
-for the number before it. This takes a third of the time; everything else is read byte by byte.
+for the number before it. This takes a third of the time, and half as long again if the 64 bytes are
+nothing but digits and single commas. Everything else is read byte by byte.
 
 The kernel parses less than JSON: outside the array it only finds where values end, and the caller
 decodes the rest strictly. Input that it does not recognise with certainty is NOT_PLAIN, valid or
@@ -13,6 +14,7 @@ not: escapes in the object's keys, a repeated key, a value that is not an array,
 not a plain u32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -51,20 +53,29 @@ _U32_MAX = np.uint64(0xFFFFFFFF)
 _SHAPE_SEED, _SHAPE_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _digits_at(_context: object, _address: object) -> object:
-    """Return a bit mask of the digits among the 64 bytes at an address, the first byte lowest."""
+def _mask_of(first: int, count: int) -> Callable[[Any, Any], object]:
+    """Return an intrinsic: a bit mask of these byte values among the 64 bytes at an address.
 
-    def compare(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
-        chunk = ir.VectorType(ir.IntType(8), _CHUNK_BYTES)
-        place = builder.inttoptr(arguments[0], chunk.as_pointer())
-        loaded = builder.load(place)
-        loaded.align = 1
-        above_zero = builder.sub(loaded, ir.Constant(chunk, [_ZERO] * _CHUNK_BYTES))
-        is_digit = builder.icmp_unsigned("<", above_zero, ir.Constant(chunk, [10] * _CHUNK_BYTES))
-        return builder.bitcast(is_digit, ir.IntType(64))
+    The first byte is the lowest bit.
+    """
 
-    return numba.uint64(numba.uint64), compare
+    def mask_at(_context: object, _address: object) -> object:
+        def compare(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
+            chunk = ir.VectorType(ir.IntType(8), _CHUNK_BYTES)
+            place = builder.inttoptr(arguments[0], chunk.as_pointer())
+            loaded = builder.load(place)
+            loaded.align = 1
+            above = builder.sub(loaded, ir.Constant(chunk, [first] * _CHUNK_BYTES))
+            below = ir.Constant(chunk, [count] * _CHUNK_BYTES)
+            return builder.bitcast(builder.icmp_unsigned("<", above, below), ir.IntType(64))
+
+        return numba.uint64(numba.uint64), compare
+
+    return mask_at
+
+
+_digits_at = intrinsic(_mask_of(_ZERO, 10))
+_commas_at = intrinsic(_mask_of(_COMMA, 1))
 
 
 @device
@@ -200,26 +211,27 @@ def _read_run(
     `start` is at least eight bytes into the body.
     """
     count, number = np.uint64(0), np.uint64(start)
-    chunk, last = np.uint64(start), np.uint64(0)
+    chunk, last, was_plain = np.uint64(start), np.uint64(0), False
     while chunk + np.uint64(_CHUNK_BYTES) < len(body):
         digits = _digits_at(base + chunk)
         ends = ~digits & ((digits << _1) | last)
+        is_plain = ends == ~digits and ends == _commas_at(base + chunk)
+        is_checked = is_plain and (was_plain or number == chunk)
         while ends:
             end = chunk + trailing_zeros(ends)
             ends &= ends - _1
             bits = (end - number) << _3
-            if bits - _8 > _56 or _byte(body, end) != _COMMA:
-                return int(count), int(number)
-            if bits > _8 and _byte(body, number) == _ZERO:
+            if bits - _8 > _56 or (bits > _8 and _byte(body, number) == _ZERO):
                 return int(count), int(number)
             word = (u64_at(base + end - _8) ^ _ZEROS) >> (_64 - bits) << (_64 - bits)
-            if _others(word):
+            if not is_checked and (_byte(body, end) != _COMMA or _others(word)):
                 return int(count), int(number)
             tokens[count] = np.uint32(_parsed(word))
             count += _1
             number = end + _1
-            if body[number] == _SPACE:
+            if not is_checked and body[number] == _SPACE:
                 number += _1
+        was_plain = is_plain
         last = digits >> _63
         chunk += _64
     return int(count), int(number)
