@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from command_line import section_parser
+from conformance.environments import base_python
 from report import Section, report
 from rows import Row, as_json, machine
 from service_features import feature_rows
@@ -61,7 +62,12 @@ def main() -> int:
     parser.add_argument("--soak", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     scale = ServiceScale(arguments.quick)
-    facts = {"machine": machine(), "commit": commit(), "load before": os.getloadavg()[0]}
+    facts = {
+        "machine": machine(),
+        "interpreter of both": version_of(base_python()),
+        "commit": commit(),
+        "load before": os.getloadavg()[0],
+    }
     found: dict[str, list[Row]] = {}
     with Servers() as servers:
         if arguments.soak is not None:
@@ -88,6 +94,12 @@ def write(facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> No
     sections = [name for name, each in found.items() for _ in each]
     kept = {**facts, "rows": json.loads(as_json(rows, sections))}
     RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def version_of(python: str) -> str:
+    """An interpreter, and its version."""
+    shown = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
+    return f"{shown.stdout.strip()}, {python}"
 
 
 def commit() -> str:

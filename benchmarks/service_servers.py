@@ -3,13 +3,12 @@
 import os
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import httpx
-from conformance.environments import python_of
+from conformance.environments import python_of, shipped_python
 from direct_router import processor_s_of
 from events_processes import free_port, pin
 from msgspec import Struct
@@ -64,11 +63,15 @@ class ServerProcess:
 
 @contextmanager
 def our_server(*settings: str, access: Access = OPEN) -> Iterator[ServerProcess]:
-    """`kv-router serve`, with further settings as flags; without a bus unless they name one."""
+    """`kv-router serve` as in its image, with further settings as flags; without a bus unless they
+    name one.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--http-port", str(port)]
+    command = [str(shipped_python()), "-m", "router", "serve", "--http-port", str(port)]
     command += ["--log-level", "error", *settings]
-    with _running("ours", command, port, os.environ, access) as server:
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    with _running("ours", command, port, environment, access) as server:
         yield server
 
 
@@ -95,21 +98,21 @@ def _running(
     process = subprocess.Popen(command, env=environment, preexec_fn=lambda: pin(SERVER_CORE))
     try:
         server = ServerProcess(name, process, port, access)
-        _wait_until_served(server)
+        _wait_until_served(server, process)
         yield server
     finally:
         process.terminate()
         process.wait(START_S)
 
 
-def _wait_until_served(server: ServerProcess) -> None:
+def _wait_until_served(server: ServerProcess, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + START_S
     while True:
         try:
             with server.client() as client:
                 client.get("/health")
         except httpx.TransportError:
-            if time.monotonic() > deadline_s:
+            if process.poll() is not None or time.monotonic() > deadline_s:
                 raise
             time.sleep(0.05)
         else:
