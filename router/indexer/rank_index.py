@@ -71,6 +71,8 @@ class RankIndex:
     """
 
     __slots__ = (
+        "_age_tenths",
+        "_age_text",
         "_doubts_event_id",
         "_freshness",
         "_received_doubts",
@@ -105,6 +107,7 @@ class RankIndex:
         self._reported_life: int | None = None
         self._reported_doubts = 0
         self._doubts_event_id = -1
+        self._age_tenths, self._age_text = 0, ""
 
     def understands(self, message: LogMessage) -> bool:
         """Return whether the message has the announced identity, and this router's hash scheme."""
@@ -183,7 +186,12 @@ class RankIndex:
             return f"{behind} events behind"
         if age_s is None:
             return "no report confirms it"
-        return None if age_s <= FRESH_S else f"last confirmed {age_s:.1f} s ago"
+        if age_s <= FRESH_S:
+            return None
+        tenths = round(age_s * 10)
+        if tenths != self._age_tenths:  # formatting takes as long as the rest
+            self._age_tenths, self._age_text = tenths, f"last confirmed {age_s:.1f} s ago"
+        return self._age_text
 
 
 def _key_hint(theirs: str, ours: str) -> str:

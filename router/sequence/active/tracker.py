@@ -216,7 +216,9 @@ class Tracker:
                 self._memory.make_room(slot)
         self._memory.hashes[prompt] = hashes
         self.by_id[request_id] = booking
-        self._bookings[booking] = _Booked(request_id, rank, footprint, self._ends.of(rank))
+        self._bookings[booking] = _Booked(
+            request_id, rank, footprint, self._ends.by_rank.get(rank, ())
+        )
         if not isinstance(request_id, str):
             self.foreign_count += 1
         elif self.ledger is not None:

@@ -3,7 +3,6 @@
 Recently ended prompts of a rank may be in its cache before its events report them.
 """
 
-from collections import deque
 from typing import TypeAlias
 
 import numpy as np
@@ -31,34 +30,27 @@ Ends: TypeAlias = tuple[Completion, ...]
 
 
 class RecentCompletions:
-    """Recently ended requests by rank; some may be older than RECENT_S."""
+    """Recently ended requests by rank, in `by_rank`; some may be older than RECENT_S."""
 
-    __slots__ = ("_by_rank",)
+    __slots__ = ("by_rank",)
 
     def __init__(self) -> None:
-        self._by_rank: dict[Rank, deque[Completion]] = {}
-
-    def of(self, rank: Rank) -> Ends:
-        """Return the recent ends of a rank, oldest first. O(ends of the rank)."""
-        ends = self._by_rank.get(rank)
-        return () if ends is None else tuple(ends)
+        self.by_rank: dict[Rank, Ends] = {}
 
     def note(self, rank: Rank, sequence_hashes: HashArray, now_s: float) -> None:
-        """Record the end of a request on a rank."""
-        ends = self._by_rank.get(rank)
-        if ends is None:
-            ends = self._by_rank[rank] = deque(maxlen=MAX_ENDS)
-        ends.append(Completion(now_s, sequence_hashes))
+        """Record the end of a request on a rank. O(ends of the rank)."""
+        ends = self.by_rank.get(rank, ())[1 - MAX_ENDS :]
+        self.by_rank[rank] = (*ends, Completion(now_s, sequence_hashes))
 
     def forget(self, rank: Rank) -> None:
         """Drop the ends of a removed rank."""
-        self._by_rank.pop(rank, None)
+        self.by_rank.pop(rank, None)
 
     def expire(self, now_s: float) -> None:
         """Drop the ranks without ends of the last RECENT_S. O(ranks with ends)."""
-        old = [rank for rank, ends in self._by_rank.items() if ends[-1].ended_s < now_s - RECENT_S]
+        old = [rank for rank, ends in self.by_rank.items() if ends[-1].ended_s < now_s - RECENT_S]
         for rank in old:
-            del self._by_rank[rank]
+            del self.by_rank[rank]
 
 
 def shared_blocks(ends: Ends, sequence_hashes: HashArray, since_s: float) -> int:
