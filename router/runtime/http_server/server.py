@@ -25,6 +25,9 @@ SHUTDOWN_S = 5
 TICK_S = 0.1
 """Interval at which a server checks timeouts, in seconds; the same as uvicorn's."""
 
+ACCEPTED_AT_ONCE = 16
+"""Connections that an iteration of the event loop accepts."""
+
 YOUNG_OBJECTS = 20_000
 """Surplus of new objects over freed ones that starts a garbage collection."""
 
@@ -134,8 +137,15 @@ class HttpServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on sockets as uvicorn does, with timeouts of TLS handshakes in addition."""
+        """Listen on sockets as uvicorn does, with timeouts of TLS handshakes in addition.
+
+        libuv accepts one connection of a socket in each iteration, so that a thousand callers would
+        wait for a thousand iterations. Each duplicate of the socket accepts one too.
+        """
         tls, limits = self.config.ssl, self._limits
+        duplicates = [
+            listener.dup() for listener in sockets or () for _ in range(ACCEPTED_AT_ONCE - 1)
+        ]
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(
@@ -146,7 +156,7 @@ class HttpServer(uvicorn.Server):
                 ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
                 ssl_shutdown_timeout=None if tls is None else limits.header_timeout_s,
             )
-            for listener in sockets or ()
+            for listener in [*(sockets or ()), *duplicates]
         ]
         self.started = True
 
