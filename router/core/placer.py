@@ -56,7 +56,7 @@ class _Scope(Struct, frozen=True, eq=False):
 
 
 class _Rules(Struct, frozen=True, eq=False):
-    """What a request's phase and its overrides make of the configuration.
+    """The configuration as changed by a phase and by the overrides of a request.
 
     `weights`: of the costs of `predictive`.
     """

@@ -49,7 +49,7 @@ _CALLER = SpanContext(1, 1, is_remote=True, trace_flags=_SAMPLED)
 
 
 class _Decided(Struct, frozen=True):
-    """What is known of a decision once it has been made. `ended_ns`: in Unix time."""
+    """A decision to be exported. `ended_ns`: in Unix time."""
 
     command: str
     ended_ns: int

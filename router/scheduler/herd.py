@@ -30,7 +30,9 @@ NO_SLOT = -1
 
 
 class ExpectedLoad(Struct, frozen=True, eq=False, gc=False):
-    """What a router expects of the others at a time; `_herd_kernel.py` names the columns.
+    """The load that a router expects the others to place, at a time.
+
+    `_herd_kernel.py` names the columns.
 
     `estimate`: a copy. `ours`: our bookings, of which the estimate names the first and the end.
     """

@@ -138,8 +138,8 @@ def followers_of(
 ) -> float:
     """Return the expected number of later requests that are bound to this rank and cause delay.
 
-    A request that finds the same blocks cached everywhere is bound to no rank. What binds is the
-    part of the prompt that candidates lack, on average: only the chosen rank will have it.
+    A request that finds the same blocks cached everywhere is bound to no rank. It is bound by the
+    part of its prompt that candidates lack on average: only the chosen rank will have that part.
     """
     cached_tokens = 0.0
     for i in range(len(values)):

@@ -216,6 +216,9 @@ RESPONSES = [
     _RESPONSE,
     _RESPONSE.replace(b"length: 5", b"length: 0").removesuffix(b"hello"),
     _RESPONSE.replace(b"\r\n\r\n", b"\r\nx-request-id: r1\r\n\r\n"),
+    _RESPONSE.replace(
+        b"\r\n\r\n", b"\r\ntraceparent: 00-%b-%b-01\r\n\r\n" % (b"4b" * 16, b"00f0" * 4)
+    ),
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\n" + _RESPONSE,
     b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
