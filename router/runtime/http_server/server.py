@@ -137,15 +137,8 @@ class HttpServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on sockets as uvicorn does, with timeouts of TLS handshakes in addition.
-
-        libuv accepts one connection of a socket in each iteration, so that a thousand callers would
-        wait for a thousand iterations. Each duplicate of the socket accepts one too.
-        """
+        """Listen on sockets as uvicorn does, with timeouts of TLS handshakes in addition."""
         tls, limits = self.config.ssl, self._limits
-        duplicates = [
-            listener.dup() for listener in sockets or () for _ in range(ACCEPTED_AT_ONCE - 1)
-        ]
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(
@@ -156,7 +149,7 @@ class HttpServer(uvicorn.Server):
                 ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
                 ssl_shutdown_timeout=None if tls is None else limits.header_timeout_s,
             )
-            for listener in [*(sockets or ()), *duplicates]
+            for listener in sockets or ()
         ]
         self.started = True
 
@@ -198,12 +191,25 @@ async def serve_until(
     drain: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve, with background tasks, until `stop` is set; then drain, close and cancel them."""
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve([listener]))
-        tasks = [group.create_task(each) for each in background]
-        await stop.wait()
-        await drain()
-        server.should_exit = True
-        await serving
-        for task in tasks:
-            task.cancel()
+    with duplicated(listener) as listeners:
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(listeners))
+            tasks = [group.create_task(each) for each in background]
+            await stop.wait()
+            await drain()
+            server.should_exit = True
+            await serving
+            for task in tasks:
+                task.cancel()
+
+
+@contextlib.contextmanager
+def duplicated(listener: socket.socket) -> Iterator[list[socket.socket]]:
+    """Duplicate a listening socket, so that each iteration of the loop accepts more connections.
+
+    libuv accepts one connection of a socket in an iteration: a thousand callers would wait for a
+    thousand iterations.
+    """
+    with contextlib.ExitStack() as stack:
+        duplicates = [stack.enter_context(listener.dup()) for _ in range(ACCEPTED_AT_ONCE - 1)]
+        yield [listener, *duplicates]
