@@ -11,7 +11,7 @@ from itertools import count
 from math import ceil
 
 _PROBE_S, _PROBE_S_PER_ENGINE = 0.4, 0.0008
-_TICK_S, _TICK_S_PER_ENGINE = 0.1, 0.0005
+_TICK_S, _TICK_S_PER_ENGINE = 0.4, 0.0005
 _RETRY_S, _RETRY_S_PER_ENGINE = 1.0, 0.002
 _PATIENCE_S, _PATIENCE_S_PER_ENGINE = 2.0, 0.005
 _FIRST_RETRY_S = 0.1

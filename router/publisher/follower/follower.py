@@ -180,7 +180,11 @@ class EngineFollower:
         source = ZmqSource(context, address, self._log, self.source, pacing, self._clock)
         async with aclosing(source.read()) as lots:
             async for steps in lots:
-                self._is_behind = bool(steps)
+                if not steps:
+                    self._report(0)
+                    self._warn(self._clock())
+                    continue
+                self._is_behind = True
                 slices = self._take(steps)
                 try:
                     await _decode_large(steps)
@@ -198,9 +202,6 @@ class EngineFollower:
             left -= ended
             self._is_behind = left > 0
             self._report(ended)
-            yield
-        if not steps:
-            self._report(0)
             yield
         self._warn(self._clock())
 

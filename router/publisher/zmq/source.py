@@ -240,6 +240,7 @@ class ZmqSource:
         if self._calls is not None:
             self._calls.answered()
         self._is_replaying = False
+        self._tick_due_s = now_s  # A proof of freshness is used at once.
         self._take(self._log.replay_ended(now_s))
         self._unheard.replay_ended(self._log.cursor)
         if self._log.is_connected:

@@ -24,18 +24,20 @@ from support.engines.zmq_engines import Engine, EngineProcess
 class Reading:
     """A source being read, and what it said since the last new life."""
 
-    def __init__(self, context, engine, topic="", saved=None, **settings):
+    def __init__(self, context, engine, topic="", saved=None, pacing=None, **settings):
         can_replay = engine.replay_endpoint is not None
         self.log = BatchOrder(
             time.monotonic(), BatchOrderSettings(can_replay=can_replay, **settings), saved
         )
         address = EngineAddress(engine.endpoint, engine.replay_endpoint, topic)
         self.status = SourceStatus()
-        self.source = ZmqSource(context, address, self.log, self.status, Pacing())
+        self.source = ZmqSource(context, address, self.log, self.status, pacing or Pacing())
         self.payloads, self.lost, self.lives = [], [], 0
+        self.has_passed_on_proof = False
 
     async def run(self):
         async for steps in self.source.read():
+            self.has_passed_on_proof |= self.log.is_following
             for step in steps:
                 self._take(step)
 
@@ -100,6 +102,14 @@ async def until_read(eventually, reading, expected):
     except TimeoutError:
         assert reading.names() == expected
         raise
+
+
+async def test_a_replay_without_news_is_passed_on_before_the_next_tick(eventually):
+    pacing = Pacing()
+    pacing.engines = 1 << 20  # ticks are minutes apart
+    with Engine() as engine:
+        async with reading(engine, pacing=pacing) as one:
+            await eventually(lambda: one.has_passed_on_proof)
 
 
 @pytest.mark.parametrize("with_topic", [True, False])
