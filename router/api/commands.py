@@ -186,9 +186,9 @@ class Commands:
         sessions = self._sessions
         if sessions is None:
             return self._of_prompts[type(command)]((yield self._hashed(command)))
-        command = yield from sessions.before(command)
+        command = yield sessions.before(command)
         reply = self._of_prompts[type(command)]((yield self._hashed(command)))
-        instead = yield from sessions.after(command, reply)
+        instead = yield sessions.after(command, reply)
         if instead is None:
             return reply
         self._report(Free(reply.request_id))
@@ -252,7 +252,7 @@ class Commands:
         now_s = time.monotonic()
         decision = self._decided(wait.request, placement, wait.stages, now_s, is_booked=True)
         if self._sessions is not None:  # placed once: it is not moved
-            bound = begun(self._sessions.bind(wait.request, placement.rank))
+            bound = self._sessions.bind(wait.request, placement.rank)
             if iscoroutine(bound):
                 await bound
         return structs.replace(decision, waited_s=round(now_s - wait.since_s, 6))

@@ -1,9 +1,10 @@
 """Direction of a session's requests to the rank that the session is bound to."""
 
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from types import CoroutineType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from router.protocol.values import Rank
 from router.scheduler.affinity import AffinityTable, Session
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 MayWait: TypeAlias = T | Coroutine[Any, Any, T]
 """A value, or a coroutine of it if it has to wait."""
@@ -39,6 +41,17 @@ def begun(steps: Steps[T]) -> MayWait[T]:
         result: T = end.value
         return result
     return _finished(steps, value)
+
+
+def then(value: MayWait[T], act: Callable[[T], U]) -> MayWait[U]:
+    """Return the result of `act` on a value, or a coroutine of it."""
+    if type(value) is CoroutineType:
+        return _acted(value, act)
+    return act(cast(T, value))
+
+
+async def _acted(value: Coroutine[Any, Any, T], act: Callable[[T], U]) -> U:
+    return act(await value)
 
 
 async def _finished(steps: Steps[T], value: Any) -> T:
@@ -105,56 +118,62 @@ class SessionStep:
             return command.request.session_id is not None
         return isinstance(command, Book) and command.request.worker_id is None
 
-    def before(self, command: PromptCommand) -> Steps[PromptCommand]:
+    def before(self, command: PromptCommand) -> MayWait[PromptCommand]:
         """Return a command with its session's rank or, of a selection, with its session."""
-        if isinstance(command, Select):
-            return Select((yield from self._directed(command.request)))
+        if isinstance(command, Book):
+            return self._with_session(command)
+        if not isinstance(command, Select | Submit):
+            return command
         if isinstance(command, Submit):
-            return Submit((yield from self._directed(bookable(command.request))))
-        if isinstance(command, Book) and command.request.worker_id is None:
-            asked = command.request
-            key = (asked.scope, asked.selection_id or asked.request_id or "")
-            selection = self._selections.find(key, time.monotonic())
-            return replace(command, session=None if selection is None else selection.session)
-        return command
+            command = Submit(bookable(command.request))
+        request = command.request
+        if request.session_id is None or request.affinity_target is not None:
+            return command
+        found = self._sessions.find(Session(request.scope, request.session_id))
+        return then(found, partial(_directed, command))
 
-    def after(self, command: PromptCommand, reply: Any) -> Steps[Submit | None]:
+    def after(self, command: PromptCommand, reply: Any) -> MayWait[Submit | None]:
         """Bind the session of a request that was booked; a request that waits is bound later.
 
         Returns the command to execute instead, if another router has bound the session first.
         """
         if isinstance(command, Submit) and isinstance(reply, Decision):
-            instead = yield from self.bind(command.request, Rank(reply.worker_id, reply.dp_rank))
-            return None if instead is None else Submit(instead)
+            return self.bind(command.request, Rank(reply.worker_id, reply.dp_rank))
         if isinstance(command, Book) and command.session is not None:
-            yield from self.bind(command.session, Rank(reply.worker_id, reply.dp_rank))
+            bound = self.bind(command.session, Rank(reply.worker_id, reply.dp_rank))
+            return then(bound, lambda _: None)
         return None
 
-    def bind(self, request: SelectRequest, rank: Rank) -> Steps[SelectRequest | None]:
+    def bind(self, request: SelectRequest, rank: Rank) -> MayWait[Submit | None]:
         """Bind a session to the rank reserved for a directed request.
 
-        Returns a request to place instead if another router was faster, otherwise None.
+        Returns the command to execute instead if another router was faster, otherwise None.
         """
         if request.session_id is None:
             return None
         target = request.affinity_target
         was = None if target is None else Rank(target.worker_id, target.dp_rank or 0)
-        gone = None if was is None or self._core.may_choose(request.scope, was) else was
-        bound = yield self._sessions.bind(_session(request, request.session_id), rank, gone)
+        may_stay = was is None or was == rank or self._core.may_choose(request.scope, was)
+        session = Session(request.scope, request.session_id)
+        bound = self._sessions.bind(session, rank, None if may_stay else was)
+        return then(bound, partial(self._instead, request, rank))
+
+    def _instead(self, request: SelectRequest, rank: Rank, bound: Rank) -> Submit | None:
         if bound == rank or not self._is_hard or not self._core.may_choose(request.scope, bound):
             return None
-        return _to(request, bound)
+        return Submit(_to(request, bound))
 
-    def _directed(self, request: SelectRequest) -> Steps[SelectRequest]:
-        """Return the request with its session's rank, unless the caller has set one."""
-        if request.session_id is None or request.affinity_target is not None:
-            return request
-        bound = yield self._sessions.find(_session(request, request.session_id))
-        return request if bound is None else _to(request, bound)
+    def _with_session(self, command: Book) -> Book:
+        asked = command.request
+        if asked.worker_id is not None:
+            return command
+        key = (asked.scope, asked.selection_id or asked.request_id or "")
+        selection = self._selections.find(key, time.monotonic())
+        return replace(command, session=None if selection is None else selection.session)
 
 
-def _session(request: SelectRequest, session_id: str) -> Session:
-    return Session(request.scope, session_id)
+def _directed(command: Select | Submit, rank: Rank | None) -> Select | Submit:
+    return command if rank is None else type(command)(_to(command.request, rank))
 
 
 def _to(request: SelectRequest, rank: Rank) -> SelectRequest:

@@ -7,6 +7,7 @@ fleet ─▶ schedulable candidates ─gate─▶ eligible ─weighing─▶ Ter
 from collections.abc import Iterable
 from random import Random
 
+import numpy as np
 from msgspec import Struct, to_builtins
 
 from router.core.fleet import Fleet
@@ -202,10 +203,14 @@ class Placer:
             return False
         except KvRouterError:
             return True
-        rows = self._ranks.values[candidates.slots]
-        if self._settings.models_prefill:
-            self._tracker.subtract_progress(rows, candidates.slots, now_s)
-        return policy_class.has_room(rows, part)
+        values, slots = self._ranks.values, candidates.slots
+        if policy_class.has_room(values, slots, part):
+            return True
+        if not self._settings.models_prefill:
+            return False
+        rows = values[slots]  # what was computed since makes room
+        self._tracker.subtract_progress(rows, slots, now_s)
+        return policy_class.has_room(rows, np.arange(len(rows)), part)
 
     def cached_tokens(self, request: SelectRequest, prompt: Prompt, now_s: float) -> int:
         """Return the cached tokens of a prompt on the eligible rank that has most of them.

@@ -27,8 +27,8 @@ from router.protocol.loads import encode_beacon
 from router.protocol.replicas import encode_replica_message
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
-from router.runtime.bus.connection import Bus, translated
-from router.runtime.bus.errors import BusError, BusUnavailableError
+from router.runtime.bus.connection import Bus
+from router.runtime.bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
@@ -101,20 +101,14 @@ class EffectRunner:
     ) -> None:
         match effect:
             case RequestCheckpoint(rank, _):
-                await self._publish(bus, self._subjects.checkpoint_wanted(rank), b"")
+                await bus.send(self._subjects.checkpoint_wanted(rank), b"")
             case TellReplica(router_id, message):
                 subject = self._subjects.to_replica(router_id)
-                await self._publish(bus, subject, encode_replica_message(message))
+                await bus.send(subject, encode_replica_message(message))
             case SendBeacon(beacon):
-                await self._publish(bus, self._subjects.beacons, encode_beacon(beacon))
+                await bus.send(self._subjects.beacons, encode_beacon(beacon))
             case FetchWorker(worker_id):
                 await fetch_worker(worker_id)
-
-    async def _publish(self, bus: Bus, subject: str, payload: bytes) -> None:
-        if not bus.client.is_connected:
-            raise BusUnavailableError("not connected")
-        async with translated(subject):
-            await bus.client.publish(subject, payload)
 
     def _retell(self, rank: Rank) -> bool:
         return any(republish(rank) for republish in self._retellers)

@@ -38,7 +38,7 @@ from router.protocol.replicas import (
     encode_replica_message,
 )
 from router.protocol.subjects import Subjects
-from router.runtime.bus.connection import Bus, subscribe, translated
+from router.runtime.bus.connection import Bus, subscribe
 from router.runtime.bus.errors import BusError, BusUnavailableError
 from router.sequence.replicas.handover import Handover
 from router.sequence.replicas.replica_set import MAX_REPLICAS
@@ -157,9 +157,19 @@ class ReplicaSync:
             self._ledger.request_frame()
 
     async def _receive(self, bus: Bus, subject: str) -> None:
-        subscription = await subscribe(bus, subject)
-        async for message in subscription.messages:
-            self.take(message.subject, message.data)
+        """Take the messages of a subject as they are read. Raises what `take` raises."""
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(subject: bytes, _reply: bytes, _head: bytes, payload: bytes) -> None:
+            try:
+                self.take(subject.decode(errors="replace"), payload)
+            except Exception as error:  # noqa: BLE001 - raised below
+                if not failure.done():
+                    failure.set_exception(error)
+
+        with bus.client.taking(take):
+            await subscribe(bus, subject)
+            await failure
 
     async def _catch_up(self) -> None:
         """Request frames from the other routers, and wait for the reservations that are missing."""
@@ -182,7 +192,7 @@ class ReplicaSync:
         subject = self._subjects.to_replica(asked_by)
         try:
             for part in self._ledger.snapshot():
-                await self._publish(bus, subject, encode_replica_message(part))
+                await bus.send(subject, encode_replica_message(part))
                 await asyncio.sleep(0)
         except BusError as error:
             log.debug("snapshot for router %d: %s; it will be requested again", asked_by, error)
@@ -195,7 +205,7 @@ class ReplicaSync:
         subject, request_ids = self._subjects.to_replica(heir), given.request_ids
         with suppress(BusError, TimeoutError):
             async with asyncio.timeout(GIVE_S):
-                await self._publish(self._connected_bus(), subject, encode_replica_message(given))
+                await self._connected_bus().send(subject, encode_replica_message(given))
                 self._handover.give(heir, request_ids)
                 owners = self._core.foreign.replicas.owners
                 while not self._handover.is_settled(request_ids, owners):
@@ -223,18 +233,12 @@ class ReplicaSync:
         payload = encode_replica_message(frame)
         try:
             bus = self._connected_bus()
-            await self._publish(bus, self._subjects.reservations(frame.router_id), payload)
+            await bus.send(self._subjects.reservations(frame.router_id), payload)
         except BusError:
             self._metrics.frames_lost.inc(bool(frame.change_count))
         else:
             self._metrics.frames_sent.inc()
             self._metrics.bytes_sent.inc(len(payload))
-
-    async def _publish(self, bus: Bus, subject: str, payload: bytes) -> None:
-        if not bus.client.is_connected:
-            raise BusUnavailableError("not connected")
-        async with translated(subject):
-            await bus.client.publish(subject, payload)
 
     def _note_asker(self, router_id: int) -> None:
         if len(self._askers) < MAX_REPLICAS:

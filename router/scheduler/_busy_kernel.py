@@ -69,13 +69,15 @@ def mark_busy(
     return count
 
 
-@kernel("boolean(float64[:, ::1], float64, float64, float64)")
-def is_any_free(rows: Array, tokens: float, steps: float, part: float) -> bool:
-    """Return whether a rank's queued tokens are within this part of both thresholds.
+@kernel("boolean(float64[:, ::1], int64[::1], float64, float64, float64)")
+def is_any_free(
+    values: Array, slots: npt.NDArray[np.int64], tokens: float, steps: float, part: float
+) -> bool:
+    """Return whether the queued tokens of one of these slots are within this part of both limits.
 
-    Infinity disables one. `rows`: of the rank table.
+    Infinity disables one. `values`: the rank table, or rows of it.
     """
-    for i in range(len(rows)):
-        if rows[i, QUEUED_TOKENS] / part <= min(tokens, steps * step_tokens(rows[i])):
+    for slot in slots:
+        if values[slot, QUEUED_TOKENS] / part <= min(tokens, steps * step_tokens(values[slot])):
             return True
     return False

@@ -7,14 +7,14 @@ from msgspec import Struct
 from router.protocol.values import Rank, Scope
 
 
-class Session(Struct, frozen=True):
+class Session(Struct, frozen=True, gc=False, cache_hash=True):
     """A conversation, named by callers; equal names in different scopes are different sessions."""
 
     scope: Scope
     session_id: str
 
 
-class _Binding(Struct):
+class _Binding(Struct, gc=False):
     rank: Rank
     expires_s: float
 
@@ -22,15 +22,17 @@ class _Binding(Struct):
 class AffinityTable:
     """Bindings of sessions; beyond the limit the one idle longest is evicted.
 
-    Invariants: `_bindings` is in order of `expires_s`, and holds at most `max_sessions`.
+    Invariants: `_bindings` is in order of `expires_s`, and holds at most `max_sessions`; none
+    expires before `_due_s`.
     """
 
-    __slots__ = ("_bindings", "_max_sessions", "_ttl_s", "evicted", "expired")
+    __slots__ = ("_bindings", "_due_s", "_max_sessions", "_ttl_s", "evicted", "expired")
 
     def __init__(self, ttl_s: float, max_sessions: int) -> None:
         self._ttl_s = ttl_s
         self._max_sessions = max_sessions
         self._bindings: dict[Session, _Binding] = {}
+        self._due_s = float("-inf")
         self.evicted = 0
         self.expired = 0
 
@@ -43,7 +45,8 @@ class AffinityTable:
 
     def find(self, session: Session, now_s: float) -> Rank | None:
         """Return the rank of a session; None if unbound. O(1), plus O(1) per expired session."""
-        self._expire(now_s)
+        if now_s >= self._due_s:
+            self._expire(now_s)
         binding = self._bindings.get(session)
         return None if binding is None else binding.rank
 
@@ -52,10 +55,10 @@ class AffinityTable:
 
         The first binding stays, unless it is to the rank that is `gone`. O(1), as `find`.
         """
-        bound = self.find(session, now_s)
-        if bound is None or bound == gone:
-            bound = rank
-        self._bindings.pop(session, None)
+        if now_s >= self._due_s:
+            self._expire(now_s)
+        binding = self._bindings.pop(session, None)
+        bound = rank if binding is None or binding.rank == gone else binding.rank
         self._bindings[session] = _Binding(bound, now_s + self._ttl_s)
         if len(self._bindings) > self._max_sessions:
             del self._bindings[next(iter(self._bindings))]
@@ -67,11 +70,14 @@ class AffinityTable:
         expiries = [binding.expires_s for binding in self._bindings.values()]
         assert expiries == sorted(expiries)
         assert len(expiries) <= self._max_sessions
+        assert all(expires_s >= self._due_s for expires_s in expiries)
 
     def _expire(self, now_s: float) -> None:
         while self._bindings:
             session, binding = next(iter(self._bindings.items()))
             if binding.expires_s > now_s:
+                self._due_s = binding.expires_s
                 return
             del self._bindings[session]
             self.expired += 1
+        self._due_s = now_s + self._ttl_s

@@ -111,7 +111,7 @@ class Responder:
         """Respond until cancelled or drained; call `listening` once the subscription is active."""
         self._bus = bus
         try:
-            with bus.client.taking(self._subject, self._take):
+            with bus.client.taking(self._take):
                 self._subscription = await subscribe(bus, self._subject, self._queue_group)
                 async with translated(self._subject):
                     await bus.client.flush()
@@ -130,7 +130,7 @@ class Responder:
             await asyncio.wait(self._begun)
         self._drained.set()
 
-    def _take(self, reply: bytes, head: bytes, body: bytes) -> None:
+    def _take(self, _: bytes, reply: bytes, head: bytes, body: bytes) -> None:
         """Respond to a request, or begin a task that will."""
         answer: BusResponse | Waiting | Work
         try:

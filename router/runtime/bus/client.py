@@ -23,8 +23,8 @@ UNINTERRUPTED_MESSAGES = 32
 MOST_UNSENT_BYTES = 2 << 20
 """The limit beyond which nothing more is kept for a connection that is lost."""
 
-Take: TypeAlias = Callable[[bytes, bytes, bytes], None]
-"""Takes a message: the subject of its response, its headers as they were sent, and its data."""
+Take: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
+"""Takes a message: its subject, that of its response, its headers as they were sent, its data."""
 
 
 class CarefulClient(Client):
@@ -36,29 +36,29 @@ class CarefulClient(Client):
     reconnects ends when it is cancelled (see `heeding_cancellation`), so that a client that was
     closed stays closed.
 
-    Messages of a subject with a taker do not go through a queue, which costs two tasks for each; a
-    message that is sent with `send` costs no coroutine, and shares one write with the others of
-    its turn of the event loop.
+    Messages of a subscription with a taker do not go through a queue, which costs two tasks for
+    each; a message that is sent with `send` costs no coroutine, and shares one write with the
+    others of its turn of the event loop.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._takers: dict[bytes, Take] = {}
+        self._takers: dict[int, Take] = {}
         self._taken = 0
         self._batch: list[bytes] = []
 
     @contextmanager
-    def taking(self, subject: str, take: Take) -> Iterator[None]:
-        """Call `take` with each message of a subject, which has one subscription, as it is read.
+    def taking(self, take: Take) -> Iterator[None]:
+        """Call `take` with each message of the next subscription, as it is read.
 
         `take` must not raise. It runs in the task that reads from the server.
         """
-        name = subject.encode()
-        self._takers[name] = take
+        sid = self._sid + 1
+        self._takers[sid] = take
         try:
             yield
         finally:
-            del self._takers[name]
+            del self._takers[sid]
 
     def send(self, subject: bytes, head: bytes, data: bytes) -> None:
         """Send a message at the end of this turn of the event loop.
@@ -78,6 +78,11 @@ class CarefulClient(Client):
             self._batch.append(b"HPUB %b %b\r\n%b%b\r\n" % (subject, sizes, head, data))
         else:
             self._batch.append(b"PUB %b %d\r\n%b\r\n" % (subject, size_bytes, data))
+
+    async def written(self) -> None:
+        """Wait while the server reads more slowly than we write. Raises OSError."""
+        if self.is_connected and self._transport:
+            await self._transport.drain()  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
         """Close the transport if it is open."""
@@ -120,24 +125,23 @@ class CarefulClient(Client):
 
         `headers`: None without any, contrary to the library's own type.
         """
-        take = self._takers.get(subject)
+        take = self._takers.get(sid)
         if take is None:
             try:
                 await super()._process_msg(sid, subject, reply, data, headers)
             except (UnicodeDecodeError, IndexError) as error:
                 log.debug("dropped an unreadable message: %r", error)
             return
-        take(reply, headers or b"", data)
+        take(subject, reply, headers or b"", data)
         self._taken += 1
         if self._taken >= UNINTERRUPTED_MESSAGES:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Let other tasks run, and wait for a server that reads more slowly than we write."""
+        """Let other tasks run, and wait until the server has read."""
         await asyncio.sleep(0)
         self._taken = 0
-        if self.is_connected and self._transport:
-            await self._transport.drain()  # type: ignore[no-untyped-call]
+        await self.written()
 
     def _begin_batch(self) -> None:
         """Schedule the end of a batch. Raises NatsError if there is no place for it."""

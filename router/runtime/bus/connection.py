@@ -66,6 +66,19 @@ class Bus:
         self._lost.set_result(None)
         self._lost = asyncio.get_running_loop().create_future()
 
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Publish at the end of this turn of the event loop. Waits only for a slow server.
+
+        Raises BusUnavailableError, without a connection too.
+        """
+        if not self.client.is_connected:
+            raise BusUnavailableError("not connected")
+        try:
+            self.client.send(subject.encode(), b"", payload)
+            await self.client.written()
+        except (NatsError, OSError) as error:
+            raise BusUnavailableError(str(error) or type(error).__name__) from error
+
     async def answered(self, request: Coroutine[Any, Any, T]) -> T:
         """Return the response to a request.
 

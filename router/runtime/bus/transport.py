@@ -13,7 +13,6 @@ from router.runtime.bus.connection import (
     last_message,
     translated,
 )
-from router.runtime.bus.errors import BusUnavailableError
 
 
 class Transport(Protocol):
@@ -49,7 +48,6 @@ class NatsTransport:
 
     def __init__(self, bus: Bus, subjects: Subjects, limits: StreamLimits) -> None:
         self._bus = bus
-        self._client = bus.client
         self._js = bus.js
         self._subjects = subjects
         self._limits = limits
@@ -86,7 +84,4 @@ class NatsTransport:
 
     async def broadcast(self, subject: str, payload: bytes) -> None:
         """Publish as in `Transport`; without a connection nothing is sent or queued."""
-        if not self._client.is_connected:
-            raise BusUnavailableError("not connected")
-        async with translated(subject):
-            await self._client.publish(subject, payload)
+        await self._bus.send(subject, payload)

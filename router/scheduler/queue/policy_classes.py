@@ -17,6 +17,7 @@ from msgspec import Meta, MsgspecError, Struct, convert, json
 from router.errors import ConfigError
 from router.protocol.values import Name
 from router.scheduler._busy_kernel import is_any_free
+from router.scheduler.busy import Slots
 from router.scheduler.terms import FloatArray
 
 QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
@@ -56,15 +57,14 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         thresholds = (self.prefill_busy_threshold, self.prefill_busy_threshold_frac)
         return thresholds != (None, None)
 
-    def has_room(self, rows: FloatArray, part: float = 1.0) -> bool:
-        """Return whether one of these ranks is not busy, at this fraction of the threshold.
+    def has_room(self, values: FloatArray, slots: Slots, part: float = 1.0) -> bool:
+        """Return whether one of these slots' ranks is not busy, at this fraction of the threshold.
 
-        `rows`: of the rank table.
+        `values`: the rank table, or rows of it.
         """
         tokens, steps = self.prefill_busy_threshold, self.prefill_busy_threshold_frac
-        return is_any_free(
-            rows, inf if tokens is None else tokens, inf if steps is None else steps, part
-        )
+        most_tokens, most_steps = (inf if each is None else each for each in (tokens, steps))
+        return is_any_free(values, slots, most_tokens, most_steps, part)
 
     def order(
         self, now_s: float, priority_jump: float, uncached_tokens: int, expires_s: float

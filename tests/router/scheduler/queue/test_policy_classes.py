@@ -80,11 +80,12 @@ def test_busy_is_above_either_threshold(thresholds, busy):
     for part in (1.0, 0.5):
         rows = np.zeros((4, RANK_COLUMNS))
         rows[:, QUEUED_TOKENS], rows[:, MAX_BATCHED_TOKENS] = np.array(tokens) * part, batched
-        alone = [settings.has_room(rows[i : i + 1], part) for i in range(4)]
+        slots = np.arange(4)
+        alone = [settings.has_room(rows, slots[i : i + 1], part) for i in range(4)]
         assert [i for i in range(4) if not alone[i]] == busy
-        assert settings.has_room(rows, part)
-        assert settings.has_room(rows[1:], part) == any(alone[1:])
-    assert not settings.has_room(rows[:0])
+        assert settings.has_room(rows, slots, part)
+        assert settings.has_room(rows, slots[1:], part) == any(alone[1:])
+    assert not settings.has_room(rows, slots[:0])
 
 
 @given(
@@ -105,7 +106,7 @@ def test_there_is_room_where_a_rank_is_not_above_the_lower_threshold(ranks, toke
     settings = PolicyClass(
         name="a", prefill_busy_threshold=tokens, prefill_busy_threshold_frac=steps
     )
-    assert settings.has_room(rows, part) == any(
+    assert settings.has_room(rows, np.arange(len(rows)), part) == any(
         queued / part <= limit(batched) for queued, batched in ranks
     )
 
