@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-TURN_S = 0.001
+TURN_S = 0.0003
 """The duration of a turn; its last slice may exceed it. Then all other ready tasks run."""
 
 
