@@ -89,10 +89,11 @@ def main() -> int:
 
 
 def write(facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
-    """Keep the rows, with where and when they were measured."""
-    rows = [row for each in found.values() for row in each]
-    sections = [name for name, each in found.items() for _ in each]
-    kept = {**facts, "rows": json.loads(as_json(rows, sections))}
+    """Keep the rows of these sections, with where they were measured; those of others stay."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for section, rows in found.items():
+        measured = json.loads(as_json(rows, [section] * len(rows)))
+        kept[section] = {**facts, "rows": measured}
     RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -70,9 +70,7 @@ def _process(tell: Callable[[str, int, Sent], None], url: str, pool_blocks: int)
         process.join()
 
 
-def _behind(
-    tell: Callable[[str, int, Sent], None], url: str, pool_blocks: int, sent: Sent
-) -> None:
+def _behind(tell: Callable[[str, int, Sent], None], url: str, pool_blocks: int, sent: Sent) -> None:
     """Run after the generator, which shares the core: its lateness would count as the router's."""
     os.nice(NICENESS)
     tell(url, pool_blocks, sent)
