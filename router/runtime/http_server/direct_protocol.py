@@ -83,6 +83,7 @@ class DirectProtocol(LimitedProtocol):
 
     service: HotService
     pipeline: Any
+    _batched: BatchedTransport
     _turn: object = None
     _chunk = b""
     _owed_bytes: int
@@ -96,7 +97,8 @@ class DirectProtocol(LimitedProtocol):
         """Accept a connection."""
         service = self.config.hot
         assert service is not None
-        super().connection_made(BatchedTransport(transport, service.writes, self.loop))
+        self._batched = BatchedTransport(transport, service.writes, self.loop)
+        super().connection_made(self._batched)
         self.service = service
         self.admission = service.admission
         self.lines = service.lines
@@ -317,6 +319,8 @@ class DirectProtocol(LimitedProtocol):
         self.service.refused(exchange, error)
         ANSWERED.reset(token)
         exchange.refuse(error)
+        if self.admission.overload.is_on:
+            self._batched.flush()  # an iteration is long then
         self._end(exchange)
 
     def _run(self, exchange: Exchange, *, is_last: bool) -> None:

@@ -66,8 +66,11 @@ class Overload:
     def begin(self) -> None:
         """Record that an iteration has its first response."""
         self._is_begun, self._begun_s = True, self._clock()
-        if self._begun_s - self._ended_s > LATE_FOR_S:
-            self._late_since_s = inf  # the loop was idle
+        pause_s = self._begun_s - self._ended_s
+        if pause_s > LATE_FOR_S:
+            self._late_since_s = inf
+        if pause_s > WINDOW_S:
+            self.is_on = False
 
     def end(self, responses: int) -> None:
         """Record the end of an iteration, and the number of its responses."""
@@ -81,7 +84,7 @@ class Overload:
             if now_s - self._late_since_s >= LATE_FOR_S:
                 self._begin_window(now_s)
         elif now_s - self._window_s >= WINDOW_S:
-            is_over = self._refused < FEW * self._asked or now_s - self._window_s > 2 * WINDOW_S
+            is_over = self._refused < FEW * self._asked
             self._begin_window(now_s)
             self.is_on = not is_over
 
