@@ -107,7 +107,7 @@ class RankIndex:
         self._reported_life: int | None = None
         self._reported_doubts = 0
         self._doubts_event_id = -1
-        self._age_tenths, self._age_text = 0, ""
+        self._age_tenths, self._age_text = 0.0, ""
 
     def understands(self, message: LogMessage) -> bool:
         """Return whether the message has the announced identity, and this router's hash scheme."""
@@ -188,7 +188,7 @@ class RankIndex:
             return "no report confirms it"
         if age_s <= FRESH_S:
             return None
-        tenths = round(age_s * 10)
+        tenths = age_s * 10 // 1  # not a number for absurd ages, which are formatted each time
         if tenths != self._age_tenths:  # formatting takes as long as the rest
             self._age_tenths, self._age_text = tenths, f"last confirmed {age_s:.1f} s ago"
         return self._age_text
