@@ -75,11 +75,13 @@ class HotRoutes:
                 ),
                 _reading("/reservations", self._reserve_request, self._reserved),
                 _reading("/overlap_scores", self._prompts.read, self._scored),
+                HotRoute(
+                    "/reservations:batch",
+                    partial(_act, self._batch_of, self._progressed),
+                    media_types=(JSON,),
+                ),
             )
         }
-        batches = "/reservations:batch"
-        progress_in_batches = partial(_act, self._batch_of, self._progressed)
-        self._whole["POST", batches] = HotRoute(batches, progress_in_batches, (JSON,))
         progress = f"{BEFORE_ID}{{request_id}}"
         self._of_reservation: dict[tuple[str, str], HotRoute] = {
             ("POST", "prefill_complete"): HotRoute(
@@ -206,7 +208,7 @@ def _reading(
     act: Act[T],
 ) -> HotRoute:
     """Return a route of new work that reads a prompt, and acts on it."""
-    return HotRoute(path, partial(_act, read, act), (JSON, BINARY), is_new_work=True)
+    return HotRoute(path, partial(_act, read, act), media_types=(JSON, BINARY), is_new_work=True)
 
 
 def _act(

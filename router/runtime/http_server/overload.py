@@ -1,4 +1,4 @@
-"""Overload: more requests than an event loop answers in time, and the refusal of new work.
+"""The refusal of new work while an event loop has more requests than it answers in time.
 
 An iteration of the loop reads a request of each connection that has sent any, and then writes all
 responses. So an iteration with many responses is one for which many requests have waited.
@@ -74,19 +74,20 @@ class Overload:
 
     def end(self, responses: int) -> None:
         """Record the end of an iteration, and the number of its responses."""
-        self._is_begun, self._ended_s = False, self._clock()
-        now_s = self._ended_s
+        self._is_begun = False
+        now_s = self._ended_s = self._clock()
         if responses <= MOST_WAITING and now_s - self._begun_s <= LATE_S:
             self._late_since_s = inf
         elif self._late_since_s == inf:
             self._late_since_s = self._begun_s
         if not self.is_on:
-            if now_s - self._late_since_s >= LATE_FOR_S:
-                self._begin_window(now_s)
+            self.is_on = now_s - self._late_since_s >= LATE_FOR_S
         elif now_s - self._window_s >= WINDOW_S:
-            is_over = self._refused < FEW * self._asked
-            self._begin_window(now_s)
-            self.is_on = not is_over
+            self.is_on = self._refused >= FEW * self._asked
+        else:
+            return
+        self._window_s = now_s
+        self._asked = self._refused = 0
 
     def check(self) -> None:
         """Raise OverloadedError if new work has to be refused now."""
@@ -96,7 +97,3 @@ class Overload:
         if self._is_begun and self._clock() - self._begun_s > ADMITTING_S:
             self._refused += 1
             raise OverloadedError
-
-    def _begin_window(self, now_s: float) -> None:
-        self.is_on, self._window_s = True, now_s
-        self._asked = self._refused = 0

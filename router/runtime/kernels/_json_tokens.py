@@ -5,8 +5,8 @@
 
 Consecutive numbers, separated by a comma or a comma and a space, are read 64 bytes at a time
 (`_read_run`): the ends of all numbers are one word of bits, so that parsing a number does not wait
-for the number before it. This takes a third of the time, and half as long again if the 64 bytes are
-nothing but digits and single commas. Everything else is read byte by byte.
+for the number before it. This takes a third of the time, and less if the 64 bytes are nothing but
+digits and single commas. Everything else is read byte by byte.
 
 The kernel parses less than JSON: outside the array it only finds where values end, and the caller
 decodes the rest strictly. Input that it does not recognise with certainty is NOT_PLAIN, valid or

@@ -231,9 +231,7 @@ class Tracker:
 
         `in_batch`: the caller reports from time to time, so the output grows unreported in between.
         """
-        booking = self.by_id.get(request_id)
-        if booking is None:
-            raise ReservationNotFoundError(_name(request_id))
+        booking = self._booking(request_id)
         expires_s = now_s + self._ttl_s
         kernels.complete(self.state, self._table.values, booking, now_s, expires_s, in_batch)
         if self.ledger is not None and isinstance(request_id, str):
@@ -298,10 +296,7 @@ class Tracker:
 
     def free(self, request_id: BookingId, now_s: float) -> None:
         """End a request as reported. O(nodes on its path). Raises ReservationNotFoundError."""
-        booking = self.by_id.get(request_id)
-        if booking is None:
-            raise ReservationNotFoundError(_name(request_id))
-        was_reported = self._drop(request_id, booking, now_s)
+        was_reported = self._drop(request_id, self._booking(request_id), now_s)
         if isinstance(request_id, str):
             self.silence.note(is_reported=was_reported)
 
