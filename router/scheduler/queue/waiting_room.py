@@ -243,7 +243,7 @@ def _waiting(
 
 def _lane(request: SelectRequest) -> Hashable:
     """Return a key that is equal for requests that the same ranks can take."""
-    if not demands_something(request):
+    if not demands_something(request) and request.prefill_worker_id is None:
         return None
     demands = (
         request.allowed_worker_ids,

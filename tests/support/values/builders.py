@@ -71,8 +71,9 @@ def settings(**fields):
 class World:
     """A core, and agents' journals that speak to it."""
 
-    def __init__(self, make_indexer=RadixTree, selectors=None, **fields):
-        self.core = RouterCore(settings(**fields), make_indexer, Random(5), selectors)
+    def __init__(self, make_indexer=RadixTree, selectors=None, rng=None, **fields):
+        rng = Random(5) if rng is None else rng
+        self.core = RouterCore(settings(**fields), make_indexer, rng, selectors)
         self.core.handle(SetConnected(True), 0.0)
         self.journals = {}
 
@@ -107,12 +108,13 @@ class World:
             now_s,
         )[1]
 
-    def cache(self, rank, token_ids, **fields):
+    def cache(self, rank, token_ids, tier=Tier.DEVICE, **fields):
         """Let a rank hold the blocks of a prompt."""
         request = SelectRequest(token_ids=token_ids, **fields)
         prompt = prepare(request, (), naming=self.core.naming)
         hashed = prompt.hashed(self.journals[rank].identity)
-        self.journals[rank].stored(Tier.DEVICE, hashed.sequence_hashes.tolist(), None)
+        if hashes := hashed.sequence_hashes.tolist():
+            self.journals[rank].stored(tier, hashes, None)
         self.deliver(rank)
 
     def select(self, token_ids, now_s=0.0, **fields):

@@ -111,6 +111,15 @@ def test_demands_are_lanes_of_their_own():
     assert (pending.request.request_id, seen) == ("other", ["pinned", "other"])
 
 
+def test_prefill_worker_is_a_lane_of_its_own():
+    """Its labels may demand a location in which no rank has room."""
+    here = room()
+    wait(here, asked("near", prefill_worker_id=7))
+    wait(here, asked("other"))
+    _, pending = here.take(lambda each, *_: each.prefill_worker_id is None, 0.0)
+    assert pending.request.request_id == "other"
+
+
 def test_a_request_waits_as_long_as_it_wants_or_its_class_allows():
     here = room()
     short, _ = wait(here, asked("short", max_wait_s=5.0))
