@@ -38,6 +38,7 @@ to run it
   health    exits with 0 if this container's process is alive; for its HEALTHCHECK
 to look inside
   inspect   query a running router: the blocks of a worker, the holders of a prompt or a block
+  attach    let a running router attach the engine at a URL
   doctor    check an engine's event sockets, and explain what is wrong and how to fix it
   record    a router that also writes all its inputs to a file
   replay    run a recording again: the same decisions, or what other settings would change
@@ -56,6 +57,7 @@ TOOLS = {
     "record": "router.tools.recordings.record",
     "replay": "router.tools.recordings.replay",
     "simulate": "router.tools.simulate.command",
+    "attach": "router.tools.attach.command",
     "doctor": "router.tools.doctor.command",
 }
 """The modules of commands that are functions of the same name."""

@@ -10,11 +10,12 @@ from router.core.core import RouterCore
 from router.core.registered_workers import missing
 from router.core.registrations import Registrations
 from router.core.views import workers
+from router.discovery.attach.attachments import Attachments
 from router.discovery.registration import Registrar
 from router.errors import WorkerNotFoundError
 from router.protocol.catalogue import Lifecycle
 from router.protocol.requests import BusyThresholdRequest
-from router.protocol.workers import WorkerPatch, WorkerRegistration
+from router.protocol.workers import WorkerPatch, WorkerRegistration, WorkerRequest
 from router.scheduler.busy import BusyThresholds
 
 
@@ -94,32 +95,42 @@ class WorkerCommands:
         registrations: Registrations,
         registrar: Registrar,
         engine_of: workers.EngineOf,
+        attachments: Attachments,
         order: Callable[[int, Lifecycle], Awaitable[None]],
     ) -> None:
         self._core = core
         self._registrations = registrations
         self._registrar = registrar
         self._engine_of = engine_of
+        self._attachments = attachments
         self._order = order
 
     def all(self) -> list[workers.WorkerView]:
         """Return all workers, by id."""
         whole = workers.workers(self._core, time.monotonic(), self._engine_of)
         incomplete = [self._incomplete_view(each) for each in self._registrations.incomplete]
-        return sorted([*whole, *incomplete], key=lambda view: view.worker_id)
+        views = [self._with_sentence(each) for each in (*whole, *incomplete)]
+        return sorted(views, key=lambda view: view.worker_id)
 
     def view(self, worker_id: int) -> workers.WorkerView:
         """Return one worker. Raises WorkerNotFoundError."""
         worker = self._core.fleet.get(worker_id)
         if worker is not None:
-            return workers.worker_view(self._core, worker, time.monotonic(), self._engine_of)
+            view = workers.worker_view(self._core, worker, time.monotonic(), self._engine_of)
+            return self._with_sentence(view)
         for registration in self._registrations.incomplete:
             if registration.worker_id == worker_id:
-                return self._incomplete_view(registration)
+                return self._with_sentence(self._incomplete_view(registration))
         raise WorkerNotFoundError(worker_id)
 
-    async def register(self, registration: WorkerRegistration) -> workers.WorkerView:
-        """Add a worker or replace its registration. Raises what `Registrar` raises."""
+    async def register(self, request: WorkerRequest) -> workers.WorkerView:
+        """Add a worker, replace its registration, or attach an engine by its URL.
+
+        Raises InvalidFieldError, and what `Registrar` raises.
+        """
+        if request.url is not None:
+            return self.view(await self._attachments.attach(request.url))
+        registration = request.registration
         await self._registrar.check(registration)
         await self._registrar.put(registration)
         return self.view(registration.worker_id)
@@ -145,6 +156,10 @@ class WorkerCommands:
         before = self.view(worker_id)
         await self._registrar.remove(worker_id)
         return structs.replace(before, lifecycle="unschedulable")
+
+    def _with_sentence(self, view: workers.WorkerView) -> workers.WorkerView:
+        sentence = self._attachments.sentences.get(view.worker_id)
+        return view if sentence is None else structs.replace(view, attachment=sentence)
 
     def _incomplete_view(self, registration: WorkerRegistration) -> workers.WorkerView:
         lacking = missing(registration, needs_events=self._core.reads_events)

@@ -15,6 +15,28 @@ VLLM = (
 )
 
 
+class AttachConfig(Struct, frozen=True, kw_only=True):
+    """Engines named by their URLs, which say the rest themselves."""
+
+    workers: Annotated[
+        str,
+        about(
+            "engines to attach, by the URLs of their OpenAI servers: http://a:8000,http://b:8000; "
+            "model, block size, ranks and event sockets are asked of each",
+            max_length=65_536,
+        ),
+    ] = ""
+    worker_token_file: Annotated[
+        str, about("file with the key of the engines' servers; empty: none")
+    ] = ""
+    worker_ca_file: Annotated[
+        str, about("PEM file of authorities for https engines; empty: the system's")
+    ] = ""
+    workers_on_other_hosts: Annotated[
+        bool, about("follow event sockets that an attached engine names on another host")
+    ] = False
+
+
 class DiscoveryConfig(Struct, frozen=True, kw_only=True):
     """The pods that are engines, and the endpoints of their events."""
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct, structs
 
-from router.config.discovery import DiscoveryConfig, DynamoConfig
+from router.config.discovery import AttachConfig, DiscoveryConfig, DynamoConfig
 from router.config.observability import ObservabilityConfig
 from router.config.placement import PlacementConfig
 from router.config.policy import PolicyConfig
@@ -113,6 +113,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     policy: PolicyConfig = PolicyConfig()
     queue: QueueConfig = QueueConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    attach: AttachConfig = AttachConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     dynamo: DynamoConfig = DynamoConfig()
 

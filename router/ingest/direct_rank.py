@@ -105,17 +105,21 @@ class DirectRank:
         self._has_begun = any(self._journal.state.counts)
 
     def absent_s(self, now_s: float) -> float:
-        """Return the time since the connection to a known engine was lost; 0 if there is one.
+        """Return the time without a connection to the engine; 0 if there is one.
 
-        The engine is known if it was connected before, here or in a former process. Must be called
-        often: the time counts from the first call that finds no connection.
+        Must be called often: the time counts from the first call that finds no connection.
         """
         is_connecting = self.follower.status(now_s).condition is FollowerCondition.CONNECTING
-        if not (self._has_begun and is_connecting):
+        if not is_connecting:
             self._absent_since_s = None
         elif self._absent_since_s is None:
             self._absent_since_s = now_s
         return 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
+
+    @property
+    def was_reached(self) -> bool:
+        """True if the engine was connected before, here or in a former process."""
+        return self._has_begun
 
     @property
     def is_ours(self) -> bool:

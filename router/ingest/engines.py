@@ -11,7 +11,7 @@ any time. A detached rank has no task, no socket and no file.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from math import inf
 
@@ -21,6 +21,7 @@ from router.core.registered_workers import RegisteredWorker
 from router.core.views.workers import EngineView
 from router.ingest.data_dir import DataDir
 from router.ingest.direct_rank import Attachment, DirectRank
+from router.ingest.reachability import Reachability
 from router.observability.metrics import RouterMetrics
 from router.protocol.events import LogMessage
 from router.protocol.values import Rank
@@ -75,6 +76,7 @@ class Engines:
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._max_ranks = max_ranks
         self._pacing = Pacing()
+        self._reachability = Reachability()
         self._turns = turns
         self._group: asyncio.TaskGroup | None = None
         self._context: Context | None = None
@@ -234,16 +236,24 @@ class Engines:
             for rank, each in self._ranks.items():
                 known_s = absent_s.get(rank.worker_id, inf)
                 absent_s[rank.worker_id] = min(known_s, each.absent_s(now_s))
-            for worker_id, since_s in absent_s.items():
-                self._note_gone(worker_id, is_gone=since_s >= GONE_S)
+            gone = {worker_id for worker_id, since_s in absent_s.items() if since_s >= GONE_S}
+            unknown = gone - {rank.worker_id for rank, e in self._ranks.items() if e.was_reached}
+            servers = {each.worker_id: each.endpoint for each in self._registered(unknown)}
+            gone -= set(await self._reachability.answering(servers, now_s))
+            for worker_id in absent_s:
+                self._note_gone(worker_id, servers, is_gone=worker_id in gone)
 
-    def _note_gone(self, worker_id: int, *, is_gone: bool) -> None:
+    def _note_gone(self, worker_id: int, servers: Mapping[int, str], *, is_gone: bool) -> None:
+        """Note whether a worker's engines can be reached. `servers`: of those that never were."""
         worker = self._core.fleet.get(worker_id)
         if worker is None or is_gone == (worker.problem is not None):
             return
         if is_gone:
-            log.warning("worker %d: no engine is reachable; it gets no requests", worker_id)
             problem = f"its engines could not be reached for {GONE_S:g} s"
+            if worker_id in servers:
+                server = servers[worker_id] or "an HTTP server, which it does not name,"
+                problem = f"unreachable: neither {server} nor its event sockets ever answered"
+            log.warning("worker %d gets no requests: %s", worker_id, problem)
             self._core.handle(SetProblem(worker_id, problem), 0.0)
         else:
             log.info("worker %d: an engine is reachable again", worker_id)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, structs
 
+from router.errors import InvalidFieldError
 from router.protocol.catalogue import Enforcement, Lifecycle, TransferWeight, WorkerLabels
 from router.protocol.index_service import agreed_group
 from router.protocol.values import U64_MAX, DpRank, Name, Role, Scope, Taint, UInt
@@ -94,6 +95,38 @@ class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=
     def patched(self, patch: WorkerFields) -> "WorkerRegistration":
         """Return the registration with the patch's fields."""
         return structs.replace(self, **patch.given)
+
+
+class WorkerRequest(WorkerFields, frozen=True, kw_only=True):
+    """A worker to register. With an endpoint and nothing else, its engine is asked for the rest.
+
+    `tenant_id` is the older name of `routing_group`.
+    """
+
+    worker_id: UInt | None = None
+    model_name: Name = "default"
+    routing_group: Name | None = None
+    tenant_id: Name | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the engine to ask; None if the request registers the worker itself."""
+        names = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return self.endpoint if names == {"endpoint", "model_name"} else None
+
+    @property
+    def registration(self) -> WorkerRegistration:
+        """The registration. Raises InvalidFieldError without a worker id."""
+        if self.worker_id is None:
+            allowed = "an integer; or an endpoint and nothing else, whose engine is then asked"
+            raise InvalidFieldError("worker_id", "missing", allowed)
+        names = ("worker_id", "model_name", "routing_group", "tenant_id")
+        return WorkerRegistration(**{name: getattr(self, name) for name in names}, **self.given)
+
+    def __post_init__(self) -> None:
+        if self.worker_id is not None and self.worker_id > U64_MAX:
+            raise ValueError(f"Expected `int` <= {U64_MAX}, got {self.worker_id}")
+        agreed_group(self.routing_group, self.tenant_id)
 
 
 class WorkerPatch(WorkerFields, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from router.core.registered_workers import complete_worker
 from router.core.selections import Selections
 from router.core.views.shadow import Shadow
 from router.dashboard.dashboard import Dashboard
+from router.discovery.attach.attachments import Attachments
 from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
@@ -107,6 +108,15 @@ class RouterService:
         )
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
+        self._attachments = Attachments(
+            config.attach,
+            self.host.registrar,
+            self.host.registrations,
+            self.host.timeline,
+            self.host.metrics.registry,
+            Random(),
+            needs_events=core.reads_events,
+        )
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
         self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
@@ -137,6 +147,7 @@ class RouterService:
             host.registrations,
             host.registrar,
             host.engines.view,
+            self._attachments,
             self._order_worker,
         )
         api = Api(
@@ -209,6 +220,7 @@ class RouterService:
 
     def _background(self) -> Iterable[Task]:
         yield self._dashboard.streams.run()
+        yield self._attachments.run()
         if self._replica is not None:
             yield self._replica.publish_forever()
         if self._dynamo is not None:

@@ -55,8 +55,9 @@ def agent_metrics(
     ranks = [((model_name, runner.rank.dp_rank), runner) for runner in runners]
     expose_each(registry, "vllm:", _ENGINE, RANK_LABELS, lambda: ranks)
     expose_each(registry, "kv_agent_", _AGENT, RANK_LABELS, lambda: ranks)
-    size = block_size, runners[0].constants.num_blocks
-    info = gauge("Size of a rank's cache", lambda size: {size: 1}, "block_size", "num_gpu_blocks")
+    num_blocks = sum(runner.constants.num_blocks for runner in runners)  # vLLM reports the sum
+    labels, size = ("block_size", "num_gpu_blocks"), (block_size, num_blocks)
+    info = gauge("Size of all ranks' caches", lambda size: {size: 1}, *labels)
     expose(registry, "vllm:", {"cache_config_info": info}, size)
 
     def prompt_tokens() -> dict[int, int]:

@@ -30,7 +30,7 @@ from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
 from router.protocol.values import U64_MAX, Rank, number_in
-from router.protocol.workers import WorkerPatch, WorkerRegistration
+from router.protocol.workers import WorkerPatch, WorkerRequest
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.process.settings import SettingView
 from router.runtime.security.guard import Guard
@@ -94,7 +94,7 @@ class Api:
 
     async def register_worker(self, request: Request) -> Response:
         """Register a worker, or replace its registration."""
-        body = await self._web.body(request, WorkerRegistration)
+        body = await self._web.body(request, WorkerRequest)
         return json_answer(await self._workers.register(body), 201)
 
     async def patch_worker(self, request: Request) -> Response:

@@ -37,7 +37,7 @@ from router.protocol.requests import (
     ReplicaPeerRequest,
     SelectRequest,
 )
-from router.protocol.workers import WorkerPatch, WorkerRegistration
+from router.protocol.workers import WorkerPatch, WorkerRequest
 from router.runtime.process.settings import SettingView
 
 
@@ -207,7 +207,7 @@ ROUTES = (
         "register_worker",
         "Register a worker that the router subscribes to, or replace its registration",
         WorkerView,
-        WorkerRegistration,
+        WorkerRequest,
         status=201,
         refusals=(*BODY, 409, 503),
     ),

@@ -178,6 +178,8 @@ class RankView(Struct, frozen=True):
 class WorkerView(Struct, frozen=True, kw_only=True):
     """One worker, as announced or registered, with its current state.
 
+    `attachment`: what is known of an engine that was attached by its URL, in one sentence.
+
     Null: not reported or not known yet. Fields of registered workers only come last, before the
     labels that requests may require.
     """
@@ -199,6 +201,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     last_heard_s: float | None
     not_schedulable_reasons: list[str]
     ranks: list[RankView]
+    attachment: str | None = None
     kv_events_endpoint: str | None = None
     kv_events_endpoints: dict[int, str] = {}
     replay_endpoint: str | None = None

@@ -78,7 +78,11 @@ class RankMetrics:
 
 
 class Dialect(Struct, frozen=True):
-    """The metrics of one kind of engine. `names`: all metrics that are read."""
+    """The metrics of one kind of engine. `names`: all metrics that are read.
+
+    `pool_tokens`: the tokens of a rank's pool. If an engine does not report them, `total_kv_blocks`
+    applies, which is the sum over its ranks if `is_pool_summed`.
+    """
 
     rank_label: str
     running: str
@@ -87,6 +91,8 @@ class Dialect(Struct, frozen=True):
     block_size: Sources
     total_kv_blocks: Sources
     max_num_batched_tokens: Sources = ()
+    pool_tokens: Sources = ()
+    is_pool_summed: bool = False
 
 
 def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
@@ -177,6 +183,8 @@ DIALECTS: Mapping[EngineKind, Dialect] = {
         load=_vllm,
         block_size=(("vllm:cache_config_info", "block_size"),),
         total_kv_blocks=(("vllm:cache_config_info", "num_gpu_blocks"),),
+        pool_tokens=(("vllm:cache_config_info", "kv_cache_size_tokens"),),  # from 0.24
+        is_pool_summed=True,
     ),
     "sglang": Dialect(
         rank_label="dp_rank",

@@ -33,12 +33,19 @@ class EngineMetrics:
     def facts(self) -> EngineLimits:
         """Return the constants of the engine."""
         dialect = self._dialect
+        block_size = self._size(dialect.block_size)
         return EngineLimits(
             self._label("model_name", dialect.running),
-            self._size(dialect.block_size),
-            self._size(dialect.total_kv_blocks),
+            block_size,
+            self._blocks_of_rank(block_size),
             self._size(dialect.max_num_batched_tokens),
         )
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks with metrics, at least one."""
+        samples = self._samples.get(self._dialect.running, ())
+        return max(len({each.labels.get(self._dialect.rank_label) for each in samples}), 1)
 
     def load(self, dp_rank: int, facts: EngineLimits) -> EngineLoad | None:
         """Return the load of a rank, or None if it is not reported."""
@@ -59,6 +66,15 @@ class EngineMetrics:
                 if size:
                     return size
         return None
+
+    def _blocks_of_rank(self, block_size: int | None) -> int | None:
+        tokens = self._size(self._dialect.pool_tokens)
+        if tokens and block_size:
+            return tokens // block_size
+        blocks = self._size(self._dialect.total_kv_blocks)
+        if blocks is None or not self._dialect.is_pool_summed:
+            return blocks
+        return blocks // self.rank_count or None
 
     def _label(self, label: str, name: str) -> str | None:
         values = (sample.labels.get(label) for sample in self._samples.get(name, ()))

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
 
+from router.discovery.attach.engine_server import ObservedServer, Server
 from router.publisher.engine_events.batch import EngineBatch, EngineStored
 from router.publisher.zmq.sockets import Context, open_context
 from router.tools.doctor import listening
@@ -28,7 +29,6 @@ from router.tools.doctor.observed_engine import ObservedEngine
 from router.tools.doctor.observed_probe import ObservedProbe
 from router.tools.doctor.ports import ObservedPort, probe_port
 from router.tools.doctor.prober import Prober
-from router.tools.doctor.server import ObservedServer, Server
 from router.tools.doctor.trial import Trial
 from router.tools.doctor.wire_forms import WireForms
 

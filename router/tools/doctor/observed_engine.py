@@ -2,13 +2,13 @@
 
 from msgspec import Struct
 
+from router.discovery.attach.engine_server import ObservedServer
 from router.publisher.engine_metrics.dialects import EngineKind
 from router.tools.doctor.config import DoctorConfig
 from router.tools.doctor.event_totals import EventTotals
 from router.tools.doctor.messages import ObservedLive, ObservedReplay
 from router.tools.doctor.observed_probe import ObservedProbe
 from router.tools.doctor.ports import ObservedPort
-from router.tools.doctor.server import ObservedServer
 from router.tools.doctor.trial import ObservedTrial
 from router.tools.doctor.wire_forms import WireForms
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from router.discovery.attach.engine_server import ObservedServer, Server
 from router.errors import ServerError
 from router.publisher.engine_events.batch import EngineStored
 from router.tools.doctor.observed_probe import Kind, ObservedProbe, ObservedRequest, announced
-from router.tools.doctor.server import ObservedServer, Server
 
 PROMPT_BLOCKS = 3
 MIN_TOKENS = 13

@@ -31,15 +31,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="kv-router inspect", description="Print the state of a running router."
     )
-    parser.add_argument(
-        "--url", default=DEFAULT_URL, help="URL of the router (default: %(default)s)"
-    )
-    for name, what in _ACCESS.items():
-        variable = f"{CLIENT_PREFIX}{name.upper()}"
-        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
-        )
+    add_router(parser, "--url")
     parser.add_argument("--json", action="store_true", help="print the router's response as JSON")
     questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
     questions.add_parser("workers", help="all workers, with their numbers of blocks")
@@ -56,6 +48,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "sequence_hash", type=u64, metavar="HASH", help="decimal (signed or unsigned), or 0x…"
     )
     return parser.parse_args(arguments)
+
+
+def add_router(parser: argparse.ArgumentParser, option: str) -> None:
+    """Add the option with the router's URL, and those of the credentials for it."""
+    parser.add_argument(
+        option, default=DEFAULT_URL, metavar="URL", help="URL of the router (default: %(default)s)"
+    )
+    for name, what in _ACCESS.items():
+        variable = f"{CLIENT_PREFIX}{name.upper()}"
+        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
+        )
 
 
 def _add_prompt(prompt: argparse.ArgumentParser) -> None:

@@ -41,6 +41,10 @@ class InspectClient:
         """Return one worker."""
         return self._reply("GET", f"/workers/{worker_id}", WorkerView)
 
+    def attach(self, url: str) -> WorkerView:
+        """Let the router attach the engine at a URL. Returns its worker."""
+        return self._reply("POST", "/workers", WorkerView, msgspec.json.encode({"endpoint": url}))
+
     def overlap_scores(self, prompt: PromptRequest) -> OverlapScoresReply:
         """Return the blocks of a prompt that each rank holds."""
         return self._reply(

@@ -21,7 +21,8 @@ from support.processes.servers import free_port
 
 class OpenAiEngine:
     """`knows_salt`: "yes", "unsaid" (its events do not name it) or "no"; `is_silent`: publishes
-    nothing; `chat_shift`: the difference of a chat's tokens from those of /tokenize.
+    nothing; `chat_shift`: the difference of a chat's tokens from those of /tokenize; `sources`: its
+    answer to /kv_event_sources: its own sockets, or what is given; None: 404, as before vLLM 0.31.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class OpenAiEngine:
         chat_shift=0,
         num_gpu_blocks=1000,
         models=None,
+        sources="own",
+        port=None,
     ):
         self.engine = Engine(topic="kv")
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.block_size = block_size
         self.knows_salt = knows_salt
@@ -46,7 +49,8 @@ class OpenAiEngine:
         self.reports_cached = reports_cached
         self.chat_shift = chat_shift
         self.num_gpu_blocks = num_gpu_blocks
-        self.models = models or [{"id": "m", "max_model_len": 512}]
+        self.models = models or [{"id": "m", "max_model_len": 512, "owned_by": "vllm"}]
+        self.sources = sources
         self.hits = 0
         self._held = set()
 
@@ -56,6 +60,7 @@ class OpenAiEngine:
             Route("/v1/models", self.list_models),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
+            Route("/kv_event_sources", self.event_sources),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -74,6 +79,22 @@ class OpenAiEngine:
 
     async def version(self, _):
         return JSONResponse({"version": "0.32.0"})
+
+    async def event_sources(self, _):
+        if self.sources is None:
+            return JSONResponse({"detail": "Not Found"}, status_code=404)
+        return JSONResponse(self.own_sources() if self.sources == "own" else self.sources)
+
+    def own_sources(self):
+        return {
+            "0": {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": f"tcp://*:{self.engine.port}",
+                "replay_endpoint": f"tcp://*:{self.engine.replay_port}",
+                "topic": "kv",
+            }
+        }
 
     async def metrics(self, _):
         return PlainTextResponse(

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from router.discovery.attach.engine_server import ObservedServer
 from router.tools.doctor.findings import Finding, caching_flag, name_of, ok, unknown, warning, wrong
 from router.tools.doctor.observed_engine import ObservedEngine
-from router.tools.doctor.server import ObservedServer
 
 
 def server_findings(seen: ObservedEngine) -> Iterator[Finding]:

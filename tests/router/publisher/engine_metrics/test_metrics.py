@@ -43,6 +43,23 @@ trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 90.0
 """
 
 
+TWO_RANKS = """\
+vllm:num_requests_running{{engine="0",model_name="tiny"}} 0.0
+vllm:num_requests_running{{engine="1",model_name="tiny"}} 0.0
+vllm:cache_config_info{{block_size="32",engine="0",{tokens}num_gpu_blocks="400"}} 1.0
+vllm:cache_config_info{{block_size="32",engine="1",{tokens}num_gpu_blocks="400"}} 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    "tokens", ['kv_cache_size_tokens="6400",', "", 'kv_cache_size_tokens="None",']
+)
+def test_pool_of_a_rank_is_not_the_sum_that_vllm_reports(tokens):
+    metrics = EngineMetrics("vllm", TWO_RANKS.format(tokens=tokens))
+    assert metrics.rank_count == 2
+    assert metrics.facts().total_kv_blocks == 200
+
+
 def test_vllm_as_it_was_recorded():
     metrics = EngineMetrics("vllm", VLLM)
     assert metrics.facts() == VLLM_FACTS

@@ -1,0 +1,174 @@
+"""What is made of an engine's own words: sockets, registration, sentence."""
+
+import pytest
+
+from router.discovery.attach.attachment import attachment, parsed_url
+from router.discovery.attach.engine_server import ObservedServer
+from router.discovery.attach.event_sockets import RankSockets, sglang_sockets, vllm_sockets
+from router.errors import InvalidFieldError
+from router.publisher.engine_metrics.dialects import EngineLimits
+
+URL = "http://a:8000"
+TWO_RANKS = {
+    "1": {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:21111",
+        "replay_endpoint": "tcp://*:21211",
+        "buffer_steps": 10000,
+        "topic": "",
+    },
+    "0": {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:21110",
+        "replay_endpoint": "tcp://*:21210",
+        "buffer_steps": 10000,
+        "topic": "",
+    },
+}
+
+
+def seen(**fields):
+    known = {
+        "models": {"tiny": None},
+        "owner": "vllm",
+        "version": "0.32.0",
+        "engine": "vllm",
+        "facts": EngineLimits("tiny", 32, 200),
+        "rank_count": 2,
+        "has_prefix_caching": True,
+        "sockets": vllm_sockets(TWO_RANKS),
+    }
+    return ObservedServer(URL, **{**known, **fields})
+
+
+def made(url=URL, *, follows_others=False, **fields):
+    engine = parsed_url(url, "workers")
+    return attachment(engine, seen(**fields), needs_events=True, follows_others=follows_others)
+
+
+def test_wildcard_sockets_are_reached_at_the_url_host():
+    found = made()
+    assert found.is_up
+    registration = found.registration
+    assert registration.kv_events_endpoints == {0: "tcp://a:21110", 1: "tcp://a:21111"}
+    assert registration.replay_endpoints == {0: "tcp://a:21210", 1: "tcp://a:21211"}
+    assert (registration.block_size, registration.total_kv_blocks) == (32, 200)
+    assert (registration.model_name, registration.data_parallel_size) == ("tiny", 2)
+    assert found.sentence == (
+        "http://a:8000  vLLM 0.32.0, tiny, 2 ranks of 200 blocks of 32 tokens; events with replay"
+    )
+
+
+def sockets_at(address):
+    return {0: RankSockets(address, address.replace("1", "2"))}
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("tcp://10.0.0.5:41000", "not at a"),
+        ("ipc:///run/kv", "on its own machine"),
+        ("tcp://*", "not at a"),
+        ("tcp://*:99999999", "not at a"),
+    ],
+)
+def test_socket_elsewhere_is_not_followed(address, reason):
+    found = made(sockets=sockets_at(address))
+    assert found.registration.kv_events_endpoints is None
+    assert reason in found.sentence
+    assert "not chosen" in found.sentence
+
+
+def test_socket_on_another_host_is_followed_if_allowed():
+    found = made(sockets=sockets_at("tcp://10.0.0.5:41000"), follows_others=True)
+    assert found.registration.kv_events_endpoints == {0: "tcp://10.0.0.5:41000"}
+
+
+def test_loopback_sockets_of_a_loopback_url_are_followed():
+    found = made("http://localhost:8000", sockets=sockets_at("tcp://127.0.0.1:41000"))
+    assert found.registration.kv_events_endpoints == {0: "tcp://127.0.0.1:41000"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "clause"),
+    [
+        ({"sockets": {}}, "no KV events: start it with --kv-events-config"),
+        ({"sockets": None, "version": "0.24.0"}, "vLLM does from 0.31"),
+        ({"sockets": None, "engine": "trtllm"}, ";events=tcp://a:5557"),
+        ({"has_prefix_caching": False}, "prefix caching is off"),
+        ({"sockets": {0: RankSockets("tcp://*:5557")}}, "no replay"),
+        ({"facts": EngineLimits("tiny")}, "do not name its block size"),
+        ({"problem": "refused"}, "does not answer (refused); retrying each second"),
+        ({"problem": "status 401", "status": 401}, "401: it needs a key (worker_token_file)"),
+        ({"problem": "status 404", "status": 404}, "is no engine"),
+        ({"problem": "status 307", "status": 307}, "not followed (307)"),
+    ],
+)
+def test_sentence_names_the_problem(fields, clause):
+    assert clause in made(**fields).sentence
+
+
+def test_given_socket_is_offset_by_the_rank():
+    found = made("http://a:8000;events=tcp://b:5557;replay=tcp://b:5657", sockets=None)
+    assert found.registration.kv_events_endpoints == {0: "tcp://b:5557", 1: "tcp://b:5558"}
+    assert found.registration.replay_endpoints == {0: "tcp://b:5657", 1: "tcp://b:5658"}
+
+
+def test_adapters_and_aliases_are_not_models_of_their_own():
+    models = {"tiny": None, "small": None, "sql": "tiny"}
+    found = made(models=models, aliases=("small",))
+    assert found.registration.model_name == "tiny"
+    assert found.registration.lora_names == ["sql"]
+    assert "also named small, adapters sql" in found.sentence
+
+
+def test_sglang_ports_are_offset_by_the_rank():
+    said = {"publisher": "zmq", "endpoint_port_base": 5557, "dp_size": 2, "topic": "t"}
+    said |= {"replay_endpoint_port_base": 6557, "load_endpoint_port_base": 7557}
+    assert sglang_sockets(said) == {
+        0: RankSockets("tcp://*:5557", "tcp://*:6557", "t", "tcp://*:7557"),
+        1: RankSockets("tcp://*:5558", "tcp://*:6558", "t", "tcp://*:7558"),
+    }
+    assert sglang_sockets(None) == {}
+
+
+@pytest.mark.parametrize("answer", [{"x": {}}, {"0": {"endpoint": 3}}, {"0": None}])
+def test_malformed_sources_are_unknown(answer):
+    assert vllm_sockets(answer) is None
+
+
+def test_url_is_normalised_and_its_id_follows():
+    one, other = parsed_url(" http://a:8000/v1/ ", "workers"), parsed_url(URL, "workers")
+    assert one == other
+    assert one.worker_id == other.worker_id
+    assert parsed_url(f"{URL};events=tcp://b:1", "workers").text == f"{URL};events=tcp://b:1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:8000",
+        "ftp://a",
+        "http://",
+        "http://a/path",
+        "http://a?x=1",
+        "http://a:99999",
+        "http://a;event=tcp://b:1",
+        "http://a;events=",
+        "http://a;events=*",
+        "http://" + "a" * 1000,
+    ],
+)
+def test_invalid_url_is_refused(text):
+    with pytest.raises(InvalidFieldError) as caught:
+        parsed_url(text, "workers")
+    assert caught.value.field == "workers"
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated():
+    with pytest.raises(InvalidFieldError) as caught:
+        parsed_url("http://user:secret@a:8000", "workers")
+    assert "secret" not in str(caught.value)
+    assert "worker_token_file" in str(caught.value)
