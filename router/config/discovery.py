@@ -27,7 +27,7 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     worker_token_file: Annotated[
-        str, about("file with the key of the engines' servers; empty: none")
+        str, about("file with the key of the servers of these engines; empty: none")
     ] = ""
     worker_ca_file: Annotated[
         str, about("PEM file of authorities for https engines; empty: the system's")

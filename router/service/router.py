@@ -108,15 +108,7 @@ class RouterService:
         )
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
-        self._attachments = Attachments(
-            config.attach,
-            self.host.registrar,
-            self.host.registrations,
-            self.host.timeline,
-            self.host.metrics.registry,
-            Random(),
-            needs_events=core.reads_events,
-        )
+        self._attachments = self._make_attachments(core)
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
         self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
@@ -188,6 +180,18 @@ class RouterService:
                 core, self._sessions, selections, is_hard=self._config.sessions.is_hard
             )
         return Commands(core, effect_runner, metrics, watch, selections, sessions=sessions)
+
+    def _make_attachments(self, core: RouterCore) -> Attachments:
+        host = self.host
+        return Attachments(
+            self._config.attach,
+            host.registrar,
+            host.registrations,
+            host.timeline,
+            host.metrics.registry,
+            Random(),
+            needs_events=core.reads_events,
+        )
 
     def _make_discovery(self) -> "Discovery | None":
         if self._config.discovery.discovery == "none":

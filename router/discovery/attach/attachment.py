@@ -147,7 +147,9 @@ def attachment(
 def _unreachable(seen: ObservedServer) -> str:
     """Return why an engine's server gave no list of models."""
     if seen.status in (401, 403):
-        return f"{seen.status}: it needs a key (worker_token_file)"
+        return (
+            f"{seen.status}: it needs a key (worker_token_file, for engines of the setting workers)"
+        )
     if seen.status is not None and 300 <= seen.status < 400:
         return f"redirects to another address, which is not followed ({seen.status})"
     if seen.status == 503:

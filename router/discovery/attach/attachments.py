@@ -61,8 +61,12 @@ class Attachments:
         self._registrar, self._registrations = registrar, registrations
         self._timeline, self._random = timeline, random
         self._needs_events = needs_events
-        self._access = HttpAccess(config.worker_token_file, config.worker_ca_file)
-        self._options: Mapping[str, Any] = self._access.options("worker")
+        with_key = HttpAccess(config.worker_token_file, config.worker_ca_file)
+        without = HttpAccess(ca_file=config.worker_ca_file)
+        self._options: Mapping[str, Mapping[str, Any]] = {
+            BY_SETTING: with_key.options("worker"),
+            BY_REQUEST: without.options("worker"),  # a caller may name any address
+        }
         self._set = {each.worker_id: each for each in _configured(config.workers)}
         self._followed: dict[int, EngineUrl] = {}
         self._known: dict[int, Attachment] = {}
@@ -141,7 +145,7 @@ class Attachments:
 
     async def _look(self, engine: EngineUrl, prefix: str) -> None:
         """Ask an engine what it is, and register it if that has changed."""
-        server = Server(engine.url, TIMEOUT_S, self._options)
+        server = Server(engine.url, TIMEOUT_S, self._options[prefix])
         try:
             seen = await server.look()
         finally:

@@ -22,7 +22,8 @@ from support.processes.servers import free_port
 class OpenAiEngine:
     """`knows_salt`: "yes", "unsaid" (its events do not name it) or "no"; `is_silent`: publishes
     nothing; `chat_shift`: the difference of a chat's tokens from those of /tokenize; `sources`: its
-    answer to /kv_event_sources: its own sockets, or what is given; None: 404, as before vLLM 0.31.
+    answer to /kv_event_sources: its own sockets, or what is given; None: 404, as before vLLM 0.31;
+    `key`: what /v1/models asks for; `given_keys`: the headers that it was sent.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class OpenAiEngine:
         models=None,
         sources="own",
         port=None,
+        key=None,
     ):
+        self.key = key
         self.engine = Engine(topic="kv")
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -52,6 +55,7 @@ class OpenAiEngine:
         self.models = models or [{"id": "m", "max_model_len": 512, "owned_by": "vllm"}]
         self.sources = sources
         self.hits = 0
+        self.given_keys = set()
         self._held = set()
 
     @asynccontextmanager
@@ -74,7 +78,11 @@ class OpenAiEngine:
                 server.should_exit = True
                 await serving
 
-    async def list_models(self, _):
+    async def list_models(self, request):
+        given = request.headers.get("authorization")
+        self.given_keys.add(given)
+        if self.key is not None and given != f"Bearer {self.key}":
+            return JSONResponse({"error": "Unauthorized"}, status_code=401)
         return JSONResponse({"data": self.models})
 
     async def version(self, _):

@@ -101,7 +101,10 @@ def test_loopback_sockets_of_a_loopback_url_are_followed():
         ({"sockets": {0: RankSockets("tcp://*:5557")}}, "no replay"),
         ({"facts": EngineLimits("tiny")}, "do not name its block size"),
         ({"problem": "refused"}, "does not answer (refused); retrying each second"),
-        ({"problem": "status 401", "status": 401}, "401: it needs a key (worker_token_file)"),
+        (
+            {"problem": "status 401", "status": 401},
+            "401: it needs a key (worker_token_file, for engines",
+        ),
         ({"problem": "status 404", "status": 404}, "is no engine"),
         ({"problem": "status 307", "status": 307}, "not followed (307)"),
     ],

@@ -114,6 +114,18 @@ async def test_engine_that_the_setting_no_longer_names_is_removed(tmp_path):
             await eventually(lambda: equals(workers(router), []))
 
 
+async def test_key_is_sent_to_engines_of_the_setting_alone(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("k")
+    one, other = OpenAiEngine(key="k"), OpenAiEngine(key="k")
+    fields = {"workers": one.url, "worker_token_file": str(path)}
+    async with one.running(), other.running(), DirectRouter(**fields).running() as router:
+        await eventually(lambda: equals(lifecycle(router), ["schedulable"]))
+        answer = await router.post("/workers", {"endpoint": other.url})
+        assert "401: it needs a key" in answer.json()["attachment"]
+        assert (one.given_keys, other.given_keys) == ({"Bearer k"}, {None})
+
+
 @pytest.mark.parametrize("body", [{"endpoint": "nonsense"}, {"endpoint": "http://u:p@a"}, {}])
 async def test_invalid_request_names_the_field(body):
     async with DirectRouter().running() as router:
