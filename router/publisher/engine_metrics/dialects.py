@@ -1,7 +1,7 @@
 """The Prometheus metrics of engines in this project's terms: cache sizes and rank loads.
 
           rank      running, waiting  used blocks           computed, cached, generated tokens
-vLLM      engine    num_requests_*    usage × blocks        prompt − prefix_cache_hits
+vLLM      engine    num_requests_*    usage × blocks        prompt_tokens_by_source
 SGLang    dp_rank   num_*_reqs        usage × pages         realtime_tokens, by mode
 TRT-LLM   (one)     num_requests_*    kv_cache_used_blocks  prompt − prompt_cached
 
@@ -99,13 +99,13 @@ def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
     finished = rank.total("vllm:request_success_total")
     running = rank.count("vllm:num_requests_running")
     waiting = rank.count("vllm:num_requests_waiting")
-    cached = rank.count("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+    computed, cached = _vllm_prompts(rank)
     usage = rank.first(("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"))
     return EngineLoad(
         LoadGauges(running, waiting, kv_used_blocks=_share(usage, facts)),
         LoadCounters(
             steps=rank.count("vllm:iteration_tokens_total_count"),
-            prefill_tokens=max(rank.count("vllm:prompt_tokens_total") - cached, 0),
+            prefill_tokens=computed,
             decode_requests=rank.count("vllm:generation_tokens_total"),
             requests_received=finished + running + waiting,
             requests_finished=finished,
@@ -113,6 +113,20 @@ def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
         ),
         _constants(facts),
     )
+
+
+def _vllm_prompts(rank: RankMetrics) -> tuple[int, int]:
+    """Return the computed and the cached prompt tokens.
+
+    Up to 0.15 they are not counted by source. Prompts are counted at their first token and hits at
+    admission, so that their difference is too low by the prompts in work.
+    """
+    by_source = "vllm:prompt_tokens_by_source_total"
+    if rank.first((by_source,)) is not None:
+        computed = rank.count(by_source, source="local_compute")
+        return computed, rank.count(by_source, source="local_cache_hit")
+    cached = rank.count("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+    return max(rank.count("vllm:prompt_tokens_total") - cached, 0), cached
 
 
 def _sglang(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
@@ -172,6 +186,7 @@ DIALECTS: Mapping[EngineKind, Dialect] = {
                 "vllm:kv_cache_usage_perc",
                 "vllm:gpu_cache_usage_perc",
                 "vllm:prompt_tokens_total",
+                "vllm:prompt_tokens_by_source_total",
                 "vllm:generation_tokens_total",
                 "vllm:prefix_cache_hits_total",
                 "vllm:gpu_prefix_cache_hits_total",

@@ -78,6 +78,21 @@ def test_vllm_as_it_was_recorded():
     assert metrics.load(1, VLLM_FACTS) is None
 
 
+def test_vllm_without_sources_counts_prompts_less_hits():
+    text = "\n".join(line for line in VLLM.splitlines() if "by_source" not in line)
+    counters = EngineMetrics("vllm", text + "\n").load(0, VLLM_FACTS).counters
+    assert (counters.prefill_tokens, counters.cached_tokens) == (424, 576)
+
+
+def test_vllm_hits_of_prompts_in_work_do_not_lower_computed_tokens():
+    """Hits are counted at admission, prompts at their first token."""
+    hits = 'vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} '
+    assert f"{hits}576.0" in VLLM
+    text = VLLM.replace(f"{hits}576.0", f"{hits}900.0")
+    counters = EngineMetrics("vllm", text).load(0, VLLM_FACTS).counters
+    assert (counters.prefill_tokens, counters.cached_tokens) == (424, 576)
+
+
 @pytest.mark.parametrize("usage", ["kv_cache_usage_perc", "gpu_cache_usage_perc"])
 def test_vllm_ranks_are_separate(usage):
     text = "".join(
