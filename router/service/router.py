@@ -1,8 +1,10 @@
 """The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -43,8 +45,9 @@ from router.service.bus_feed import Task
 from router.service.extras import every_policy, make_decision_log, make_sessions, make_tracer
 from router.service.host import CoreHost, Hooks
 
-if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for engines
+if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.discovery.kubernetes.discovery import Discovery
+    from router.service.openai import RouterEndpoint
 
 
 class RouterService:
@@ -73,7 +76,7 @@ class RouterService:
             make_worker=partial(complete_worker, needs_events=core.reads_events),
             needs_workers=True,
             initial_workers=config.placement.min_initial_workers,
-            hooks=Hooks(self._note_reconnected, self._drain, self._leave),
+            hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
         self.host.status.answers_on_bus = not self.host.status.has_bus
         shadow = Shadow(time.monotonic()) if config.dynamo.shadow else None
@@ -107,6 +110,7 @@ class RouterService:
         )
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
+        self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
         self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
@@ -120,6 +124,8 @@ class RouterService:
         self.host.reconfigure(config)
         self._rpc.reconfigure(config.bodies)
         self._dashboard.pages.reconfigure(config.bodies)
+        if self._openai is not None:
+            self._openai.reconfigure(config)
         if self._interface is not None:
             api, front = self._interface
             api.reconfigure(config.bodies)
@@ -157,7 +163,9 @@ class RouterService:
         front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot.find)
         self._interface = (api, front)
         try:
-            await self.host.run(stop, front, self._live, self._background)
+            with nullcontext() if self._openai is None else self._openai.listening() as openai:
+                background = partial(self._background, stop, openai)
+                await self.host.run(stop, front, self._live, background)
         finally:
             if self._sessions is not None:
                 await self._sessions.close()
@@ -187,6 +195,13 @@ class RouterService:
         config, registry = self._config.discovery, host.metrics.registry
         return Discovery(config, host.registrar, host.registrations, registry, Random())
 
+    def _make_openai(self) -> "RouterEndpoint | None":
+        if not self._config.openai.openai_port:
+            return None
+        from router.service.openai import RouterEndpoint
+
+        return RouterEndpoint(self._config, self.host, self._commands)
+
     def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
         config, host = self._config, self.host
         settings = dynamo_settings(config.dynamo, config.bus.nats_url, config.naming)
@@ -207,7 +222,9 @@ class RouterService:
             host.subjects,
         )
 
-    def _background(self) -> Iterable[Task]:
+    def _background(self, stop: asyncio.Event, openai: socket.socket | None) -> Iterable[Task]:
+        if self._openai is not None and openai is not None:
+            yield self._openai.run(stop, openai)
         yield self._dashboard.streams.run()
         if self._replica is not None:
             yield self._replica.publish_forever()
@@ -248,6 +265,11 @@ class RouterService:
         self._dashboard.streams.close()
         self._presence.leave()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
+
+    async def _close(self) -> None:
+        """Wait for the OpenAI endpoint: what it has booked is freed, and not handed over."""
+        if self._openai is not None:
+            await self._openai.until_closed()
 
     async def _leave(self) -> None:
         """Hand over the running requests to other routers."""
