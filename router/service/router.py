@@ -54,7 +54,7 @@ class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
 
     `core`: a core in place of the default one. `sources`: where each setting was set. `host`: the
-    core in this process, with what it needs.
+    core in this process, with what it needs. `commands`: those of callers.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RouterService:
         self._watch = DecisionObserver(
             self.host.metrics.decisions, self._decision_log, self._tracer
         )
-        self._commands = self._make_commands(core, shadow)
+        self.commands = self._make_commands(core, shadow)
         self._dashboard = Dashboard(
             config.service.name,
             config.bodies,
@@ -105,7 +105,7 @@ class RouterService:
             self.host.status,
             self.host.metrics,
             self.host.timeline,
-            self._commands,
+            self.commands,
             self._watch,
         )
         self._dynamo = self._make_dynamo(core, shadow)
@@ -113,7 +113,7 @@ class RouterService:
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
-        self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
+        self._rpc = Rpc(self.commands, *told, config.bodies, config.bus.max_bus_requests)
         lookups = Lookups(core, frequency_window_s=0.0)
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
 
@@ -147,7 +147,7 @@ class RouterService:
         )
         api = Api(
             config.bodies,
-            self._commands,
+            self.commands,
             workers,
             host.metrics,
             host.edge.guard,
@@ -157,7 +157,7 @@ class RouterService:
             shares_reservations=config.shares_reservations,
         )
         ready = ReadyProbe(host.status, host.core, workers.all)
-        hot = HotRoutes(self._commands, host.edge.guard, ready.find)
+        hot = HotRoutes(self.commands, host.edge.guard, ready.find)
         app = api.app()
         self._dashboard.pages.add_to(app)
         front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot.find)
@@ -200,7 +200,7 @@ class RouterService:
             return None
         from router.service.openai import RouterEndpoint
 
-        return RouterEndpoint(self._config, self.host, self._commands)
+        return RouterEndpoint(self._config, self.host, self.commands)
 
     def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
         config, host = self._config, self.host
@@ -261,7 +261,7 @@ class RouterService:
 
     async def _drain(self) -> None:
         """Refuse waiting requests, leave snapshots to other routers, and finish bus requests."""
-        self._commands.drain()
+        self.commands.drain()
         self._dashboard.streams.close()
         self._presence.leave()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
