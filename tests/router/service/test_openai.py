@@ -164,8 +164,8 @@ async def test_waiting_request_is_placed_when_another_ends(scene):
     ("fields", "status", "code"),
     [
         ({"model": "zz"}, 404, "model_not_found"),
-        ({"prompt": [1, -1]}, 422, "invalid_field"),
-        ({"nvext": {"agent_hints": {"latency_sensitivity": -1.0}}}, 422, "invalid_field"),
+        ({"prompt": [1, -1]}, 400, "invalid_field"),
+        ({"nvext": {"agent_hints": {"latency_sensitivity": -1.0}}}, 400, "invalid_field"),
     ],
     ids=["model", "tokens", "hint"],
 )
