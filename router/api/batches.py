@@ -25,7 +25,7 @@ UNINTERRUPTED_SELECTIONS = 8
 UNINTERRUPTED_STEPS = 128
 """Items processed before other requests run, about a millisecond."""
 
-_DONE = ItemResult(200)
+DONE = ItemResult(200)
 
 
 class BatchCommands:
@@ -47,7 +47,7 @@ class BatchCommands:
                 reply = await self._commands.reply_to(Select(request), caller)
                 results.append(ItemResult(200, reply))
             except KvRouterError as error:
-                results.append(_refused(error))
+                results.append(refused(error))
             if position % UNINTERRUPTED_SELECTIONS == 0:
                 await asyncio.sleep(0)
         return BatchReply(results)
@@ -75,19 +75,21 @@ class BatchCommands:
         results = []
         for item in steps:
             try:
-                step = _command(decode_now(self._decode_step, bytes(item)), in_batch)
+                step = command_of(decode_now(self._decode_step, bytes(item)), in_batch)
                 self._commands.handle(step, caller)
-                results.append(_DONE)
+                results.append(DONE)
             except KvRouterError as error:
-                results.append(_refused(error))
+                results.append(refused(error))
         return results
 
 
-def _refused(error: KvRouterError) -> ItemResult:
+def refused(error: KvRouterError) -> ItemResult:
+    """Return the result of an item that was refused."""
     return ItemResult(error.http_status, refused=error.body())
 
 
-def _command(step: ReservationStep, in_batch: bool) -> PrefillComplete | OutputBlock | Free:
+def command_of(step: ReservationStep, in_batch: bool) -> PrefillComplete | OutputBlock | Free:
+    """Return the command of a step. Raises MissingRequestIdError, InvalidFieldError."""
     request_id = step.selection_id or step.request_id
     if request_id is None:
         raise MissingRequestIdError

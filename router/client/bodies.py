@@ -87,14 +87,19 @@ def encoded(question: Question[Any]) -> Body:
         elif "request_id" in fields:  # it is in a header: equal bodies are parsed once
             fields = {name: value for name, value in fields.items() if name != "request_id"}
         tokens = fields.get("token_ids", ())
-        packed = None if isinstance(tokens, EncodedTokens) else _packed(tokens)
+        packed = None if isinstance(tokens, EncodedTokens) else packed_tokens(tokens)
         if packed is not None:
             rest = {name: _text(value) for name, value in fields.items() if name != "token_ids"}
             return Body(packed, "application/octet-stream", rest)
-    return Body(msgspec.json.encode(fields, enc_hook=_as_json))
+    return Body(as_json(fields))
 
 
-def _as_json(value: Any) -> Any:
+def as_json(fields: dict[str, Any]) -> bytes:
+    """Return fields as JSON."""
+    return msgspec.json.encode(fields, enc_hook=_written)
+
+
+def _written(value: Any) -> Any:
     return msgspec.Raw(value.written) if isinstance(value, EncodedTokens) else as_list(value)
 
 
@@ -105,7 +110,7 @@ def as_list(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 
-def _packed(tokens: Any) -> bytes | None:
+def packed_tokens(tokens: Any) -> bytes | None:
     """Return tokens in binary form, or None if they are few or invalid."""
     if len(tokens) < BINARY_TOKENS:
         return None

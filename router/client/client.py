@@ -15,7 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from random import Random, getrandbits
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from router.client.calls import (
     FREE,
@@ -52,6 +52,9 @@ from router.protocol.replies import (
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
 from router.runtime.security.nats_access import OPEN_ACCESS, NatsAccess
 from router.sequence.active.errors import ReservationNotFoundError
+
+if TYPE_CHECKING:  # clients of other processes do not import the core
+    from router.api.commands import Commands
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +122,26 @@ class RouterClient:
                 yield client
             finally:
                 await client.finish()
+
+    @classmethod
+    @asynccontextmanager
+    async def in_process(
+        cls,
+        commands: "Commands",
+        *,
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
+    ) -> AsyncIterator["RouterClient"]:
+        """Yield a client of the router in this process, which calls its commands directly.
+
+        It may do all that a token with the scopes `route` and `loads` may.
+        """
+        from router.client.direct_transport import DirectTransport
+
+        client = cls(DirectTransport(commands), settings)
+        try:
+            yield client
+        finally:
+            await client.finish()
 
     async def select(self, request: SelectRequest) -> Decision:
         """Select a rank without booking it."""

@@ -6,11 +6,17 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from router.config.dynamo_aliases import ALIASES, PREFIX, REFUSED
+from router.config.openai import OpenAiConfig, check_engines
 from router.config.queue import policy_file_text
 from router.config.router import RouterConfig
 from router.runtime.process.aliases import check_variables
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import ROUTER_PREFIX, Loaded, load_with_sources
+from router.runtime.process.settings import (
+    ROUTER_PREFIX,
+    Loaded,
+    load_with_sources,
+    settings_of,
+)
 from router.runtime.security.config import check_nats_url, check_security
 from router.sequence.hashing.keyed_hashes import ALGORITHM
 
@@ -177,6 +183,22 @@ RULES: tuple[ConflictRule, ...] = (
         lambda c: bool(c.discovery_selector) and c.discovery == "none",
         "discovery is off",
     ),
+    ConflictRule(
+        "openai_port",
+        "shadow",
+        lambda c: c.openai_port > 0 and c.shadow,
+        "a shadow router places no request of its own",
+    ),
+    *(
+        ConflictRule(
+            each.name,
+            "openai_port",
+            lambda c: not c.openai_port,
+            "it is a setting of the OpenAI endpoint, which is off",
+        )
+        for each in settings_of(OpenAiConfig())
+        if each.name != "openai_port"
+    ),
 )
 """The rules, in no particular order."""
 
@@ -185,6 +207,7 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Refuse settings that contradict each other. Raises ConfigError."""
     check_rules(RULES, config, sources)
     check_security(config, config.security, config.block_keys, sources)
+    check_engines(config.openai.engines, config.openai.prefill)
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
 

@@ -6,6 +6,7 @@ from msgspec import Struct, structs
 
 from router.config.discovery import AttachConfig, DiscoveryConfig, DynamoConfig
 from router.config.observability import ObservabilityConfig
+from router.config.openai import OpenAiConfig
 from router.config.placement import PlacementConfig
 from router.config.policy import PolicyConfig
 from router.config.queue import QueueConfig
@@ -116,6 +117,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     attach: AttachConfig = AttachConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     dynamo: DynamoConfig = DynamoConfig()
+    openai: OpenAiConfig = OpenAiConfig()
 
     @property
     def router_id(self) -> int:

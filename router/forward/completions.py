@@ -52,7 +52,7 @@ def limits_of(config: ForwardConfig) -> AdmissionLimits:
         config.http.max_requests,
         config.bodies.body_limit_bytes,
         config.bodies.body_timeout_s,
-        config.bodies_limit_bytes,
+        config.completions.bodies_limit_bytes,
     )
 
 
@@ -81,7 +81,9 @@ class Completions:
         self._metrics = metrics
         self._roster = roster
         self._placing = RequestPlacement(
-            config.router.routing_group, config.mode == "direct", config.router.max_wait_s
+            config.completions.routing_group,
+            config.completions.mode == "direct",
+            config.router.max_wait_s,
         )
 
     def reconfigure(self, config: ForwardConfig) -> None:

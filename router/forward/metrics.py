@@ -113,8 +113,9 @@ class ForwardMetrics:
         Counter, Event("Prompt tokens: from the cache (known), or new (made)", ("outcome",))
     ]
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Make the metrics. `registry`: that of a process with other metrics, if there is one."""
+        self.registry = CollectorRegistry() if registry is None else registry
         make_metrics(self, self.registry, PREFIX)
 
     def count_tokenized(self, known: int, made: int) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from router.client import Reservation, RouterClient, Usage
+from router.config.openai import EngineConfig
 from router.errors import InvalidFieldError, WorkerNotFoundError
-from router.forward.config import EngineConfig
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
     NOT_ITS_FAULT,

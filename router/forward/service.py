@@ -1,51 +1,21 @@
-"""The forwarder process: its connections, its one TaskGroup, its shutdown."""
+"""The process of `kv-router forward`: an OpenAI endpoint, and its connection to a router."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from router.client import ClientSettings, Retries, RouterClient
-from router.forward.app import ForwardApp, Models
-from router.forward.completions import Completions, limits_of
+from msgspec import structs
+
+from router.client import RouterClient
 from router.forward.config import ForwardConfig
-from router.forward.metrics import (
-    ADMISSION_METRICS,
-    BREAKER_METRICS,
-    CACHE_METRICS,
-    CHECK_METRICS,
-    POOL_METRICS,
-    PREFILL_METRICS,
-    PREFIX,
-    ForwardMetrics,
-)
-from router.forward.prefill.peer_events import PrefillEvents
-from router.forward.prefill.pools import PrefillPools
-from router.forward.prefill.remote_prefill import RemotePrefill
-from router.forward.prefill.router import PrefillRouter
-from router.forward.push import Forwarder
-from router.forward.resilience.circuit_breaker import BreakerLimits, CircuitBreaker
-from router.forward.resilience.health_probe import HealthProber
-from router.forward.resilience.worker_list import WorkerList
-from router.forward.tokenizer.engine_tokens import EngineTokens
-from router.forward.tokenizer.local_tokens import LocalTokens
-from router.forward.tokenizer.tokenization import Tokenization
-from router.forward.tokenizer.tokenizers import load_tokenizers
-from router.forward.tokenizer.verification import Checks, TokenizerVerification
-from router.runtime.http_client import HttpPool
-from router.runtime.http_server.admission import Admission
-from router.runtime.http_server.limits import HttpLimits
-from router.runtime.http_server.server import HttpServer, listening, serve_until
-from router.runtime.process.metrics import Rows, expose
+from router.forward.endpoint import OpenAiEndpoint, client_settings
+from router.forward.metrics import ForwardMetrics
+from router.runtime.http_server.server import listening
+from router.runtime.process.metrics import expose
 from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
 from router.runtime.process.settings import Loaded
 from router.runtime.security.edge import EDGE_METRICS, Edge
-from router.runtime.security.http_access import HttpAccess
 from router.runtime.security.nats_access import nats_access
-
-TIDY_S = 5.0
-_POLL_S = 0.05
-_RETRIES = Retries(attempts=3)
 
 
 class ForwardService:
@@ -54,29 +24,13 @@ class ForwardService:
     def __init__(self, config: ForwardConfig) -> None:
         self._config = config
         self._edge = Edge(config.security)
-        self._authorization = _authorization(config)
-        engines = config.engines
-        limits = BreakerLimits(failures=engines.breaker_failures, open_s=engines.breaker_open_s)
-        self._breaker = CircuitBreaker(limits)
-        self._app: ForwardApp | None = None
-        self._prefill_events: PrefillEvents | None = None
-        self._admission = Admission(self._edge.guard, limits_of(config))
         self.metrics = ForwardMetrics()
         expose(self.metrics.registry, "kv_router_", EDGE_METRICS, self._edge)
-        self._expose(BREAKER_METRICS, self._breaker)
-        self._expose(ADMISSION_METRICS, self._admission)
-        self._tokenizers = load_tokenizers(
-            config.tokenizer, config.known_tokens, self.metrics.count_tokenized
-        )
-        self._checks = Checks()
-        self._expose(CHECK_METRICS, self._checks)
-        self._expose(CACHE_METRICS, self._tokenizers.known)
+        self._endpoint = OpenAiEndpoint(config, self._edge, self.metrics)
 
     def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
         """Apply changed settings, those of `reload.LIVE`."""
-        self._config = loaded.config
-        if self._app is not None:
-            self._app.completions.reconfigure(loaded.config)
+        self._endpoint.reconfigure(loaded.config)
 
     def reread(self) -> list[str]:
         """Read the files that settings name again. Returns one line about each result."""
@@ -87,79 +41,12 @@ class ForwardService:
         config = self._config
         with listening(config.security.host, config.http.http_port) as listener:
             async with self._router() as router:
-                pool = HttpPool(config.engines.pool_limits)
-                self._expose(POOL_METRICS, pool)
-                roster = WorkerList(router, config.router.routing_group)
-                self._app = app = self._made_app(router, pool, roster)
-                limits = HttpLimits.of(config.http, config.security, config.max_connections)
-                server = HttpServer(app, limits, self._edge.tls, self._refused, app.completions)
-                background = (
-                    self._edge.run(),
-                    _tidy(pool),
-                    *self._watching(roster, pool),
-                )
-                try:
-                    await serve_until(stop, server, listener, background, self._drain)
-                finally:
-                    pool.close()
-
-    def _expose(self, rows: Rows, subject: object) -> None:
-        expose(self.metrics.registry, PREFIX, rows, subject)
-
-    def _watching(self, roster: WorkerList, pool: HttpPool) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the background tasks that follow workers: their list, health and tokenization."""
-        interval_s = self._config.engines.probe_interval_s
-        yield roster.run()
-        yield HealthProber(roster, self._breaker, pool, self.metrics, interval_s).run()
-        if self._prefill_events is not None:
-            yield self._prefill_events.run()
-        if self._tokenizers:
-            engines = EngineTokens(pool, self._authorization)
-            yield TokenizerVerification(self._tokenizers, roster, pool, engines, self._checks).run()
-
-    def _made_app(self, router: RouterClient, pool: HttpPool, roster: WorkerList) -> ForwardApp:
-        config = self._config
-        tokenizing = Tokenization(
-            router,
-            EngineTokens(pool, self._authorization),
-            self.metrics,
-            config.router.routing_group,
-            self._tokenizers.known,
-            LocalTokens(self._tokenizers, self._checks),
-        )
-        prefill = self._made_prefill(router, pool)
-        push = Forwarder(
-            router,
-            pool,
-            config.engines,
-            self._authorization,
-            self.metrics,
-            tokenizing.note,
-            self._breaker,
-            prefill,
-        )
-        models = Models(router, config.router.routing_group)
-        completions = Completions(config, push, tokenizing, self.metrics, self._admission, roster)
-        return ForwardApp(completions, models, self.metrics)
-
-    def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
-        config, pools, metrics = self._config, PrefillPools(), self.metrics
-        self._expose(PREFILL_METRICS, pools)
-        url = config.router.nats_url
-        if url and config.has_remote_prefill:
-            at = url, config.router.namespace, nats_access(config.nats, url)
-            self._prefill_events = PrefillEvents(*at, pools, self._breaker, metrics)
-        prefill_calls = RemotePrefill(
-            pool, config, self._authorization, self._breaker, self._prefill_events
-        )
-        return PrefillRouter(router, prefill_calls, config, metrics, self._breaker, pools)
+                await self._endpoint.serve(stop, listener, router, [self._edge.run()])
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:
         config = self._config.router
-        settings = ClientSettings(
-            max_wait_s=config.max_wait_s, retries=_RETRIES, headers=_trace_headers
-        )
+        settings = structs.replace(client_settings(self._config), headers=_trace_headers)
         options = config.access.options("router")
         token = options.get("headers", {}).get("authorization", "").removeprefix("Bearer ") or None
         if config.nats_url:
@@ -176,36 +63,8 @@ class ForwardService:
         async with over_http as router:
             yield router
 
-    async def _drain(self) -> None:
-        """Wait until all responses in progress have ended, at most `drain_s`."""
-        ends_s = asyncio.get_running_loop().time() + self._config.drain_s
-        while self._admission.in_flight and asyncio.get_running_loop().time() < ends_s:
-            await asyncio.sleep(_POLL_S)
-
-    def _refused(self, code: str) -> None:
-        self.metrics.refusals.labels(code).inc()
-
-
-async def _tidy(pool: HttpPool) -> None:
-    while True:
-        await asyncio.sleep(TIDY_S)
-        pool.close_old()
-
 
 def _trace_headers() -> dict[str, str]:
     """Return this process's span of the current request as headers, if the client sent a trace."""
     ids = ANSWERED.get()
     return {} if ids is None or ids.span is None else {TRACEPARENT: str(ids.span)}
-
-
-def _authorization(config: ForwardConfig) -> bytes | None:
-    """Return the credentials for engines.
-
-    None: the client's own header is forwarded; it is not if it holds a token of this process.
-    """
-    path = config.engines.engine_token_file
-    if path:
-        access = HttpAccess(token_file=path)
-        header: str = access.options("engine")["headers"]["authorization"]
-        return header.encode()
-    return b"" if config.security.token_file else None

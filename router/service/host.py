@@ -69,19 +69,21 @@ TIDY_SLICES = 256
 
 
 async def _nothing() -> None:
-    """Finish nothing: the default of `on_drain` and `on_leave`."""
+    """Finish nothing: the default of `on_drain`, `on_close` and `on_leave`."""
 
 
 class Hooks(Struct, frozen=True):
     """Calls of a process at turns of its life.
 
     `on_reconnect` is called when a lost bus is back. `on_drain` is called when the process is about
-    to end, and has `SHUTDOWN_S` for what is in flight. `on_leave` is called once callers had
-    `drain_s` to go elsewhere.
+    to end, and has `SHUTDOWN_S` for what is in flight. `on_close` is called at the same time, and
+    returns when the process's other servers have closed, which limit their time themselves.
+    `on_leave` is called after that, once callers had `drain_s` to go elsewhere.
     """
 
     on_reconnect: Callable[[], None] = lambda: None
     on_drain: Callable[[], Awaitable[None]] = _nothing
+    on_close: Callable[[], Awaitable[None]] = _nothing
     on_leave: Callable[[], Awaitable[None]] = _nothing
 
 
@@ -201,7 +203,8 @@ class CoreHost:
         drain_s = self._config.service.drain_s
         log.info("draining for %g s", drain_s)
         self.status.is_draining = True
-        await asyncio.gather(self._finish(self._hooks.on_drain), asyncio.sleep(drain_s))
+        draining = self._finish(self._hooks.on_drain)
+        await asyncio.gather(draining, asyncio.sleep(drain_s), self._hooks.on_close())
         await self._finish(self._hooks.on_leave)
 
     async def _finish(self, finish: Callable[[], Awaitable[None]]) -> None:

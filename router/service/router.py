@@ -1,8 +1,10 @@
 """The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -44,15 +46,16 @@ from router.service.bus_feed import Task
 from router.service.extras import every_policy, make_decision_log, make_sessions, make_tracer
 from router.service.host import CoreHost, Hooks
 
-if TYPE_CHECKING:  # the extra `otel` may not be installed; few routers look for engines
+if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.discovery.kubernetes.discovery import Discovery
+    from router.service.openai import RouterEndpoint
 
 
 class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
 
     `core`: a core in place of the default one. `sources`: where each setting was set. `host`: the
-    core in this process, with what it needs.
+    core in this process, with what it needs. `commands`: those of callers.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class RouterService:
             make_worker=partial(complete_worker, needs_events=core.reads_events),
             needs_workers=True,
             initial_workers=config.placement.min_initial_workers,
-            hooks=Hooks(self._note_reconnected, self._drain, self._leave),
+            hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
         self.host.status.answers_on_bus = not self.host.status.has_bus
         shadow = Shadow(time.monotonic()) if config.dynamo.shadow else None
@@ -94,7 +97,7 @@ class RouterService:
         self._watch = DecisionObserver(
             self.host.metrics.decisions, self._decision_log, self._tracer
         )
-        self._commands = self._make_commands(core, shadow)
+        self.commands = self._make_commands(core, shadow)
         self._dashboard = Dashboard(
             config.service.name,
             config.bodies,
@@ -103,15 +106,16 @@ class RouterService:
             self.host.status,
             self.host.metrics,
             self.host.timeline,
-            self._commands,
+            self.commands,
             self._watch,
         )
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
         self._attachments = self._make_attachments(core)
+        self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
-        self._rpc = Rpc(self._commands, *told, config.bodies, config.bus.max_bus_requests)
+        self._rpc = Rpc(self.commands, *told, config.bodies, config.bus.max_bus_requests)
         lookups = Lookups(core, frequency_window_s=0.0)
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
 
@@ -122,6 +126,8 @@ class RouterService:
         self.host.reconfigure(config)
         self._rpc.reconfigure(config.bodies)
         self._dashboard.pages.reconfigure(config.bodies)
+        if self._openai is not None:
+            self._openai.reconfigure(config)
         if self._interface is not None:
             api, front = self._interface
             api.reconfigure(config.bodies)
@@ -144,7 +150,7 @@ class RouterService:
         )
         api = Api(
             config.bodies,
-            self._commands,
+            self.commands,
             workers,
             host.metrics,
             host.edge.guard,
@@ -154,13 +160,15 @@ class RouterService:
             shares_reservations=config.shares_reservations,
         )
         ready = ReadyProbe(host.status, host.core, workers.all)
-        hot = HotRoutes(self._commands, host.edge.guard, ready.find)
+        hot = HotRoutes(self.commands, host.edge.guard, ready.find)
         app = api.app()
         self._dashboard.pages.add_to(app)
         front = Front(app, config.http, config.bodies, host.metrics, host.edge.guard, hot.find)
         self._interface = (api, front)
         try:
-            await self.host.run(stop, front, self._live, self._background)
+            with nullcontext() if self._openai is None else self._openai.listening() as openai:
+                background = partial(self._background, stop, openai)
+                await self.host.run(stop, front, self._live, background)
         finally:
             if self._sessions is not None:
                 await self._sessions.close()
@@ -202,6 +210,13 @@ class RouterService:
         config, registry = self._config.discovery, host.metrics.registry
         return Discovery(config, host.registrar, host.registrations, registry, Random())
 
+    def _make_openai(self) -> "RouterEndpoint | None":
+        if not self._config.openai.openai_port:
+            return None
+        from router.service.openai import RouterEndpoint
+
+        return RouterEndpoint(self._config, self.host, self.commands)
+
     def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
         config, host = self._config, self.host
         settings = dynamo_settings(config.dynamo, config.bus.nats_url, config.naming)
@@ -222,7 +237,9 @@ class RouterService:
             host.subjects,
         )
 
-    def _background(self) -> Iterable[Task]:
+    def _background(self, stop: asyncio.Event, openai: socket.socket | None) -> Iterable[Task]:
+        if self._openai is not None and openai is not None:
+            yield self._openai.run(stop, openai)
         yield self._dashboard.streams.run()
         yield self._attachments.run()
         if self._replica is not None:
@@ -260,10 +277,15 @@ class RouterService:
 
     async def _drain(self) -> None:
         """Refuse waiting requests, leave snapshots to other routers, and finish bus requests."""
-        self._commands.drain()
+        self.commands.drain()
         self._dashboard.streams.close()
         self._presence.leave()
         await asyncio.gather(self._rpc.drain(), self._index_rpc.drain())
+
+    async def _close(self) -> None:
+        """Wait for the OpenAI endpoint: what it has booked is freed, and not handed over."""
+        if self._openai is not None:
+            await self._openai.until_closed()
 
     async def _leave(self) -> None:
         """Hand over the running requests to other routers."""

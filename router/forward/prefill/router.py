@@ -23,6 +23,7 @@ from router.forward.errors import (
     WorkerFailedError,
 )
 from router.forward.metrics import ForwardMetrics, PrefillOutcome
+from router.forward.prefill.conditions import rule_of
 from router.forward.prefill.handoff import KvHandoff, is_handed_over, is_to_bypass, prefill_request
 from router.forward.prefill.pools import PrefillPools
 from router.forward.prefill.remote_prefill import PrefillRequest, RemotePrefill
@@ -50,7 +51,7 @@ class PrefillRouter:
         self._is_on = config.has_remote_prefill
         self._fallback = config.prefill.prefill_fallback
         self._max_attempts = config.engines.max_attempts
-        self._conditional = config.prefill.conditional
+        self._conditional = rule_of(config.prefill)
         self._metrics = metrics
         self._breaker = breaker
         self.pools = pools

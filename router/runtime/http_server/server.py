@@ -81,14 +81,15 @@ def unbindable(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind a socket before anything depends on it. Raises ConfigError."""
+def listening(host: str, port: int, key: str = "http_port") -> Iterator[socket.socket]:
+    """Bind a socket before anything depends on it. Raises ConfigError, which names the setting."""
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
         problem = f"cannot listen on {host}:{port}: {unbindable(error)}"
-        allowed = "a free port, as --http-port N; 0 takes any"
-        raise ConfigError("http_port", problem, allowed) from error
+        any_port = "; 0 takes any" if key == "http_port" else ""
+        allowed = f"a free port, as --{key.replace('_', '-')} N{any_port}"
+        raise ConfigError(key, problem, allowed) from error
     with listener:
         yield listener
 

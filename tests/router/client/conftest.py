@@ -1,4 +1,4 @@
-"""Clients of a router in process, over both transports, on links that can be made bad."""
+"""Clients of a router, over HTTP and NATS on links that can be made bad, and in its process."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -92,6 +92,13 @@ async def over_nats(router, nats_server, settings=PATIENT, **options):
         yield client
 
 
+@asynccontextmanager
+async def in_process(router, _):
+    commands = router.service.commands
+    async with RouterClient.in_process(commands, settings=PATIENT) as client:
+        yield client
+
+
 async def listens(client):
     try:
         await client.loads()
@@ -117,8 +124,15 @@ async def fleet(nats_server):
         yield router
 
 
+@pytest.fixture(params=[over_http, over_nats, in_process], ids=["http", "nats", "process"])
+async def client(fleet, nats_server, request):
+    async with request.param(fleet, nats_server) as client:
+        client.fleet = fleet
+        yield client
+
+
 @pytest.fixture
-async def client(fleet, nats_server, connect):
+async def remote_client(fleet, nats_server, connect):
     async with connect(fleet, nats_server) as client:
         client.fleet = fleet
         yield client

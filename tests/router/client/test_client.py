@@ -1,4 +1,4 @@
-"""The client, against a real router, over HTTP and NATS."""
+"""The client, against a real router, over HTTP and NATS, and in its process."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -73,7 +73,9 @@ async def test_batches_select_and_report_in_one_call(client):
     assert (await load(client))[:2] == (1, 0)
 
 
-async def test_progress_and_ends_of_reservations_share_calls(client):
+async def test_progress_and_ends_of_reservations_share_calls(remote_client):
+    client = remote_client
+
     async def tokens():
         yield "first"
 

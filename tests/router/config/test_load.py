@@ -4,9 +4,11 @@ import pytest
 
 from router.config.dynamo_aliases import ALIASES, REFUSED
 from router.config.load import RULES, load_router, load_router_config
+from router.config.openai import OpenAiConfig
 from router.config.router import RouterConfig
 from router.errors import ConfigError
-from router.runtime.process.settings import configured
+from router.forward.config import in_router
+from router.runtime.process.settings import configured, settings_of
 from router.sequence.hashing.keyed_hashes import TrackingKey
 from tests.support.values.settings import flat
 
@@ -193,11 +195,38 @@ CONTRADICTIONS = {
     ("max_waiting_requests", "max_connections"): (
         "--max-waiting-requests", "9", "--max-connections", "17",
     ),
+    ("openai_port", "shadow"): ("--openai-port", "8000", "--shadow"),
+    **{
+        (each.name, "openai_port"): (f"--{each.name.replace('_', '-')}", str(each.value or 1))
+        for each in settings_of(OpenAiConfig())
+        if each.name != "openai_port"
+    },
 }  # fmt: skip
 
 
 def test_every_rule_has_a_contradiction_test():
     assert {(rule.key, rule.other) for rule in RULES} == set(CONTRADICTIONS)
+
+
+def test_settings_of_the_openai_endpoint_apply_with_its_port():
+    arguments = ("--openai-port", "8000", "--max-attempts", "5", "--max-wait-s", "7")
+    config = in_router(load_router(arguments, {}).config)
+    assert (config.http.http_port, config.engines.max_attempts) == (8000, 5)
+    assert config.router.max_wait_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (("--engine-token-file", "/nowhere"), "engine_token_file"),
+        (("--conditional-disagg", "prefill_load"), "conditional_prefill_busy_threshold"),
+    ],
+    ids=["file", "condition"],
+)
+def test_wrong_settings_of_the_openai_endpoint_are_refused(arguments, key):
+    with pytest.raises(ConfigError) as caught:
+        load_router(("--openai-port", "8000", *arguments), {})
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize("pair", CONTRADICTIONS, ids=" ".join)

@@ -1,4 +1,4 @@
-"""A process that forwards, in this one: before a real router, and engines that obey a test."""
+"""An OpenAI endpoint, in this process: before a real router or inside it, and engines that obey."""
 
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,19 +13,17 @@ from support.processes.servers import eventually, free_port
 COMPLETION = {"model": "default", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 
 
-class RunningForward(RunningService):
-    """Started on `router`, a URL."""
+# Health probes would be requests that no test has sent.
+QUIET = {"idle_timeout_s": 60.0, "probe_interval_s": 0.0, "connect_timeout_s": 60.0}
 
-    def __init__(self, router_url, **fields):
-        port = free_port()
-        # Health probes would be requests that no test has sent.
-        quiet = {"drain_s": 0.0, "idle_timeout_s": 60.0, "probe_interval_s": 0.0}
-        quiet["connect_timeout_s"] = 60.0
-        settings = {**quiet, **fields}
-        config = configured(ForwardConfig, router_url=router_url, http_port=port, **settings)
+
+class RunningEndpoint(RunningService):
+    """An endpoint on `port` of `service`."""
+
+    def __init__(self, service, port):
         self.url = f"http://127.0.0.1:{port}"
         self.port = port
-        super().__init__(ForwardService(config), port)
+        super().__init__(service, port)
 
     async def complete(self, path="/v1/completions", headers=None, **fields):
         return await self.post(path, {**COMPLETION, **fields}, headers=headers or {})
@@ -40,6 +38,16 @@ class RunningForward(RunningService):
         await eventually(has_ended)
 
 
+class RunningForward(RunningEndpoint):
+    """Started on `router`, a URL."""
+
+    def __init__(self, router_url, **fields):
+        port = free_port()
+        settings = {"drain_s": 0.0, **QUIET, **fields}
+        config = configured(ForwardConfig, router_url=router_url, http_port=port, **settings)
+        super().__init__(ForwardService(config), port)
+
+
 class Scene:
     """A router, a process that forwards, and engines by worker id."""
 
@@ -47,7 +55,6 @@ class Scene:
         self.router = router
         self.forward = forward
         self.engines = {}
-        self._stack = AsyncExitStack()
 
     @classmethod
     @asynccontextmanager
@@ -55,14 +62,33 @@ class Scene:
         """`roles`: of workers, by id; the others are aggregated."""
         async with RunningRouter(nats_url, **(router_fields or {})).running() as router:
             forward = RunningForward(str(router.client.base_url), **fields)
-            async with forward.running(), AsyncExitStack() as stack:
-                scene = cls(router, forward)
-                for worker_id, script in scripts.items():
-                    engine = await stack.enter_async_context(Upstream(script).running())
-                    scene.engines[worker_id] = engine
-                    role = (roles or {}).get(worker_id, "aggregated")
-                    await router.worker(worker_id, endpoint=engine.url, role=role)
+            scene = cls(router, forward)
+            async with forward.running(), scene._with_engines(scripts, roles):
                 yield scene
+
+    @classmethod
+    @asynccontextmanager
+    async def in_router(cls, nats_url, scripts, router_fields=None, roles=None, **fields):
+        """The same with the endpoint in the router's process."""
+        port = free_port()
+        settings = {**QUIET, **(router_fields or {}), **fields}
+        running = RunningRouter(nats_url, openai_port=port, **settings)
+        async with running.running() as router:
+            endpoint = RunningEndpoint(router.service, port)
+            scene = cls(router, endpoint)
+            async with scene._with_engines(scripts, roles):
+                yield scene
+            await endpoint.client.aclose()
+
+    @asynccontextmanager
+    async def _with_engines(self, scripts, roles):
+        async with AsyncExitStack() as stack:
+            for worker_id, script in scripts.items():
+                engine = await stack.enter_async_context(Upstream(script).running())
+                self.engines[worker_id] = engine
+                role = (roles or {}).get(worker_id, "aggregated")
+                await self.router.worker(worker_id, endpoint=engine.url, role=role)
+            yield
 
     async def active_requests(self):
         loads = (await self.router.client.get("/loads")).json()

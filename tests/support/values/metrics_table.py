@@ -24,7 +24,8 @@ Every metric of a router, on `GET /metrics`. A test holds this list against what
 a change, `PYTHONPATH=.:tests python tests/support/values/metrics_table.py` writes it anew. Names
 are `kv_router_…`, and `kv_engine_…` for what a router that reads engines itself counts of each;
 times end in `_seconds`, counters in `_total`. Those with a `worker_id` are of `metrics_max_ranks`
-ranks at most. `kv_router_forward_…` are those of `kv-router forward`.
+ranks at most. `kv_router_forward_…` are those of `kv-router forward`, and of a router with
+`openai_port`.
 
 """
 COLUMNS = ["| metric | kind | labels | what |", "|---|---|---|---|"]

@@ -10,7 +10,7 @@ from msgspec import structs
 from router.errors import ConfigError
 from router.forward.config import load_forward
 from router.forward.metrics import ForwardMetrics
-from router.forward.prefill.config import DisaggregationRule
+from router.forward.prefill.conditions import DisaggregationRule, rule_of
 from router.forward.prefill.handoff import (
     KvHandoff,
     decode_fields,
@@ -241,10 +241,10 @@ def test_settings_that_contradict_each_other_are_refused(arguments, key):
 
 
 def test_disaggregation_conditions_follow_settings():
-    assert load_forward([], {}).config.prefill.conditional is None
+    assert rule_of(load_forward([], {}).config.prefill) is None
     given = ["--conditional-disagg", "isl_or_load", "--conditional-prefill-busy-threshold", "2"]
     config = load_forward([*given, "--conditional-decode-busy-threshold", "0.5"], {}).config.prefill
-    assert config.conditional == DisaggregationRule("isl_or_load", 2048, 0.7, 2.0, 0.5)
+    assert rule_of(config) == DisaggregationRule("isl_or_load", 2048, 0.7, 2.0, 0.5)
 
 
 # ── News of others ───────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,48 @@
+"""The OpenAI endpoint in a router's process: it calls the router's commands directly."""
+
+import asyncio
+import socket
+from contextlib import AbstractContextManager
+
+from router.api.commands import Commands
+from router.client import RouterClient
+from router.config.router import RouterConfig
+from router.forward.config import in_router
+from router.forward.endpoint import OpenAiEndpoint, client_settings
+from router.forward.metrics import ForwardMetrics
+from router.runtime.http_server.server import listening
+from router.service.host import CoreHost
+
+
+class RouterEndpoint:
+    """The endpoint. Its guard, certificates and metrics are those of the router's own port."""
+
+    __slots__ = ("_closed", "_commands", "_config", "_endpoint")
+
+    def __init__(self, config: RouterConfig, host: CoreHost, commands: Commands) -> None:
+        self._config = in_router(config)
+        self._commands = commands
+        metrics = ForwardMetrics(host.metrics.registry)
+        self._endpoint = OpenAiEndpoint(self._config, host.edge, metrics)
+        self._closed = asyncio.Event()
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Apply changed settings, those of `reload.LIVE`."""
+        self._endpoint.reconfigure(in_router(config))
+
+    def listening(self) -> AbstractContextManager[socket.socket]:
+        """Bind its port. Raises ConfigError."""
+        return listening(self._config.security.host, self._config.http.http_port, "openai_port")
+
+    async def run(self, stop: asyncio.Event, listener: socket.socket) -> None:
+        """Serve until `stop` is set; then finish open requests, free their bookings, and close."""
+        settings = client_settings(self._config)
+        try:
+            async with RouterClient.in_process(self._commands, settings=settings) as router:
+                await self._endpoint.serve(stop, listener, router)
+        finally:
+            self._closed.set()
+
+    async def until_closed(self) -> None:
+        """Wait until `run` has ended: at most `drain_s` after `stop`, and the time to close."""
+        await self._closed.wait()
