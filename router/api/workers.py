@@ -158,8 +158,13 @@ class WorkerCommands:
         return structs.replace(before, lifecycle="unschedulable")
 
     def _with_sentence(self, view: workers.WorkerView) -> workers.WorkerView:
+        """Return the view of a worker with what is known of its engine, if that was attached."""
         sentence = self._attachments.sentences.get(view.worker_id)
-        return view if sentence is None else structs.replace(view, attachment=sentence)
+        if sentence is None:
+            return view
+        is_incomplete = view.lifecycle == "incomplete"
+        reasons = [sentence] if is_incomplete else view.not_schedulable_reasons
+        return structs.replace(view, attachment=sentence, not_schedulable_reasons=reasons)
 
     def _incomplete_view(self, registration: WorkerRegistration) -> workers.WorkerView:
         lacking = missing(registration, needs_events=self._core.reads_events)

@@ -94,6 +94,8 @@ async def test_engine_without_events_is_not_chosen_and_says_why():
     async with engine.running(), DirectRouter(workers=engine.url).running() as router:
         await eventually(lambda: has_sentence(router, "no KV events: start it with"))
         assert await lifecycle(router) == ["incomplete"]
+        worker = await only_worker(router)
+        assert worker["not_schedulable_reasons"] == [worker["attachment"]]
 
 
 async def test_engine_attached_by_request_is_followed_again_after_a_restart(tmp_path):
