@@ -61,6 +61,9 @@ _OK = Done("ok")
 
 _LITTLE_ENDIAN_U32 = "<u4"
 
+_STEPS = frozenset((PREFILL_COMPLETE.name, OUTPUT_BLOCK.name, FREE.name))
+_read_step = msgspec.json.Decoder(ReservationStep).decode
+
 
 class _Reader:
     """Reads the fields of a question with a prompt."""
@@ -188,10 +191,6 @@ class DirectTransport:
             if position % UNINTERRUPTED_SELECTIONS == 0:
                 await asyncio.sleep(0)
         return BatchReply(results)
-
-
-_STEPS = frozenset((PREFILL_COMPLETE.name, OUTPUT_BLOCK.name, FREE.name))
-_read_step = msgspec.json.Decoder(ReservationStep).decode
 
 
 async def _in_time(reply: Coroutine[Any, Any, T], patience: Patience) -> T:

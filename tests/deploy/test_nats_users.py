@@ -17,7 +17,7 @@ from support.fleets.agents import RunningAgent
 from support.fleets.forwarding import RunningForward
 from support.processes.guarded_nats import GuardedNats
 from support.processes.running import RunningRouter
-from support.processes.servers import eventually
+from support.processes.servers import eventually, free_port
 from support.values.indexing import RunningIndex
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ async def connected(server, role):
 
 
 async def test_every_role_does_all_of_its_work(server):
-    stored = {"snapshot_threshold": 1, "drain_s": 0.0}
+    stored = {"snapshot_threshold": 1, "drain_s": 0.0, "openai_port": free_port()}
     tiers = {"host_cache_blocks": 8, "onboard_always": True, "onboard_timeout_s": 60.0}
     async with (
         RunningAgent(server.url, **settings(server, "agent"), **tiers).running() as agent,
@@ -78,6 +78,7 @@ async def test_every_role_does_all_of_its_work(server):
         async with RouterClient.over_nats(server.url, access=access(server, "caller")) as client:
             decision = await client.select(SelectRequest(token_ids=list(range(40))))
             assert decision.worker_id == 7
+        stored["openai_port"] = free_port()
         second = RunningRouter(server.url, name="r2", **settings(server, "router"), **stored)
         async with second.running():
             await eventually(lambda: second.metric("kv_router_snapshots_restored_total"))
@@ -133,8 +134,8 @@ PUBLISHED = {
     "another response": "_INBOX.callers.other.x",
 }
 MAY_PUBLISH = {
-    "router": "bookings, a beacon, a router, an order, a snapshot, a consumer of events, "
-    "a read of the bucket, a checkpoint, another response",
+    "router": "bookings, a beacon, a prefill, a router, an order, a snapshot, "
+    "a consumer of events, a read of the bucket, a checkpoint, another response",
     "indexer": "a beacon, a consumer of events, a read of the bucket, a checkpoint, "
     "another response",
     "agent": "events of a rank, the load of a rank, an announcement, purge of events, "

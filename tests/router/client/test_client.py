@@ -284,6 +284,22 @@ async def test_a_booking_that_waits_for_room_is_waited_for(nats_server):
         await (await booking).leave()
 
 
+async def test_booking_that_waits_too_long_in_the_process_is_withdrawn(nats_server):
+    settings = ClientSettings(timeout_s=0.2, max_wait_s=0.2, retries=Retries(attempts=1))
+    full = {"router_queue_threshold": 0.5}
+    async with RunningRouter(nats_server.url, **full).running() as router:
+        commands = router.service.commands
+        async with RouterClient.in_process(commands, settings=settings) as client:
+            await router.worker(1, max_num_batched_tokens=64)
+            first = await client.reserved(REQUEST)
+            with pytest.raises(UnansweredError) as caught:
+                await client.reserved(REQUEST)
+            assert caught.value.is_maybe_done
+            assert len(router.service.host.core.waiting) == 0
+            await first.leave()
+            await eventually(lambda: equals(load(client), (0, 0, 0)))
+
+
 def waits(router):
     return len(router.service.host.core.waiting) == 1
 

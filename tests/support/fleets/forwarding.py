@@ -76,9 +76,8 @@ class Scene:
         async with running.running() as router:
             endpoint = RunningEndpoint(router.service, port)
             scene = cls(router, endpoint)
-            async with scene._with_engines(scripts, roles):
+            async with endpoint.client, scene._with_engines(scripts, roles):
                 yield scene
-            await endpoint.client.aclose()
 
     @asynccontextmanager
     async def _with_engines(self, scripts, roles):
