@@ -13,6 +13,7 @@ from router.errors import KvRouterError
 from router.forward.completions import Completions
 from router.forward.errors import (
     MethodNotAllowedError,
+    ModelNotFoundError,
     RouteNotFoundError,
     error_response,
 )
@@ -31,11 +32,17 @@ class Models:
 
     async def listed(self) -> dict[str, object]:
         """Return the models in OpenAI's format. Raises KvRouterError."""
-        models = [
-            {"id": name, "object": "model", "created": self._began, "owned_by": "kv-router"}
-            for name in await self._names()
-        ]
-        return {"object": "list", "data": models}
+        return {"object": "list", "data": [self._card(name) for name in await self._names()]}
+
+    async def one(self, name: str) -> dict[str, object]:
+        """Return one model in OpenAI's format. Raises ModelNotFoundError, KvRouterError."""
+        names = await self._names()
+        if name not in names:
+            raise ModelNotFoundError(name, names)
+        return self._card(name)
+
+    def _card(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "kv-router"}
 
     async def _names(self) -> list[str]:
         loads = await self._router.loads()
@@ -54,10 +61,15 @@ ROUTES = (
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "GET /v1/models",
+    "GET /v1/models/{model:path}",
+    "GET /",
     "GET /health",
     "GET /ready",
     "GET /metrics",
 )
+
+_MODEL = "/v1/models/"
+"""The path of one model, before its name, which may contain slashes."""
 
 _METHODS = {
     path: ("GET", "HEAD") if method == "GET" else (method,)
@@ -80,6 +92,8 @@ class ForwardApp:
         self._admission = completions.admission
         self._handlers: dict[str, Handler] = {
             "GET /v1/models": self._list_models,
+            "GET /v1/models/{model:path}": self._show_model,
+            "GET /": self._health,  # agents ask for it at their start
             "GET /health": self._health,
             "GET /ready": self._ready,
             "GET /metrics": self._serve_metrics,
@@ -89,7 +103,7 @@ class ForwardApp:
         """Serve one request."""
         assert scope["type"] == "http"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # no response body
-        route = f"{method} {scope['path']}"
+        route = _route_of(method, scope["path"])
         self._admission.in_flight += 1
         headers: Pairs = ()
         try:
@@ -115,13 +129,17 @@ class ForwardApp:
         self._admission.check(scope)
         path, handler = scope["path"], self._handlers.get(route)
         if handler is None:
-            if path in _METHODS:
-                raise MethodNotAllowedError(f"{scope['method']} {path}", _METHODS[path])
+            declared = route.partition(" ")[2]
+            if declared in _METHODS:
+                raise MethodNotAllowedError(f"{scope['method']} {path}", _METHODS[declared])
             raise RouteNotFoundError(route, ROUTES)
         return await handler(scope)
 
     async def _list_models(self, _: Scope) -> Answer:
         return _json(await self._models.listed())
+
+    async def _show_model(self, scope: Scope) -> Answer:
+        return _json(await self._models.one(scope["path"].removeprefix(_MODEL)))
 
     async def _health(self, _: Scope) -> Answer:
         return _json({"status": "ok"})
@@ -135,6 +153,12 @@ class ForwardApp:
 
     async def _serve_metrics(self, _: Scope) -> Answer:
         return 200, CONTENT_TYPE_LATEST.encode(), self._metrics.exposition()
+
+
+def _route_of(method: str, path: str) -> str:
+    """Return method and declared path."""
+    is_model = len(path) > len(_MODEL) and path.startswith(_MODEL)
+    return f"{method} {_MODEL}{{model:path}}" if is_model else f"{method} {path}"
 
 
 def _json(value: Any, status: int = 200) -> Answer:

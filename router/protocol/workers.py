@@ -119,7 +119,7 @@ class WorkerRequest(WorkerFields, frozen=True, kw_only=True):
         """The registration. Raises InvalidFieldError without a worker id."""
         if self.worker_id is None:
             allowed = "an integer; or an endpoint and nothing else, whose engine is then asked"
-            raise InvalidFieldError("worker_id", "missing", allowed)
+            raise InvalidFieldError("worker_id", "missing", allowed, status=422)
         names = ("worker_id", "model_name", "routing_group", "tenant_id")
         return WorkerRegistration(**{name: getattr(self, name) for name in names}, **self.given)
 

@@ -50,6 +50,7 @@ ROUTE = (
     "POST /query_by_hash",
     # Routes of an agent that embeds its engine, and of a forwarding process.
     "GET /v1/models",
+    "GET /v1/models/{model:path}",
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "POST /tokenize",

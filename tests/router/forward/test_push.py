@@ -378,6 +378,25 @@ async def test_other_methods_are_refused_and_the_right_ones_named(scene):
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_one_model_is_described_and_an_unknown_one_is_404(scene):
+    async with scene(ANSWERS) as its:
+        client = its.forward.client
+        await its.router.worker(2, endpoint=its.engines[1].url, model_name="org/tiny")
+        for name in ("default", "org/tiny"):
+            answer = await client.get(f"/v1/models/{name}")
+            assert (answer.status_code, answer.json()["id"]) == (200, name)
+        answer = await client.get("/v1/models/unknown")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await client.delete("/v1/models/default")).status_code == 405
+
+
+async def test_head_of_the_root_is_200(scene):
+    """Coding agents ask for it at their start."""
+    async with scene() as its:
+        answer = await its.forward.client.head("/")
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
 async def test_unknown_model_is_404(scene):
     async with scene() as its:
         assert (await its.forward.complete()).status_code == 503  # no worker is there at all

@@ -128,9 +128,12 @@ async def test_key_is_sent_to_engines_of_the_setting_alone(tmp_path):
         assert (one.given_keys, other.given_keys) == ({"Bearer k"}, {None})
 
 
-@pytest.mark.parametrize("body", [{"endpoint": "nonsense"}, {"endpoint": "http://u:p@a"}, {}])
-async def test_invalid_request_names_the_field(body):
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"endpoint": "nonsense"}, 400), ({"endpoint": "http://u:p@a"}, 400), ({}, 422)],
+)
+async def test_invalid_request_names_the_field(body, status):
     async with DirectRouter().running() as router:
         answer = await router.post("/workers", body)
-        assert answer.status_code == 400
+        assert answer.status_code == status
         assert answer.json()["code"] == "invalid_field"
