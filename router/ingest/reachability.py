@@ -5,10 +5,10 @@ nowhere is most likely a mistake in its registration, and requests sent to it wo
 """
 
 import asyncio
-import ssl
 from collections.abc import Collection, Mapping
-from contextlib import suppress
-from urllib.parse import urlsplit
+from math import inf
+
+import httpx
 
 TIMEOUT_S = 1.0
 AGAIN_S = 5.0
@@ -18,51 +18,32 @@ AT_ONCE = 64
 
 
 class Reachability:
-    """The last result for each server, by worker id."""
+    """The last result for each server, and its time, by worker id."""
 
-    __slots__ = ("_answers", "_asked_s", "_limit")
+    __slots__ = ("_limit", "_seen")
 
     def __init__(self) -> None:
-        self._answers: dict[int, bool] = {}
-        self._asked_s: dict[int, float] = {}
+        self._seen: dict[int, tuple[bool, float]] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def answering(self, endpoints: Mapping[int, str], now_s: float) -> Collection[int]:
         """Return the workers with servers that answer; others are forgotten. O(workers)."""
-        self._answers = {i: each for i, each in self._answers.items() if i in endpoints}
-        self._asked_s = {i: each for i, each in self._asked_s.items() if i in endpoints}
-        due = [i for i in endpoints if now_s >= self._asked_s.get(i, 0.0) + AGAIN_S]
-        found = await asyncio.gather(*(self._ask(endpoints[each]) for each in due))
-        self._answers.update(zip(due, found, strict=True))
-        self._asked_s.update(dict.fromkeys(due, now_s))
-        return {worker_id for worker_id, answers in self._answers.items() if answers}
+        self._seen = {i: self._seen.get(i, (False, -inf)) for i in endpoints}
+        due = [i for i, (_, asked_s) in self._seen.items() if now_s >= asked_s + AGAIN_S]
+        if due:
+            async with httpx.AsyncClient(verify=False, trust_env=False) as client:  # noqa: S501
+                answers = await asyncio.gather(*(self._ask(client, endpoints[i]) for i in due))
+            self._seen.update({i: (each, now_s) for i, each in zip(due, answers, strict=True)})
+        return {worker_id for worker_id, (answers, _) in self._seen.items() if answers}
 
-    async def _ask(self, endpoint: str) -> bool:
+    async def _ask(self, client: httpx.AsyncClient, endpoint: str) -> bool:
+        """Return whether a server sends any response. The request contains no secret."""
         async with self._limit:
-            with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(TIMEOUT_S):
-                    return await _answers_http(endpoint)
-        return False
-
-
-async def _answers_http(endpoint: str) -> bool:
-    """Return whether a server speaks HTTP, or TLS with a certificate that it is not asked for.
-
-    Raises OSError, ValueError, IncompleteReadError.
-    """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return False
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    context = None
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # sends no secret
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
-    try:
-        host = parts.netloc.rpartition("@")[2].encode("ascii", "replace")
-        writer.write(b"GET /health HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % host)
-        await writer.drain()
-        return await reader.readexactly(5) == b"HTTP/"
-    finally:
-        writer.close()
+            try:
+                async with (
+                    asyncio.timeout(TIMEOUT_S),
+                    client.stream("GET", f"{endpoint.rstrip('/')}/health"),
+                ):
+                    return True
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, UnicodeError):
+                return False

@@ -60,6 +60,12 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
         return {name: value for name, value in values.items() if value is not None}
 
 
+def _check_names(worker_id: int | None, routing_group: str | None, tenant_id: str | None) -> None:
+    if worker_id is not None and worker_id > U64_MAX:
+        raise ValueError(f"Expected `int` <= {U64_MAX}, got {worker_id}")
+    agreed_group(routing_group, tenant_id)
+
+
 class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=True):
     """A worker, as it is registered and kept. `tenant_id` is the older name of `routing_group`."""
 
@@ -69,9 +75,7 @@ class WorkerRegistration(WorkerFields, frozen=True, kw_only=True, omit_defaults=
     tenant_id: Name | None = None
 
     def __post_init__(self) -> None:
-        if self.worker_id > U64_MAX:
-            raise ValueError(f"Expected `int` <= {U64_MAX}, got {self.worker_id}")
-        agreed_group(self.routing_group, self.tenant_id)
+        _check_names(self.worker_id, self.routing_group, self.tenant_id)
 
     @property
     def scope(self) -> Scope:
@@ -124,9 +128,7 @@ class WorkerRequest(WorkerFields, frozen=True, kw_only=True):
         return WorkerRegistration(**{name: getattr(self, name) for name in names}, **self.given)
 
     def __post_init__(self) -> None:
-        if self.worker_id is not None and self.worker_id > U64_MAX:
-            raise ValueError(f"Expected `int` <= {U64_MAX}, got {self.worker_id}")
-        agreed_group(self.routing_group, self.tenant_id)
+        _check_names(self.worker_id, self.routing_group, self.tenant_id)
 
 
 class WorkerPatch(WorkerFields, frozen=True, kw_only=True):

@@ -83,10 +83,8 @@ class Attachments:
     async def run(self) -> None:
         """Attach the engines of the setting and those of earlier requests, until cancelled."""
         async with asyncio.TaskGroup() as self._group:
-            for engine in self._set.values():
-                self._follow(engine, BY_SETTING)
-            for engine in await self._restored():
-                self._follow(engine, BY_REQUEST)
+            for engine in (*self._set.values(), *await self._restored()):
+                self._follow(engine)
             await asyncio.Event().wait()
 
     async def attach(self, url: str) -> int:
@@ -95,16 +93,17 @@ class Attachments:
         Raises InvalidFieldError, and what `Registrar` raises.
         """
         engine = parsed_url(url, "endpoint")
-        prefix = BY_SETTING if engine.worker_id in self._set else BY_REQUEST
-        await self._look(engine, prefix)
-        self._follow(engine, prefix)
+        if self._registered(engine.worker_id) is None:
+            self._known.pop(engine.worker_id, None)  # of an engine that was unregistered since
+        await self._look(engine)
+        self._follow(engine)
         return engine.worker_id
 
-    def _follow(self, engine: EngineUrl, prefix: str) -> None:
+    def _follow(self, engine: EngineUrl) -> None:
         is_followed = engine.worker_id in self._followed
         self._followed[engine.worker_id] = engine
         if not is_followed and self._group is not None:
-            self._group.create_task(self._follow_forever(engine.worker_id, prefix))
+            self._group.create_task(self._follow_forever(engine.worker_id))
 
     async def _restored(self) -> list[EngineUrl]:
         """Return the engines that an earlier process attached by request; drop the setting's old.
@@ -120,31 +119,35 @@ class Attachments:
                 await self._registrar.remove(each.worker_id)
         return found
 
-    async def _follow_forever(self, worker_id: int, prefix: str) -> None:
+    async def _follow_forever(self, worker_id: int) -> None:
         """Ask an engine again and again, until it is unregistered."""
         while True:
             try:
-                await self._look(self._followed[worker_id], prefix)
+                await self._look(self._followed[worker_id])
             except KvRouterError as error:
                 engine = self._followed[worker_id]
                 self._say(worker_id, f"{engine.url}  is not registered: {error}", is_good=False)
             known = self._known.get(worker_id)
             pause_s = LOOK_S if known is not None and known.is_up else AWAIT_S
             await asyncio.sleep(pause_s * (1 + JITTER * (2 * self._random.random() - 1)))
-            if worker_id in self._known and not self._is_registered(worker_id):
+            if worker_id in self._known and self._registered(worker_id) is None:
                 del self._followed[worker_id], self._known[worker_id]
                 self.sentences.pop(worker_id, None)
                 return
 
-    def _is_registered(self, worker_id: int) -> bool:
+    def _registered(self, worker_id: int) -> WorkerRegistration | None:
         try:
-            self._registrations.get(worker_id)
+            return self._registrations.get(worker_id)
         except KvRouterError:
-            return False
-        return True
+            return None
 
-    async def _look(self, engine: EngineUrl, prefix: str) -> None:
-        """Ask an engine what it is, and register it if that has changed."""
+    async def _look(self, engine: EngineUrl) -> None:
+        """Ask an engine what it is, and register it if that has changed.
+
+        What is registered otherwise, by an earlier process or changed by a caller, stays until the
+        engine says something else.
+        """
+        prefix = BY_SETTING if engine.worker_id in self._set else BY_REQUEST
         server = Server(engine.url, TIMEOUT_S, self._options[prefix])
         try:
             seen = await server.look()
@@ -158,15 +161,17 @@ class Attachments:
         )
         known = self._known.get(engine.worker_id)
         registration = replace(found.registration, stable_routing_id=f"{prefix}{engine.text}")
-        if found.is_up or not self._is_registered(engine.worker_id):
-            await self._register(registration, known)
-        elif known is not None:
-            registration = known.registration
+        before = self._registered(engine.worker_id) if known is None else known.registration
+        if found.is_up or before is None:
+            await self._register(registration, before)
+        else:
+            registration = before
         self._known[engine.worker_id] = replace(found, registration=registration)
         self._say(engine.worker_id, found.sentence, is_good=found.is_up)
 
-    async def _register(self, registration: WorkerRegistration, known: Attachment | None) -> None:
-        before = None if known is None else known.registration
+    async def _register(
+        self, registration: WorkerRegistration, before: WorkerRegistration | None
+    ) -> None:
         if before == registration:
             return
         await self._registrar.check(registration)

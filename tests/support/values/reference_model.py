@@ -300,7 +300,8 @@ class ReferenceModel:
     def choose(self, request, default_policy, dice, now_s):
         """Return the chosen rank, the candidates with their terms, and their costs."""
         ranks, factors = self.eligible(request)
-        rows = [self.terms(*each, now_s) for each in zip_with(ranks, request, factors)]
+        candidates = zip(ranks, factors, strict=True)
+        rows = [self.terms(rank, request, factor, now_s) for rank, factor in candidates]
         override, scope = request.router_config_override, request.scope
         policy = (override and override.policy) or default_policy
         settings = PolicySettings().of_phase(request.phase).overridden(override)
@@ -428,10 +429,6 @@ def log_sum(one, other):
 
 def leading(hashes, held):
     return next((i for i, each in enumerate(hashes) if each not in held), len(hashes))
-
-
-def zip_with(ranks, request, factors):
-    return [(rank, request, factor) for rank, factor in zip(ranks, factors, strict=True)]
 
 
 def tracked(request):
