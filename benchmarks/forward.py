@@ -1,37 +1,77 @@
 """Forwarding: what it adds, beside two proxies of PyPI, before the same trivial engine.
 
-    python benchmarks/forward.py [--quick] [--json] [--only latency,stream,idle]
+    python benchmarks/forward.py [--quick] [--json] [--only latency,text,rate,…] [--write]
 
 All are real processes on one core, asked in turn by one generator on another, where the engine is,
-too. Ours are two: `kv-router forward`, and the router that it asks, which reads every token; the
-peers are told to take turns among engines, and decide nothing.
+too. Ours is `kv-router serve --workers … --openai-port` as its image has it, which reads and books
+every request; the peers take turns among engines, and decide nothing. Where other work runs,
+`chrt -f 1 python benchmarks/forward.py` keeps it off. `--write` keeps the rows, in
+`results/forward.json`.
 """
 
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 from command_line import section_parser
-from forward_rows import Scale, idle, latency, stream
-from report import Section, report
-from rows import machine
+from conformance.environments import base_python
+from forward_rows import latency, rate, separate, text
+from forward_servers import Scale
+from forward_streams import idle, stream
+from report import Section, commit, keep, report, version_of
+from rows import Row, machine
 
 SECTIONS = {
-    "latency": "added to a request of 1,000 tokens, p50, one at a time",
+    "latency": "added to a request of 1,000 token ids, p50, one at a time",
+    "text": "added to a request of 1,000 tokens of new text, p50, one at a time",
+    "rate": "requests a second of a core, 64 at once, 1,000 token ids",
+    "separate": "added by an endpoint in a process of its own, p50, one at a time",
     "stream": "64 streams, 50 chunks a second each; beside it what is allowed",
     "idle": "resident memory; beside it what is allowed",
 }
-MEASURE = {"latency": latency, "stream": stream, "idle": idle}
+MEASURE = {
+    "latency": latency,
+    "text": text,
+    "rate": rate,
+    "separate": separate,
+    "stream": stream,
+    "idle": idle,
+}
+QUICK = ("latency", "text", "rate", "stream")
+"""Those that end within 45 s together."""
+
+RESULTS = Path(__file__).resolve().parent / "results" / "forward.json"
 
 
 def main() -> int:
-    arguments = section_parser(__doc__, SECTIONS).parse_args()
+    parser = section_parser(__doc__, SECTIONS)
+    parser.set_defaults(only=None)
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name} as well")
+    arguments = parser.parse_args()
     scale = Scale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before"]
-    chosen = {
-        name: Section(SECTIONS[name], partial(MEASURE[name], scale)) for name in arguments.only
+    facts = {
+        "machine": machine(),
+        "interpreter of ours": version_of(base_python()),
+        "commit": commit(),
+        "scheduler": "SCHED_FIFO" if os.sched_getscheduler(0) == os.SCHED_FIFO else "usual",
+        "load before": os.getloadavg()[0],
     }
-    return report(chosen, "beside it", head, arguments.json)
+    found: dict[str, list[Row]] = {}
+
+    def measured(name: str) -> list[Row]:
+        found[name] = MEASURE[name](scale)
+        return found[name]
+
+    chosen = {
+        name: Section(SECTIONS[name], partial(measured, name))
+        for name in arguments.only or (QUICK if arguments.quick else SECTIONS)
+    }
+    head = [", ".join(f"{name} {value}" for name, value in facts.items()), str(scale)]
+    status = report(chosen, "beside it", head, arguments.json)
+    if arguments.write:
+        keep(RESULTS, {**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
+    return status
 
 
 if __name__ == "__main__":

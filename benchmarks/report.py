@@ -1,6 +1,9 @@
-"""Sections of a benchmark, measured and printed."""
+"""Sections of a benchmark, measured, printed and kept."""
 
+import json
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from rows import Row, as_json, as_table
@@ -37,3 +40,26 @@ def _worst(measured: Mapping[str, list[Row]]) -> str:
         worst = min(rows, key=margin)
         lines.append(f"{name:<10}{worst.name:<26}{margin(worst):>6.2f}")
     return "\n".join(lines)
+
+
+def keep(results: Path, facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
+    """Write the rows of these sections, with where they were measured; those of others stay."""
+    kept = json.loads(results.read_text()) if results.exists() else {}
+    for section, rows in found.items():
+        measured = json.loads(as_json(rows, [section] * len(rows)))
+        kept[section] = {**facts, "rows": measured}
+    results.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def version_of(python: str) -> str:
+    """An interpreter, and its version."""
+    shown = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
+    return f"{shown.stdout.strip()}, {python}"
+
+
+def commit() -> str:
+    """The commit that is measured; + if files were changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    here = Path(__file__).resolve().parent
+    told = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"

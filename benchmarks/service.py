@@ -9,18 +9,16 @@ both the same 280,000 blocks of 16 workers. `--write` keeps the rows, in
 and looks at its memory.
 """
 
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from command_line import section_parser
 from conformance.environments import base_python
-from report import Section, report
-from rows import Row, as_json, machine
+from report import Section, commit, keep, report, version_of
+from rows import Row, machine
 from service_features import feature_rows
 from service_limits import fleet_rows, ingest_rows, overload_rows, query_rows, soaked
 from service_rows import (
@@ -84,30 +82,8 @@ def main() -> int:
         head = [", ".join(f"{name} {value}" for name, value in facts.items()), str(scale)]
         status = report(chosen, "peer", head, arguments.json)
     if arguments.write:
-        write({**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
+        keep(RESULTS, {**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
     return status
-
-
-def write(facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
-    """Keep the rows of these sections, with where they were measured; those of others stay."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for section, rows in found.items():
-        measured = json.loads(as_json(rows, [section] * len(rows)))
-        kept[section] = {**facts, "rows": measured}
-    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-
-
-def version_of(python: str) -> str:
-    """An interpreter, and its version."""
-    shown = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
-    return f"{shown.stdout.strip()}, {python}"
-
-
-def commit() -> str:
-    """The commit that is measured; + if files were changed since."""
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    told = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
