@@ -27,7 +27,8 @@ from rows import Row, machine
 from timing import alternate
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from router.forward.request_body import CHAT, CompletionRequest, read_completion_request
+from router.forward.apis.api import CHAT
+from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.tokenizer.chats import read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.files import read_files

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.client import RouterClient
 from router.errors import KvRouterError
+from router.forward.apis.api import APIS
 from router.forward.completions import Completions
 from router.forward.errors import (
     MethodNotAllowedError,
@@ -58,8 +59,7 @@ Answer: TypeAlias = tuple[int, bytes, bytes]
 Handler: TypeAlias = Callable[[Scope], Awaitable[Answer]]
 
 ROUTES = (
-    "POST /v1/completions",
-    "POST /v1/chat/completions",
+    *(f"POST {path}" for path in APIS),
     "GET /v1/models",
     "GET /v1/models/{model:path}",
     "GET /",

@@ -1,4 +1,4 @@
-"""Completion requests: admission, parsing, forwarding, counting."""
+"""Requests of all generating APIs: admission, parsing, forwarding, counting."""
 
 import asyncio
 import re
@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from router.errors import InvalidFieldError, KvRouterError
+from router.forward.apis.api import APIS
 from router.forward.config import ForwardConfig
 from router.forward.errors import ModelNotFoundError, error_response, error_status
 from router.forward.headers import DROPPED_FIELDS, REQUEST_ID
@@ -18,12 +19,7 @@ from router.forward.placement import (
     with_tokens,
 )
 from router.forward.push import Forwarder, ForwardRequest
-from router.forward.request_body import (
-    CHAT,
-    PATHS,
-    CompletionRequest,
-    read_completion_request,
-)
+from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.request_templates import RequestTemplate, read
 from router.forward.resilience.worker_list import WorkerList
 from router.forward.tokenizer.tokenization import Tokenization
@@ -73,8 +69,10 @@ class Completions:
         self.lines = FirstLines()
         self.writes = WriteBatch(admission.overload)
         self._routes = {
-            ("POST", path): HotRoute(path, self.answer, media_types=(JSON,), ends_with_client=True)
-            for path in PATHS
+            ("POST", path): HotRoute(
+                path, self.answer, (JSON,), ends_with_client=True, errors=api.errors
+            )
+            for path, api in APIS.items()
         }
         self._push = push
         self._tokenizing = tokenizing
@@ -174,7 +172,7 @@ class Completions:
         said: dict[str, object] = {"worker_id": place, "overlap_blocks": decision.overlap_blocks}
         if tokens.are_certain:
             said["token_ids"] = list(tokens.token_ids)
-        kind = "chat.completion" if asked.path == CHAT else "text_completion"
+        kind = asked.api.answer_object
         body = {"id": call.ids.request_id, "object": kind, "model": asked.model, "choices": []}
         call.json(msgspec.json.encode({**body, "nvext": said}))
         return "query"
@@ -186,7 +184,7 @@ async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | No
     A long body is parsed on another thread, so that other requests are served meanwhile.
     """
     body, head = call.body(), call.head
-    path = PATHS[head.route.path]
+    path = APIS[head.route.path].path
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(read_completion_request, path, body), None
     if head.derived is None and head.is_repeated:

@@ -23,6 +23,8 @@ PREFILL_CACHED_TOKENS = b"x-prefill-cached-tokens"
 CACHED_TOKENS = b"x-predicted-cached-tokens"
 ATTEMPTS = b"x-forward-attempts"
 DROPPED_FIELDS = b"x-dropped-fields"
+API_KEY = b"x-api-key"
+"""The header in which Anthropic's clients send their token; engines read `authorization` alone."""
 
 _OF_ONE_CONNECTION = frozenset(
     (
@@ -49,6 +51,7 @@ _SAID_ANEW_TO_ENGINES = frozenset(
         PREFILL_INSTANCE_ID,
         DP_RANK,
         REQUEST_ID,
+        API_KEY,
     )
 )
 _SAID_ANEW_TO_CLIENTS = frozenset(
@@ -84,13 +87,22 @@ def to_engine(
     `authorization`: this process's credentials; None: the client's own header is forwarded.
     """
     sent = [*_passed_on(tuple(pairs), _SAID_ANEW_TO_ENGINES)]
-    if authorization is not None:
+    if authorization is None:
+        authorization = _as_authorization(pairs)
+    else:
         sent = [pair for pair in sent if pair[0] != b"authorization"]
     if authorization:
         sent.append((b"authorization", authorization))
     sent.append((DP_RANK, b"%d" % decision.dp_rank))
     sent.append((REQUEST_ID, request_id.encode("ascii")))
     return tuple(sent)
+
+
+def _as_authorization(pairs: Pairs) -> bytes | None:
+    """Return the client's `x-api-key` as the header that engines read; None without need."""
+    given = dict(reversed(pairs))
+    key = given.get(API_KEY)
+    return None if key is None or b"authorization" in given else b"Bearer " + key
 
 
 def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[bytes, bytes]]:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.forward.request_body import CHAT, CompletionRequest
+from router.forward.apis.api import CHAT
+from router.forward.request_body import CompletionRequest
 from router.protocol.values import I64_MAX, number_in
 
 _NEEDS_ITS_BEGINNING = (
@@ -60,13 +61,17 @@ _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 def is_migratable(asked: CompletionRequest) -> bool:
     """Return whether a stream may be migrated: one prompt, one response, no stateful fields."""
+    if not asked.api.can_continue:
+        return False
     if not asked.is_stream or asked.read.n not in (None, 1) or asked.has_several_prompts:
         return False
     fields = asked.fields
     return all(bytes(fields.get(name, b"null")) in _NOTHING for name in _NEEDS_ITS_BEGINNING)
 
 
-def continuation(asked: CompletionRequest, prompt: Sequence[int], generated: list[int]) -> bytes:
+def continuation(
+    asked: CompletionRequest, prompt: Sequence[int], generated: Sequence[int]
+) -> bytes:
     """Return the body that requests the rest, for `/v1/completions`."""
     most = asked.max_tokens
     if most is None and asked.path != CHAT:

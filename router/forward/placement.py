@@ -74,9 +74,10 @@ CHARACTERS_A_TOKEN = 4
 """Approximate characters per token of English text, for estimates."""
 
 TOKENS_AN_IMAGE = 1024
-"""Estimated tokens of a `data:` URL in a message, whatever its size."""
+"""Estimated tokens of a file in a message, whatever its size."""
 
-_DATA_URL = re.compile(rb'"data:[^"]*"')
+_FILE = re.compile(rb'"data:[^"]*"|"data"\s*:\s*"[A-Za-z0-9+/=_-]{64,}"')
+"""A file in a message: as a URL, or in Anthropic's format."""
 
 
 class PromptTokens(Struct, frozen=True):
@@ -95,9 +96,12 @@ def estimated(asked: CompletionRequest) -> PromptTokens:
     """Return an estimate for a prompt that cannot be tokenized: a number of arbitrary tokens."""
     if isinstance(asked.prompt, str):
         tokens = len(asked.prompt) // CHARACTERS_A_TOKEN
+    elif not asked.api.computes:
+        tokens = 0
     else:
-        text, data_urls = _DATA_URL.subn(b"", bytes(asked.read.messages))
-        tokens = len(text) // CHARACTERS_A_TOKEN + data_urls * TOKENS_AN_IMAGE
+        written = [bytes(asked.fields.get(name, b"")) for name in asked.api.prompt_fields]
+        text, files = _FILE.subn(b"", b"".join(written))
+        tokens = len(text) // CHARACTERS_A_TOKEN + files * TOKENS_AN_IMAGE
     return PromptTokens([0] * max(1, tokens), are_certain=False)
 
 

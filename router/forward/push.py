@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from router.client import Reservation, RouterClient, Usage
 from router.config.openai import EngineConfig
 from router.errors import InvalidFieldError, WorkerNotFoundError
+from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.apis.event_stream import EngineErrorEvent
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
     NOT_ITS_FAULT,
@@ -30,15 +31,14 @@ from router.forward.migration import continuation, ending, is_migratable, left_t
 from router.forward.prefill.handoff import KvHandoff, decode_fields
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
-from router.forward.request_body import CHAT, COMPLETIONS, CompletionRequest
+from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
 from router.forward.sse import EventSplitter, EventTooLargeError
-from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
+from router.forward.stream_state import StreamState, stream_of
 from router.protocol.replies import Decision
-from router.protocol.values import UNREADABLE
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
 from router.runtime.http_server.exchange import Exchange, encoded_headers
 from router.scheduler.errors import NoEndpointsError
@@ -78,13 +78,6 @@ class EngineRefusedError(WorkerFailedError):
         self.answer = answer
         self.decision = decision
         self.content = body
-
-
-class _UsageOnly(Struct, frozen=True):
-    usage: Usage | None = None
-
-
-_usage = msgspec.json.Decoder(_UsageOnly).decode
 
 
 class Forwarder:
@@ -133,7 +126,8 @@ class ForwardAttempts:
         asked, words = errand.asked, errand.words
         may = is_migratable(asked) if words is None else words.is_migratable
         self._may_migrate = may and errand.prompt is not None
-        self._stream = StreamState(Wanted.of(asked) if words is None else words.wanted)
+        self._stream = stream_of(asked, None if words is None else words.wanted)
+        self._is_first_seen = False
 
     async def go(self) -> Ended:
         """Forward the request, until it is answered. Raises KvRouterError."""
@@ -236,6 +230,7 @@ class ForwardAttempts:
         self._migrations += 1
         self._push.metrics.migrations.labels("moved").inc()
         stream = self._stream
+        assert isinstance(stream, StreamState)
         stream.go_on(stream.before(is_chat=self._asked.path == CHAT))
         self._request = structs.replace(self._request, token_ids=[*prompt, *stream.token_ids])
 
@@ -246,11 +241,13 @@ class ForwardAttempts:
         return stream.is_finished or (self._may_migrate and is_full)
 
     def _end(self) -> Ended:
-        before = self._stream.before(is_chat=self._asked.path == CHAT)
-        if not self._stream.is_finished:
-            self._client.write(ending(before, self._asked.model))
-        if not self._stream.is_done:
-            self._client.write(b"data: [DONE]\n\n")
+        stream = self._stream
+        if isinstance(stream, StreamState):
+            if not stream.is_finished:
+                before = stream.before(is_chat=self._asked.path == CHAT)
+                self._client.write(ending(before, self._asked.model))
+            if not stream.is_done:
+                self._client.write(b"data: [DONE]\n\n")
         self._client.finish()
         return "answered"
 
@@ -258,7 +255,8 @@ class ForwardAttempts:
         """Forward an engine's refusal as the response. Raises NoWorkerLeftError otherwise."""
         if isinstance(error, EngineRefusedError) and not self._client.response_started:
             headers = to_client(error.answer.headers, error.decision, self._attempts)
-            self._client.whole(error.answer.status, headers, error.content)
+            status, errors = error.answer.status, self._asked.api.errors
+            self._client.whole(status, headers, errors.of_engine(status, error.content))
             return "passed_on"
         left = NoWorkerLeftError(self._attempts, str(error))
         if not self._client.response_started:
@@ -298,10 +296,11 @@ class ForwardAttempts:
         if self._migrations and self._errand.prompt is not None:
             return continuation(asked, self._errand.prompt, self._stream.token_ids)
         given: dict[str, Any] = {}
-        if self._hand_over is not None or decision.source is not None:
+        has_transfer = self._hand_over is not None or decision.source is not None
+        if has_transfer and asked.api.can_continue:
             given = decode_fields(asked, self._hand_over, decision)
         fields: dict[str, Any] = {}
-        if asked.is_stream:
+        if asked.is_stream and asked.api.event_of is None:
             fields["stream_options"] = {"include_usage": True}
             if self._may_migrate and self._push.engines.max_migrations:
                 fields["return_token_ids"] = True
@@ -325,7 +324,9 @@ class ForwardAttempts:
         body = await answer.read(engines.answer_limit_bytes, engines.idle_timeout_s)
         self._saw_first()
         if answer.status == 200:
-            booked.usage = _usage_in(body)
+            booked.usage = self._asked.api.reported(body).usage
+        elif answer.status >= 400:
+            body = self._asked.api.errors.of_engine(answer.status, body)
         headers = to_client(answer.headers, decision, self._attempts)
         self._client.whole(answer.status, headers, body)
         return "answered" if answer.status < 400 else "passed_on"
@@ -344,6 +345,8 @@ class ForwardAttempts:
                 booked.note_tokens(tokens)
                 if shown:
                     self._show(b"".join(shown), answer, booked.decision)
+                if stream.has_first_token and not self._is_first_seen:
+                    self._saw_first()
             if client.is_slow:
                 await client.drained()
         booked.usage = stream.usage
@@ -354,19 +357,12 @@ class ForwardAttempts:
     def _show(self, data: bytes, answer: UpstreamResponse, decision: Decision) -> None:
         client = self._client
         if not client.response_started:
-            self._saw_first()
             client.start(200, to_client(answer.headers, decision, self._attempts))
         if data:
             client.write(data)
 
     def _saw_first(self) -> None:
+        self._is_first_seen = True
         self._push.metrics.time_to_first_token_seconds.note(time.monotonic() - self._begun_s)
         if self._hand_over is not None:
             self._push.prefill.answered(self._hand_over)
-
-
-def _usage_in(body: bytes) -> Usage | None:
-    try:
-        return _usage(body).usage
-    except UNREADABLE:
-        return None

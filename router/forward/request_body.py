@@ -1,4 +1,4 @@
-"""Parsed completion requests, and the bodies sent to engines.
+"""Parsed requests of all generating APIs, and the bodies sent to engines.
 
 Fields that are not read here are passed on unchanged. The engine validates them; nothing is
 guessed.
@@ -6,20 +6,16 @@ guessed.
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from router.client import EncodedTokens
 from router.errors import InvalidFieldError
+from router.forward.apis.api import APIS, Api, ApiPath
 from router.protocol.values import Name, TokenCount, TokenId, UInt
 from router.runtime.process.json_bodies import decode_now
-
-OpenAiPath: TypeAlias = Literal["/v1/completions", "/v1/chat/completions"]
-COMPLETIONS: OpenAiPath = "/v1/completions"
-CHAT: OpenAiPath = "/v1/chat/completions"
-PATHS: dict[str, OpenAiPath] = {each: each for each in (COMPLETIONS, CHAT)}
 
 QUERY_ONLY = "query_instance_id"
 """The annotation of a request for a placement only, which is not forwarded."""
@@ -28,7 +24,7 @@ _ALLOWED_PROMPTS = "a text, token ids, or a list of one of these"
 
 MOST_PROMPTS = 65_536
 MOST_NAMES = 1 << 19
-"""The limit of field names outside prompt and messages.
+"""The limit of field names outside prompt, messages and input.
 
 A logit bias may name each token of a vocabulary.
 """
@@ -73,11 +69,14 @@ class _Fields(Struct, frozen=True):
     model: Name = "default"
     prompt: Raw = ABSENT
     messages: Raw = ABSENT
+    input: Raw = ABSENT
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
     n: int | None = None
     return_token_ids: bool | None = None
     nvext: Extensions | None = None
@@ -93,17 +92,23 @@ _each = msgspec.json.Decoder(list[Raw]).decode
 
 
 class CompletionRequest(Struct, frozen=True):
-    """A completion request. `fields`: its body, each field as written.
+    """A request of one API. `fields`: its body, each field as written.
 
-    `prompt`: a text or tokens, the first if there are several prompts; None for a chat, which has
-    `messages`. Tokens and further prompts are not validated here: the router and engines do that.
+    `prompt`: a text or tokens, the first if there are several prompts; None for all but
+    completions, which have messages or items. Tokens and further prompts are not validated here:
+    the router and engines do that.
     """
 
-    path: OpenAiPath
+    path: ApiPath
     fields: dict[str, Raw]
     read: _Fields
     prompt: str | Sequence[int] | None
     prompts: int = 1
+
+    @property
+    def api(self) -> Api:
+        """The API of the request."""
+        return APIS[self.path]
 
     @property
     def extensions(self) -> Extensions:
@@ -145,8 +150,9 @@ class CompletionRequest(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """The size of prompt and messages, as written."""
-        return sum(memoryview(each).nbytes for each in (self.read.prompt, self.read.messages))
+        """The size of what the prompt is made of, as written."""
+        fields = self.fields
+        return sum(memoryview(fields[n]).nbytes for n in self.api.prompt_fields if n in fields)
 
     @property
     def has_several_prompts(self) -> bool:
@@ -161,8 +167,8 @@ class CompletionRequest(Struct, frozen=True):
     @property
     def max_tokens(self) -> int | None:
         """The limit of the response's tokens, or None."""
-        most = self.read.max_completion_tokens
-        return self.read.max_tokens if most is None else most
+        values = (getattr(self.read, name) for name in self.api.limits)
+        return next((most for most in values if most is not None), None)
 
     def to_engine(self, without: Collection[str] = (), **fields: Any) -> bytes:
         """Return the body for an engine, with `fields` added or replaced and `without` removed."""
@@ -174,8 +180,8 @@ class CompletionRequest(Struct, frozen=True):
         return msgspec.json.encode({**sent, **fields})
 
 
-def read_completion_request(path: OpenAiPath, body: bytes) -> CompletionRequest:
-    """Parse a completion request. Raises MalformedBodyError, InvalidFieldError.
+def read_completion_request(path: ApiPath, body: bytes) -> CompletionRequest:
+    """Parse a request. Raises MalformedBodyError, InvalidFieldError.
 
     Each step takes at most a few ms per MB, whatever the body contains.
     """
@@ -184,17 +190,22 @@ def read_completion_request(path: OpenAiPath, body: bytes) -> CompletionRequest:
     fields = decode_now(_fields, body)
     if not body.isascii():
         decode_now(_text_of, body)  # also validates fields that are not read
-    if path == CHAT:
+    prompt = APIS[path].prompt
+    if prompt == "prompt":
+        return CompletionRequest(path, fields, read, *_prompts(bytes(read.prompt)))
+    if prompt == "messages":
         _check_messages(read.messages)
-        return CompletionRequest(path, fields, read, None)
-    return CompletionRequest(path, fields, read, *_prompts(bytes(read.prompt)))
+    else:
+        _check_input(read)
+    return CompletionRequest(path, fields, read, None)
 
 
 def _check_names(body: bytes, read: _Fields) -> None:
     """Raise InvalidFieldError if there are more than `MOST_NAMES` names."""
     if body.count(b":") <= MOST_NAMES:
         return
-    written = sum(bytes(each).count(b":") for each in (read.prompt, read.messages))
+    texts = (read.prompt, read.messages, read.input)
+    written = sum(bytes(each).count(b":") for each in texts)
     if body.count(b":") - written > MOST_NAMES:
         raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} names in all")
 
@@ -205,6 +216,15 @@ def _check_messages(raw: Raw) -> None:
         raise InvalidFieldError("messages", "missing or empty", "at least one message")
     if not written.startswith(b"["):
         raise InvalidFieldError("messages", "no list", "at least one message", status=422)
+
+
+def _check_input(read: _Fields) -> None:
+    """Raise InvalidFieldError if there is no input, or one that is neither a text nor a list."""
+    written, allowed = bytes(read.input), "a text, or a list of items"
+    if written in (b"", b"null"):
+        raise InvalidFieldError("input", "missing", allowed)
+    if written[:1] not in (b'"', b"["):
+        raise InvalidFieldError("input", "neither text nor list", allowed, status=422)
 
 
 def _prompts(raw: bytes) -> tuple[str | Sequence[int], int]:

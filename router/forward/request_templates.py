@@ -9,13 +9,9 @@ from typing import Any
 from msgspec import Raw, structs
 
 from router.errors import KvRouterError
+from router.forward.apis.api import ApiPath
 from router.forward.migration import is_migratable
-from router.forward.request_body import (
-    CompletionRequest,
-    OpenAiPath,
-    prompt_of,
-    read_completion_request,
-)
+from router.forward.request_body import CompletionRequest, prompt_of, read_completion_request
 from router.forward.stream_state import Wanted
 from router.protocol.requests import SelectRequest
 from router.protocol.values import UNREADABLE
@@ -100,7 +96,7 @@ class RequestTemplate:
 
 
 def read(
-    path: OpenAiPath, body: bytes, known: list[RequestTemplate] | None
+    path: ApiPath, body: bytes, known: list[RequestTemplate] | None
 ) -> tuple[CompletionRequest, RequestTemplate | None]:
     """Parse a body. Returns the request, and its template if it has one.
 

@@ -58,3 +58,17 @@ def data_of(event: bytes) -> bytes | None:
     if not text.startswith(b"data:") or b"\n" in text:
         return None
     return text[5:].lstrip(b" ")
+
+
+def named_data_of(event: bytes) -> bytes | None:
+    """Return the data of an event that may have a name, an id and comments, otherwise None.
+
+    Lines end with LF or CRLF alone: engines write other line separators of Unicode unescaped.
+    """
+    found: bytes | None = None
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            if found is not None:
+                return None
+            found = line[5:].strip(b" \r")
+    return found

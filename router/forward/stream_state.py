@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from router.forward.apis.event_stream import EngineErrorEvent, EventStream
 from router.forward.migration import Before, as_before
 from router.forward.request_body import CompletionRequest
 from router.forward.sse import data_of
@@ -66,19 +67,11 @@ _choices = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _OURS = ("token_ids", "prompt_token_ids")
 
 
-class EngineErrorEvent(Exception):
-    """The engine reports in its stream that it cannot continue; `event` contains the reason."""
-
-    def __init__(self, event: bytes) -> None:
-        super().__init__(event[:200].decode(errors="replace"))
-        self.event = event
-
-
 class StreamState:
-    """The state of a stream, over all engines that sent parts of it.
+    """The state of a stream of OpenAI's chunks, over all engines that sent parts of it.
 
     `token_ids`: tokens generated so far; complete while `has_all_tokens`. `usage`: the last
-    engine's usage. `is_done`: the end marker was received.
+    engine's usage. `has_first_token`: the first chunk was received. `is_done`: the end marker was.
     """
 
     __slots__ = (
@@ -87,6 +80,7 @@ class StreamState:
         "_wanted",
         "has_all_tokens",
         "has_begun",
+        "has_first_token",
         "head",
         "is_done",
         "token_ids",
@@ -99,7 +93,7 @@ class StreamState:
         self._finished: set[int] = set()
         self.token_ids: list[int] = []
         self.has_all_tokens = True
-        self.has_begun = self.is_done = False
+        self.has_begun = self.has_first_token = self.is_done = False
         self.head: tuple[str | None, int | None] | None = None
         self.usage: Usage | None = None
 
@@ -127,6 +121,7 @@ class StreamState:
         if data is None or not data.startswith(b"{"):
             self.is_done |= data == DONE
             return event, 0
+        self.has_first_token = True  # a chat's first chunk, with its role, comes with it
         try:
             chunk = _read(data)
             is_same = self._before is None or chunk.error_was_sent
@@ -171,3 +166,11 @@ class StreamState:
                 for choice in _choices(fields["choices"])
             ]
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+
+
+def stream_of(asked: CompletionRequest, wanted: Wanted | None) -> StreamState | EventStream:
+    """Return the state of a request's stream. `wanted`: what its client wants, if it is known."""
+    event_of = asked.api.event_of
+    if event_of is not None:
+        return EventStream(event_of)
+    return StreamState(wanted or Wanted.of(asked))

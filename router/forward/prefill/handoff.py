@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from router.forward.apis.api import CHAT
 from router.forward.headers import (
     PREFILL_CACHED_TOKENS,
     PREFILL_PREDICTED_TOKENS,
     PREFILL_WORKER_ID,
     Pairs,
 )
-from router.forward.request_body import CHAT, CompletionRequest
+from router.forward.request_body import CompletionRequest
 from router.protocol.replies import Decision
 from router.protocol.requests import SelectRequest, Usage
 from router.protocol.values import UNREADABLE

@@ -158,7 +158,7 @@ class PrefillRouter:
     async def _is_bypassed(self, prompt: PrefillRequest) -> bool:
         """Return whether the decode worker computes the prompt itself. Raises KvRouterError."""
         request, conditional = prompt.request, self._conditional
-        if is_to_bypass(prompt.asked):
+        if is_to_bypass(prompt.asked) or not prompt.asked.api.can_continue:
             return True
         if conditional is None or request.prefill_worker_id is not None:
             return False

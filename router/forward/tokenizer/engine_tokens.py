@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.forward.request_body import CHAT, CompletionRequest
+from router.forward.apis.api import CHAT
+from router.forward.request_body import CompletionRequest
 from router.protocol.values import UNREADABLE, TokenId
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError
 

@@ -31,7 +31,8 @@ from msgspec import Struct
 from tokenizers import AddedToken as Token
 from tokenizers import Tokenizer
 
-from router.forward.request_body import CHAT, CompletionRequest
+from router.forward.apis.api import CHAT
+from router.forward.request_body import CompletionRequest
 from router.forward.tokenizer.chats import KINDS, Chat, Kind, read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.errors import NotLocalError, TokenizerFilesError

@@ -7,13 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from router.forward.request_body import (
-    CHAT,
-    COMPLETIONS,
-    CompletionRequest,
-    OpenAiPath,
-    read_completion_request,
-)
+from router.forward.apis.api import CHAT, COMPLETIONS, ApiPath
+from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.tokenizer.chats import Kind
 
 _TEXT = (
@@ -97,7 +92,7 @@ def _chat(kind: Kind, model: str, messages: list[Any], **fields: Any) -> Probe:
     return _probe(kind, CHAT, model, messages=messages, **fields)
 
 
-def _probe(kind: Kind, path: OpenAiPath, model: str, **fields: Any) -> Probe:
+def _probe(kind: Kind, path: ApiPath, model: str, **fields: Any) -> Probe:
     return Probe(
         kind, read_completion_request(path, json.dumps({"model": model, **fields}).encode())
     )

@@ -15,9 +15,10 @@ from secrets import token_bytes
 
 from router.client import RouterClient, SelectRequest, Usage
 from router.errors import KvRouterError
+from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.metrics import ForwardMetrics
 from router.forward.placement import PromptTokens, estimated
-from router.forward.request_body import CHAT, CompletionRequest
+from router.forward.request_body import CompletionRequest
 from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.engine_tokens import EngineTokens, question
 from router.forward.tokenizer.errors import NotLocalError
@@ -87,6 +88,8 @@ class Tokenization:
         known_tokens = asked.known_tokens
         if known_tokens is not None:
             return PromptTokens(known_tokens)
+        if asked.path not in (COMPLETIONS, CHAT):
+            return estimated(asked)
         tokens: Sequence[int] | None
         try:
             tokens = await self._local.tokens(asked, partition)

@@ -38,12 +38,27 @@ _STATUS_LINES = {
 Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
+class ErrorFormat(Protocol):
+    """The format of a route's errors."""
+
+    @property
+    def reply(self) -> Callable[[KvRouterError], tuple[int, object]]:
+        """The function that returns the status and the body of an error response."""
+        ...
+
+    @property
+    def event(self) -> Callable[[KvRouterError], bytes]:
+        """The function that returns an error as the last event of a stream."""
+        ...
+
+
 class HotRoute(Struct, frozen=True):
     """A route served below ASGI.
 
     `path`: as counted in metrics. `handler`: called with the exchange once its body is complete.
     `media_types`: of accepted bodies; empty: any. `ends_with_client`: a client that disconnects
-    cancels its request. `is_new_work`: refused while the process is overloaded.
+    cancels its request. `is_new_work`: refused while the process is overloaded. `errors`: their
+    format; None: the service's.
     """
 
     path: str
@@ -51,6 +66,7 @@ class HotRoute(Struct, frozen=True):
     media_types: tuple[str, ...] = ()
     ends_with_client: bool = False
     is_new_work: bool = False
+    errors: ErrorFormat | None = None
 
     def id_in(self, path: str) -> str:
         """Return the id in a path of this route; empty if the route has none."""
@@ -337,10 +353,11 @@ class Exchange(Struct, eq=False):
         """Send an error, as a response or as the last event of a stream."""
         if self.response_complete:
             return
-        status, reply = self.wire.error_reply(error)
+        errors = self.head.route.errors
+        status, reply = (self.wire.error_reply if errors is None else errors.reply)(error)
         body = msgspec.json.encode(reply)
         if self.response_started:
-            self.write(b"data: " + body + b"\n\n")
+            self.write(b"data: " + body + b"\n\n" if errors is None else errors.event(error))
             self.finish()
         else:
             self.json(body, status, refusal_headers(error))

@@ -228,7 +228,7 @@ class Guard:
         return self._authenticated(headers, unix_s).caller if self.is_on else ANYBODY
 
     def _authenticated(self, headers: Headers, unix_s: float) -> Token:
-        presented = [value for name, value in headers if name == b"authorization"]
+        presented = _presented(headers)
         if len(presented) != 1:
             raise UnauthenticatedError("given twice" if presented else "missing")
         kind, _, secret = presented[0].partition(b" ")
@@ -274,3 +274,10 @@ def _bucket(rate: float, burst: float | None) -> TokenBucket:
 def _again(known: TokenBucket | None, rate: float, burst: float | None) -> TokenBucket:
     fresh = _bucket(rate, burst)
     return fresh if known is None else known.resized(fresh.rate, fresh.burst)
+
+
+def _presented(headers: Headers) -> list[bytes]:
+    """Return the credentials of a request; Anthropic's clients send a token as `x-api-key`."""
+    given = [pair for pair in headers if pair[0] in (b"authorization", b"x-api-key")]
+    bearer = [value for name, value in given if name == b"authorization"]
+    return bearer or [b"Bearer " + value for _, value in given]

@@ -85,7 +85,7 @@ def refuse_other_sites(headers: Headers) -> None:
     is of a caller that has it, whatever page it serves.
     """
     found = dict(headers)
-    if found.get(b"authorization", b"")[:7].lower() == b"bearer ":
+    if found.get(b"authorization", b"")[:7].lower() == b"bearer " or b"x-api-key" in found:
         return
     site, origin = found.get(b"sec-fetch-site"), found.get(b"origin")
     if site is not None:

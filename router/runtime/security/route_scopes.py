@@ -53,6 +53,9 @@ ROUTE = (
     "GET /v1/models/{model:path}",
     "POST /v1/completions",
     "POST /v1/chat/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /tokenize",
     # NATS requests.
     "NATS select",

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.migration import continuation, is_migratable
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.request_body import read_completion_request
 from router.forward.stream_state import StreamState, Wanted
 from support.engines.upstreams import STREAM_END, STREAM_HEAD, event, response, says
 from support.fleets.forwarding import COMPLETION, Scene, lines

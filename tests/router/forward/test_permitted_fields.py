@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from router.forward.apis.api import APIS, COMPLETIONS
 from router.forward.errors import SteeringRefusedError
 from router.forward.permitted_fields import OF_TENANTS, STEERING, permitted
-from router.forward.request_body import COMPLETIONS, read_completion_request
+from router.forward.request_body import read_completion_request
 from router.runtime.security.caller import ANYBODY, Caller
 from support.engines.upstreams import response
 from support.fleets.forwarding import Scene
@@ -58,7 +59,23 @@ def test_unknown_fields_of_tenants_alone_are_dropped():
 
 
 def test_tables_do_not_overlap():
-    assert not OF_TENANTS & STEERING
+    assert OF_TENANTS.keys() == APIS.keys()
+    for api in APIS.values():
+        assert not OF_TENANTS[api.path] & STEERING
+        assert OF_TENANTS[api.path] >= {api.prompt, *api.prompt_fields, *api.limits}
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+def test_steering_holds_for_every_api(api):
+    prompt = {"prompt": "x", "messages": [{}], "input": "x"}[api.prompt]
+    fields = {api.prompt: prompt, "stream": False}
+    given = [
+        read_completion_request(api.path, json.dumps({**fields, **more}).encode())
+        for more in ({}, {"x_new": 1}, {"priority": 1})
+    ]
+    assert permitted(given[1], TENANT) == (given[0], ["x_new"])
+    with pytest.raises(SteeringRefusedError):
+        permitted(given[2], TENANT)
 
 
 # ── A forwarder with tokens ──────────────────────────────────────────────────────────────────────

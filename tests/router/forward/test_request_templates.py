@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.errors import KvRouterError
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.request_body import read_completion_request
 from router.forward.request_templates import MOST_WORDS, read
 from router.forward.stream_state import Wanted
 from router.protocol.requests import SelectRequest

@@ -8,7 +8,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.runtime.http_server.limits import HttpLimits
 from router.runtime.http_server.server import HttpServer, listening

@@ -9,6 +9,7 @@ from msgspec import Raw
 from router.api.rpc.codecs import JSON, MSGPACK
 from router.client.errors import rebuilt
 from router.errors import InvalidFieldError
+from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.migration import Before, continuation, is_migratable
 from router.forward.prefill.handoff import (
     is_handed_over,
@@ -16,7 +17,7 @@ from router.forward.prefill.handoff import (
     prefill_body,
     read_prefilled,
 )
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.request_body import read_completion_request
 from router.forward.request_templates import read
 from router.forward.sse import EventSplitter
 from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted

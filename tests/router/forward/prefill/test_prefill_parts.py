@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from router.errors import ConfigError
+from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.config import load_forward
 from router.forward.metrics import ForwardMetrics
 from router.forward.prefill.conditions import DisaggregationRule, rule_of
@@ -22,7 +23,7 @@ from router.forward.prefill.handoff import (
 )
 from router.forward.prefill.peer_events import MOST_WAITING, PrefillEvents
 from router.forward.prefill.pools import LOOK_AGAIN_S, MAX_MODELS, PrefillPools
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.request_body import read_completion_request
 from router.forward.resilience.circuit_breaker import BreakerLimits, CircuitBreaker
 from router.protocol.prefills import PrefillEvent, encode_prefill_event
 from router.protocol.replies import (

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.forward.request_body import CHAT, read_completion_request
+from router.forward.apis.api import CHAT
+from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 from router.forward.tokenizer.files import read_files

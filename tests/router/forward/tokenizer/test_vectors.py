@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.request_body import read_completion_request
 from router.forward.tokenizer import template
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.forward.tokenizer.files import read_files

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.forward.request_body import CHAT, COMPLETIONS, read_completion_request
+from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.files import read_files
 from router.forward.tokenizer.local import LocalTokenizer, TokenCache
 from router.forward.tokenizer.probes import probes
