@@ -167,5 +167,5 @@ class WorkerCommands:
         return structs.replace(view, attachment=sentence, not_schedulable_reasons=reasons)
 
     def _incomplete_view(self, registration: WorkerRegistration) -> workers.WorkerView:
-        lacking = missing(registration, needs_events=self._core.reads_events)
+        lacking = missing(registration)
         return workers.incomplete_view(registration, lacking)

@@ -92,6 +92,10 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     trust_weight_degraded: Annotated[
         float, about("how much overlap counts where it is degraded", DECIDES, ge=0, le=1)
     ] = 0.5
+    trust_weight_approximate: Annotated[
+        float,
+        about("how much overlap counts where it is estimated from bookings", DECIDES, ge=0, le=1),
+    ] = 0.5
     trust_weight_blind: Annotated[
         float, about("how much overlap counts where it is blind", DECIDES, ge=0, le=1)
     ] = 0.0
@@ -110,6 +114,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             trust_weights=TrustWeights(
                 lagging=self.trust_weight_lagging,
                 degraded=self.trust_weight_degraded,
+                approximate=self.trust_weight_approximate,
                 blind=self.trust_weight_blind,
             ),
             overlap_score_credit=self.overlap_score_credit,

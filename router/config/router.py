@@ -18,6 +18,7 @@ from router.core.settings import CoreSettings
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.factory import IndexSettings, index_mode
+from router.indexer.predictions import NO_ESTIMATES, EstimateLimits
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
 from router.runtime.process.settings import DECIDES, about, id_of_name, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
@@ -25,7 +26,10 @@ from router.sequence.hashing.keyed_hashes import HashKeying
 
 
 class EstimateConfig(Struct, frozen=True, kw_only=True):
-    """Blocks that count as cached without events, estimated from bookings."""
+    """Blocks that count as cached without events, estimated from bookings.
+
+    Of ranks without events always, and of those with events if `predicted_ttl_s` is set.
+    """
 
     use_kv_events: Annotated[
         bool,
@@ -54,12 +58,13 @@ class EstimateConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
 
-    def limits(self, mode: IndexMode) -> ApproximateLimits | None:
-        """Return the limits of estimated blocks, or None if none are estimated."""
-        ttl_s = self.predicted_ttl_s if mode is IndexMode.EVENTS else self.approximate_ttl_s
-        if mode is IndexMode.NONE or not ttl_s:
-            return None
-        return ApproximateLimits(ttl_s, self.approximate_max_blocks, self.approximate_prune_target)
+    def limits(self, mode: IndexMode) -> EstimateLimits:
+        """Return the limits of estimated blocks."""
+        if mode is IndexMode.NONE:
+            return NO_ESTIMATES
+        blocks = (self.approximate_max_blocks, self.approximate_prune_target)
+        beside = ApproximateLimits(self.predicted_ttl_s, *blocks) if self.predicted_ttl_s else None
+        return EstimateLimits(beside, ApproximateLimits(self.approximate_ttl_s, *blocks))
 
 
 class ReservationConfig(Struct, frozen=True, kw_only=True):
@@ -155,7 +160,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
             reservation_ttl_s=self.reservations.reservation_ttl_s,
             max_reservations=self.reservations.max_reservations,
             mode=mode,
-            prediction=self.estimates.limits(mode),
+            estimates=self.estimates.limits(mode),
             tracking=placement.tracking,
             gate=placement.gate(is_affinity_hard=self.sessions.is_hard),
             default_policy=self.policy.policy,

@@ -14,13 +14,14 @@ from router.core.placement import Placement
 from router.core.registered_workers import ImplicitWorker, RegisteredWorker
 from router.indexer.dumps import RankState
 from router.indexer.event_log import LogVerdict
+from router.indexer.rank_index import SourceFault
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage, TierBlocks
 from router.protocol.loads import Beacon, LoadReport
 from router.protocol.replicas import PeerMessage, PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
-from router.protocol.values import Scope, pack_hashes
+from router.protocol.values import Rank, Scope, pack_hashes
 from router.scheduler.busy import BusyThresholds
 from router.sequence.active.prompt import Prompt
 
@@ -77,11 +78,32 @@ class OrderWorker(Command[None], frozen=True, tag="order_worker"):
 
 
 class SetProblem(Command[None], frozen=True, tag="set_problem"):
-    """Set the reason why a worker is not schedulable; None clears it."""
+    """Set the reason why a worker is not schedulable; None clears it.
+
+    `is_unreachable`: neither its server nor its event sockets ever answered.
+    """
 
     has_time: ClassVar[bool] = False
     worker_id: int
     problem: str | None
+    is_unreachable: bool = False
+
+
+class SetDoubt(Command[None], frozen=True, tag="set_doubt"):
+    """Set what is wrong with a worker that stays schedulable; None clears it."""
+
+    worker_id: int
+    doubt: str | None
+
+
+class SetSourceFault(Command[None], frozen=True, tag="set_source_fault"):
+    """Set what is wrong with the event source of a rank; None clears it.
+
+    Unknown ranks are ignored.
+    """
+
+    rank: Rank
+    fault: SourceFault | None
 
 
 class Apply(Command[LogVerdict | None], frozen=True, tag="apply"):
@@ -284,6 +306,8 @@ AnyCommand: TypeAlias = (
     | RemoveWorker
     | OrderWorker
     | SetProblem
+    | SetDoubt
+    | SetSourceFault
     | Apply
     | ApplySlice
     | BeginFill

@@ -123,7 +123,7 @@ class RouterCore:
         self.fleet = Fleet(settings.liveness)
         self.naming = settings.naming
         self.index = TrustedIndex(make_indexer, settings.mode, self.naming.scheme)
-        self.predictions = Predictions(settings.prediction)
+        self.predictions = Predictions(settings.estimates)
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.predictor = Predictor(self.ranks)
@@ -142,7 +142,7 @@ class RouterCore:
         self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)
         self._membership = Membership(*stores, self.gate)
-        self._usage = UsageCheck(self.tracker, self.index, sees_events=self.reads_events)
+        self._usage = UsageCheck(self.tracker, self.index)
         booked = (self.tracker, self.foreign, self.predictions, self.waiting)
         self._reservations = Reservations(settings, self._placer, *booked, self._usage)
         parts = (self._placer, self._reservations, self.waiting)
@@ -203,17 +203,13 @@ class RouterCore:
         return self._placer.weigh(request, prompt, now_s)
 
     def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
-        """Yield all held blocks by scope, rank and tier.
-
-        Estimates are included only if the index follows no events.
-        """
+        """Yield all held blocks by scope, rank and tier; estimated ones of ranks without events."""
         return dumped_blocks(IndexDump(self.index.event_ids(), list(self.dump_slices())))
 
     def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
         """Yield all held blocks in slices, between which the index may change; see `IndexDump`."""
         yield from self.index.dump_slices()
-        if self._settings.mode is IndexMode.APPROXIMATE:
-            yield from self.predictions.dump_slices()
+        yield from self.predictions.dump_slices()
 
     # ── Handlers of the commands ─────────────────────────────────────────────────────────────────
 
@@ -229,6 +225,8 @@ class RouterCore:
             commands.RemoveWorker: self._remove,
             commands.OrderWorker: self._order,
             commands.SetProblem: self._set_problem,
+            commands.SetDoubt: self._set_doubt,
+            commands.SetSourceFault: self._set_source_fault,
             commands.Apply: self._apply,
             commands.ApplySlice: self._apply_slice,
             commands.BeginFill: self._begin_fill,
@@ -267,7 +265,20 @@ class RouterCore:
         return None, []
 
     def _set_problem(self, command: commands.SetProblem, _: float) -> Handled[None]:
-        self.fleet.set_problem(command.worker_id, command.problem)
+        self.fleet.set_problem(
+            command.worker_id, command.problem, is_unreachable=command.is_unreachable
+        )
+        return None, []
+
+    def _set_doubt(self, command: commands.SetDoubt, now_s: float) -> Handled[None]:
+        self.fleet.set_doubt(command.worker_id, command.doubt)
+        worker = self.fleet.get(command.worker_id)
+        for rank in () if worker is None else worker.ranks:
+            self._standing.note(rank, now_s)
+        return None, []
+
+    def _set_source_fault(self, command: commands.SetSourceFault, now_s: float) -> Handled[None]:
+        self._membership.set_fault(command.rank, command.fault, now_s)
         return None, []
 
     def _apply(self, command: commands.Apply, now_s: float) -> Handled[LogVerdict | None]:
@@ -276,7 +287,10 @@ class RouterCore:
         verdict = self.index.apply(message, now_s)
         if verdict is LogVerdict.NEW_LIFE and life_before is not None:
             self.tracker.drop_rank(message.rank)
-        self._standing.note(message.rank, now_s, is_trusted=verdict is LogVerdict.APPLY)
+        if verdict is LogVerdict.APPLY:
+            self._standing.note(message.rank, now_s, is_trusted=True)
+        else:
+            self._membership.note_source(message.rank, now_s)
         return verdict, []
 
     def _apply_slice(self, _: commands.ApplySlice, __: float) -> Handled[bool]:

@@ -5,6 +5,7 @@ from router.core.fleet import Fleet
 from router.core.rank_status import RankStatus
 from router.core.remote_reservations import RemoteReservations
 from router.indexer.predictions import Predictions
+from router.indexer.rank_index import SourceFault
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Rank
@@ -50,6 +51,16 @@ class Membership:
         self._foreign = foreign
         self._standing = standing
         self._gate = gate
+
+    def set_fault(self, rank: Rank, fault: SourceFault | None, now_s: float) -> None:
+        """Set what is wrong with the event source of a rank; None: nothing. O(its estimates)."""
+        self._index.set_fault(rank, fault)
+        self.note_source(rank, now_s)
+
+    def note_source(self, rank: Rank, now_s: float) -> None:
+        """Begin or end to estimate the blocks of a rank, as its event source requires."""
+        self._predictions.set_without_events(rank, is_without=self._index.is_estimated(rank))
+        self._standing.note(rank, now_s)
 
     def upsert_worker(self, announcement: WorkerAnnouncement, now_s: float) -> None:
         """Add a worker, or apply its changed announcement.
@@ -102,7 +113,9 @@ class Membership:
         return {rank for rank in both if self._index.incarnation(rank) == after.incarnation}
 
     def _add_rank(self, rank: Rank, announcement: WorkerAnnouncement, now_s: float) -> None:
-        self._index.add_rank(rank, announcement.scope, announcement.identity, now_s)
+        known = (rank, announcement.scope, announcement.identity, now_s)
+        self._index.add_rank(*known, has_events=announcement.has_events)
+        self._predictions.set_without_events(rank, is_without=self._index.is_estimated(rank))
         self._predictor.add(rank, announcement.scope.model_name, now_s)
         self._standing.note(rank, now_s)
         self._foreign.book_rank(rank, now_s)

@@ -42,13 +42,19 @@ class RegisteredWorker(WorkerAnnouncement, frozen=True, kw_only=True):
     """A complete registration. It may have any ranks, and does not have to send load reports.
 
     `sources`: the event sources of its ranks, by `dp_rank`; events of ranks without a source come
-    over the bus.
+    over the bus, unless it `is_without_events`.
     """
 
     reports_load: ClassVar[bool] = False
     registration: WorkerRegistration
     dp_ranks: tuple[int, ...]
     sources: dict[int, EngineSource]
+    is_without_events: bool = False
+
+    @property
+    def has_events(self) -> bool:
+        """True if its ranks have events."""
+        return not self.is_without_events
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -65,8 +71,15 @@ class RegisteredWorker(WorkerAnnouncement, frozen=True, kw_only=True):
         return self.sources.get(rank.dp_rank)
 
 
-def missing(registration: WorkerRegistration, *, needs_events: bool) -> list[str]:
-    """Return the fields that a worker lacks to be schedulable; the texts are Dynamo's."""
+_SOCKETS = ("kv_events_endpoint", "kv_events_endpoints", "replay_endpoint", "replay_endpoints")
+
+
+def missing(registration: WorkerRegistration) -> list[str]:
+    """Return the fields that a worker lacks to be schedulable; the texts are Dynamo's.
+
+    A worker that is complete but for event sockets, and names none, is estimated. An empty map
+    promises sockets: they are missing until they are named.
+    """
     lacking = []
     if not registration.endpoint:
         lacking.append("endpoint is required")
@@ -74,7 +87,9 @@ def missing(registration: WorkerRegistration, *, needs_events: bool) -> list[str
         lacking.append("block_size must be greater than 0")
     if not registration.dp_ranks:
         lacking.append("data_parallel_size must be greater than 0")
-    return [*lacking, *_missing_sockets(registration)] if needs_events else lacking
+    if not lacking and not _names_sockets(registration):
+        return []
+    return [*lacking, *_missing_sockets(registration)]
 
 
 def registered_worker(
@@ -82,6 +97,8 @@ def registered_worker(
     dp_ranks: Iterable[int],
     sources: dict[int, EngineSource],
     incarnation: int,
+    *,
+    is_without_events: bool = False,
 ) -> RegisteredWorker:
     """Return a complete registration as the core takes it. Unset capacities are 0."""
     return RegisteredWorker(
@@ -102,17 +119,19 @@ def registered_worker(
         registration=registration,
         dp_ranks=tuple(dp_ranks),
         sources=sources,
+        is_without_events=is_without_events,
     )
 
 
-def complete_worker(
-    registration: WorkerRegistration, incarnation: int, *, needs_events: bool
-) -> RegisteredWorker | None:
+def complete_worker(registration: WorkerRegistration, incarnation: int) -> RegisteredWorker | None:
     """Return a schedulable worker from its registration, or None if fields are missing."""
-    if missing(registration, needs_events=needs_events):
+    if missing(registration):
         return None
-    sources = sources_of(registration, registration.dp_ranks)
-    return registered_worker(registration, registration.dp_ranks, sources, incarnation)
+    dp_ranks = registration.dp_ranks
+    sources = sources_of(registration, dp_ranks)
+    return registered_worker(
+        registration, dp_ranks, sources, incarnation, is_without_events=not sources
+    )
 
 
 def sources_of(
@@ -133,6 +152,11 @@ def sources_of(
         for dp_rank in dp_ranks
         if dp_rank in events
     }
+
+
+def _names_sockets(registration: WorkerRegistration) -> bool:
+    given = registration.given
+    return any(name in given for name in _SOCKETS)
 
 
 def _missing_sockets(registration: WorkerRegistration) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from router.core.fleet import LivenessLimits
-from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
+from router.indexer.predictions import EstimateLimits
 from router.scheduler.eligibility import EligibilitySettings
 from router.scheduler.policy.registry import DEFAULT_POLICY, NO_GROUPS
 from router.scheduler.queue.waiting_room import Queueing
@@ -24,7 +24,7 @@ class CoreSettings(Struct, frozen=True):
     reservation_ttl_s: float
     max_reservations: int
     mode: IndexMode = IndexMode.EVENTS
-    prediction: ApproximateLimits | None = None
+    estimates: EstimateLimits = EstimateLimits()
     tracking: TrackedParts = TrackedParts()
     gate: EligibilitySettings = EligibilitySettings()
     default_policy: str = DEFAULT_POLICY

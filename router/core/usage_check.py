@@ -15,14 +15,13 @@ from router.sequence.active.usage_prediction import Prediction
 
 
 class UsageCheck:
-    """The comparison, in `closed_loop`. `sees_events`: the index follows the engines' events."""
+    """The comparison, in `closed_loop`."""
 
-    __slots__ = ("_index", "_sees_events", "_tracker", "closed_loop")
+    __slots__ = ("_index", "_tracker", "closed_loop")
 
-    def __init__(self, tracker: Tracker, index: TrustedIndex, *, sees_events: bool) -> None:
+    def __init__(self, tracker: Tracker, index: TrustedIndex) -> None:
         self._tracker = tracker
         self._index = index
-        self._sees_events = sees_events
         self.closed_loop = AccuracyMonitor()
 
     def compare(self, request_id: str, usage: PromptUsage, now_s: float) -> list[Effect]:
@@ -52,11 +51,11 @@ class UsageCheck:
     ) -> Shown | None:
         """Return the blocks of a prompt that the index shows on a rank now.
 
-        Returns None if that incarnation is over, if the rank publishes no events, or if its index
+        Returns None if that incarnation is over, if no event of the rank arrived, or if its index
         is known to be wrong, which is repaired or shown as its trust.
         """
         index = self._index
-        if not self._sees_events or life is None or index.incarnation(rank) != life:
+        if life is None or index.incarnation(rank) != life:
             return None
         doubts = index.doubts(rank)
         if index.is_broken(rank) or doubts & ~Doubt.UNREADABLE:

@@ -1,6 +1,14 @@
-"""Estimated blocks beside, or instead of, those reported by events: one index per scope."""
+"""Blocks estimated from bookings: beside those reported by events, or of ranks without events.
+
+    rank with events ──▶ predicted: what its events will soon say      short-lived, off by default
+    rank without     ──▶ estimated: all that is known of its cache     `EstimateLimits`
+
+Each has one index per scope, because entries of one index all live for the same time.
+"""
 
 from collections.abc import Iterator
+
+from msgspec import Struct
 
 from router.indexer.approximate import ApproximateIndex, ApproximateLimits, merge_maximum
 from router.indexer.base import HeldSlice, OverlapScores, SearchedTree
@@ -11,29 +19,54 @@ SLICE_BLOCKS = 512
 SLICE_SUB_TABLES = 64
 
 
-class Predictions:
-    """Blocks that recently booked prompts are expected to leave in the caches; none if no limits.
+class EstimateLimits(Struct, frozen=True):
+    """The limits of blocks of ranks with events, and without; None: none are estimated there."""
 
-    `are_made`: True if blocks are estimated. `refused_prompts`: the number of prompts that found
-    no room.
+    beside_events: ApproximateLimits | None = None
+    without_events: ApproximateLimits | None = ApproximateLimits()
+
+
+NO_ESTIMATES = EstimateLimits(None, None)
+
+
+class Predictions:
+    """Blocks that recently booked prompts are expected to leave in the caches.
+
+    `are_made`: True if blocks of any rank are estimated. `refused_prompts`: the number of prompts
+    that found no room.
     """
 
-    __slots__ = ("_indexes", "_limits", "are_made", "refused_prompts")
+    __slots__ = ("_beside", "_instead", "_limits", "_without_events", "are_made", "refused_prompts")
 
-    def __init__(self, limits: ApproximateLimits | None) -> None:
+    def __init__(self, limits: EstimateLimits) -> None:
         self._limits = limits
-        self.are_made = limits is not None
-        self._indexes: dict[Scope, ApproximateIndex] = {}
+        self._beside: dict[Scope, ApproximateIndex] = {}
+        self._instead: dict[Scope, ApproximateIndex] = {}
+        self._without_events: set[Rank] = set()
+        self.are_made = limits.beside_events is not None
         self.refused_prompts = 0
+
+    def set_without_events(self, rank: Rank, *, is_without: bool) -> None:
+        """Begin or end to estimate the blocks of a rank in place of events."""
+        if is_without and self._limits.without_events is not None:
+            self._without_events.add(rank)
+        elif rank in self._without_events:
+            self._without_events.discard(rank)
+            for index in self._instead.values():
+                index.remove_rank(rank)
+        self.are_made = self._limits.beside_events is not None or bool(self._without_events)
 
     def insert(self, scope: Scope, rank: Rank, sequence_hashes: HashArray, now_s: float) -> None:
         """Count a booked prompt's blocks as held by its rank until they expire. O(blocks)."""
-        if self._limits is None:
+        limits, indexes = self._limits.beside_events, self._beside
+        if rank in self._without_events:
+            limits, indexes = self._limits.without_events, self._instead
+        if limits is None:
             return
-        index = self._indexes.get(scope)
+        index = indexes.get(scope)
         if index is None:
-            tree = RadixTree(2 * self._limits.max_blocks)  # entries are stored before pruning
-            index = self._indexes[scope] = ApproximateIndex(tree, self._limits)
+            tree = RadixTree(2 * limits.max_blocks)  # entries are stored before pruning
+            index = indexes[scope] = ApproximateIndex(tree, limits)
         if not index.insert(rank, sequence_hashes, now_s):
             self.refused_prompts += 1
 
@@ -41,42 +74,46 @@ class Predictions:
         self, known: OverlapScores, scope: Scope, sequence_hashes: HashArray
     ) -> OverlapScores:
         """Return, per rank and tier, the larger of the known and the estimated overlap."""
-        index = self._indexes.get(scope)
-        if index is None:
-            return known
-        guessed = index.find_matches(sequence_hashes)
-        return merge_maximum(known, guessed) if len(guessed) else known
+        for index in self._of(scope):
+            guessed = index.find_matches(sequence_hashes)
+            known = merge_maximum(known, guessed) if len(guessed) else known
+        return known
 
     def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
         """Return the trees of a scope's estimates."""
-        index = self._indexes.get(scope)
-        return () if index is None else index.trees
+        return tuple(tree for index in self._of(scope) for tree in index.trees)
 
     def drop_rank(self, rank: Rank) -> None:
         """Remove a rank; unknown ones are ignored."""
-        for index in self._indexes.values():
+        self.set_without_events(rank, is_without=False)
+        for index in self._beside.values():
             index.remove_rank(rank)
 
     def expire(self, now_s: float) -> bool:
         """Free a slice of expired and removed entries. Returns False once nothing is left."""
         left = [
             bool(index.expire(now_s, SLICE_BLOCKS)) | index.sweep(SLICE_SUB_TABLES)
-            for index in self._indexes.values()
+            for index in (*self._beside.values(), *self._instead.values())
         ]
         return any(left)
 
     def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
-        """Yield all estimated blocks, by scope and in slices; see `Indexer`."""
-        for scope, index in sorted(self._indexes.items()):
+        """Yield the estimated blocks of ranks without events, by scope and in slices."""
+        for scope, index in sorted(self._instead.items()):
             for part in index.dump_slices():
                 yield scope, part
 
     def entry_counts(self) -> dict[Scope, int]:
         """Return the number of (rank, block) entries per scope."""
-        return {scope: index.entry_count() for scope, index in self._indexes.items()}
+        scopes = sorted({*self._beside, *self._instead})
+        return {scope: sum(e.entry_count() for e in self._of(scope)) for scope in scopes}
 
     def freed_blocks(self) -> tuple[int, int]:
         """Return the number of entries that expired, and of those pruned at the limit."""
-        indexes = self._indexes.values()
+        indexes = (*self._beside.values(), *self._instead.values())
         expired = sum(index.expired_blocks for index in indexes)
         return expired, sum(index.pruned_blocks for index in indexes)
+
+    def _of(self, scope: Scope) -> list[ApproximateIndex]:
+        found = (self._beside.get(scope), self._instead.get(scope))
+        return [index for index in found if index is not None]

@@ -5,6 +5,9 @@ has reached that event shows the rank as of that time or later.
 """
 
 from math import inf
+from typing import Literal
+
+from msgspec import Struct
 
 from router.indexer.base import Indexer
 from router.indexer.event_log import EventLog
@@ -17,11 +20,26 @@ from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_tex
 _EXACT, _LAGGING = TrustState.EXACT, TrustState.LAGGING
 _DEGRADED, _BLIND = TrustState.DEGRADED, TrustState.BLIND
 
+NO_SOURCE = "no event sockets are registered: cached blocks are estimated from bookings"
+EVENTS_OFF = "use_kv_events is off: cached blocks are estimated from bookings"
+"""The reasons of trust in ranks without events, of one rank and of all."""
+
 FRESH_S = 1.0
 """Largest age of the proof with which a rank is called exact."""
 
 _FAR_S = 1e9
 """Ages beyond it, which come of absurd reports, are not rounded to milliseconds."""
+
+
+class SourceFault(Struct, frozen=True):
+    """What is wrong with a rank's event source, in a sentence.
+
+    `effect` on trust: `explain`, it is the reason of what is missing; `degrade`, what arrives is
+    not the rank's; `estimate`, nothing ever arrived, and bookings are used in place of events.
+    """
+
+    text: str
+    effect: Literal["explain", "degrade", "estimate"] = "explain"
 
 
 class Staleness:
@@ -67,7 +85,8 @@ class RankIndex:
     """State of one rank.
 
     `packed_state`: the state that the rank reported with its last message. `is_unsettled`: the rank
-    was restored and is not verified yet.
+    was restored and is not verified yet. `no_events`: the reason why it has no events by choice;
+    None if it has. `fault`: what is known to be wrong with its event source.
     """
 
     __slots__ = (
@@ -81,17 +100,26 @@ class RankIndex:
         "_reported_life",
         "_scheme",
         "asked_s",
+        "fault",
         "identity",
         "indexer",
         "is_readable",
         "is_unsettled",
         "log",
+        "no_events",
         "packed_state",
         "scope",
     )
 
     def __init__(
-        self, scope: Scope, identity: Identity, indexer: Indexer, now_s: float, scheme: str = SCHEME
+        self,
+        scope: Scope,
+        identity: Identity,
+        indexer: Indexer,
+        now_s: float,
+        scheme: str = SCHEME,
+        *,
+        no_events: str | None = None,
     ) -> None:
         self.scope = scope
         self.identity = identity
@@ -101,6 +129,8 @@ class RankIndex:
         self.packed_state = self._received_state = pack_state(HeldState())
         self._received_doubts = 0
         self.is_unsettled = False
+        self.no_events = no_events
+        self.fault: SourceFault | None = None
         self.log = EventLog(now_s)
         self.asked_s = -inf
         self._freshness = Staleness()
@@ -112,6 +142,13 @@ class RankIndex:
     def understands(self, message: LogMessage) -> bool:
         """Return whether the message has the announced identity, and this router's hash scheme."""
         return self.is_readable and message.identity == self.identity
+
+    @property
+    def is_estimated(self) -> bool:
+        """True if nothing is known by events, and none are expected: bookings have to do."""
+        if self.no_events is not None:
+            return True
+        return self.fault is not None and self.fault.effect == "estimate" and self.log.is_blind
 
     def note_report(self, report: LoadReport, fresh_at_s: float | None) -> None:
         """Record a load report's statements about the rank's events.
@@ -132,6 +169,8 @@ class RankIndex:
 
     def trust(self, now_s: float, is_applying: bool) -> Trust:
         """Return the trust in the rank's overlap; `is_applying`: it is between two messages."""
+        if self.no_events is not None:
+            return Trust(TrustState.APPROXIMATE, 0, None, self.no_events)
         log = self.log
         cursor = log.cursor
         fresh_at_s = self._freshness.fresh_at_s(cursor)
@@ -144,9 +183,12 @@ class RankIndex:
         if log.broken_reason is not None or self.is_unsettled or not self.is_readable:
             state, reason = self._broken()
             return Trust(state, cursor, age_s, reason)
-        doubts = self.doubts()
+        doubts, fault = self.doubts(), self.fault
         if doubts:
-            return Trust(_DEGRADED, cursor, age_s, doubt_text(doubts))
+            why = doubt_text(doubts)
+            return Trust(_DEGRADED, cursor, age_s, why if fault is None else f"{why}: {fault.text}")
+        if fault is not None and fault.effect == "degrade":
+            return Trust(_DEGRADED, cursor, age_s, fault.text)
         lag = "a message is being applied" if is_applying else self._lag(age_s)
         return Trust(_EXACT if lag is None else _LAGGING, cursor, age_s, lag)
 
@@ -157,6 +199,9 @@ class RankIndex:
             reason = f"hash scheme {theirs!r} is not {ours!r}{_key_hint(theirs, ours)}"
             return _BLIND, reason
         if self.log.broken_reason is not None:
+            if self.log.is_blind and self.fault is not None:
+                state = TrustState.APPROXIMATE if self.is_estimated else _BLIND
+                return state, self.fault.text
             return _BLIND if self.log.is_blind else _DEGRADED, self.log.broken_reason
         return _DEGRADED, "restored from a snapshot; what followed is not read yet"
 

@@ -26,7 +26,7 @@ from router.indexer.base import (
 from router.indexer.dumps import IndexDump, RankBlocks, RankState, dumped_blocks
 from router.indexer.event_log import LogVerdict
 from router.indexer.healing import Resync
-from router.indexer.rank_index import RankIndex
+from router.indexer.rank_index import EVENTS_OFF, NO_SOURCE, RankIndex, SourceFault
 from router.indexer.restoring import Restoring
 from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
@@ -39,19 +39,15 @@ _STATE_BYTES = 8 * STATE_WORDS
 _APPLY, _NEW_LIFE, _GAP = LogVerdict.APPLY, LogVerdict.NEW_LIFE, LogVerdict.GAP
 
 _GONE = Trust(TrustState.BLIND, 0, None, "gone")
-_WITHOUT_EVENTS = {
-    IndexMode.APPROXIMATE: Trust(
-        TrustState.DEGRADED, 0, None, "guessed from decisions: use_kv_events is false"
-    ),
-    IndexMode.NONE: Trust(TrustState.BLIND, 0, None, "no index: overlap_score_weight is 0"),
-}
+_NO_INDEX = Trust(TrustState.BLIND, 0, None, "no index: overlap_score_weight is 0")
 
 
 class TrustedIndex:
     """One `Indexer` per scope and one event log per rank.
 
     Invariant: a rank holds blocks only in the index of its own scope, and only if it was added.
-    `on_search`: a callback for each search, if set; then `tree` gives no tree to search past it.
+    `faulty`: the ranks with a fault of their event source. `on_search`: a callback for each search,
+    if set; then `tree` gives no tree to search past it.
     """
 
     __slots__ = (
@@ -63,6 +59,7 @@ class TrustedIndex:
         "_restoring",
         "_scheme",
         "_unfinished",
+        "faulty",
         "on_search",
     )
 
@@ -77,6 +74,7 @@ class TrustedIndex:
         self._mode = mode
         self._indexers: dict[Scope, Indexer] = {}
         self._ranks: dict[Rank, RankIndex] = {}
+        self.faulty: set[Rank] = set()
         self._unfinished = Unfinished()
         self.on_search: Callable[[Scope, HashArray], None] | None = None
         self._healing = Resync(self._ranks)
@@ -92,19 +90,36 @@ class TrustedIndex:
         """The number of times a rank's index differed from its agent's report."""
         return self._healing.differences
 
-    def add_rank(self, rank: Rank, scope: Scope, identity: Identity, now_s: float) -> None:
-        """Start an empty, blind rank; replaces an earlier rank of this name."""
+    def add_rank(
+        self,
+        rank: Rank,
+        scope: Scope,
+        identity: Identity,
+        now_s: float,
+        *,
+        has_events: bool = True,
+    ) -> None:
+        """Start an empty, blind rank; replaces an earlier rank of this name.
+
+        `has_events`: False if it has no event source.
+        """
         self.drop_rank(rank)
         indexer = self._indexers.get(scope)
         if indexer is None:
             indexer = self._indexers[scope] = self._make_indexer()
-        self._ranks[rank] = RankIndex(scope, identity, indexer, now_s, self._scheme)
+        no_events = None if has_events else NO_SOURCE
+        if self._mode is not IndexMode.EVENTS:
+            no_events = EVENTS_OFF
+        self._ranks[rank] = RankIndex(
+            scope, identity, indexer, now_s, self._scheme, no_events=no_events
+        )
 
     def drop_rank(self, rank: Rank) -> None:
         """Forget a rank and all its blocks; unknown ones are ignored."""
         place = self._ranks.pop(rank, None)
         if place is None:
             return
+        self.faulty.discard(rank)
         self._unfinished.pop(rank, None)
         self._restoring.forget(rank)
         place.indexer.drop_staged(rank)
@@ -118,6 +133,26 @@ class TrustedIndex:
         Checkpoints are staged in long slices, and room is made for the ranks known now. O(ranks).
         """
         self._restoring.begin_fill()
+
+    def set_fault(self, rank: Rank, fault: SourceFault | None) -> None:
+        """Set what is wrong with a rank's event source; None: nothing. Ignores unknown ranks."""
+        place = self._ranks.get(rank)
+        if place is None:
+            return
+        place.fault = fault
+        self.faulty.discard(rank)
+        if fault is not None:
+            self.faulty.add(rank)
+
+    def fault(self, rank: Rank) -> SourceFault | None:
+        """Return what is wrong with the event source of a rank. Returns None if nothing is."""
+        place = self._ranks.get(rank)
+        return None if place is None else place.fault
+
+    def is_estimated(self, rank: Rank) -> bool:
+        """Return whether bookings are used for this rank in place of events."""
+        place = self._ranks.get(rank)
+        return place is not None and self._mode is not IndexMode.NONE and place.is_estimated
 
     def incarnation(self, rank: Rank) -> int | None:
         """Return the incarnation of the rank that the index shows; None if blind, or unknown."""
@@ -216,8 +251,6 @@ class TrustedIndex:
 
     def take_wanted_checkpoints(self, now_s: float) -> list[tuple[Rank, str]]:
         """Return ranks with a persistent doubt, and why; each at most once per retry time."""
-        if self._mode is not IndexMode.EVENTS:
-            return []
         for indexer in self._indexers.values():
             self._healing.take_differing(indexer, now_s)
         return self._healing.take_wanted(now_s)
@@ -227,8 +260,8 @@ class TrustedIndex:
         place = self._ranks.get(rank)
         if place is None:
             return _GONE
-        if self._mode is not IndexMode.EVENTS:
-            return _WITHOUT_EVENTS[self._mode]
+        if self._mode is IndexMode.NONE:
+            return _NO_INDEX
         return place.trust(now_s, rank in self._unfinished)
 
     def find_matches(self, scope: Scope, sequence_hashes: HashArray) -> OverlapScores:

@@ -90,6 +90,11 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
         """The number of its ranks. O(1)."""
         return self.data_parallel_size
 
+    @property
+    def has_events(self) -> bool:
+        """True if its ranks have events, from their engines or from the bus."""
+        return True
+
     def source(self, _: Rank) -> Struct | None:
         """Return the source of a rank's events, or None if they come from the bus."""
         return None

@@ -31,11 +31,16 @@ class TrustState(enum.StrEnum):
     EXACT = "exact"
     LAGGING = "lagging"
     DEGRADED = "degraded"
+    APPROXIMATE = "approximate"
     BLIND = "blind"
+    UNREACHABLE = "unreachable"
 
 
 class Trust(Struct, frozen=True, gc=False):
     """The reliability of a rank's index, compared with its cache.
+
+    `approximate`: without events, estimated from bookings; `blind`: nothing is known;
+    `unreachable`: neither its server nor its event sockets ever answered, and it is not chosen.
 
     `event_id`: the last event in the index. `age_s`: the time since the index was last known to be
     up to date; None if it never was.

@@ -14,7 +14,9 @@ class TrustWeights(Struct, frozen=True):
     exact: float = 1.0
     lagging: float = 1.0
     degraded: float = 0.5
+    approximate: float = 0.5
     blind: float = 0.0
+    unreachable: float = 0.0
 
     def weight(self, state: TrustState) -> float:
         """Return the weight of a block in this state."""

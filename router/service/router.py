@@ -74,7 +74,7 @@ class RouterService:
             "router",
             config,
             core,
-            make_worker=partial(complete_worker, needs_events=core.reads_events),
+            make_worker=complete_worker,
             needs_workers=True,
             initial_workers=config.placement.min_initial_workers,
             hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
@@ -111,7 +111,7 @@ class RouterService:
         )
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
-        self._attachments = self._make_attachments(core)
+        self._attachments = self._make_attachments()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
@@ -189,7 +189,7 @@ class RouterService:
             )
         return Commands(core, effect_runner, metrics, watch, selections, sessions=sessions)
 
-    def _make_attachments(self, core: RouterCore) -> Attachments:
+    def _make_attachments(self) -> Attachments:
         host = self.host
         return Attachments(
             self._config.attach,
@@ -198,7 +198,6 @@ class RouterService:
             host.timeline,
             host.metrics.registry,
             Random(),
-            needs_events=core.reads_events,
         )
 
     def _make_discovery(self) -> "Discovery | None":

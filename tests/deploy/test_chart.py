@@ -459,7 +459,7 @@ def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
     found = Found("kv-engine-0", "10.0.0.7", is_ready=True, is_ending=False)
     worker = registration(config.discovery_worker, "kv-router", found, 7)
     assert worker.block_size == block_size
-    assert missing(worker, needs_events=True) == []
+    assert missing(worker) == []
     events = json.loads(engine["containers"][0]["args"][4])
     events, replay = (events[k].replace("*", "10.0.0.7") for k in ("endpoint", "replay_endpoint"))
     if name == "slices":

@@ -99,9 +99,7 @@ class Attachment(Struct, frozen=True):
     is_up: bool
 
 
-def attachment(
-    engine: EngineUrl, seen: ObservedServer, *, needs_events: bool, follows_others: bool
-) -> Attachment:
+def attachment(engine: EngineUrl, seen: ObservedServer, *, follows_others: bool) -> Attachment:
     """Return how an engine is registered, from what its server says.
 
     `follows_others`: sockets on other hosts than the URL's are accepted. A registration without
@@ -137,8 +135,8 @@ def attachment(
     if adapters:
         parts.append(f"adapters {', '.join(adapters)}")
     sentence = f"{engine.url}  {', '.join(parts)}; {about_events}"
-    if needs_events and not sockets:
-        sentence += "; it is not chosen until then, or with --no-use-kv-events"
+    if not sockets:
+        sentence += "; until then its cached blocks are estimated from bookings"
     if facts.block_size is None:
         sentence += "; its metrics do not name its block size, so it is not chosen"
     return Attachment(registration, sentence, is_up=True)

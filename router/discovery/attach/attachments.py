@@ -53,14 +53,11 @@ class Attachments:
         timeline: EventTimeline,
         registry: CollectorRegistry,
         random: Random,
-        *,
-        needs_events: bool,
     ) -> None:
         """Parse the URLs, and register the metrics. Raises ConfigError."""
         self._config = config
         self._registrar, self._registrations = registrar, registrations
         self._timeline, self._random = timeline, random
-        self._needs_events = needs_events
         with_key = HttpAccess(config.worker_token_file, config.worker_ca_file)
         without = HttpAccess(ca_file=config.worker_ca_file)
         self._options: Mapping[str, Mapping[str, Any]] = {
@@ -156,7 +153,6 @@ class Attachments:
         found = attachment(
             engine,
             seen,
-            needs_events=self._needs_events,
             follows_others=self._config.workers_on_other_hosts,
         )
         known = self._known.get(engine.worker_id)

@@ -8,6 +8,7 @@ from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.errors import ConfigError
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
+from router.indexer.predictions import NO_ESTIMATES
 from router.runtime.process.settings import configured, settings_of
 from router.scheduler.policy.registry import DEFAULT_POLICY
 from router.scheduler.settings import PolicySettings
@@ -31,25 +32,26 @@ def core(*arguments):
 
 
 def test_default_index_follows_events_without_estimates():
-    assert (core().mode, core().prediction) == (IndexMode.EVENTS, None)
+    assert core().mode is IndexMode.EVENTS
+    assert core().estimates.beside_events is None
 
 
 def test_estimates_may_be_used_beside_events():
     settings = core("--predicted-ttl-s", "2.5")
     assert settings.mode is IndexMode.EVENTS
-    assert settings.prediction == ApproximateLimits(2.5, 1 << 20, 0.8)
+    assert settings.estimates.beside_events == ApproximateLimits(2.5, 1 << 20, 0.8)
 
 
 def test_bookings_may_replace_events():
     settings = core("--no-use-kv-events", "--approximate-max-blocks", "2048")
     assert settings.mode is IndexMode.APPROXIMATE
-    assert settings.prediction == ApproximateLimits(120.0, 2048, 0.8)
+    assert settings.estimates.without_events == ApproximateLimits(120.0, 2048, 0.8)
 
 
 @pytest.mark.parametrize("others", [(), ("--no-use-kv-events",), ("--predicted-ttl-s", "1")])
 def test_without_weight_there_is_no_index(others):
     settings = core("--overlap-score-weight", "0", *others)
-    assert (settings.mode, settings.prediction) == (IndexMode.NONE, None)
+    assert (settings.mode, settings.estimates) == (IndexMode.NONE, NO_ESTIMATES)
 
 
 def test_the_index_is_bounded_and_its_multiplier_secret():

@@ -81,7 +81,7 @@ def test_a_rank_is_busy_strictly_above_the_threshold():
 def test_worker_without_a_batch_limit_is_hardly_ever_busy():
     registration = WorkerRegistration(worker_id=1, endpoint="http://w1", block_size=4)
     w = Queue(queueing=Queueing(0.001))
-    w.core.handle(UpsertWorker(complete_worker(registration, 1, needs_events=False)), 0.0)
+    w.core.handle(UpsertWorker(complete_worker(registration, 1)), 0.0)
     w.placed("a", 10_000)
     w.placed("b", 1, first=20_000)
     w.waits("c", 1, first=30_000)

@@ -17,7 +17,7 @@ def registration(worker_id=1, port=1, **fields):
 
 
 def worker(worker_id=1, port=1, incarnation=1, **fields):
-    made = complete_worker(registration(worker_id, port, **fields), incarnation, needs_events=True)
+    made = complete_worker(registration(worker_id, port, **fields), incarnation)
     assert made is not None
     return made
 
@@ -107,12 +107,17 @@ def test_a_patch_changes_what_it_names():
 
 
 def test_missing_fields_are_named_in_the_recorded_words():
-    assert missing(WorkerRegistration(worker_id=1), needs_events=False) == [
+    assert missing(WorkerRegistration(worker_id=1)) == [
         "endpoint is required",
         "block_size must be greater than 0",
+        "kv_events endpoint is required for dp_rank 0",
     ]
-    assert missing(registration(data_parallel_size=2), needs_events=True) == [
+    assert missing(registration(data_parallel_size=2)) == [
         "kv_events endpoint is required for dp_rank 0",
         "kv_events endpoint is required for dp_rank 1",
     ]
-    assert missing(registration(), needs_events=True) == []
+    assert missing(registration()) == []
+    assert missing(registration(kv_events_endpoint=None)) == []  # estimated from bookings
+    assert missing(registration(kv_events_endpoint=None, kv_events_endpoints={})) == [
+        "kv_events endpoint is required for dp_rank 0",
+    ]

@@ -230,9 +230,10 @@ def test_inconsistent_replica_is_asked_for_a_snapshot():
 def test_foreign_bookings_are_estimated_as_cached():
     from router.indexer.approximate import ApproximateLimits
     from router.indexer.base import IndexMode
+    from router.indexer.predictions import EstimateLimits
 
     limits = ApproximateLimits(120.0, 1 << 12, 0.8)
-    sharing = Sharing(1, 2, mode=IndexMode.APPROXIMATE, prediction=limits)
+    sharing = Sharing(1, 2, mode=IndexMode.APPROXIMATE, estimates=EstimateLimits(None, limits))
     book(sharing, 1, "a")
     sharing.exchange()
     assert [w.core.predictions.entry_counts()[Scope()] for w in sharing.worlds] == [10, 10]

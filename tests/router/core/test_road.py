@@ -15,6 +15,7 @@ from router.core.selections import SelectionLimits, Selections
 from router.errors import KvRouterError
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import NO_OVERLAP, Overlap
+from router.indexer.predictions import EstimateLimits
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.requests import (
     BlockMmInfo,
@@ -200,7 +201,9 @@ class AgainstReference(RuleBasedStateMachine):
         return World(
             rng=self.rng,
             default_policy=self.policy,
-            prediction=ApproximateLimits(FOREVER_S, 1000, 0.8) if known.has_guesses else None,
+            estimates=EstimateLimits(
+                ApproximateLimits(FOREVER_S, 1000, 0.8) if known.has_guesses else None
+            ),
             gate=EligibilitySettings(busy, known.hysteresis, known.is_hard, known.lora_weight),
             queueing=Queueing(threshold_frac=known.threshold_frac, policy=known.order),
             liveness=LivenessLimits(FOREVER_S, FOREVER_S, FOREVER_S),

@@ -27,7 +27,9 @@ from router.core.commands import (
     SelectAndReserve,
     SetBusyThresholds,
     SetConnected,
+    SetDoubt,
     SetProblem,
+    SetSourceFault,
     Settle,
     StreamLost,
     Submit,
@@ -42,6 +44,7 @@ from router.core.registered_workers import EventSource, ImplicitWorker, Register
 from router.errors import KvRouterError
 from router.indexer.base import ExportedBlocks
 from router.indexer.errors import IndexDisabledError
+from router.indexer.rank_index import SourceFault
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.commands import NewCommand
@@ -142,6 +145,8 @@ def state(core):
         "held": _held(core),
         "stats": core.index.stats(),
         "logs": {r: (p.log.cursor, p.log.broken_reason) for r, p in core.index._ranks.items()},
+        "faults": {r: p.fault for r, p in core.index._ranks.items()},
+        "doubts": [worker.doubt for worker in core.fleet],
         "active": {
             r: (a.active_blocks, a.active_prefill_tokens)
             for r in core.ranks
@@ -229,6 +234,7 @@ class RandomLife(Recorded):
                     registration=WorkerRegistration(worker_id=worker_id),
                     dp_ranks=(dp_rank,),
                     sources=sources,
+                    is_without_events=not sources and self.random.random() < 0.5,
                 )
             ),
             self.now_s,
@@ -256,6 +262,11 @@ class RandomLife(Recorded):
     def see(self):
         problem = self.random.choice(["gone", None, None])
         self.core.handle(SetProblem(self.random.choice(WORKERS), problem), 0.0)
+        doubt = self.random.choice(["another model", None])
+        self.core.handle(SetDoubt(self.random.choice(WORKERS), doubt), self.now_s)
+        fault = self.random.choice([SourceFault("dead", "estimate"), SourceFault("wrong"), None])
+        rank = self.random.choice(list(self.core.ranks))
+        self.core.handle(SetSourceFault(rank, fault), self.now_s)
 
     def cache(self):
         rank, journal = self._any_rank()

@@ -6,6 +6,7 @@ from router.api.rpc.verbs import new_reply
 from router.core.commands import OrderWorker, RemoveWorker, Select
 from router.core.views.decisions import explain
 from router.indexer.approximate import ApproximateLimits
+from router.indexer.predictions import EstimateLimits
 from router.protocol.replies import BlockSource
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Tier
@@ -108,7 +109,7 @@ def test_source_requires_sharing_on_both_sides(keeps):
 
 
 def test_estimated_blocks_may_be_the_source():
-    world = World(prediction=ApproximateLimits())
+    world = World(estimates=EstimateLimits(ApproximateLimits()))
     for worker_id in (1, 2):
         world.worker(worker_id, block_addresses=SHARED)
     world.book("x", PROMPT, allowed_worker_ids=[2])

@@ -45,7 +45,7 @@ def seen(**fields):
 
 def made(url=URL, *, follows_others=False, **fields):
     engine = parsed_url(url, "workers")
-    return attachment(engine, seen(**fields), needs_events=True, follows_others=follows_others)
+    return attachment(engine, seen(**fields), follows_others=follows_others)
 
 
 def test_wildcard_sockets_are_reached_at_the_url_host():
@@ -78,7 +78,7 @@ def test_socket_elsewhere_is_not_followed(address, reason):
     found = made(sockets=sockets_at(address))
     assert found.registration.kv_events_endpoints is None
     assert reason in found.sentence
-    assert "not chosen" in found.sentence
+    assert "estimated from bookings" in found.sentence
 
 
 def test_socket_on_another_host_is_followed_if_allowed():

@@ -89,13 +89,19 @@ async def test_adapters_that_come_later_are_noticed():
         assert (await only_worker(router))["lora_names"] == ["sql"]
 
 
-async def test_engine_without_events_is_not_chosen_and_says_why():
+async def test_engine_without_events_is_chosen_by_estimates_and_says_so():
     engine = OpenAiEngine(sources={})
     async with engine.running(), DirectRouter(workers=engine.url).running() as router:
         await eventually(lambda: has_sentence(router, "no KV events: start it with"))
-        assert await lifecycle(router) == ["incomplete"]
-        worker = await only_worker(router)
-        assert worker["not_schedulable_reasons"] == [worker["attachment"]]
+        assert await lifecycle(router) == ["schedulable"]
+        (rank,) = (await only_worker(router))["ranks"]
+        assert rank["trust"]["state"] == "approximate"
+        assert rank["trust"]["reason"].startswith("no event sockets are registered")
+        body = {"model_name": "m", "token_ids": TOKENS, "request_id": "r"}
+        first = (await router.post("/select_and_reserve", body)).json()
+        assert (first["trust"]["state"], first["overlap_blocks"]) == ("approximate", 0)
+        again = (await router.post("/select", {"model_name": "m", "token_ids": TOKENS})).json()
+        assert again["overlap_blocks"] == 3
 
 
 async def test_engine_attached_by_request_is_followed_again_after_a_restart(tmp_path):
