@@ -14,7 +14,7 @@ from axe_playwright_python.async_playwright import Axe
 from router.accuracy.observation import Observation
 from router.core.commands import UpsertWorker
 from router.protocol.values import Scope
-from router.tools.up.fleet import FleetPlan, LocalFleet
+from router.tools.up.fleet import FleetPlan, reference_fleet
 from support.fleets.direct import DirectRouter
 from support.processes.servers import equals, eventually, free_port, freeze
 from support.values.browsers import browser, chromium, tab
@@ -75,7 +75,7 @@ async def fleet(tmp_path_factory):
         router_port=free_port(),
         openai_port=free_port(),
     )
-    fleet = LocalFleet(plan)
+    fleet = reference_fleet(plan)
     async with fleet.running(print):
         await fleet.until_ready()
         yield fleet

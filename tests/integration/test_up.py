@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from support.engines.vllm_command import install_vllm
 from support.processes.servers import eventually, free_port, is_alive
 from support.processes.up_command import SMALL_MODEL, ups
 
@@ -34,7 +35,7 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
         monkeypatch.setenv(setting, value)
     fleet = await up("--no-stay", "--workers", "2", "--share")
     assert await fleet.wait() == 0, fleet.output
-    assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2"}
+    assert set(fleet.pids()) == {"nats", "router", "worker-1", "worker-2"}
     routed, round_robin = figures(fleet.output, "cached prompt tokens")
     assert routed > round_robin
     routed_ms, round_robin_ms = figures(fleet.output, "TTFT, mean")
@@ -53,7 +54,7 @@ async def test_prompts_are_handed_over_from_pool_to_pool(up, monkeypatch):
         monkeypatch.setenv(setting, value)
     fleet = await up("--no-stay", "--disaggregated", "2:1")
     assert await fleet.wait() == 0, fleet.output
-    assert set(fleet.pids()) == {"nats", "router", "openai", "worker-1", "worker-2", "worker-3"}
+    assert set(fleet.pids()) == {"nats", "router", "worker-1", "worker-2", "worker-3"}
     said = re.search(
         r"^Of (\d+) tokens of (\d+) prompts (\d+) were handed over", fleet.output, re.M
     )
@@ -103,6 +104,26 @@ async def test_a_wrong_option_is_a_clear_error(up, option, value):
     fleet = await up(f"--{option}", value)
     assert await fleet.wait() == 2
     assert f"{option}: '{value}' (flag)" in fleet.output
+
+
+async def test_vllm_engines_are_attached_by_url_without_a_bus(up, tmp_path, monkeypatch):
+    install_vllm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    fleet = await up("--vllm", str(tmp_path / "qwen"), "--vllm-args", "--seed 1", "--no-demo")
+    await fleet.until("Ctrl-C stops everything")
+    assert set(fleet.pids()) == {"router", "vllm-1", "vllm-2"}
+    assert "(model: qwen)" in fleet.output
+    assert len(re.findall(r"vLLM 0.32.0, qwen, .* events with replay", fleet.output)) == 2
+    fleet.process.send_signal(signal.SIGINT)
+    assert await fleet.wait() == 0
+    assert not alive(fleet.pids().values())
+
+
+async def test_missing_vllm_is_a_clear_error(up, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fleet = await up("--vllm", "qwen")
+    assert await fleet.wait() == 2
+    assert "vllm: the command vllm is not found (allowed: `pip install vllm`" in fleet.output
 
 
 async def test_port_in_use_exits_with_2_and_names_it(up):

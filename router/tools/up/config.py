@@ -37,6 +37,17 @@ class UpConfig(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern="^[1-9][0-9]?:[1-9][0-9]?$")] | None,
         about("P:D, in place of --workers: P prefill workers and D decode workers"),
     ] = None
+    vllm: Annotated[
+        str | None,
+        about(
+            "a model's folder or name: starts two vLLM engines with it, in place of --workers, and "
+            "attaches them by URL; needs `vllm` beside this Python or in PATH"
+        ),
+    ] = None
+    vllm_args: Annotated[
+        str,
+        about("further arguments of `vllm serve`, as a shell would split them"),
+    ] = ""
     demo: Annotated[
         bool, about("run conversations that show the router's decisions, before serving")
     ] = True

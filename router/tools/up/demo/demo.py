@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from statistics import mean, median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from router.protocol.replies import BlockSource, Decision
 from router.protocol.values import Rank
+
+T = TypeVar("T")
 
 MAX_TURNS = 6
 
@@ -113,6 +115,11 @@ class Demo:
         }
         return self._endpoints
 
+    async def attachments(self) -> list[str]:
+        """Return what the router states of each engine that it attached by URL."""
+        workers = (await self._client.get(f"{self._router_url}/workers")).json()
+        return [worker["attachment"] for worker in workers if worker.get("attachment")]
+
     async def warm_up(self, prompt: str) -> None:
         """Run one request on each rank, so that first-time costs are not measured."""
         for rank in self._endpoints:
@@ -137,13 +144,13 @@ class Demo:
             cached_tokens, ttft_s = await self.complete(rank, turn.token_ids)
             return DemoRow(turn, rank, len(turn.token_ids), None, cached_tokens, ttft_s)
 
-        return await _in_parallel(conversations, place, tell)
+        return await run_conversations(conversations, place, tell)
 
     async def by_router(
         self, conversations: Sequence[Sequence[ConversationTurn]], tell: Callable[[DemoRow], None]
     ) -> list[DemoRow]:
         """Place each request by the router, and report its progress to it."""
-        return await _in_parallel(conversations, self._place, tell)
+        return await run_conversations(conversations, self._place, tell)
 
     async def _place(self, turn: ConversationTurn) -> DemoRow:
         started_s = time.perf_counter()
@@ -239,24 +246,30 @@ class Demo:
         return sum(rank["held_blocks"] for worker in workers for rank in worker["ranks"])
 
 
-async def _in_parallel(
+async def run_conversations(
     conversations: Sequence[Sequence[ConversationTurn]],
-    place: Callable[[ConversationTurn], Awaitable[DemoRow]],
-    tell: Callable[[DemoRow], None],
-) -> list[DemoRow]:
-    """Run the conversations of a few concurrent users, each turn by turn."""
+    place: Callable[[ConversationTurn], Awaitable[T | None]],
+    tell: Callable[[T], None],
+    users: int = PARALLEL_CONVERSATIONS,
+) -> list[T]:
+    """Run the conversations of `users` concurrent users, each turn by turn.
+
+    A conversation ends early where `place` returns None.
+    """
     waiting = iter(conversations)
-    outcomes: list[DemoRow] = []
+    outcomes: list[T] = []
 
     async def user() -> None:
         for conversation in waiting:
             for turn in conversation:
                 outcome = await place(turn)
+                if outcome is None:
+                    break
                 outcomes.append(outcome)
                 tell(outcome)
                 await asyncio.sleep(TYPING_S)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(PARALLEL_CONVERSATIONS):
+        for _ in range(users):
             group.create_task(user())
     return outcomes

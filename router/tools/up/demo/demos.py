@@ -1,25 +1,38 @@
-"""Conversations through the OpenAI interface of a disaggregated fleet.
-
-One worker computes the prompt, and another decodes.
-"""
+"""Conversations through the OpenAI endpoint, and prompts forced to another worker."""
 
 import asyncio
 import itertools
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
+import msgspec
 from msgspec import Struct
 
 from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
-from router.tools.up.demo.demo import MAX_TOKENS, TYPING_S, ConversationTurn, Demo
+from router.tools.up.demo.demo import MAX_TOKENS, ConversationTurn, Demo, run_conversations
+
+
+class EndpointRow(Struct, frozen=True):
+    """The result of one request to the OpenAI endpoint.
+
+    `predicted_tokens`: cached at the worker, as predicted by the router. `cached_tokens`: the same,
+    as counted by the engine. `headers`: of the response.
+    """
+
+    turn: ConversationTurn
+    worker_id: int
+    prompt_tokens: int
+    predicted_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    headers: Mapping[str, str]
 
 
 class HandedOver(Struct, frozen=True):
-    """The result of one request, with the ids of both workers.
+    """The result of one request with a remote prefill, with the ids of both workers.
 
     `predicted_tokens`: cached at the prefill worker, as predicted by the router. `cached_tokens`:
     the same, as counted by its engine. `given_tokens`: those that the decode worker did not
@@ -34,61 +47,80 @@ class HandedOver(Struct, frozen=True):
     given_tokens: int
     ttft_s: float
 
+    @classmethod
+    def of(cls, row: EndpointRow) -> "HandedOver | None":
+        """Return the hand-over of a request. Returns None if one worker did all of it."""
+        headers = row.headers
+        if "x-prefill-worker-id" not in headers:
+            return None
+        return cls(
+            row.turn,
+            int(headers["x-prefill-worker-id"]),
+            row.worker_id,
+            int(headers["x-prefill-predicted-cached-tokens"]),
+            int(headers["x-prefill-cached-tokens"]),
+            row.cached_tokens,
+            row.ttft_s,
+        )
 
-class PrefillDemo:
-    """A client of the forwarder."""
 
-    def __init__(self, client: httpx.AsyncClient, openai_url: str) -> None:
+class EndpointDemo:
+    """A client of the OpenAI endpoint.
+
+    `are_tokens`: prompts are sent as tokens of the byte-level model, not as text.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, openai_url: str, model: str, *, are_tokens: bool
+    ) -> None:
         self._client = client
         self._url = f"{openai_url}/v1/completions"
+        self._model, self._are_tokens = model, are_tokens
 
     async def run(
         self,
         conversations: Sequence[Sequence[ConversationTurn]],
-        tell: Callable[[HandedOver], None],
-    ) -> list[HandedOver]:
-        """Run one turn after the other; returns those with a remote prefill."""
-        handed_over = []
-        for conversation in conversations:
-            for turn in conversation:
-                done = await self._turn(turn)
-                if done is not None:
-                    handed_over.append(done)
-                    tell(done)
-                await asyncio.sleep(TYPING_S)
-        return handed_over
+        tell: Callable[[EndpointRow], None],
+        users: int,
+    ) -> list[EndpointRow]:
+        """Return the rows of all turns of `users` concurrent users.
 
-    async def _turn(self, turn: ConversationTurn) -> HandedOver | None:
+        A prompt that is too long for the model ends its conversation. Raises httpx.HTTPError.
+        """
+        return await run_conversations(conversations, self._turn, tell, users)
+
+    async def _turn(self, turn: ConversationTurn) -> EndpointRow | None:
         body = {
-            "model": "default",
-            "prompt": turn.token_ids,
+            "model": self._model,
+            "prompt": turn.token_ids if self._are_tokens else turn.prompt,
             "max_tokens": MAX_TOKENS,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         started_s, ttft_s, usage = time.perf_counter(), 0.0, None
         async with self._client.stream("POST", self._url, json=body) as answer:
+            if answer.status_code == 400:
+                return None
             answer.raise_for_status()
             async for line in answer.aiter_lines():
                 ttft_s = ttft_s or time.perf_counter() - started_s
                 if line.startswith("data: {"):
-                    usage = json.loads(line[6:]).get("usage") or usage
-        return _handed_over(turn, answer.headers, usage, ttft_s)
+                    usage = msgspec.json.decode(line[6:]).get("usage") or usage
+        return _row(turn, answer.headers, usage or {}, ttft_s)
 
 
-def _handed_over(
-    turn: ConversationTurn, headers: httpx.Headers, usage: dict[str, Any] | None, ttft_s: float
-) -> HandedOver | None:
-    if "x-prefill-worker-id" not in headers or usage is None:
-        return None
-    return HandedOver(
+def _row(
+    turn: ConversationTurn, headers: httpx.Headers, usage: Mapping[str, Any], ttft_s: float
+) -> EndpointRow:
+    details = usage.get("prompt_tokens_details") or {}
+    return EndpointRow(
         turn,
-        int(headers["x-prefill-worker-id"]),
         int(headers["x-worker-id"]),
-        int(headers["x-prefill-predicted-cached-tokens"]),
-        int(headers["x-prefill-cached-tokens"]),
-        usage["prompt_tokens_details"]["cached_tokens"],
+        usage.get("prompt_tokens", 0),
+        int(headers["x-predicted-cached-tokens"]),
+        details.get("cached_tokens") or 0,
         ttft_s,
+        headers,
     )
 
 

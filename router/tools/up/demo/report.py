@@ -6,7 +6,7 @@ from statistics import mean
 from router.protocol.replies import Decision
 from router.protocol.values import Rank
 from router.tools.up.demo.demo import DemoRow, Summary
-from router.tools.up.demo.demos import Forced, HandedOver
+from router.tools.up.demo.demos import EndpointRow, Forced, HandedOver
 from router.tools.up.fleet import LocalFleet
 from router.tools.up.supervisor import Child
 
@@ -17,17 +17,17 @@ _FORCED = "{:<28.28} {:>6}  {:>7}  {:>7} {:>9} {:>9}  │ {:>9} {:>9}"
 
 _HANDED_OVER = "{:<28.28} {:>4}  {:>6}  {:>8} {:>9} {:>7}   │ {:>8} {:>6} {:>9}"
 
+_SERVED = "{:<28.28} {:>4}  {:>6}  {:<22} {:>9} {:>6} {:>9}"
+
 
 def fleet_table(fleet: LocalFleet, endpoints: Mapping[Rank, str]) -> str:
-    """Return a table of the processes; workers are in the order of their ids."""
+    """Return a table of the processes; workers are in the order of their names."""
     places = dict.fromkeys(endpoints.values())
-    rows = [
-        ("what", "where", "pid", "log"),
-        _row_of(fleet.bus, fleet.nats_url),
-        _row_of(fleet.router, fleet.router_url),
-        _row_of(fleet.openai, fleet.openai_url),
-        *(_row_of(*each) for each in zip(fleet.workers, places, strict=True)),
-    ]
+    rows = [("what", "where", "pid", "log")]
+    if fleet.bus is not None:
+        rows.append(_row_of(fleet.bus, fleet.bus_url or ""))
+    rows.append(_row_of(fleet.router, fleet.router_url))
+    rows += [_row_of(*each) for each in zip(fleet.workers, places, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -37,16 +37,47 @@ def fleet_table(fleet: LocalFleet, endpoints: Mapping[Rank, str]) -> str:
 
 def where_to_go_on(fleet: LocalFleet) -> str:
     """Return the URLs and commands to continue with."""
-    prompt = '{"model": "default", "prompt": "Once upon a time", "max_tokens": 16}'
+    model = fleet.model_name
+    prompt = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 16}}'
     return "\n".join(
         [
             f"\nserving at {fleet.router_url}",
             f"  dashboard         {fleet.router_url}/",
-            f"  OpenAI endpoint   {fleet.openai_url}/v1 (model: default)",
+            f"  OpenAI endpoint   {fleet.openai_url}/v1 (model: {model})",
             f"  try it            curl {fleet.openai_url}/v1/completions "
             f"-H 'content-type: application/json' \\\n                      -d '{prompt}'",
             f"  list of workers   curl {fleet.router_url}/workers",
         ]
+    )
+
+
+def served_header() -> str:
+    """Return the header of the rows of requests to the OpenAI endpoint."""
+    names = ("conversation", "turn", "tokens", "worker", "predicted", "cached", "TTFT")
+    return _SERVED.format(*names)
+
+
+def served_row(row: EndpointRow, urls: Mapping[int, str]) -> str:
+    """Return the row of a request to the OpenAI endpoint. `urls`: of workers, by id."""
+    return _SERVED.format(
+        row.turn.conversation,
+        row.turn.number,
+        row.prompt_tokens,
+        urls.get(row.worker_id, row.worker_id),
+        row.predicted_tokens,
+        row.cached_tokens,
+        _ms(row.ttft_s),
+    )
+
+
+def served_sum(rows: Sequence[EndpointRow]) -> str:
+    """Return the totals of requests to the OpenAI endpoint."""
+    cached_tokens = sum(row.cached_tokens for row in rows)
+    prompt_tokens = sum(row.prompt_tokens for row in rows)
+    right = sum(row.predicted_tokens == row.cached_tokens for row in rows)
+    return (
+        f"Of {prompt_tokens} tokens of {len(rows)} prompts {cached_tokens} were cached\n"
+        f"{right} of {len(rows)} predictions equal the engine's own count"
     )
 
 
