@@ -99,6 +99,11 @@ class RedisSessions:
             rank, gone = _rank(value) or rank, self._local.find(session)
         return self._local.bind(session, rank, gone)
 
+    async def release(self, session: Session) -> None:
+        """Forget the rank of a session, here and in Redis."""
+        await self._call("release", self._redis.delete, self._key(session))
+        self._local.release(session)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.aclose()

@@ -76,6 +76,9 @@ class Sessions(Protocol):
         The first binding wins, unless it is to the rank that is `gone`.
         """
 
+    def release(self, session: Session) -> MayWait[None]:
+        """Forget the rank of a session."""
+
     async def close(self) -> None:
         """Close the store."""
 
@@ -93,6 +96,10 @@ class LocalSessions:
     def bind(self, session: Session, rank: Rank, gone: Rank | None) -> Rank:
         """Bind a session. See `AffinityTable.bind`."""
         return self.table.bind(session, rank, time.monotonic(), gone)
+
+    def release(self, session: Session) -> None:
+        """Forget the rank of a session."""
+        self.table.release(session)
 
     async def close(self) -> None:
         """Do nothing: there is no store to close."""
@@ -145,7 +152,7 @@ class SessionStep:
         return None
 
     def bind(self, request: SelectRequest, rank: Rank) -> MayWait[Submit | None]:
-        """Bind a session to the rank reserved for a directed request.
+        """Bind a session to the rank reserved for a directed request; the last one releases it.
 
         Returns the command to execute instead if another router was faster, otherwise None.
         """
@@ -153,13 +160,16 @@ class SessionStep:
             return None
         target = request.affinity_target
         was = None if target is None else Rank(target.worker_id, target.dp_rank or 0)
-        may_stay = was is None or was == rank or self._core.may_choose(request.scope, was)
         session = Session(request.scope, request.session_id)
+        if request.session_is_final:
+            return then(self._sessions.release(session), lambda _: None)
+        may_stay = was is None or was == rank or self._core.may_choose(request.scope, was)
         bound = self._sessions.bind(session, rank, None if may_stay else was)
         return then(bound, partial(self._instead, request, rank))
 
     def _instead(self, request: SelectRequest, rank: Rank, bound: Rank) -> Submit | None:
-        if bound == rank or not self._is_hard or not self._core.may_choose(request.scope, bound):
+        is_hard = self._is_hard and not request.session_is_hint
+        if bound == rank or not is_hard or not self._core.may_choose(request.scope, bound):
             return None
         return Submit(_to(request, bound))
 

@@ -84,6 +84,8 @@ def _session(request: SelectRequest) -> SelectRequest | None:
         model_name=request.model_name,
         routing_group=request.routing_group,
         session_id=request.session_id,
+        session_is_hint=request.session_is_hint,
+        session_is_final=request.session_is_final,
         affinity_target=request.affinity_target,
     )
 

@@ -22,6 +22,7 @@ from router.forward.push import Forwarder, ForwardRequest
 from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.request_templates import RequestTemplate, read
 from router.forward.resilience.worker_list import WorkerList
+from router.forward.sessions import SeenIds
 from router.forward.tokenizer.tokenization import Tokenization
 from router.protocol.requests import SelectRequest
 from router.runtime.http_server.admission import Admission, AdmissionLimits
@@ -82,6 +83,7 @@ class Completions:
             config.completions.routing_group,
             config.completions.mode == "direct",
             config.router.max_wait_s,
+            SeenIds(),
         )
 
     def reconfigure(self, config: ForwardConfig) -> None:

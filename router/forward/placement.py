@@ -15,9 +15,7 @@ from router.errors import InvalidFieldError
 from router.forward.errors import NoWorkerNamedError
 from router.forward.headers import (
     DP_RANK,
-    DYNAMO_SESSION_ID,
     PREFILL_INSTANCE_ID,
-    SESSION_ID,
     WORKER_ID,
     WORKER_INSTANCE_ID,
     Pairs,
@@ -25,6 +23,7 @@ from router.forward.headers import (
 )
 from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
+from router.forward.sessions import SeenIds, session_keys
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.values import U64_MAX, number_in
 from router.runtime.security.caller import Caller
@@ -106,11 +105,12 @@ def estimated(asked: CompletionRequest) -> PromptTokens:
 
 
 class RequestPlacement(Struct, frozen=True):
-    """Builds router requests of this process."""
+    """Builds router requests of this process. `seen`: ids that may turn out to be sessions."""
 
     routing_group: str
     is_direct: bool
     max_wait_s: float
+    seen: SeenIds
 
     def request_in(
         self,
@@ -137,15 +137,19 @@ class RequestPlacement(Struct, frozen=True):
         Raises InvalidFieldError, ForbiddenError.
         """
         hints = asked.extensions.agent_hints
-        session_id = header(headers, SESSION_ID) or header(headers, DYNAMO_SESSION_ID)
+        keys = session_keys(headers, asked.fields, caller.tenant, self.seen)
+        named = keys.name and caller.own_id("session_id", keys.name)
         target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
         request = SelectRequest(
             token_ids=(),  # type: ignore[arg-type]
             model_name=asked.model,
             routing_group=self.routing_group,
             cache_salt=asked.read.cache_salt,
-            session_id=caller.own_id("session_id", session_id) if session_id else None,
+            session_id=named or keys.hint,
+            session_is_hint=not named and keys.hint is not None,
+            session_is_final=keys.is_final,
             tenant=caller.tenant,
+            fair_share_id=keys.fair_share_id,
             expected_output_tokens=hints.osl,
             priority_jump=hints.latency_sensitivity,
             pinned_worker=target,

@@ -125,12 +125,15 @@ class RoutingConstraints(Struct, frozen=True):
 class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     """A request to select a rank for a prompt.
 
-    `session_id`: a conversation, which stays on the worker that served it first. `affinity_target`:
+    `session_id`: a conversation, which stays on the worker that served it first. `session_is_hint`:
+    it was inferred, so its rank is only preferred to ranks that cost nearly the same.
+    `session_is_final`: its last request, after which its rank is forgotten. `affinity_target`:
     the worker of the conversation, for callers that know it. `prefill_worker_id`: the worker that
     has computed the prompt, near which it should be decoded. `incumbent`: the rank chosen by
     another router; read in shadow mode only.
 
     The following fields apply if the request has to wait. `tenant`: tenants share the capacity.
+    `fair_share_id`: a user or session, which share what their tenant gets, and never more.
     `policy_class`: a family or class of the policy file. `strict_priority`: the highest goes first;
     callers with a tenant may send 0 alone, unless their token allows more. `priority_jump`: a head
     start in seconds (with `wspt`, a weight). `max_wait_s`: after this time in the queue the request
@@ -158,10 +161,13 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     affinity_target: RankTarget | None = None
     routing_constraints: RoutingConstraints | None = None
     session_id: SessionId | None = None
+    session_is_hint: bool = False
+    session_is_final: bool = False
     prefill_worker_id: UInt | None = None
     expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
     tenant: Annotated[str, Meta(max_length=256)] | None = None
+    fair_share_id: Annotated[str, Meta(max_length=256)] | None = None
     policy_class: Annotated[str, Meta(max_length=256)] | None = None
     strict_priority: Annotated[int, Meta(ge=0, le=U32_MAX)] = 0
     priority_jump: Annotated[float, Meta(ge=0, le=1e9)] = 0.0

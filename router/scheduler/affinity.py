@@ -65,6 +65,10 @@ class AffinityTable:
             self.evicted += 1
         return bound
 
+    def release(self, session: Session) -> None:
+        """Forget a session. O(1)."""
+        self._bindings.pop(session, None)
+
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(sessions)."""
         expiries = [binding.expires_s for binding in self._bindings.values()]

@@ -4,6 +4,8 @@ A rank is preferred for a LoRA adapter that it has probably loaded: one of its l
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import mul
 
 import numpy as np
 from msgspec import Struct
@@ -11,7 +13,7 @@ from msgspec import Struct
 from router.errors import KvRouterError
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.replies import RemovedRanks
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.values import Rank, Scope
 from router.scheduler.busy import NO_THRESHOLDS, BusyThresholds, Mask, busy_ranks
 from router.scheduler.candidates import Candidates, Narrowing
@@ -22,6 +24,7 @@ from router.scheduler.filters import (
     Bits,
     Pool,
     bits_of,
+    demanded_target,
     demands_something,
     eligible,
     mask_of,
@@ -71,6 +74,13 @@ class LoadedLoras:
 NAMED_RANKS = 16
 """Number of removed ranks that an error names per filter."""
 
+
+SESSION_HINT_FACTOR = 0.95
+"""Cost factor of the rank that an inferred session was bound to.
+
+What the cached prefix saves is in the costs already. The hint therefore decides only between ranks
+whose costs differ by less than this, as they do before the events of the last answer have arrived.
+"""
 
 CACHED_RANKS = 16_384
 """Limit of the ranks in cached subsets of a scope's candidates, each of which counts for 16 more;
@@ -124,6 +134,14 @@ class _Known:
             self._make_room(len(found) + len(preferred))
             self._factors[key] = found
         return found
+
+    def hinted(self, kept: Bits, target: RankTarget) -> FloatArray:
+        """Return the cost factors of these candidates for the hint at a session's rank.
+
+        O(candidates).
+        """
+        bound = mask_of(self.pool.target(target) & kept, len(self.candidates))
+        return np.where(bound, SESSION_HINT_FACTOR, 1.0)[mask_of(kept, len(self.candidates))]
 
     def _make_room(self, ranks: int) -> None:
         """Empty the cache if it is full, and count what is added to it."""
@@ -185,7 +203,8 @@ class Eligibility:
             )
             busy = bits_of(mask) if count else 0
         is_plain = prefill is None and not (candidates.have_prefill or busy)
-        if is_plain and not demands_something(request):
+        has_hint = request.session_is_hint and request.affinity_target is not None
+        if is_plain and not has_hint and not demands_something(request):
             return EligibleRanks(candidates)
         known = self._known(request.scope, candidates)
         pool = known.pool
@@ -196,11 +215,8 @@ class Eligibility:
         found = eligible(pool, request, constraints, is_hard=is_hard, busy=busy)
         if not found.kept:
             raise _refusal(request, pool, found)
-        narrowed, preferred = known.only(found.kept), constraints.preferred_taints
-        factors = known.factors(found.kept, preferred) if preferred else None
-        if request.lora_name is not None and self._settings.lora_affinity_weight:
-            nearer = self._nearer(narrowed.ranks, request.lora_name)
-            factors = nearer if factors is None else factors * nearer
+        narrowed = known.only(found.kept)
+        factors = self._factors(request, known, found.kept, constraints.preferred_taints)
         if narrowed is candidates:
             return EligibleRanks(candidates, factors)
         return EligibleRanks(narrowed, factors, pool, found)
@@ -227,6 +243,19 @@ class Eligibility:
         """Forget a rank and the adapters it had loaded."""
         self._adapters.drop(rank)
 
+    def _factors(
+        self, request: SelectRequest, known: _Known, kept: Bits, preferred: Mapping[str, float]
+    ) -> FloatArray | None:
+        """Return the product of the cost factors of these candidates; None if there are none."""
+        found: list[FloatArray] = []
+        if preferred:
+            found.append(known.factors(kept, preferred))
+        if request.lora_name is not None and self._settings.lora_affinity_weight:
+            found.append(self._nearer(known.only(kept).ranks, request.lora_name))
+        if request.session_is_hint and request.affinity_target is not None:
+            found.append(known.hinted(kept, request.affinity_target))
+        return reduce(mul, found) if found else None
+
     def _nearer(self, ranks: Sequence[Rank], lora_name: str) -> FloatArray:
         """Return the cost factors of ranks; a loaded adapter counts like a preferred taint."""
         weight = self._settings.lora_affinity_weight
@@ -248,7 +277,7 @@ class Eligibility:
 def _refusal(request: SelectRequest, pool: Pool, found: Allowed) -> KvRouterError:
     removed = [removed_ranks(step.filter, step.ranks) for step in pool.removed(found)]
     if found.last_filter == "busy":
-        target = request.pinned_worker or request.affinity_target
+        target = request.pinned_worker or demanded_target(request)
         only = target is not None and bool(pool.target(target) & found.struck[-1][1])
         return WorkersOverloadedError(target.worker_id if target and only else None, removed)
     reason = f"no worker is left by {found.last_filter}"

@@ -151,16 +151,24 @@ def bits_of(mask: Mask) -> Bits:
 
 
 def demands_something(request: SelectRequest) -> bool:
-    """Return whether any filter applies to a request, apart from the busy filter."""
+    """Return whether any filter applies to a request, apart from the busy filter.
+
+    The session of a request that only hints at it removes no rank.
+    """
     return (
         request.allowed_worker_ids is not None
         or request.excluded_worker_ids is not None
         or request.phase is not None
         or request.pinned_worker is not None
         or request.routing_constraints is not None
-        or request.affinity_target is not None
+        or (request.affinity_target is not None and not request.session_is_hint)
         or request.lora_name is not None
     )
+
+
+def demanded_target(request: SelectRequest) -> RankTarget | None:
+    """Return the rank or worker that the session of a request demands, or None."""
+    return None if request.session_is_hint else request.affinity_target
 
 
 def eligible(
@@ -177,7 +185,7 @@ def eligible(
     stays on its rank even if that rank is busy; otherwise only while it is among the eligible
     ranks. A bound rank that is not in the pool is ignored. `busy`: ranks over a threshold.
     """
-    target = request.affinity_target
+    target = demanded_target(request)
     bound = 0 if target is None else pool.target(target)
     left = pool.all
     struck: list[tuple[str, Bits]] = []

@@ -126,6 +126,8 @@ def prefill_request(request: SelectRequest) -> SelectRequest:
         phase="prefill",
         request_id=None,
         session_id=None,
+        session_is_hint=False,
+        session_is_final=False,
         affinity_target=None,
         pinned_worker=None,
         prefill_worker_id=None,

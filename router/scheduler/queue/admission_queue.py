@@ -8,8 +8,9 @@ nothing, so that no rank stays idle while some request could use it.
 
 from sortedcontainers import SortedList
 
-from router.scheduler.queue.class_queue import ClassQueue, IsFree, LimitKind, Waiting
+from router.scheduler.queue.class_queue import ClassQueue, IsFree
 from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
+from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import Classes, PolicyClass
 
 MIN_RETRY_S = 1.0
@@ -50,17 +51,19 @@ class AdmissionQueue:
         """Add a request to a class. Returns the requests that it displaced, and why.
 
         If a limit is reached, a tenant with less than an equal share of the waiting requests
-        displaces the last request of the heaviest tenant. Raises QueueFullError,
+        displaces the last request of the heaviest tenant. Within a tenant that has its share, a
+        fair share id displaces the last request of a heavier one. Raises QueueFullError,
         TenantQueueFullError.
         """
         queue = self.queues[index]
         limits = _limits(queue.settings, worker_count)
         for kind, limit in limits:
-            _check_share(queue, waiting.tenant, kind, limit, now_s)
+            _check_share(queue, waiting, kind, limit, now_s)
         displaced = []
         for kind, limit in limits:
             while queue.usage.of(kind) >= limit:
-                last = queue.last_of_heaviest(kind)
+                is_below = _is_below_share(queue, waiting.tenant, kind, limit)
+                last = queue.last_of_heaviest(kind, None if is_below else waiting.tenant)
                 displaced.append((last, _share_error(queue, last.tenant, kind, limit, now_s)))
                 self._remove(last.ticket)
         queue.push(waiting)
@@ -81,12 +84,14 @@ class AdmissionQueue:
         head = heads[index]
         assert head is not None
         self.queues[index].deficit_tokens -= head.cost_tokens
-        self.queues[index].charge(head.tenant, head.cost_tokens, now_s)
+        self.queues[index].charge(head.tenant, head.fair_share_id, head.cost_tokens, now_s)
         return self._remove(head.ticket)
 
-    def charge(self, index: int, tenant: str, cost_tokens: int, now_s: float) -> None:
-        """Charge a request of this class and tenant that was sent without waiting."""
-        self.queues[index].charge(tenant, max(1, cost_tokens), now_s)
+    def charge(
+        self, index: int, tenant: str, fair_share_id: str, cost_tokens: int, now_s: float
+    ) -> None:
+        """Charge a request of this class, tenant and id that was sent without waiting."""
+        self.queues[index].charge(tenant, fair_share_id, max(1, cost_tokens), now_s)
 
     def withdraw(self, ticket: int) -> Waiting | None:
         """Remove a request that was given up by its caller; None if it does not wait any more."""
@@ -188,18 +193,30 @@ def _limits(settings: PolicyClass, worker_count: int) -> list[tuple[LimitKind, i
     return limits
 
 
-def _check_share(queue: ClassQueue, tenant: str, kind: LimitKind, limit: int, now_s: float) -> None:
-    """Raise if a limit is reached and this tenant may not displace a request."""
-    current = queue.usage.of(kind)
-    if current < limit:
+def _check_share(
+    queue: ClassQueue, waiting: Waiting, kind: LimitKind, limit: int, now_s: float
+) -> None:
+    """Raise if a limit is reached and this request may not displace another."""
+    current, tenant = queue.usage.of(kind), waiting.tenant
+    if current < limit or _is_below_share(queue, tenant, kind, limit):
         return
-    mine = queue.tenant_usage(tenant)
-    tenants = queue.tenants + (mine.requests == 0)
-    if tenants == 1:
+    if limit and queue.is_lighter(waiting, kind):
+        return
+    if _tenants(queue, tenant) == 1:
         retry_s = _retry_after_s(queue, now_s, queue.usage.cost_tokens)
         raise QueueFullError(queue.settings.name, kind, current, limit, retry_s)
-    if mine.of(kind) * tenants >= limit:
-        raise _share_error(queue, tenant, kind, limit, now_s)
+    raise _share_error(queue, tenant, kind, limit, now_s)
+
+
+def _is_below_share(queue: ClassQueue, tenant: str, kind: LimitKind, limit: int) -> bool:
+    """Return whether a tenant, beside others, has less waiting than an equal share of a limit."""
+    tenants = _tenants(queue, tenant)
+    return tenants > 1 and queue.tenant_usage(tenant).of(kind) * tenants < limit
+
+
+def _tenants(queue: ClassQueue, tenant: str) -> int:
+    """Return the number of tenants with waiting requests, this one included."""
+    return queue.tenants + (queue.tenant_usage(tenant).requests == 0)
 
 
 def _retry_after_s(queue: ClassQueue, now_s: float, ahead_tokens: float) -> float:

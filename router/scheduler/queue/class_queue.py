@@ -2,118 +2,22 @@
 
     lane ── requests that the same ranks can take: one head, placeable or not
      └─ tenant ── by strict priority, then by least tokens given recently
-         └─ requests, by strict priority, then in the order of the class
+         └─ fair share id ── by strict priority, then by least tokens given recently
+             └─ requests, by strict priority, then in the order of the class
 
 A request that only one rank can take therefore does not delay the others, and a tenant that submits
-ten times its share waits ten times as long, while the other tenants hardly notice.
+ten times its share waits ten times as long, while the other tenants hardly notice. Callers choose
+their fair share ids, which therefore divide the share of their tenant and nothing else.
 """
 
-from collections.abc import Callable, Container, Hashable
-from math import inf, log, log2
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
-from msgspec import Struct
 from sortedcontainers import SortedList
 
+from router.scheduler.queue.fair_shares import FairShares, SharesWithin
+from router.scheduler.queue.flows import Flow, LimitKind, Tenant, Usage, Waiting
 from router.scheduler.queue.policy_classes import PolicyClass
-
-HALF_LIFE_S = 10.0
-
-_ROUNDING = 1e-6
-
-
-class FairShares:
-    """Tokens given, by tenant; at most twice `max_tenants` are kept."""
-
-    __slots__ = ("_all", "_levels", "_max_tenants", "_squares")
-
-    def __init__(self, max_tenants: int = 4096) -> None:
-        self._levels: dict[str, float] = {}
-        self._all = -inf
-        self._squares = -inf
-        self._max_tenants = max_tenants
-
-    def level(self, tenant: str) -> float:
-        """Return a tenant's level: a sort key, not a number of tokens."""
-        return self._levels.get(tenant, -inf)
-
-    def charge(self, tenant: str, tokens: int, now_s: float) -> None:
-        """Record tokens given to a tenant, at least one."""
-        given, before = log2(tokens) + now_s / HALF_LIFE_S, self.level(tenant)
-        after = self._levels[tenant] = _sum(before, given)
-        self._all = _sum(self._all, given)
-        self._squares = _sum(self._squares, given + _sum(after, before))
-
-    def is_above(self, tenant: str) -> bool:
-        """Return whether this tenant was given more than an equal share.
-
-        The equal share is Σ share² / Σ share: 1 / n for n tenants with equal amounts. A single
-        tenant is never above it.
-        """
-        return self.level(tenant) > self._squares - self._all + _ROUNDING
-
-    def tokens(self, tenant: str, now_s: float) -> float:
-        """Return the present weight of the tokens given to a tenant."""
-        return _weight(self.level(tenant), now_s)
-
-    def tokens_per_s(self, now_s: float) -> float:
-        """Return the recent rate at which all tenants are given tokens."""
-        return _weight(self._all, now_s) * log(2) / HALF_LIFE_S
-
-    def forget(self, kept: Container[str]) -> None:
-        """Drop the tenants with the lowest levels if there are too many, except the `kept`.
-
-        A dropped tenant counts as new when it returns. Amortised O(log tenants) per tenant.
-        """
-        if len(self._levels) <= 2 * self._max_tenants:
-            return
-        by_level = sorted(self._levels, key=lambda tenant: self._levels[tenant])
-        for tenant in by_level[: -self._max_tenants]:
-            if tenant not in kept:
-                del self._levels[tenant]
-
-
-def _sum(one: float, other: float) -> float:
-    """Return log2(2^one + 2^other)."""
-    low, high = (one, other) if one < other else (other, one)
-    return high + log2(1.0 + 2.0 ** (low - high))
-
-
-def _weight(level: float, now_s: float) -> float:
-    return float(2.0 ** (level - now_s / HALF_LIFE_S))
-
-
-LimitKind: TypeAlias = Literal["requests", "isl_tokens", "cached_tokens"]
-
-
-class Waiting(Struct, frozen=True, kw_only=True):
-    """A waiting request.
-
-    `ticket` grows with arrival. Requests of one `lane` can be sent to the same ranks. `order` is
-    the rank among those of the tenant, the lowest first. `cached_tokens`, and with it the cost to
-    class and tenant, is fixed at arrival.
-    """
-
-    ticket: int
-    tenant: str = ""
-    lane: Hashable = None
-    strict_priority: int = 0
-    order: float
-    isl_tokens: int
-    cached_tokens: int = 0
-    since_s: float = 0.0
-    expires_s: float
-
-    @property
-    def cost_tokens(self) -> int:
-        """The number of uncached tokens, at least one."""
-        return max(1, self.isl_tokens - self.cached_tokens)
-
-    @property
-    def position(self) -> tuple[int, float, int]:
-        """The sort key among the requests of its tenant and lane."""
-        return (-self.strict_priority, self.order, self.ticket)
-
 
 IsFree: TypeAlias = Callable[[Waiting, PolicyClass, float], bool]
 """Returns whether a request can be placed now, at a fraction of its class's busy threshold. The
@@ -124,53 +28,22 @@ ABOVE_SHARE = 0.5
 """Fraction of the busy threshold for tenants above their share; the rest is for the others."""
 
 
-class Usage:
-    """Totals of waiting requests."""
-
-    __slots__ = ("cached_tokens", "cost_tokens", "isl_tokens", "requests")
-
-    def __init__(self) -> None:
-        self.requests = self.isl_tokens = self.cached_tokens = self.cost_tokens = 0
-
-    def add(self, waiting: Waiting, sign: int = 1) -> None:
-        """Add a request to the totals, or subtract it."""
-        self.requests += sign
-        self.isl_tokens += sign * waiting.isl_tokens
-        self.cached_tokens += sign * waiting.cached_tokens
-        self.cost_tokens += sign * waiting.cost_tokens
-
-    def of(self, kind: LimitKind) -> int:
-        """Return the total that a limit of this kind applies to."""
-        value: int = getattr(self, kind)
-        return value
-
-
-class _Flow:
-    """Requests of one tenant in one lane; `shown` is the key of the first one in the lane."""
-
-    __slots__ = ("positions", "shown")
-
-    def __init__(self) -> None:
-        self.positions: SortedList = SortedList()
-        self.shown: tuple[int, float, float, int] | None = None
-
-
 class ClassQueue:
     """One class's requests, its credit (`deficit_tokens`), and the tokens given to its tenants.
 
     Invariants: a ticket is in one flow; each lane has every flow of it once, under the key of its
-    first request and its tenant's level; usage is the sum over requests.
+    first request and its tenant's level; usage is the sum over requests, also by tenant and id.
     """
 
     __slots__ = (
         "_by_ticket",
-        "_flows",
         "_lanes",
-        "_tenant_usage",
+        "_tenants",
         "deficit_tokens",
         "settings",
         "shares",
         "usage",
+        "within",
     )
 
     def __init__(self, settings: PolicyClass) -> None:
@@ -178,10 +51,10 @@ class ClassQueue:
         self.deficit_tokens = 0
         self.usage = Usage()
         self.shares = FairShares()
+        self.within = SharesWithin()
         self._by_ticket: dict[int, Waiting] = {}
-        self._flows: dict[str, dict[Hashable, _Flow]] = {}
+        self._tenants: dict[str, Tenant] = {}
         self._lanes: dict[Hashable, SortedList] = {}
-        self._tenant_usage: dict[str, Usage] = {}
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -192,27 +65,38 @@ class ClassQueue:
     @property
     def tenants(self) -> int:
         """The number of tenants with waiting requests."""
-        return len(self._flows)
+        return len(self._tenants)
 
     def tenant_usage(self, tenant: str) -> Usage:
         """Return the totals of a tenant's waiting requests."""
-        return self._tenant_usage.get(tenant) or Usage()
+        known = self._tenants.get(tenant)
+        return Usage() if known is None else known.usage
+
+    def is_lighter(self, waiting: Waiting, kind: LimitKind) -> bool:
+        """Return whether another fair share id of its tenant has more waiting than a request's.
+
+        The request itself counts, so that equal ids do not displace each other's requests.
+        """
+        tenant = self._tenants.get(waiting.tenant)
+        return tenant is not None and tenant.yields_to(waiting, kind)
 
     def push(self, waiting: Waiting) -> None:
         """Add a request. O(log requests)."""
         self._by_ticket[waiting.ticket] = waiting
-        flow = self._flows.setdefault(waiting.tenant, {}).setdefault(waiting.lane, _Flow())
-        flow.positions.add(waiting.position)
+        tenant = self._tenants.setdefault(waiting.tenant, Tenant())
+        flow = tenant.flows.setdefault(waiting.lane, Flow())
+        flow.add(waiting, self._level(waiting))
         self.usage.add(waiting)
-        self._tenant_usage.setdefault(waiting.tenant, Usage()).add(waiting)
+        tenant.count(waiting)
         self._show(waiting.tenant, waiting.lane)
 
     def remove(self, ticket: int) -> Waiting:
         """Remove a request and return it. O(log requests)."""
         waiting = self._by_ticket.pop(ticket)
-        self._flows[waiting.tenant][waiting.lane].positions.remove(waiting.position)
+        tenant = self._tenants[waiting.tenant]
+        tenant.flows[waiting.lane].remove(waiting, self._level(waiting))
         self.usage.add(waiting, -1)
-        self._tenant_usage[waiting.tenant].add(waiting, -1)
+        tenant.count(waiting, -1)
         self._show(waiting.tenant, waiting.lane)
         return waiting
 
@@ -225,61 +109,89 @@ class ClassQueue:
                 return waiting
         return None
 
-    def charge(self, tenant: str, cost_tokens: int, now_s: float) -> None:
-        """Charge a tenant for tokens given to it by this class."""
+    def charge(self, tenant: str, fair_share_id: str, cost_tokens: int, now_s: float) -> None:
+        """Charge a tenant, and its fair share id, for tokens given to it by this class."""
+        known = self._tenants.get(tenant)
+        flows, kept = ({}, {}) if known is None else (known.flows, known.by_id)
+        self.within.charge(tenant, fair_share_id, cost_tokens, now_s, kept)
         self.shares.charge(tenant, cost_tokens, now_s)
-        self.shares.forget(kept=self._flows)
-        for lane in tuple(self._flows.get(tenant, ())):
+        self.within.drop(self.shares.forget(kept=self._tenants))
+        level = self.within.level(tenant, fair_share_id)
+        for lane, flow in tuple(flows.items()):
+            flow.show(fair_share_id, level)
             self._show(tenant, lane)
 
-    def last_of_heaviest(self, kind: LimitKind) -> Waiting:
-        """Return the last request, in order, of the tenant with the highest total of a kind.
+    def last_of_heaviest(self, kind: LimitKind, tenant: str | None = None) -> Waiting:
+        """Return the last request, in order, of the fair share id with the highest total of a kind.
 
-        O(tenants + lanes).
+        It is one of this tenant; None: of the tenant with the highest total. O(tenants + ids +
+        lanes).
         """
-        tenant = max(self._tenant_usage, key=lambda each: self._tenant_usage[each].of(kind))
-        flows = self._flows[tenant].values()
-        return self._by_ticket[max(flow.positions[-1] for flow in flows)[-1]]
+        if tenant is None:
+            tenant = max(self._tenants, key=lambda each: self._tenants[each].usage.of(kind))
+        heaviest = self._tenants[tenant]
+        own = heaviest.heaviest_id(kind)
+        lasts = (flow.last_of(own) for flow in heaviest.flows.values())
+        return self._by_ticket[max(last for last in lasts if last is not None)[-1]]
+
+    def _level(self, waiting: Waiting) -> float:
+        return self.within.level(waiting.tenant, waiting.fair_share_id)
 
     def _show(self, tenant: str, lane: Hashable) -> None:
         """Update the position of a flow in its lane, and remove empty entries."""
-        flow = self._flows[tenant][lane]
+        flows = self._tenants[tenant].flows
+        flow = flows[lane]
         heads = self._lanes.setdefault(lane, SortedList())
         if flow.shown is not None:
             heads.remove(flow.shown)
-        if flow.positions:
-            priority, order, ticket = flow.positions[0]
+        first = flow.first
+        if first is not None:
+            priority, _, order, ticket = first
             flow.shown = (priority, self.shares.level(tenant), order, ticket)
             heads.add(flow.shown)
             return
-        del self._flows[tenant][lane]
-        if not self._flows[tenant]:
-            del self._flows[tenant], self._tenant_usage[tenant]
+        del flows[lane]
+        if not flows:
+            del self._tenants[tenant]
         if not heads:
             del self._lanes[lane]
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(size of the queue)."""
-        in_flows = []
-        for tenant, lanes in self._flows.items():
-            assert lanes
-            for lane, flow in lanes.items():
-                tickets = [position[-1] for position in flow.positions]
-                assert {self._by_ticket[each].tenant for each in tickets} == {tenant}
-                assert {self._by_ticket[each].lane for each in tickets} == {lane}
-                priority, order, ticket = flow.positions[0]
-                assert flow.shown == (priority, self.shares.level(tenant), order, ticket)
+        in_flows: list[int] = []
+        for name, tenant in self._tenants.items():
+            assert tenant.flows
+            for lane, flow in tenant.flows.items():
+                flow.check_invariants()
+                ids = flow.tickets()
+                assert {
+                    (self._by_ticket[each].tenant, self._by_ticket[each].lane) for each in ids
+                } == {(name, lane)}
+                assert all(self._by_ticket[each].fair_share_id == own for each, own in ids.items())
+                assert flow.first is not None
+                priority, level, order, ticket = flow.first
+                assert level == self.within.level(name, ids[ticket])
+                assert flow.shown == (priority, self.shares.level(name), order, ticket)
                 assert flow.shown in self._lanes[lane]
-                in_flows += tickets
+                in_flows += ids
         assert sorted(in_flows) == sorted(self._by_ticket)
-        assert sum(map(len, self._lanes.values())) == sum(map(len, self._flows.values()))
+        flows = sum(len(tenant.flows) for tenant in self._tenants.values())
+        assert sum(map(len, self._lanes.values())) == flows
         self._check_usage()
 
     def _check_usage(self) -> None:
         for kind in Usage.__slots__:
-            by_tenant = dict.fromkeys(self._flows, 0)
+            expected: dict[tuple[str, str], int] = {}
             for waiting in self._by_ticket.values():
-                by_tenant[waiting.tenant] += 1 if kind == "requests" else getattr(waiting, kind)
-            assert getattr(self.usage, kind) == sum(by_tenant.values())
-            found = {each: getattr(usage, kind) for each, usage in self._tenant_usage.items()}
-            assert found == by_tenant
+                key = (waiting.tenant, waiting.fair_share_id)
+                more = 1 if kind == "requests" else getattr(waiting, kind)
+                expected[key] = expected.get(key, 0) + more
+            assert getattr(self.usage, kind) == sum(expected.values())
+            found = {
+                (name, own): getattr(usage, kind)
+                for name, tenant in self._tenants.items()
+                for own, usage in tenant.by_id.items()
+            }
+            assert found == expected
+            totals = [getattr(tenant.usage, kind) for tenant in self._tenants.values()]
+            assert sum(totals) == sum(expected.values())

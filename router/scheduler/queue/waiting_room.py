@@ -8,10 +8,10 @@ from msgspec import Struct, msgpack, structs
 from router.errors import KvRouterError
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Scope
-from router.scheduler.filters import demands_something
+from router.scheduler.filters import demanded_target, demands_something
 from router.scheduler.queue.admission_queue import AdmissionQueue
-from router.scheduler.queue.class_queue import LimitKind, Waiting
 from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
+from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import (
     PolicyClass,
     QueuePolicies,
@@ -173,7 +173,8 @@ class WaitingRoom:
 
     def charge(self, request: SelectRequest, index: int, cost_tokens: int, now_s: float) -> None:
         """Charge a request of this class that was sent without waiting."""
-        self._queues[request.scope].charge(index, request.tenant or "", cost_tokens, now_s)
+        given = request.tenant or "", request.fair_share_id or ""
+        self._queues[request.scope].charge(index, *given, cost_tokens, now_s)
 
     def expire(self, now_s: float) -> list[Refused]:
         """Remove all requests that reached their time limit."""
@@ -231,6 +232,7 @@ def _waiting(
     return Waiting(
         ticket=ticket,
         tenant=request.tenant or "",
+        fair_share_id=request.fair_share_id or "",
         lane=_lane(request),
         strict_priority=request.strict_priority,
         order=policy_class.order(now_s, request.priority_jump, uncached_tokens, expires_s),
@@ -251,7 +253,7 @@ def _lane(request: SelectRequest) -> Hashable:
         request.phase,
         request.pinned_worker,
         request.routing_constraints,
-        request.affinity_target,
+        demanded_target(request),
         request.prefill_worker_id,
         request.lora_name,
     )

@@ -65,6 +65,17 @@ async def test_a_rank_that_is_gone_gives_way_once(routers):
     assert await a.find(SESSION) == TWO
 
 
+async def test_a_released_session_is_unbound_everywhere(routers):
+    a, b = routers
+    await a.bind(SESSION, ONE, None)
+    await b.bind(SESSION, TWO, None)
+    await b.release(SESSION)
+    assert await a.find(SESSION) == ONE, "its own, which expires"
+    assert await b.find(SESSION) is None
+    assert await b.bind(SESSION, TWO, None) == TWO
+    assert await a.find(SESSION) == TWO
+
+
 async def test_names_of_scopes_and_sessions_are_kept_apart(routers):
     a, _ = routers
     await a.bind(Session(Scope("m:g", "x"), "s"), ONE, None)

@@ -55,6 +55,30 @@ async def test_a_session_stays_where_it_was_served_first(stack):
     assert await router.metric("kv_router_sessions") == 2.0
 
 
+async def test_the_last_request_of_a_session_releases_it(stack):
+    router = await started(stack)
+    await placed(router, "a", pinned_worker={"worker_id": 2})
+    assert await placed(router, "b", token_ids=OTHER, session_is_final=True) == 2
+    assert await router.metric("kv_router_sessions") == 0.0
+    for request_id in "ab":
+        await router.client.delete(f"/reservations/{request_id}")
+    await placed(router, "c", pinned_worker={"worker_id": 3})
+    assert await placed(router, None, "/select") == 3
+
+
+async def test_a_hint_is_not_followed_to_a_rank_that_costs_more(stack):
+    router = await started(stack)
+    hint = {"session_is_hint": True}
+    await placed(router, "a", pinned_worker={"worker_id": 2}, **hint)
+    await router.client.delete("/reservations/a")
+    assert {await placed(router, None, "/select", token_ids=[7], **hint) for _ in range(6)} == {2}
+    await placed(router, "b", pinned_worker={"worker_id": 2}, token_ids=OTHER, session_id="other")
+    assert await placed(router, "c", token_ids=[7], **hint) != 2
+    await router.client.delete("/reservations/b")
+    await router.client.delete("/reservations/c")
+    assert await placed(router, None, "/select", token_ids=[7], **hint) == 2, "it is not rebound"
+
+
 async def test_a_session_may_be_named_in_a_header(stack):
     router = await started(stack)
     await placed(router, "a", pinned_worker={"worker_id": 2})

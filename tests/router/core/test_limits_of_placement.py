@@ -165,6 +165,19 @@ def test_a_session_stays_unless_its_rank_is_gone(is_hard):
     assert world.select(PROMPT, **bound).rank == rank(1)
 
 
+def test_a_session_that_is_a_hint_decides_between_ranks_that_cost_nearly_the_same():
+    world = world_of({}, {})
+    hint = {"affinity_target": RankTarget(2, 0), "session_is_hint": True}
+    other = list(range(500, 540))
+    placement = world.select(other, **hint)
+    assert placement.rank == rank(2)
+    assert placement.choice.costs.tolist() == pytest.approx([20.0, 19.0])
+    world.book("x", PROMPT, pinned_worker=RankTarget(2))
+    assert world.select(other, **hint).rank == rank(1)
+    world.core.handle(Free("x"), 0.0)
+    assert world.select(other, **hint, excluded_worker_ids=[2]).rank == rank(1)
+
+
 # ── Busy ─────────────────────────────────────────────────────────────────────────────────────────
 
 TOKENS = EligibilitySettings(BusyThresholds(active_prefill_tokens_threshold=30), hysteresis=0.5)

@@ -118,6 +118,7 @@ loads = {
 }
 queueing = {
     "tenant": st.sampled_from("tu"),
+    "fair_share_id": st.sampled_from("xy"),
     "policy_class": st.just("unknown"),
     "strict_priority": st.integers(0, 1),
     "priority_jump": st.sampled_from([0.0, 2.0]),
@@ -132,6 +133,8 @@ demands = {
     "pinned_worker": rank_targets,
     "affinity_target": rank_targets,
     "session_id": st.sampled_from(["one", "two"]),
+    "session_is_hint": st.booleans(),
+    "session_is_final": st.booleans(),
     "routing_constraints": constraints,
     "prefill_worker_id": st.sampled_from([1, 1, 1, 2, 2, UNKNOWN]),
     "explain": st.booleans(),
@@ -139,10 +142,15 @@ demands = {
     "kv_hint": st.just({"any": "thing"}),
 }
 SESSION = st.fixed_dictionaries({"session_id": st.sampled_from(["one", "two"])})
+BESIDE_SESSION = {
+    "pinned_worker": rank_targets,
+    "session_is_hint": st.just(True),
+    "session_is_final": st.just(True),
+}
 FOCUSES = {
     "all": some_of(demands, most=4),
     "queue": some_of({**queueing, "pinned_worker": rank_targets}, most=3),
-    "sessions": st.builds(dict.__or__, SESSION, some_of({"pinned_worker": rank_targets}, most=1)),
+    "sessions": st.builds(dict.__or__, SESSION, some_of(BESIDE_SESSION, most=2)),
 }
 forms = st.sampled_from(["tokens"] * 4 + ["hashes", "names"])
 decays = optional() | st.sampled_from([0.0, 0.25, 1.0])
@@ -242,7 +250,8 @@ class AgainstReference(RuleBasedStateMachine):
             placement = self.decide(commands.Submit, request, directed, is_hashed=is_hashed)
             if placement is not None:
                 cost, tenant = placement.uncached_tokens, directed.tenant or ""
-                self.model.shares[request.scope].charge(tenant, cost, self.now_s)
+                own, shares = directed.fair_share_id or "", self.model.shares[request.scope]
+                shares.charge_both(tenant, own, cost, self.now_s)
         else:
             self.wait(directed)
         self.admit()

@@ -137,6 +137,21 @@ async def test_a_conversation_stays_where_its_first_request_went(scene, header):
             assert len({each.headers["x-worker-id"] for each in answers}) == 1
 
 
+async def test_sessions_of_agents_reach_the_router_as_hints_and_hashes(scene):
+    settings = {"session_affinity_ttl_s": 600.0}
+    async with scene(ANSWERS, ANSWERS, ANSWERS, router_fields=settings) as its:
+        for conversation in range(4):
+            headers = {"x-claude-code-session-id": f"c{conversation}"}
+            for turn in range(3):
+                await its.forward.complete(headers=headers, prompt=[turn] * 9)
+        await its.until_free()
+        assert await its.router.metric("kv_router_sessions") == 4.0
+        final = {"x-claude-code-session-id": "c0", "x-dynamo-session-final": "1"}
+        await its.forward.complete(headers=final, prompt=[1] * 9)
+        await its.until_free()
+        assert await its.router.metric("kv_router_sessions") == 3.0
+
+
 async def test_prompts_without_tokens_teach_no_predictions(scene):
     async with scene(ANSWERS) as its:
         assert (await its.forward.complete(prompt="Once upon a time")).status_code == 200

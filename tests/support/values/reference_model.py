@@ -232,7 +232,7 @@ class ReferenceModel:
         return left, [self._factor(each, request, constraints) for each in left]
 
     def _filters(self, request, constraints, here, busy):
-        bound = [each for each in here if targets(request.affinity_target, each)]
+        bound = [each for each in here if targets(demanded(request), each)]
         if request.phase == "prefill" or any(self.worker(e).role == "prefill" for e in here):
             is_prefill = request.phase == "prefill"
             yield "role", lambda each: (self.worker(each).role == "prefill") == is_prefill
@@ -262,6 +262,8 @@ class ReferenceModel:
         if weight and request.lora_name is not None:
             is_loaded = request.lora_name in self.loaded.get(rank, ())
             factor *= math.exp(-math.tanh(weight)) if is_loaded else 1.0
+        if request.session_is_hint and targets(request.affinity_target, rank):
+            factor *= 0.95
         return factor
 
     def _mark_busy(self, ranks):
@@ -336,6 +338,9 @@ class ReferenceModel:
         if request.session_id is None:
             return
         key, target = (request.scope, request.session_id), request.affinity_target
+        if request.session_is_final:
+            self.sessions.pop(key, None)
+            return
         bound = self.sessions.setdefault(key, rank)
         is_there = bound.worker_id not in self.cordoned
         if not is_there and target is not None and targets(target, bound):
@@ -383,20 +388,23 @@ class ReferenceModel:
         order, tenant = orders[self.settings.order], request.tenant or ""
         waiting = SimpleNamespace(request=request, ticket=self.tickets, cost=cost, tenant=tenant)
         waiting.order, waiting.expires_s = order, expires_s
+        waiting.own = request.fair_share_id or ""
         self.waiting.append(waiting)
 
     def next_waiting(self, now_s):
         """Remove and return the next request that a rank has room for, or None."""
         for scope, shares in self.shares.items():
-            lanes, turn = {}, partial(turn_of, shares)
+            lanes, flows, turn = {}, {}, partial(turn_of, shares)
             here = [each for each in self.waiting if each.request.scope == scope]
-            for each in sorted(here, key=turn):
+            for each in sorted(here, key=partial(own_turn_of, shares)):
+                flows.setdefault((str(demands(each.request)), each.tenant), each)
+            for each in sorted(flows.values(), key=turn):
                 lanes.setdefault(str(demands(each.request)), each)
             for each in lanes.values():
                 part = 0.5 if shares.is_above(each.tenant) else 1.0
                 if self.has_room(each.request, part):
                     self.waiting.remove(each)
-                    shares.charge(each.tenant, each.cost, now_s)
+                    shares.charge_both(each.tenant, each.own, each.cost, now_s)
                     return each.request
         return None
 
@@ -406,11 +414,28 @@ def turn_of(shares, each):
     return (-each.request.strict_priority, level, each.order, each.ticket)
 
 
+def own_turn_of(shares, each):
+    own = shares.within.get(each.tenant)
+    level = -math.inf if own is None else own.levels.get(each.own, -math.inf)
+    return (-each.request.strict_priority, level, each.order, each.ticket)
+
+
 class Shares:
-    """The tokens given to each tenant, in powers of two that grow with time instead of fading."""
+    """The tokens given to each tenant, in powers of two that grow with time instead of fading.
+
+    `within`: the same of the ids of each tenant, from the first id that it sent.
+    """
 
     def __init__(self):
         self.levels, self.all, self.squares = {}, -math.inf, -math.inf
+        self.within = {}
+
+    def charge_both(self, tenant, own, tokens, now_s):
+        self.charge(tenant, tokens, now_s)
+        if own:
+            self.within.setdefault(tenant, Shares())
+        if tenant in self.within:
+            self.within[tenant].charge(own, tokens, now_s)
 
     def charge(self, tenant, tokens, now_s):
         given, before = math.log2(max(1, tokens)) + now_s / 10.0, self.levels.get(tenant, -math.inf)
@@ -443,6 +468,11 @@ def targets(target, rank):
     )
 
 
+def demanded(request):
+    """Return the rank or worker that a session demands; a hint demands none."""
+    return None if request.session_is_hint else request.affinity_target
+
+
 def serves(labels, lora_name):
     return labels.lora_names is None or lora_name in labels.lora_names
 
@@ -451,7 +481,7 @@ def demands(request):
     """Return the fields of a request that decide which ranks may serve it."""
     return (
         request.allowed_worker_ids, request.excluded_worker_ids, request.phase,
-        request.pinned_worker, request.routing_constraints, request.affinity_target,
+        request.pinned_worker, request.routing_constraints, demanded(request),
         request.prefill_worker_id, request.lora_name,
     )  # fmt: skip
 

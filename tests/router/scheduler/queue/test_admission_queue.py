@@ -1,6 +1,7 @@
 """Waiting requests and their order, against a naive queue."""
 
-from itertools import count
+from functools import partial
+from itertools import count, dropwhile
 
 import pytest
 from hypothesis import settings
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.scheduler.queue.admission_queue import AdmissionQueue
-from router.scheduler.queue.class_queue import HALF_LIFE_S, Waiting
 from router.scheduler.queue.errors import QueueFullError, TenantQueueFullError
+from router.scheduler.queue.fair_shares import HALF_LIFE_S
+from router.scheduler.queue.flows import Waiting
 from router.scheduler.queue.policy_classes import Classes, PolicyClass
 from support.chaos.fuzzing import examples
 
@@ -56,19 +58,19 @@ def test_room_below_the_threshold_is_for_tenants_with_less_service():
     """Half of it is taken: enough for a tenant with 100, not for one with 900."""
     queue = queue_of(1)
     for tenant, tokens in (("much", 900), ("little", 100)):
-        queue.charge(0, tenant, tokens, 0.0)
+        queue.charge(0, tenant, "", tokens, 0.0)
     much, _ = fill(queue, 0, waiting(tenant="much"), waiting(tenant="little", cost=700))
     assert [each.tenant for each in served(queue, lambda _, __, part: part > 0.6)] == ["little"]
     assert much.ticket in queue
     alone = queue_of(1)
-    alone.charge(0, "much", 900, 0.0)
+    alone.charge(0, "much", "", 900, 0.0)
     fill(alone, 0, waiting(tenant="much"))
     assert len(served(alone, lambda _, __, part: part > 0.6)) == 1
 
 
 def test_strict_priority_goes_before_everything():
     queue = queue_of(1)
-    queue.charge(0, "busy", 10_000, 0.0)
+    queue.charge(0, "busy", "", 10_000, 0.0)
     plain = waiting(order=0.0, tenant="idle")
     urgent = waiting(order=9.0, tenant="busy", strict_priority=1)
     fill(queue, 0, plain, urgent)
@@ -91,12 +93,12 @@ def test_tenant_with_the_least_recent_service_goes_first():
 
 def test_immediate_service_counts_and_fades():
     queue = queue_of(1)
-    queue.charge(0, "a", 500, 0.0)
+    queue.charge(0, "a", "", 500, 0.0)
     a = fill(queue, 0, *(waiting(tenant="a") for _ in range(2)))
     b = fill(queue, 0, *(waiting(tenant="b") for _ in range(2)))
     assert queue.take(free, 0.0) == b[0]
     assert queue.take(free, 0.0) == b[1]
-    queue.charge(0, "b", 450, 6 * HALF_LIFE_S)
+    queue.charge(0, "b", "", 450, 6 * HALF_LIFE_S)
     c = fill(queue, 0, waiting(tenant="b"))
     assert served(queue, now_s=6 * HALF_LIFE_S) == [*a, *c]
 
@@ -178,8 +180,11 @@ class Naive:
         return None
 
 
+OWN = st.sampled_from(["", "p", "q"])
+
+
 class Consistent(RuleBasedStateMachine):
-    """Three classes; lanes that are free or not; tenants whose shares are counted naively."""
+    """Three classes; lanes that are free or not; shares of tenants and ids, counted naively."""
 
     quanta = (5, 30, 100)
 
@@ -189,21 +194,23 @@ class Consistent(RuleBasedStateMachine):
         self.now_s, self.live, self.given = 0.0, {}, []
         self.busy = set()
 
-    @rule(index=st.integers(0, 2), tenant=st.sampled_from("ab"), lane=st.sampled_from("xyz"),
-          priority=st.integers(0, 1), order=st.integers(0, 3), cost=st.integers(1, 400),
-          cached=st.integers(0, 20), patience_s=st.integers(1, 60))  # fmt: skip
-    def push(self, index, tenant, lane, priority, order, cost, cached, patience_s):
+    @rule(index=st.integers(0, 2), tenant=st.sampled_from("ab"), own=OWN,
+          lane=st.sampled_from("xyz"), priority=st.integers(0, 1), order=st.integers(0, 3),
+          cost=st.integers(1, 400), cached=st.integers(0, 20),
+          patience_s=st.integers(1, 60))  # fmt: skip
+    def push(self, index, tenant, own, lane, priority, order, cost, cached, patience_s):
         request = waiting(
-            cost + cached, order, tenant=tenant, lane=lane, strict_priority=priority,
+            cost + cached, order, tenant=tenant, fair_share_id=own, lane=lane,
+            strict_priority=priority,
             cached_tokens=cached, since_s=self.now_s, expires_s=self.now_s + patience_s,
         )  # fmt: skip
         assert self.queue.push(request, index, 1, self.now_s) == []
         self.live[request.ticket] = (index, request)
 
-    @rule(index=st.integers(0, 2), tenant=st.sampled_from("ab"), cost=st.integers(0, 300))
-    def send_without_waiting(self, index, tenant, cost):
-        self.queue.charge(index, tenant, cost, self.now_s)
-        self.given.append((index, tenant, max(1, cost), self.now_s))
+    @rule(index=st.integers(0, 2), tenant=st.sampled_from("ab"), own=OWN, cost=st.integers(0, 300))
+    def send_without_waiting(self, index, tenant, own, cost):
+        self.queue.charge(index, tenant, own, cost, self.now_s)
+        self.given.append((index, tenant, own, max(1, cost), self.now_s))
 
     @rule(lane=st.sampled_from("xyz"))
     def toggle(self, lane):
@@ -218,8 +225,8 @@ class Consistent(RuleBasedStateMachine):
             taken = self.queue.take(lambda each, *_: each.lane not in self.busy, self.now_s)
             assert taken == expected
             if expected is not None:
-                tenant, cost = expected.tenant, expected.cost_tokens
-                self.given.append((index, tenant, cost, self.now_s))
+                names = expected.tenant, expected.fair_share_id
+                self.given.append((index, *names, expected.cost_tokens, self.now_s))
                 self.drop(expected.ticket)
 
     @precondition(lambda self: self.live)
@@ -247,19 +254,32 @@ class Consistent(RuleBasedStateMachine):
     def head(self, index):
         """The next request of a class, by its definition."""
         here = [each for at, each in self.live.values() if at == index]
-        here = [each for each in here if each.lane not in self.busy]
-        return min(here, key=lambda each: self.turn(index, each), default=None)
+        flows = {}
+        for each in here:
+            if each.lane not in self.busy:
+                flows.setdefault((each.lane, each.tenant), []).append(each)
+        firsts = [min(flow, key=partial(self.own_turn, index)) for flow in flows.values()]
+        return min(firsts, key=partial(self.turn, index), default=None)
 
     def turn(self, index, each):
-        given = self.queue.queues[index].shares.level(each.tenant)
-        assert self.queue.queues[index].shares.tokens(each.tenant, self.now_s) == pytest.approx(
-            sum(
-                tokens * 0.5 ** ((self.now_s - at_s) / HALF_LIFE_S)
-                for at, tenant, tokens, at_s in self.given
-                if (at, tenant) == (index, each.tenant)
-            )
-        )
-        return (-each.strict_priority, given, each.order, each.ticket)
+        shares = self.queue.queues[index].shares
+        given = [(tokens, at_s) for _, tokens, at_s in self.given_to(index, each.tenant)]
+        assert shares.tokens(each.tenant, self.now_s) == pytest.approx(self.weight(given))
+        return (-each.strict_priority, shares.level(each.tenant), each.order, each.ticket)
+
+    def own_turn(self, index, each):
+        """The turn among the requests of its tenant: by what its id was given since the first."""
+        level = self.queue.queues[index].within.level(each.tenant, each.fair_share_id)
+        since = list(dropwhile(lambda row: not row[0], self.given_to(index, each.tenant)))
+        own = [(tokens, at_s) for name, tokens, at_s in since if name == each.fair_share_id]
+        assert 2.0 ** (level - self.now_s / HALF_LIFE_S) == pytest.approx(self.weight(own))
+        return (-each.strict_priority, level, each.order, each.ticket)
+
+    def given_to(self, index, tenant):
+        return [row[2:] for row in self.given if row[:2] == (index, tenant)]
+
+    def weight(self, given):
+        return sum(tokens * 0.5 ** ((self.now_s - at_s) / HALF_LIFE_S) for tokens, at_s in given)
 
     def drop(self, ticket):
         index, _ = self.live.pop(ticket)
@@ -274,7 +294,7 @@ class Consistent(RuleBasedStateMachine):
         assert [each.deficit_tokens for each in self.queue.queues] == self.naive.deficits
 
 
-Consistent.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)
+Consistent.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30)
 TestConsistent = Consistent.TestCase
 
 
@@ -337,10 +357,52 @@ def test_a_tenant_below_its_share_takes_the_place_of_the_heaviest_ones_last():
     assert len(queue) == 4
 
 
+def test_a_fair_share_id_displaces_a_heavier_one_of_its_own_tenant_alone():
+    queue = queue_of(1, request_queue_limit=6)
+    flood = [waiting(tenant="a", fair_share_id="flood", order=float(i)) for i in range(3)]
+    others = [waiting(tenant="b", order=float(i)) for i in range(3)]
+    fill(queue, 0, *flood, *others)
+    with pytest.raises(TenantQueueFullError):
+        queue.push(waiting(tenant="a", fair_share_id="flood"), 0, 1, 0.0)
+    ((displaced, error),) = queue.push(waiting(tenant="a", fair_share_id="new"), 0, 1, 0.0)
+    assert (displaced, error.tenant) == (flood[2], "a")
+    for own in ("new", "newer", "newest"):
+        with pytest.raises(TenantQueueFullError):
+            queue.push(waiting(tenant="a", fair_share_id=own), 0, 1, 0.0)
+        if own == "new":
+            ((displaced, _),) = queue.push(waiting(tenant="a", fair_share_id="third"), 0, 1, 0.0)
+            assert displaced == flood[1]
+    assert queue.queues[0].tenant_usage("b").requests == 3
+    queue.check_invariants()
+
+
+def test_alone_a_tenant_still_shares_its_queue_between_its_ids():
+    queue = queue_of(1, request_queue_limit=3)
+    fill(queue, 0, *(waiting(fair_share_id="flood") for _ in range(3)))
+    with pytest.raises(QueueFullError):
+        queue.push(waiting(fair_share_id="flood"), 0, 1, 0.0)
+    assert len(queue.push(waiting(fair_share_id="small"), 0, 1, 0.0)) == 1
+    with pytest.raises(QueueFullError):
+        queue.push(waiting(fair_share_id="small"), 0, 1, 0.0)
+
+
+def test_ids_of_a_tenant_take_turns_and_win_nothing_from_other_tenants():
+    """Tenant `a` invents an id for each request; `b` has none. Both get the same."""
+    queue = queue_of(1)
+    fill(queue, 0, *(waiting(tenant="a", fair_share_id=f"id {i}") for i in range(20)))
+    fill(queue, 0, *(waiting(tenant="b") for _ in range(20)))
+    order = "".join(each.tenant for each in served(queue))
+    assert all(abs(order[:n].count("a") - order[:n].count("b")) <= 1 for n in range(len(order)))
+    fill(queue, 0, *(waiting(fair_share_id="many", order=float(i)) for i in range(6)))
+    fill(queue, 0, *(waiting(fair_share_id="few", order=9.0) for _ in range(2)))
+    taken = [each.fair_share_id for each in served(queue)]
+    assert sorted(taken[:4]) == ["few", "few", "many", "many"]
+
+
 def test_retry_after_is_the_expected_drain_time():
     queue = queue_of(1, request_queue_limit=10, max_wait_s=30.0)
     for step in range(1000):
-        queue.charge(0, "a", 100, step * 0.1)
+        queue.charge(0, "a", "", 100, step * 0.1)
     fill(queue, 0, *(waiting(1000, tenant="a") for _ in range(10)))
     with pytest.raises(QueueFullError) as caught:
         queue.push(waiting(tenant="a"), 0, 1, 100.0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from router.scheduler.queue.admission_queue import AdmissionQueue
-from router.scheduler.queue.class_queue import Waiting
+from router.scheduler.queue.flows import Waiting
 from router.scheduler.queue.policy_classes import Classes, PolicyClass
 
 RANKS = 16

@@ -1,10 +1,10 @@
-"""What tenants were given of late."""
+"""What tenants, and the ids within them, were given of late."""
 
 from math import inf, log
 
 import pytest
 
-from router.scheduler.queue.class_queue import HALF_LIFE_S, FairShares
+from router.scheduler.queue.fair_shares import HALF_LIFE_S, MOST_IDS, FairShares, SharesWithin
 
 
 def test_service_weighs_half_after_each_half_life():
@@ -83,3 +83,24 @@ def test_tenants_with_the_least_service_are_forgotten_first():
     shares.charge("e", 1000, 0.0)
     shares.forget(kept="a")
     assert [tenant for tenant in "abcde" if shares.level(tenant) > -inf] == ["a", "d", "e"]
+
+
+def test_ids_that_a_tenant_invents_make_no_other_tenant_forget_its_own():
+    within = SharesWithin()
+    within.charge("quiet", "id", 10, 0.0, ())
+    for index in range(3 * MOST_IDS):
+        within.charge("loud", f"id {index}", 1000 + index, 0.0, ())
+    assert within.level("quiet", "id") > -inf
+    remembered = [within.level("loud", f"id {index}") > -inf for index in range(3 * MOST_IDS)]
+    assert MOST_IDS <= sum(remembered) <= 2 * MOST_IDS
+    within.drop(["quiet"])
+    assert within.level("quiet", "id") == -inf
+
+
+def test_a_tenant_without_ids_is_not_recorded():
+    within = SharesWithin()
+    within.charge("plain", "", 10, 0.0, ())
+    assert within.level("plain", "") == -inf
+    within.charge("plain", "id", 10, 0.0, ())
+    within.charge("plain", "", 10, 0.0, ())
+    assert within.level("plain", "") > -inf
