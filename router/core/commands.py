@@ -89,13 +89,6 @@ class SetProblem(Command[None], frozen=True, tag="set_problem"):
     is_unreachable: bool = False
 
 
-class SetDoubt(Command[None], frozen=True, tag="set_doubt"):
-    """Set what is wrong with a worker that stays schedulable; None clears it."""
-
-    worker_id: int
-    doubt: str | None
-
-
 class SetSourceFault(Command[None], frozen=True, tag="set_source_fault"):
     """Set what is wrong with the event source of a rank; None clears it.
 
@@ -306,7 +299,6 @@ AnyCommand: TypeAlias = (
     | RemoveWorker
     | OrderWorker
     | SetProblem
-    | SetDoubt
     | SetSourceFault
     | Apply
     | ApplySlice

@@ -225,7 +225,6 @@ class RouterCore:
             commands.RemoveWorker: self._remove,
             commands.OrderWorker: self._order,
             commands.SetProblem: self._set_problem,
-            commands.SetDoubt: self._set_doubt,
             commands.SetSourceFault: self._set_source_fault,
             commands.Apply: self._apply,
             commands.ApplySlice: self._apply_slice,
@@ -268,13 +267,6 @@ class RouterCore:
         self.fleet.set_problem(
             command.worker_id, command.problem, is_unreachable=command.is_unreachable
         )
-        return None, []
-
-    def _set_doubt(self, command: commands.SetDoubt, now_s: float) -> Handled[None]:
-        self.fleet.set_doubt(command.worker_id, command.doubt)
-        worker = self.fleet.get(command.worker_id)
-        for rank in () if worker is None else worker.ranks:
-            self._standing.note(rank, now_s)
         return None, []
 
     def _set_source_fault(self, command: commands.SetSourceFault, now_s: float) -> Handled[None]:

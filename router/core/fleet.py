@@ -62,13 +62,11 @@ class FleetWorker:
     """One worker: its announcement, its last reports, and when it last reported.
 
     `ranks`: those of its announcement. `problem`: a reason seen by this process why the worker is
-    not schedulable; `is_unreachable`: it never answered anywhere. `doubt`: what is known to be
-    wrong with it, although it is schedulable.
+    not schedulable; `is_unreachable`: it never answered anywhere.
     """
 
     __slots__ = (
         "announcement",
-        "doubt",
         "is_unreachable",
         "last_seen_s",
         "problem",
@@ -85,7 +83,6 @@ class FleetWorker:
         self.was_seen = False
         self.problem: str | None = None
         self.is_unreachable = False
-        self.doubt: str | None = None
         self.reports: dict[Rank, LoadReport] = {}
         self.reported_s: dict[Rank, float] = {}
 
@@ -148,7 +145,7 @@ class Fleet:
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
     number of reports that were duplicates or too late. `version` counts changes of announcements,
     and of the set of schedulable workers. `is_connected`: this process is connected to the bus.
-    `faulty`: ids of workers with a problem or a doubt. `get` returns a worker by id, or None.
+    `faulty`: ids of workers with a problem. `get` returns a worker by id, or None.
 
     Invariant: `_schedulable` has the ids of the schedulable workers.
     """
@@ -250,13 +247,6 @@ class Fleet:
             worker.problem, worker.is_unreachable = problem, is_unreachable
             self._note_change(worker_id)
 
-    def set_doubt(self, worker_id: int, doubt: str | None) -> None:
-        """Set what is wrong with a worker that stays schedulable; None clears it."""
-        worker = self.get(worker_id)
-        if worker is not None:
-            worker.doubt = doubt
-            self._note_fault(worker_id)
-
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """Return the lifecycle of a worker, as operators ordered it."""
         return self._orders.get(worker_id, "schedulable")
@@ -343,13 +333,6 @@ class Fleet:
             self.remove(announcement.worker_id)
         return gone
 
-    def _note_fault(self, worker_id: int) -> None:
-        worker = self.get(worker_id)
-        if worker is not None and (worker.problem is not None or worker.doubt is not None):
-            self.faulty.add(worker_id)
-        else:
-            self.faulty.discard(worker_id)
-
     def _note_change(self, worker_id: int) -> None:
         """Count a change of a worker, which may have been removed."""
         self.version += 1
@@ -358,7 +341,10 @@ class Fleet:
             self._schedulable.add(worker_id)
         else:
             self._schedulable.discard(worker_id)
-        self._note_fault(worker_id)
+        if worker is not None and worker.problem is not None:
+            self.faulty.add(worker_id)
+        else:
+            self.faulty.discard(worker_id)
 
     def _is_mass_silence(self, silent: list[FleetWorker], now_s: float) -> bool:
         """Return whether most workers fell silent within one heartbeat, which is no sign of loss.

@@ -82,8 +82,6 @@ class RankStatus:
             return trust
         if worker.is_unreachable:
             return Trust(TrustState.UNREACHABLE, trust.event_id, trust.age_s, worker.problem)
-        if worker.doubt is not None and trust.state is not TrustState.BLIND:
-            return Trust(TrustState.DEGRADED, trust.event_id, trust.age_s, worker.doubt)
         if not fleet.is_connected:
             if trust.state is not _EXACT or worker.announcement.source(rank) is not None:
                 return trust

@@ -32,10 +32,10 @@ _FAR_S = 1e9
 
 
 class SourceFault(Struct, frozen=True):
-    """What is wrong with a rank's event source, in a sentence.
+    """What is wrong with a rank's event source or its engine, in a sentence.
 
-    `effect` on trust: `explain`, it is the reason of what is missing; `degrade`, what arrives is
-    not the rank's; `estimate`, nothing ever arrived, and bookings are used in place of events.
+    `effect` on trust: `explain`, it is the reason of what is missing; `degrade`, what arrives is of
+    something else than what is registered; `estimate`, nothing ever arrived, and bookings are used in place of events.
     """
 
     text: str
@@ -170,6 +170,8 @@ class RankIndex:
     def trust(self, now_s: float, is_applying: bool) -> Trust:
         """Return the trust in the rank's overlap; `is_applying`: it is between two messages."""
         if self.no_events is not None:
+            if self.fault is not None and self.fault.effect == "degrade":
+                return Trust(_DEGRADED, 0, None, self.fault.text)
             return Trust(TrustState.APPROXIMATE, 0, None, self.no_events)
         log = self.log
         cursor = log.cursor

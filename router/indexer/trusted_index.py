@@ -149,6 +149,14 @@ class TrustedIndex:
         place = self._ranks.get(rank)
         return None if place is None else place.fault
 
+    def faults(self) -> Iterator[tuple[Rank, SourceFault]]:
+        """Yield the faults that matter: not those of the past, of ranks that are exact since."""
+        for rank in sorted(self.faulty):
+            place = self._ranks[rank]
+            is_past = place.log.broken_reason is None and not place.doubts()
+            if place.fault is not None and (place.fault.effect != "explain" or not is_past):
+                yield rank, place.fault
+
     def is_estimated(self, rank: Rank) -> bool:
         """Return whether bookings are used for this rank in place of events."""
         place = self._ranks.get(rank)

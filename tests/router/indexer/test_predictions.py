@@ -6,7 +6,6 @@ import pytest
 from router.core.commands import (
     Free,
     RemoveWorker,
-    SetDoubt,
     SetProblem,
     SetSourceFault,
     Tick,
@@ -196,6 +195,9 @@ def test_fault_of_messages_that_arrive_degrades_an_exact_rank(mixed):
     mixed.core.handle(SetSourceFault(rank(1), fault), 0.0)
     trust = mixed.core.trust(rank(1), 0.5)
     assert (trust.state, trust.reason) == (TrustState.DEGRADED, fault.text)
+    assert rank(1) in mixed.select(PROMPT).choice.table.ranks
+    mixed.core.handle(SetSourceFault(rank(2), fault), 0.0)
+    assert trusts(mixed)[:2] == ["degraded", "degraded"]
     mixed.core.handle(SetSourceFault(rank(1), SourceFault("x")), 0.0)
     assert trusts(mixed)[0] == "exact"
 
@@ -207,16 +209,6 @@ def test_unreachable_worker_says_so_and_is_not_chosen(mixed):
     assert rank(3) not in mixed.select(PROMPT).choice.table.ranks
     mixed.core.handle(SetProblem(3, None), 0.0)
     assert trusts(mixed)[2] == "blind"
-
-
-def test_doubted_worker_is_degraded_and_still_chosen(mixed):
-    mixed.core.handle(SetDoubt(1, "it serves another model"), 0.0)
-    trust = mixed.core.trust(rank(1), 0.5)
-    assert (trust.state, trust.reason) == (TrustState.DEGRADED, "it serves another model")
-    assert rank(1) in mixed.select(PROMPT).choice.table.ranks
-    assert mixed.core.fleet.faulty == {1}
-    mixed.core.handle(SetDoubt(1, None), 0.0)
-    assert (trusts(mixed)[0], mixed.core.fleet.faulty) == ("exact", set())
 
 
 def test_select_alone_teaches_nothing(guessing):

@@ -27,7 +27,6 @@ from router.core.commands import (
     SelectAndReserve,
     SetBusyThresholds,
     SetConnected,
-    SetDoubt,
     SetProblem,
     SetSourceFault,
     Settle,
@@ -146,7 +145,6 @@ def state(core):
         "stats": core.index.stats(),
         "logs": {r: (p.log.cursor, p.log.broken_reason) for r, p in core.index._ranks.items()},
         "faults": {r: p.fault for r, p in core.index._ranks.items()},
-        "doubts": [worker.doubt for worker in core.fleet],
         "active": {
             r: (a.active_blocks, a.active_prefill_tokens)
             for r in core.ranks
@@ -262,8 +260,6 @@ class RandomLife(Recorded):
     def see(self):
         problem = self.random.choice(["gone", None, None])
         self.core.handle(SetProblem(self.random.choice(WORKERS), problem), 0.0)
-        doubt = self.random.choice(["another model", None])
-        self.core.handle(SetDoubt(self.random.choice(WORKERS), doubt), self.now_s)
         fault = self.random.choice([SourceFault("dead", "estimate"), SourceFault("wrong"), None])
         rank = self.random.choice(list(self.core.ranks))
         self.core.handle(SetSourceFault(rank, fault), self.now_s)
