@@ -9,7 +9,7 @@ from router.errors import InvalidFieldError, KvRouterError
 from router.forward.apis.api import APIS
 from router.forward.config import ForwardConfig
 from router.forward.errors import ModelNotFoundError, error_response, error_status
-from router.forward.headers import DROPPED_FIELDS, REQUEST_ID
+from router.forward.headers import DROPPED_FIELDS, REQUEST_ID, client_key
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.permitted_fields import permitted
 from router.forward.placement import (
@@ -95,8 +95,8 @@ class Completions:
         return self._roster.unready_reason()
 
     def tokenizers(self) -> dict[str, object]:
-        """Return the state of the local tokenizers for `/ready`; empty without any."""
-        return {"tokenizers": self._tokenizing.described()} if self._tokenizing.has_own else {}
+        """Return what engines and this process make of prompts, for `/ready`."""
+        return {"tokenizers": self._tokenizing.described()}
 
     def find(self, method: str, path: str) -> HotRoute | None:
         """Return the route of a completion, or None."""
@@ -133,15 +133,23 @@ class Completions:
             self._note_dropped(call, dropped)
         headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
         request = self._placing.request_in(words, asked, headers, call.caller)
-        tokens = await self._tokenizing.tokens(asked, partition_of(request))
+        tokens = await self._tokenizing.tokens(asked, partition_of(request), client_key(headers))
         request = with_tokens(request, tokens)
         try:
             if asked.is_query:
                 return await self._placement_only(asked, tokens, request, call)
             counted = len(tokens.token_ids) if tokens.are_counted else None
-            prompt = tokens.token_ids if tokens.are_certain else None
-            request_id = call.ids.request_id
-            errand = ForwardRequest(asked, headers, request, request_id, counted, prompt, words)
+            is_whole = tokens.are_certain and tokens.block_mm_infos is None
+            errand = ForwardRequest(
+                asked,
+                headers,
+                request,
+                call.ids.request_id,
+                counted,
+                tokens.token_ids if is_whole else None,
+                words,
+                tokens.confirms,
+            )
             return await self._push.forward(errand, call)
         except (InvalidFieldError, MalformedBodyError):
             asked.check_prompt()  # names the client's field in the error

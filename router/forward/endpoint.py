@@ -31,6 +31,7 @@ from router.forward.push import Forwarder
 from router.forward.resilience.circuit_breaker import BreakerLimits, CircuitBreaker
 from router.forward.resilience.health_probe import HealthProber
 from router.forward.resilience.worker_list import WorkerList
+from router.forward.tokenizer.engine_client import EngineClient
 from router.forward.tokenizer.engine_tokens import EngineTokens
 from router.forward.tokenizer.local_tokens import LocalTokens
 from router.forward.tokenizer.tokenization import Tokenization
@@ -126,19 +127,20 @@ class OpenAiEndpoint:
         if self._prefill_events is not None:
             yield self._prefill_events.run()
         if self._tokenizers:
-            engines = EngineTokens(pool, self._authorization)
+            engines = EngineClient(pool, self._authorization)
             yield TokenizerVerification(self._tokenizers, roster, pool, engines, self._checks).run()
 
     def _made_app(self, router: RouterClient, pool: HttpPool, roster: WorkerList) -> ForwardApp:
         config = self._config
-        tokenizing = Tokenization(
+        engines = EngineTokens(
             router,
-            EngineTokens(pool, self._authorization),
+            EngineClient(pool, self._authorization),
             self.metrics,
             config.completions.routing_group,
             self._tokenizers.known,
-            LocalTokens(self._tokenizers, self._checks),
         )
+        local = LocalTokens(self._tokenizers, self._checks)
+        tokenizing = Tokenization(engines, local, self.metrics)
         prefill = self._made_prefill(router, pool)
         push = Forwarder(
             router,

@@ -87,9 +87,9 @@ def to_engine(
     `authorization`: this process's credentials; None: the client's own header is forwarded.
     """
     sent = [*_passed_on(tuple(pairs), _SAID_ANEW_TO_ENGINES)]
-    if authorization is None:
-        authorization = _as_authorization(pairs)
-    else:
+    if authorization is None and header(pairs, b"authorization") is None:
+        authorization = client_key(pairs)
+    elif authorization is not None:
         sent = [pair for pair in sent if pair[0] != b"authorization"]
     if authorization:
         sent.append((b"authorization", authorization))
@@ -98,11 +98,11 @@ def to_engine(
     return tuple(sent)
 
 
-def _as_authorization(pairs: Pairs) -> bytes | None:
-    """Return the client's `x-api-key` as the header that engines read; None without need."""
+def client_key(pairs: Pairs) -> bytes | None:
+    """Return the client's `authorization`, or its `x-api-key` as such a header; None without."""
     given = dict(reversed(pairs))
     key = given.get(API_KEY)
-    return None if key is None or b"authorization" in given else b"Bearer " + key
+    return given.get(b"authorization") or (None if key is None else b"Bearer " + key)
 
 
 def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[bytes, bytes]]:

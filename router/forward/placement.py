@@ -24,7 +24,7 @@ from router.forward.headers import (
 from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
 from router.forward.sessions import SeenIds, session_keys
-from router.protocol.requests import RankTarget, SelectRequest
+from router.protocol.requests import BlockMmInfo, RankTarget, SelectRequest
 from router.protocol.values import U64_MAX, number_in
 from router.runtime.security.caller import Caller
 
@@ -83,12 +83,15 @@ class PromptTokens(Struct, frozen=True):
     """A prompt's tokens.
 
     If not `are_certain`, the cache is not searched. `are_counted`: engines should count the same
-    number of tokens.
+    number of tokens. `block_mm_infos`: the images of each block. `confirms`: model, path and
+    features of which an engine's count is a confirmation.
     """
 
     token_ids: Sequence[int]
     are_certain: bool = True
     are_counted: bool = False
+    block_mm_infos: list[BlockMmInfo | None] | None = None
+    confirms: tuple[str, str, frozenset[str]] | None = None
 
 
 def estimated(asked: CompletionRequest) -> PromptTokens:
@@ -163,6 +166,8 @@ def with_tokens(request: SelectRequest, tokens: PromptTokens) -> SelectRequest:
     """Return the router request of a prompt; no block is cached under a unique salt."""
     request = request.__copy__()  # type: ignore[attr-defined]
     structs.force_setattr(request, "token_ids", tokens.token_ids)
+    if tokens.block_mm_infos is not None:
+        structs.force_setattr(request, "block_mm_infos", tokens.block_mm_infos)
     if not tokens.are_certain:
         structs.force_setattr(request, "cache_salt", uuid4().hex)
     return request

@@ -38,6 +38,7 @@ from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
 from router.forward.sse import EventSplitter, EventTooLargeError
 from router.forward.stream_state import StreamState, stream_of
+from router.forward.tokenizer.referee import RefereeKey
 from router.protocol.replies import Decision
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
 from router.runtime.http_server.exchange import Exchange, encoded_headers
@@ -52,11 +53,13 @@ class ForwardRequest(PrefillRequest, frozen=True, eq=False):
 
     `counted_tokens`: the number of tokens that engines should count in its prompt, if known.
     `prompt`: its tokens, if known. `words`: its cached request template, for a single prompt.
+    `confirms`: see `PromptTokens`.
     """
 
     counted_tokens: int | None = None
     prompt: Sequence[int] | None = None
     words: RequestTemplate | None = None
+    confirms: RefereeKey | None = None
 
     @property
     def is_guess(self) -> bool:
@@ -90,7 +93,7 @@ class Forwarder:
         engines: EngineConfig,
         authorization: bytes | None,
         metrics: ForwardMetrics,
-        counted: Callable[[CompletionRequest, int, Usage], None],
+        counted: Callable[[CompletionRequest, int, Usage, RefereeKey | None], None],
         breaker: CircuitBreaker,
         prefill: PrefillRouter,
     ) -> None:
@@ -197,7 +200,7 @@ class ForwardAttempts:
     def _note_usage(self, usage: Usage | None) -> None:
         counted_tokens = self._errand.counted_tokens
         if usage is not None and counted_tokens is not None and not self._migrations:
-            self._push.counted(self._asked, counted_tokens, usage)
+            self._push.counted(self._asked, counted_tokens, usage, self._errand.confirms)
 
     def _land(self, booked: Reservation) -> None:
         """Record a completed KV transfer.

@@ -4,6 +4,7 @@ import asyncio
 
 from msgspec import Raw
 
+from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.request_body import CompletionRequest
 from router.forward.tokenizer.chats import KINDS
 from router.forward.tokenizer.errors import NotLocalError
@@ -21,11 +22,6 @@ class LocalTokens:
         self._tokenizers = tokenizers
         self._checks = checks
 
-    @property
-    def is_there(self) -> bool:
-        """True if there is any tokenizer."""
-        return bool(self._tokenizers)
-
     def described(self) -> dict[str, object]:
         """Return their state by model and kind of prompt, and the differences."""
         models = sorted({model for model, _, _ in self._checks.counts()})
@@ -39,6 +35,8 @@ class LocalTokens:
         tokenizer = self._tokenizers.of(asked.model)
         if tokenizer is None:
             raise NotLocalError("no tokenizer")
+        if asked.path not in (COMPLETIONS, CHAT):
+            raise NotLocalError("no text and no chat")
         believed = self._checks.believed(asked.model)
         if _size_bytes(asked) < IN_THREAD_BYTES:
             return tokenizer.tokens(asked, believed, partition)[1]

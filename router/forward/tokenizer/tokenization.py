@@ -1,29 +1,39 @@
 """Tokenization of prompts: the tokens must equal the engines', because prefixes match by tokens.
 
-    a local tokenizer, if engines agree ─or─▶ an engine's `/tokenize` ─or─▶ an estimate
+    texts    a local tokenizer, if engines agree ─or─▶ an engine's `/tokenize` ─or─▶ an estimate
+    chats    the same, with an engine's `/render` before `/tokenize`
+    Messages, Responses    as chats, by the rules of their engine, which confirms it
 
-Tokens from engines are cached: a repeated text is not tokenized again. If engines repeatedly count
-another number of tokens, no overlap is assumed for such prompts any more.
+If engines repeatedly count another number of tokens, no overlap is assumed for such prompts any
+more.
 """
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
-from secrets import token_bytes
 
-from router.client import RouterClient, SelectRequest, Usage
-from router.errors import KvRouterError
-from router.forward.apis.api import CHAT, COMPLETIONS
+from msgspec import structs
+
+from router.client import Usage
+from router.forward.apis.api import CHAT, COMPLETIONS, MESSAGES
+from router.forward.apis.chats.as_chat import as_chat
+from router.forward.apis.chats.chat_form import ChatForm, NoChatError
+from router.forward.apis.chats.dialect import Dialect
 from router.forward.metrics import ForwardMetrics
 from router.forward.placement import PromptTokens, estimated
 from router.forward.request_body import CompletionRequest
-from router.forward.tokenizer.chats import read_messages
-from router.forward.tokenizer.engine_tokens import EngineTokens, question
+from router.forward.tokenizer.engine_client import Key, Rendered
+from router.forward.tokenizer.engine_tokens import Engine, EngineTokens
 from router.forward.tokenizer.errors import NotLocalError
-from router.forward.tokenizer.local import TokenCache, partition_key
 from router.forward.tokenizer.local_tokens import LocalTokens
+from router.forward.tokenizer.media import (
+    FILLERS,
+    block_mm_infos,
+    common_length,
+    unknown_from,
+    until_media,
+)
+from router.forward.tokenizer.referee import Referee, RefereeKey, referee_key, with_
 from router.runtime.process.json_bodies import THREAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -61,91 +71,146 @@ class Agreement:
 class Tokenization:
     """Finds the tokens of prompts."""
 
-    def __init__(
-        self,
-        router: RouterClient,
-        engines: EngineTokens,
-        metrics: ForwardMetrics,
-        routing_group: str,
-        known: TokenCache,
-        local: LocalTokens,
-    ) -> None:
-        self._router = router
+    def __init__(self, engines: EngineTokens, local: LocalTokens, metrics: ForwardMetrics) -> None:
         self._of_engines = engines
-        self._metrics = metrics
-        self._routing_group = routing_group
         self._local = local
-        self._known = known
-        self._secret = token_bytes(16)  # keyed, so that callers cannot construct collisions
-        self._engines: dict[str, str] = {}
+        self._metrics = metrics
         self.agreement = Agreement()
+        self.referee = Referee()
 
-    async def tokens(self, asked: CompletionRequest, partition: bytes) -> PromptTokens:
+    async def tokens(
+        self, asked: CompletionRequest, partition: bytes, key: Key = None
+    ) -> PromptTokens:
         """Return a prompt's tokens, or an estimate. Raises PromptRefusedError.
 
-        `partition`: the part of the caches that is used, of `partition_of`.
+        `partition`: the part of the caches that is used, of `partition_of`. `key`: the client's,
+        for engines that want one.
         """
         known_tokens = asked.known_tokens
         if known_tokens is not None:
             return PromptTokens(known_tokens)
-        if asked.path not in (COMPLETIONS, CHAT):
+        if not asked.api.computes:
             return estimated(asked)
-        tokens: Sequence[int] | None
-        try:
-            tokens = await self._local.tokens(asked, partition)
-            self._count("local")
-        except NotLocalError:
-            tokens = await self._tokens_of_engine(asked, partition)
+        tokens = await self._local_tokens(asked, partition)
+        if tokens is None and asked.path == COMPLETIONS:
+            tokens = await self._of_engines.tokenized(asked, partition, key)
+        elif tokens is None:
+            return await self._conversation(asked, partition, key)
         if tokens is None:
             return estimated(asked)
-        is_certain = not self.agreement.is_doubted(asked)
+        is_cut = asked.path == COMPLETIONS and "truncate_prompt_tokens" in asked.fields
+        is_certain = not self.agreement.is_doubted(asked) and not is_cut
         return PromptTokens(tokens, is_certain, are_counted=not asked.has_several_prompts)
 
-    async def _tokens_of_engine(
+    async def _local_tokens(
         self, asked: CompletionRequest, partition: bytes
     ) -> Sequence[int] | None:
-        """Return tokens from the cache or from an engine; None if no engine provides them."""
-        if asked.size_bytes > THREAD_BYTES:
-            body, key = await asyncio.to_thread(self._question, asked, partition)
-        else:
-            body, key = self._question(asked, partition)
-        known = self._known.get(key)
-        self._count("asked" if known is None else "known")
-        if known is not None:
-            return known
+        """Return the tokens of a text or a chat, or None if only engines can tokenize it."""
         try:
-            engine_tokens = await self._of_engines.tokenize(await self._engine(asked.model), body)
-        except KvRouterError:
-            self._engines.pop(asked.model, None)
-            self._count("failed")
+            tokens = await self._local.tokens(asked, partition)
+        except NotLocalError:
             return None
-        tokens = array("I", engine_tokens)
-        self._known.put(key, tokens)
+        self._count("local")
         return tokens
 
-    def _question(self, asked: CompletionRequest, partition: bytes) -> tuple[bytes, bytes]:
-        """Return the `/tokenize` body and its cache key. Raises PromptRefusedError."""
-        if asked.path == CHAT:  # fails here for messages that no engine accepts
-            read_messages(bytes(asked.fields["messages"]))
-        body = question(asked)
-        secret = partition_key(self._secret, partition)
-        return body, blake2b(body, digest_size=16, key=secret).digest()
+    # ── Chats, Messages, Responses ───────────────────────────────────────────────────────────────
 
-    @property
-    def has_own(self) -> bool:
-        """True if there are local tokenizers."""
-        return self._local.is_there
+    async def _conversation(
+        self, asked: CompletionRequest, partition: bytes, key: Key
+    ) -> PromptTokens:
+        engine = await self._of_engines.engine(asked.model)
+        if engine is None:
+            self._count("failed")
+            return estimated(asked)
+        form = await _form(asked, await self._of_engines.dialect(engine, key))
+        about = None if form is None else referee_key(asked, form)
+        is_denied = about is not None and self.referee.verdict(about) == "differs"
+        tokens = None
+        if form is not None and not form.has_images and not is_denied:
+            tokens = await self._local_tokens(form.chat, partition)
+        if tokens is None:
+            rendered = await self._of_engines.rendered(asked, engine, key)
+            if rendered is not None:
+                return self._as_rendered(asked, rendered, engine)
+        if tokens is None and form is not None:
+            tokens = await self._of_engines.tokenized(form.chat, partition, key)
+        if tokens is None or form is None or about is None:
+            return estimated(asked)
+        if form.keeps_last_tokens is not None:
+            tokens = tokens[-form.keeps_last_tokens :]
+        await self._ask_referee(asked, about, len(tokens), engine, key)
+        is_trusted = self.referee.is_trusted(about, is_proven=form.is_proven)
+        is_certain = is_trusted and not self.agreement.is_doubted(asked)
+        is_plain = asked.path == CHAT and not form.features
+        found = PromptTokens(tokens, is_certain, True, confirms=None if is_plain else about)
+        return await self._with_media(found, form, partition, engine, key)
 
-    def described(self) -> dict[str, object]:
-        """Return the agreement between tokenizers and engines, for `/ready`."""
-        doubted = [f"{model}: {path}" for model, path in self.agreement.doubted()]
-        return {**self._local.described(), "miscounted": doubted}
+    def _as_rendered(
+        self, asked: CompletionRequest, rendered: Rendered, engine: Engine
+    ) -> PromptTokens:
+        """Return the prompt that an engine has made of a request."""
+        is_certain = not self.agreement.is_doubted(asked)
+        tokens = PromptTokens(rendered.token_ids, is_certain, are_counted=True)
+        if rendered.features is None:
+            return tokens
+        infos = block_mm_infos(rendered.features, engine.block_size)
+        if infos is None:
+            return structs.replace(tokens, are_certain=False)
+        return structs.replace(tokens, block_mm_infos=infos or None)
 
-    def note(self, asked: CompletionRequest, tokens: int, usage: Usage) -> None:
+    async def _ask_referee(
+        self, asked: CompletionRequest, about: RefereeKey, tokens: int, engine: Engine, key: Key
+    ) -> None:
+        """Have the engine count a prompt of Messages, if that is due."""
+        if asked.path != MESSAGES or not self.referee.is_due(about):
+            return
+        counted = await self._of_engines.counted(asked, engine, key)
+        if counted is not None:
+            self._note_verdict(about, agrees=counted == tokens)
+
+    def _note_verdict(self, about: RefereeKey, *, agrees: bool) -> None:
+        if self.referee.note(about, agrees=agrees):
+            model, path, features = about
+            log.warning(
+                "engines of %r count other tokens at %s%s than this process: no overlap is assumed "
+                "for these requests; vLLM with --enable-scale-out says which tokens",
+                model, path, with_(features),
+            )  # fmt: skip
+
+    async def _with_media(
+        self, found: PromptTokens, form: ChatForm, partition: bytes, engine: Engine, key: Key
+    ) -> PromptTokens:
+        """Return a prompt of which nothing from its first image on is taken as cached.
+
+        The tokens are not enough: they are the same for all images.
+        """
+        if not form.has_images or not found.are_certain:
+            return found
+        known = len(found.token_ids)
+        for filler in FILLERS:
+            text = until_media(form.chat, filler)
+            tokens = await self._of_engines.tokenized(text, partition, key)
+            known = min(known, common_length(found.token_ids, tokens or ()))
+        infos = unknown_from(known, engine.block_size)
+        return structs.replace(found, block_mm_infos=infos)
+
+    # ── What engines report ──────────────────────────────────────────────────────────────────────
+
+    def note(
+        self,
+        asked: CompletionRequest,
+        tokens: int,
+        usage: Usage,
+        confirms: RefereeKey | None = None,
+    ) -> None:
         """Compare an engine's reported usage with the number of tokens."""
-        was_doubted = self.agreement.is_doubted(asked)
-        if not self.agreement.note(asked, tokens, usage.prompt_tokens):
+        if tokens != usage.prompt_tokens:
             self._count("disagreed")
+        if confirms is not None:
+            self._note_verdict(confirms, agrees=tokens == usage.prompt_tokens)
+            return
+        was_doubted = self.agreement.is_doubted(asked)
+        self.agreement.note(asked, tokens, usage.prompt_tokens)
         if self.agreement.is_doubted(asked) and not was_doubted:
             log.warning(
                 "engines of %r count %d prompt tokens, this process %d, repeatedly: no overlap is "
@@ -153,15 +218,26 @@ class Tokenization:
                 asked.model, usage.prompt_tokens, tokens, asked.path,
             )  # fmt: skip
 
-    async def _engine(self, model: str) -> str:
-        """Return the endpoint of an engine of this model, from a selection of the router."""
-        endpoint = self._engines.get(model)
-        if endpoint is None:
-            group = self._routing_group
-            request = SelectRequest(token_ids=[0], model_name=model, routing_group=group)
-            endpoint = (await self._router.select(request)).endpoint
-            self._engines[model] = endpoint
-        return endpoint
+    def described(self) -> dict[str, object]:
+        """Return the agreement between tokenizers and engines, for `/ready`."""
+        doubted = [f"{model}: {path}" for model, path in self.agreement.doubted()]
+        closed = [
+            f"{model}: /render is switched off: of prompts with images nothing from the first "
+            "image on is taken as cached; start vLLM with --enable-scale-out"
+            for model in self._of_engines.closed_models()
+        ]
+        problems = [*self.referee.problems(), *closed]
+        return {**self._local.described(), "miscounted": doubted, "prompts": problems}
 
     def _count(self, outcome: str) -> None:
         self._metrics.tokenizations.labels(outcome).inc()
+
+
+async def _form(asked: CompletionRequest, dialect: Dialect) -> ChatForm | None:
+    """Return a request as a chat; None if only engines can make its prompt."""
+    try:
+        if asked.size_bytes > THREAD_BYTES:
+            return await asyncio.to_thread(as_chat, asked, dialect)
+        return as_chat(asked, dialect)
+    except NoChatError:
+        return None

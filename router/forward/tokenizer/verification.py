@@ -12,7 +12,8 @@ from msgspec import Struct
 from router.errors import InvalidFieldError, WireError
 from router.forward.resilience.worker_list import ListedWorker, WorkerList
 from router.forward.tokenizer.chats import KINDS, Kind
-from router.forward.tokenizer.engine_tokens import EngineTokens, NoTokensError, question
+from router.forward.tokenizer.engine_client import EngineClient, NoTokensError
+from router.forward.tokenizer.engine_tokens import question
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 from router.forward.tokenizer.probes import Probe, difference, probes
 from router.forward.tokenizer.tokenizers import Tokenizers
@@ -142,7 +143,7 @@ class TokenizerVerification:
         tokenizers: Tokenizers,
         roster: WorkerList,
         pool: HttpPool,
-        engines: EngineTokens,
+        engines: EngineClient,
         checks: Checks,
     ) -> None:
         self._tokenizers = tokenizers

@@ -91,7 +91,7 @@ def _mapped(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
         if said.get("reasoning") is None:
             said["reasoning"] = thoughts
     content = said.get("content")
-    is_billed = said.get("role") == "system" and isinstance(content, str)
-    if is_billed and dialect.billing == "dropped" and content.startswith(BILLING):
+    is_dropped = said.get("role") == "system" and dialect.billing == "dropped"
+    if is_dropped and isinstance(content, str) and content.startswith(BILLING):
         said["content"] = content.partition("\n")[2]
     return said
