@@ -158,13 +158,18 @@ async def test_stream_that_its_engine_breaks_off_ends_with_an_error_of_its_api(s
 
 async def test_before_the_first_event_another_worker_is_tried(scene):
     broken, sound = AgentEngine(), AgentEngine()
-    broken.breaks_after = 0
     async with scene(broken, sound) as its:
         for path in OF_EVENTS:
-            for _ in range(4):
-                answer = await its.forward.post(path, body_of(path, stream=True))
-                assert answer.headers["x-worker-id"] == "2"
-        assert len(broken.bodies(MESSAGES)) + len(broken.bodies(RESPONSES)) > 0
+            broken.breaks_after = None
+            await its.forward.post(path, body_of(path), headers={"x-worker-id": "1"})
+            await its.until_heard()
+            broken.breaks_after = 0
+            answer = await its.forward.post(path, body_of(path, stream=True))
+            assert (answer.headers["x-worker-id"], answer.headers["x-forward-attempts"]) == (
+                "2",
+                "2",
+            )
+            assert len(broken.bodies(path)) == 2
 
 
 @pytest.mark.parametrize("path", OF_EVENTS)
