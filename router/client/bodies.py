@@ -67,6 +67,10 @@ BINARY_TOKENS = 64
 _LITTLE_ENDIAN_U32 = "<u4"
 
 
+NO_FIELDS = b"{}"
+"""The content of a request without fields."""
+
+
 class Body(Struct, frozen=True):
     """The body of a POST. `parameters` go into the URL's query."""
 

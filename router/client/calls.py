@@ -15,7 +15,6 @@ from router.protocol.replies import (
     ReservationReply,
     ScopeLoads,
 )
-from router.protocol.requests import Usage
 
 T = TypeVar("T")
 
@@ -81,11 +80,20 @@ REPORT = Endpoint[BatchReply](
 
 
 class Question(Struct, Generic[T], frozen=True, eq=False):
-    """A call with its fields. `request_id`: the id of its reservation, if it has one."""
+    """A call with its content: a request, or fields by name.
+
+    `request_id`: the id of its reservation, if it has one.
+    """
 
     call: Endpoint[T]
-    fields: dict[str, Any] = {}
+    content: Any = {}
     request_id: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the content that differ from their defaults."""
+        content: Any = self.content
+        return content if isinstance(content, dict) else received_fields(content)
 
     @property
     def header_id(self) -> str | None:
@@ -101,11 +109,6 @@ class Question(Struct, Generic[T], frozen=True, eq=False):
         if _ID not in path:
             return path
         return path.replace(_ID, quote(self.request_id or "", safe=""))
-
-
-def usage_fields(usage: Usage | None) -> dict[str, Any]:
-    """Return the fields of a call with an optional usage report."""
-    return {} if usage is None else {"usage": received_fields(usage)}
 
 
 def received_fields(request: Struct) -> dict[str, Any]:

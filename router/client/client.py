@@ -12,7 +12,7 @@ The reservation is always freed: on leaving, on errors, on cancellation.
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import Random, getrandbits
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,11 +31,10 @@ from router.client.calls import (
     SELECT_BATCH,
     Question,
     received_fields,
-    usage_fields,
 )
 from router.client.http_transport import HttpTransport
 from router.client.nats_transport import NatsTransport
-from router.client.progress_reports import ProgressReports
+from router.client.progress_reports import ProgressReports, Reports
 from router.client.reservation import Reservation
 from router.client.retry import RetryingCall, Transport
 from router.client.settings import ClientSettings, Patience
@@ -49,7 +48,15 @@ from router.protocol.replies import (
     ReservationReply,
     ScopeLoads,
 )
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+from router.protocol.requests import (
+    FreeRequest,
+    OutputBlockRequest,
+    PrefillCompleteRequest,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+    Usage,
+)
 from router.runtime.security.nats_access import OPEN_ACCESS, NatsAccess
 from router.sequence.active.errors import ReservationNotFoundError
 
@@ -75,13 +82,17 @@ class RouterClient:
         transport: Transport,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
         token: str | None = None,
+        reports: Reports | None = None,
     ) -> None:
+        """Initialise on a transport. `reports`: how progress reaches the router; in calls of it."""
         self._transport = transport
         self._settings = settings
         self._own_headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._random = Random()
         self._goodbyes: set[asyncio.Task[None]] = set()
-        self._reports = ProgressReports(self._report, settings.retries, self._random)
+        if reports is None:
+            reports = ProgressReports(self._report, settings.retries, self._random)
+        self._reports: Reports = reports
 
     @classmethod
     @asynccontextmanager
@@ -135,9 +146,9 @@ class RouterClient:
 
         It may do all that a token with the scopes `route` and `loads` may.
         """
-        from router.client.direct_transport import DirectTransport
+        from router.client.direct_transport import DirectReports, DirectTransport
 
-        client = cls(DirectTransport(commands), settings)
+        client = cls(DirectTransport(commands), settings, reports=DirectReports(commands))
         try:
             yield client
         finally:
@@ -145,7 +156,7 @@ class RouterClient:
 
     async def select(self, request: SelectRequest) -> Decision:
         """Select a rank without booking it."""
-        return await self._send(Question(SELECT, received_fields(request), request.request_id))
+        return await self._send(Question(SELECT, request, request.request_id))
 
     async def select_batch(self, requests: Iterable[SelectRequest]) -> list[ItemResult]:
         """Select a rank for each of at most 256 requests; return the decision or error of each."""
@@ -158,12 +169,12 @@ class RouterClient:
 
     async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
         """Return the load of every rank if this prompt were placed there."""
-        reply = await self._send(Question(POTENTIAL_LOADS, received_fields(request)))
+        reply = await self._send(Question(POTENTIAL_LOADS, request))
         return reply.loads if isinstance(reply, PotentialLoadsReply) else reply
 
     async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
         """Return the cached prefix on every rank."""
-        return await self._send(Question(OVERLAP_SCORES, received_fields(request)))
+        return await self._send(Question(OVERLAP_SCORES, request))
 
     @asynccontextmanager
     async def reserve(self, request: SelectRequest) -> AsyncIterator[Reservation]:
@@ -179,7 +190,7 @@ class RouterClient:
     async def reserved(self, request: SelectRequest) -> Reservation:
         """Select a rank and book it. The caller must `leave` the reservation."""
         request_id = _id_of(request)
-        asking = self._asking(Question(SELECT_AND_RESERVE, received_fields(request), request_id))
+        asking = self._asking(Question(SELECT_AND_RESERVE, request, request_id))
         try:
             decision = await asking.answer(self._settings.retries, self._random)
         except BaseException:
@@ -191,25 +202,22 @@ class RouterClient:
 
     async def select_and_reserve(self, request: SelectRequest) -> Decision:
         """Select a rank and book it, until it is freed or expires."""
-        return await self._send(
-            Question(SELECT_AND_RESERVE, received_fields(request), _id_of(request))
-        )
+        return await self._send(Question(SELECT_AND_RESERVE, request, _id_of(request)))
 
     async def book(self, request: ReserveRequest) -> ReservationReply:
         """Book a rank that the caller chose."""
-        return await self._send(Question(RESERVE, received_fields(request), _id_of(request)))
+        return await self._send(Question(RESERVE, request, _id_of(request)))
 
     async def prefill_complete(self, request_id: str, usage: Usage | None = None) -> None:
         """Report that a booked prompt is computed."""
-        await self._send(Question(PREFILL_COMPLETE, usage_fields(usage), request_id))
+        await self._send(Question(PREFILL_COMPLETE, PrefillCompleteRequest(usage), request_id))
 
     async def output_block(self, request_id: str, decay_fraction: float | None = None) -> None:
         """Report that the output of a booked request grew by a block.
 
         Sent again only if no router can have received it.
         """
-        fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
-        await self._send(Question(OUTPUT_BLOCK, fields, request_id))
+        await self._send(Question(OUTPUT_BLOCK, OutputBlockRequest(decay_fraction), request_id))
 
     async def report(self, steps: Iterable[ReservationStep]) -> list[ItemResult]:
         """Report at most 4,096 steps of many requests; return the result of each.
@@ -222,7 +230,7 @@ class RouterClient:
     async def free(self, request_id: str, usage: Usage | None = None) -> bool:
         """Report that a booked request ended. Returns False if it is unknown to the router."""
         try:
-            await self._send(Question(FREE, usage_fields(usage), request_id))
+            await self._send(Question(FREE, FreeRequest(usage), request_id))
         except ReservationNotFoundError:
             return False
         return True
@@ -237,19 +245,24 @@ class RouterClient:
         return await self._asking(question).answer(self._settings.retries, self._random)
 
     def _asking(self, question: Question[T]) -> RetryingCall[T]:
+        settings, wait_s = self._settings, None
+        if question.call.books:
+            wait_s = getattr(question.content, "max_wait_s", None)
+            wait_s = settings.max_wait_s if wait_s is None else wait_s
+        patience = Patience(settings.timeout_s, wait_s or 0.0)
+        return RetryingCall(self._transport, question, self._headers_of, patience)
+
+    def _headers_of(self, question: Question[Any]) -> dict[str, str]:
         headers = {**self._own_headers, **self._settings.headers()}
         header_id = question.header_id
         if header_id is not None:
             headers["x-request-id"] = header_id
-        wait_s = 0.0
-        if question.call.books:
-            wait_s = question.fields.get("max_wait_s", self._settings.max_wait_s)
-        patience = Patience(self._settings.timeout_s, wait_s)
-        return RetryingCall(self._transport, question, headers, patience)
+        return headers
 
-    async def _report(self, steps: list[dict[str, Any]]) -> list[ItemResult]:
+    async def _report(self, steps: Sequence[ReservationStep]) -> list[ItemResult]:
         """Report steps as they happen. They are sent together only to lower the cost."""
-        return (await self._send(Question(REPORT, {"steps": steps, "at_once": True}))).results
+        fields = [received_fields(step) for step in steps]
+        return (await self._send(Question(REPORT, {"steps": fields, "at_once": True}))).results
 
     def _flush(self, request_id: str) -> None:
         """Free a booking that may exist, or may still be made by a delayed request."""

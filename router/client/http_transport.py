@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from router.client.bodies import encoded
+from router.client.bodies import NO_FIELDS, encoded
 from router.client.calls import Question
 from router.client.errors import UnansweredError, rebuilt
+from router.client.retry import HeadersOf
 from router.client.settings import Patience
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import UNREADABLE
@@ -54,7 +55,7 @@ class HttpTransport:
         finally:
             pool.close()
 
-    async def send(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+    async def send(self, question: Question[T], headers: HeadersOf, patience: Patience) -> T:
         """Send one attempt and return the response.
 
         A router that dies closes its connections, so the timeout is the total one from the start.
@@ -63,7 +64,7 @@ class HttpTransport:
         """
         if "/" in (question.request_id or ""):
             raise InvalidFieldError("request_id", repr(question.request_id), "no slash over HTTP")
-        request, total_s = _request(question, headers), patience.total_s
+        request, total_s = _request(question, headers(question)), patience.total_s
         try:
             answer = await self._pool.send(self._origin, request, total_s)
             try:
@@ -92,9 +93,9 @@ def _request(question: Question[T], headers: dict[str, str]) -> Request:
     call = question.call
     is_repeatable = call.is_repeatable and not call.books
     lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    if call.method != "POST" and not question.fields:
-        return Request(call.method, question.path, b"", tuple(lines), is_repeatable)
     body = encoded(question)
+    if call.method != "POST" and body.content == NO_FIELDS:
+        return Request(call.method, question.path, b"", tuple(lines), is_repeatable)
     path = question.path
     if body.parameters:
         path = f"{path}?{_query(tuple(body.parameters.items()))}"

@@ -19,6 +19,7 @@ from nats.errors import MaxPayloadError, NoRespondersError
 from router.client.bodies import as_list
 from router.client.calls import Question
 from router.client.errors import UnansweredError, rebuilt
+from router.client.retry import HeadersOf
 from router.client.settings import Patience
 from router.protocol.subjects import Subjects
 from router.protocol.values import UNREADABLE
@@ -55,9 +56,9 @@ class NatsTransport:
             await bus.client.subscribe(f"{transport._waiting_inbox}.*", cb=transport._it_waits)
             yield transport
 
-    async def send(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+    async def send(self, question: Question[T], headers: HeadersOf, patience: Patience) -> T:
         """Send one attempt; return the response. Raises the router's errors and UnansweredError."""
-        answer = await self._requested(_body(question), headers, patience)
+        answer = await self._requested(_body(question), headers(question), patience)
         reply_headers = answer.headers or {}
         try:
             if "Nats-Service-Error-Code" in reply_headers:

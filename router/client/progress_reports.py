@@ -7,16 +7,16 @@ a time, so steps arrive in the order in which they were reported.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
 from router.client.errors import UnansweredError, rebuilt
 from router.client.settings import Retries
 from router.errors import KvRouterError
-from router.protocol.batches import MAX_STEPS, ItemResult
+from router.protocol.batches import MAX_STEPS, ItemResult, ReservationStep
 
 EVERY_S = 0.005
 """The delay between two calls, which is a router's time for 30 steps sent one by one."""
@@ -25,18 +25,36 @@ FINISH_S = 1.0
 """The time that `finish` waits for delayed steps."""
 
 OnResult: TypeAlias = Callable[[KvRouterError | None], None]
-Send: TypeAlias = Callable[[list[dict[str, Any]]], Awaitable[list[ItemResult]]]
+Send: TypeAlias = Callable[[Sequence[ReservationStep]], Awaitable[list[ItemResult]]]
 
 
 class Step(Struct, frozen=True, eq=False):
-    """A step in the form of `ReservationStep`.
+    """A step to report.
 
     `heard` is called once, with its error or None. `is_repeatable`: sending it twice is harmless.
     """
 
-    fields: dict[str, Any]
+    step: ReservationStep
     heard: OnResult
     is_repeatable: bool
+
+
+class Reports(Protocol):
+    """The steps on their way to a router; their number is `len`."""
+
+    def __len__(self) -> int: ...
+
+    def report(self, step: Step) -> None:
+        """Report a step, without waiting for the router."""
+        ...
+
+    def report_later(self, step: Step, pause_s: float) -> None:
+        """Report a step again after a delay, as the router did not know its reservation."""
+        ...
+
+    async def finish(self) -> None:
+        """Wait until all steps are reported or given up."""
+        ...
 
 
 class ProgressReports:
@@ -100,7 +118,7 @@ class ProgressReports:
         attempt = 1
         while batch:
             try:
-                results = await self._send([step.fields for step in batch])
+                results = await self._send([step.step for step in batch])
             except KvRouterError as error:
                 batch = self._left(batch, error, attempt)
             else:

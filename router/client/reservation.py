@@ -9,19 +9,25 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from router.client.calls import (
-    FREE,
     OUTPUT_BLOCK,
     PREFILL_COMPLETE,
     RESERVE,
     Endpoint,
     Question,
     received_fields,
-    usage_fields,
 )
-from router.client.progress_reports import ProgressReports, Step
+from router.client.progress_reports import Reports, Step
 from router.errors import KvRouterError
+from router.protocol.batches import ReservationStep
+from router.protocol.batches import Step as StepName
 from router.protocol.replies import Decision
-from router.protocol.requests import ReserveRequest, SelectRequest, Usage
+from router.protocol.requests import (
+    OutputBlockRequest,
+    PrefillCompleteRequest,
+    ReserveRequest,
+    SelectRequest,
+    Usage,
+)
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 
 log = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ class Reservation:
     def __init__(
         self,
         ask: Ask,
-        reports: ProgressReports,
+        reports: Reports,
         request_id: str,
         request: SelectRequest,
         decision: Decision,
@@ -87,13 +93,12 @@ class Reservation:
     async def prefill_complete(self, usage: Usage | None = None) -> None:
         """Report that the prompt is computed. `usage`: the engine's usage report."""
         self._is_first_noted = True
-        await self._send_report(PREFILL_COMPLETE, usage_fields(usage))
+        await self._send_report(PREFILL_COMPLETE, PrefillCompleteRequest(usage))
         self._is_prefilled = True
 
     async def output_block(self, decay_fraction: float | None = None) -> None:
         """Report that the output grew by a block; see `OutputBlockRequest`."""
-        fields = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
-        await self._send_report(OUTPUT_BLOCK, fields)
+        await self._send_report(OUTPUT_BLOCK, OutputBlockRequest(decay_fraction))
 
     async def follow(
         self, chunks: AsyncIterable[Chunk], tokens_of: Callable[[Chunk], int] = lambda _: 1
@@ -117,10 +122,10 @@ class Reservation:
             return
         if not self._is_first_noted:
             self._is_first_noted = True
-            self._report(PREFILL_COMPLETE)
+            self._report(PREFILL_COMPLETE, "prefill_complete")
         blocks, self._filled_tokens = divmod(self._filled_tokens + tokens, self.decision.block_size)
         for _ in range(blocks):
-            self._report(OUTPUT_BLOCK)
+            self._report(OUTPUT_BLOCK, "output_block")
 
     def leave(self) -> asyncio.Future[None]:
         """Free the reservation, with `usage`.
@@ -140,8 +145,8 @@ class Reservation:
         self._reports.report(self._freeing())
 
     def _freeing(self) -> Step:
-        fields = self._step(FREE, usage_fields(self.usage))
-        return Step(fields, self._freed, is_repeatable=True)
+        step = ReservationStep(step="free", request_id=self.request_id, usage=self.usage)
+        return Step(step, self._freed, is_repeatable=True)
 
     def _freed(self, error: KvRouterError | None) -> None:
         if isinstance(error, ReservationNotFoundError):
@@ -157,7 +162,7 @@ class Reservation:
             self._reports.report_later(self._freeing(), UNHEARD_S[self._unreported])
             self._unreported += 1
 
-    def _report(self, call: Endpoint[Any]) -> None:
+    def _report(self, call: Endpoint[Any], name: StepName) -> None:
         if len(self._reports) >= self._most_reports:
             self.missed_reports += 1
             return
@@ -165,8 +170,8 @@ class Reservation:
         def on_result(error: KvRouterError | None) -> None:
             self._note_result(call, error)
 
-        fields = self._step(call, {})
-        self._reports.report(Step(fields, on_result, is_repeatable=call.is_repeatable))
+        step = ReservationStep(step=name, request_id=self.request_id)
+        self._reports.report(Step(step, on_result, is_repeatable=call.is_repeatable))
 
     def _note_result(self, call: Endpoint[Any], error: KvRouterError | None) -> None:
         if error is None:
@@ -191,11 +196,8 @@ class Reservation:
         else:
             self._is_prefilled |= call is PREFILL_COMPLETE
 
-    def _step(self, call: Endpoint[Any], fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step": call.name, "request_id": self.request_id, **fields}
-
-    async def _send_report(self, call: Endpoint[Any], fields: dict[str, Any]) -> None:
-        question = Question(call, fields, self.request_id)
+    async def _send_report(self, call: Endpoint[Any], content: Any) -> None:
+        question = Question(call, content, self.request_id)
         try:
             await self._ask(question)
         except ReservationNotFoundError:
@@ -205,8 +207,9 @@ class Reservation:
     async def _book_again(self) -> None:
         """Book the reservation again on its rank, and report its progress so far."""
         prompt = {k: v for k, v in received_fields(self._request).items() if k in _BOOKED_FIELDS}
-        place = {"worker_id": self.decision.worker_id, "dp_rank": self.decision.dp_rank}
+        decision = self.decision
+        again = ReserveRequest(**prompt, worker_id=decision.worker_id, dp_rank=decision.dp_rank)
         with suppress(DuplicateReservationError):
-            await self._ask(Question(RESERVE, {**prompt, **place}, self.request_id))
+            await self._ask(Question(RESERVE, again, self.request_id))
         if self._is_prefilled:
             await self._ask(Question(PREFILL_COMPLETE, {}, self.request_id))

@@ -10,8 +10,9 @@
 """
 
 import asyncio
+from collections.abc import Callable
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from router.client.calls import FREE, Question
 from router.client.errors import UnansweredError
@@ -22,10 +23,14 @@ from router.sequence.active.errors import DuplicateReservationError, Reservation
 T = TypeVar("T")
 
 
+HeadersOf: TypeAlias = Callable[[Question[Any]], dict[str, str]]
+"""Returns the headers of a call, for transports that send them."""
+
+
 class Transport(Protocol):
     """A connection to routers."""
 
-    async def send(self, question: Question[T], headers: dict[str, str], patience: Patience) -> T:
+    async def send(self, question: Question[T], headers: HeadersOf, patience: Patience) -> T:
         """Send one attempt; return the response. Raises the router's errors and UnansweredError."""
         ...
 
@@ -37,7 +42,7 @@ class RetryingCall(Generic[T]):
         self,
         transport: Transport,
         question: Question[T],
-        headers: dict[str, str],
+        headers: HeadersOf,
         patience: Patience,
     ) -> None:
         self._transport = transport

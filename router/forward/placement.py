@@ -11,6 +11,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, structs
 
+from router.client.bodies import as_json
+from router.client.calls import received_fields
 from router.errors import InvalidFieldError
 from router.forward.errors import NoWorkerNamedError
 from router.forward.headers import (
@@ -26,6 +28,7 @@ from router.forward.request_templates import RequestTemplate
 from router.forward.sessions import SeenIds, session_keys
 from router.protocol.requests import BlockMmInfo, RankTarget, SelectRequest
 from router.protocol.values import U64_MAX, number_in
+from router.runtime.process.json_bodies import decode_now
 from router.runtime.security.caller import Caller
 
 
@@ -77,6 +80,8 @@ TOKENS_AN_IMAGE = 1024
 
 _FILE = re.compile(rb'"data:[^"]*"|"data"\s*:\s*"[A-Za-z0-9+/=_-]{64,}"')
 """A file in a message: as a URL, or in Anthropic's format."""
+
+_read = msgspec.json.Decoder(SelectRequest).decode
 
 
 class PromptTokens(Struct, frozen=True):
@@ -159,7 +164,15 @@ class RequestPlacement(Struct, frozen=True):
             prefill_worker_id=named_prefill_worker(asked, headers),
             max_wait_s=self.max_wait_s,
         )
-        return caller.bound(request)
+        return caller.bound(_checked(request))
+
+
+def _checked(request: SelectRequest) -> SelectRequest:
+    """Return a request that a router reads alike. Raises InvalidFieldError.
+
+    Its fields contain what callers sent.
+    """
+    return decode_now(_read, as_json(received_fields(request)))
 
 
 def with_tokens(request: SelectRequest, tokens: PromptTokens) -> SelectRequest:
