@@ -18,7 +18,7 @@ from router.indexer.rank_index import SourceFault
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
 from router.protocol.events import LogMessage, TierBlocks
-from router.protocol.loads import Beacon, LoadReport
+from router.protocol.loads import Beacon, LoadReport, PolledLoad
 from router.protocol.replicas import PeerMessage, PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope, pack_hashes
@@ -146,6 +146,15 @@ class ApplyLoad(Command[None], frozen=True, tag="apply_load"):
     """Apply a load report: a sign of life, a check of the index, and rate model data."""
 
     report: LoadReport
+
+
+class ApplyPolled(Command[bool], frozen=True, tag="apply_polled"):
+    """Apply a load that a router has polled: rate model data, and no sign of life.
+
+    The reply is False if the rank is unknown, or has an agent.
+    """
+
+    report: PolledLoad
 
 
 class ApplyPeer(Command[None], frozen=True, tag="apply_peer"):
@@ -306,6 +315,7 @@ AnyCommand: TypeAlias = (
     | Resume
     | Settle
     | ApplyLoad
+    | ApplyPolled
     | ApplyPeer
     | SetConnected
     | StreamLost

@@ -232,6 +232,7 @@ class RouterCore:
             commands.Resume: self._resume,
             commands.Settle: self._settle,
             commands.ApplyLoad: self._apply_load,
+            commands.ApplyPolled: self._apply_polled,
             commands.ApplyPeer: self._apply_peer,
             commands.SetConnected: self._set_connected,
             commands.StreamLost: self._stream_lost,
@@ -317,6 +318,14 @@ class RouterCore:
             self._standing.note(report.rank, now_s)
         return None, []
 
+    def _apply_polled(self, command: commands.ApplyPolled, now_s: float) -> Handled[bool]:
+        report = command.report
+        if not self.fleet.record_polled(report, now_s):
+            return False, []
+        self.predictor.observe(report, now_s)
+        self._standing.note(report.rank, now_s)
+        return True, []
+
     def _apply_peer(self, command: commands.ApplyPeer, now_s: float) -> Handled[None]:
         message = command.message
         if isinstance(message, HandedOver):
@@ -358,6 +367,7 @@ class RouterCore:
         effects += self._admission_effects()
         self._standing.note_some(now_s)
         self._usage.closed_loop.settle(now_s)
+        self.predictor.add_first_tokens(self.tracker.take_first_tokens(), now_s)
         return None, effects
 
     def _mark_beacon(self, _: commands.MarkBeacon, now_s: float) -> Handled[Beacon]:

@@ -14,10 +14,13 @@ from msgspec import Struct
 from sortedcontainers import SortedDict
 
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
-from router.protocol.loads import Beacon, LoadReport
+from router.protocol.loads import Beacon, LoadGauges, LoadReport, PolledLoad
 from router.protocol.values import Identity, Rank, Scope
 
 REMEMBERED = 64
+
+POLL_STALE_S = 5.0
+"""The age at which a polled load is not current any more."""
 
 NO_SCOPES: Mapping[Scope, "ScopeRanks"] = MappingProxyType({})
 
@@ -62,13 +65,15 @@ class FleetWorker:
     """One worker: its announcement, its last reports, and when it last reported.
 
     `ranks`: those of its announcement. `problem`: a reason seen by this process why the worker is
-    not schedulable; `is_unreachable`: it never answered anywhere.
+    not schedulable; `is_unreachable`: it never answered anywhere. `polled`: the last load of ranks
+    without an agent, and its time.
     """
 
     __slots__ = (
         "announcement",
         "is_unreachable",
         "last_seen_s",
+        "polled",
         "problem",
         "ranks",
         "reported_s",
@@ -83,6 +88,7 @@ class FleetWorker:
         self.was_seen = False
         self.problem: str | None = None
         self.is_unreachable = False
+        self.polled: dict[Rank, tuple[PolledLoad, float]] = {}
         self.reports: dict[Rank, LoadReport] = {}
         self.reported_s: dict[Rank, float] = {}
 
@@ -91,6 +97,7 @@ class FleetWorker:
         self.announcement = announcement
         self.ranks = announcement.ranks
         self.reports = {rank: self.reports[rank] for rank in self.ranks if rank in self.reports}
+        self.polled = {rank: self.polled[rank] for rank in self.ranks if rank in self.polled}
 
     def was_made_since(self, rank: Rank, made_after_s: float | None) -> bool:
         """Return whether a report made after that time is not older than the rank's last one."""
@@ -230,6 +237,27 @@ class Fleet:
         worker.reported_s[report.rank] = now_s
         return True
 
+    def record_polled(self, report: PolledLoad, now_s: float) -> bool:
+        """Record the load of a rank without an agent. Returns False for any other rank."""
+        worker = self.get(report.worker_id)
+        if worker is None or worker.announcement.reports_load or report.rank not in worker.ranks:
+            return False
+        worker.polled[report.rank] = report, now_s
+        return True
+
+    def gauges(self, rank: Rank, now_s: float) -> LoadGauges | None:
+        """Return a rank's gauges by its last report, if it is current."""
+        worker = self.get(rank.worker_id)
+        if worker is None:
+            return None
+        polled = worker.polled.get(rank)
+        if polled is not None and now_s - polled[1] <= POLL_STALE_S:
+            return polled[0].gauges
+        report = worker.reports.get(rank)
+        if report is None or self.silence_s(worker, now_s) is not None:
+            return None
+        return report.gauges
+
     def order(self, worker_id: int, lifecycle: Lifecycle | None) -> None:
         """Set an operator's order for a worker; None clears it."""
         if lifecycle is None or lifecycle == "schedulable":
@@ -292,11 +320,8 @@ class Fleet:
 
     def used_blocks(self, rank: Rank, now_s: float) -> int:
         """Return the blocks in use by its engine's last report; 0 without a current report."""
-        worker = self.get(rank.worker_id)
-        report = None if worker is None else worker.reports.get(rank)
-        if worker is None or report is None or self.silence_s(worker, now_s) is not None:
-            return 0
-        return report.gauges.kv_used_blocks
+        gauges = self.gauges(rank, now_s)
+        return 0 if gauges is None else gauges.kv_used_blocks
 
     def silence_s(self, worker: FleetWorker, now_s: float) -> float | None:
         """Return the time since a worker's last report, if over the limit.

@@ -153,13 +153,27 @@ class Reservations:
             self._tracker.progress(request_id, now_s)
         return []
 
-    def free(self, request_id: str, usage: PromptUsage | None, now_s: float) -> list[Effect]:
-        """End a request, at all routers that have booked it."""
+    def free(
+        self,
+        request_id: str,
+        usage: PromptUsage | None,
+        now_s: float,
+        *,
+        is_passed_on: bool = False,
+    ) -> list[Effect]:
+        """End a request, at all routers that have booked it.
+
+        `is_passed_on`: another router reports it, and reports it to the others itself.
+        """
         if request_id not in self._tracker.by_id:
             return self._pass_on(request_id, ReservationFreed(usage))
-        effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
-        self._tracker.free(request_id, now_s)
-        if request_id in self._foreign.replicas.booked:
+        effects: list[Effect] = []
+        cached_tokens = None
+        if usage is not None:
+            effects = self._usage.compare(request_id, usage, now_s)
+            cached_tokens = usage.cached_tokens if usage.is_cached_told else None
+        self._tracker.free(request_id, now_s, cached_tokens)
+        if request_id in self._foreign.replicas.booked and not is_passed_on:
             effects += self._foreign.pass_on(request_id, ReservationFreed())
         return effects
 
@@ -178,9 +192,7 @@ class Reservations:
             case OutputBlockAdded(decay, in_batch):
                 return self.output_block(request_id, decay, now_s, in_batch=in_batch)
             case ReservationFreed(usage):
-                effects = [] if usage is None else self._usage.compare(request_id, usage, now_s)
-                self._tracker.free(request_id, now_s)
-                return effects
+                return self.free(request_id, usage, now_s, is_passed_on=True)
 
     def _pass_on(self, request_id: str, progress: CallerTold) -> list[Effect]:
         effects = self._foreign.pass_on(request_id, progress)

@@ -9,7 +9,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from router.core.commands import Apply, ApplyLoad, ApplySlice, BeginFill, Settle, StreamLost
+from router.core.commands import (
+    Apply,
+    ApplyLoad,
+    ApplyPolled,
+    ApplySlice,
+    BeginFill,
+    Settle,
+    StreamLost,
+)
 from router.core.core import RouterCore
 from router.errors import WireError
 from router.indexer.event_log import LogVerdict
@@ -18,7 +26,7 @@ from router.ingest.event_stream import CaughtUp, Message, Restarted, StreamReade
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.events import LogMessage, decode_log_message
-from router.protocol.loads import LoadReport, decode_load_report
+from router.protocol.loads import LoadReport, PolledLoad, decode_any_report
 from router.protocol.subjects import Subjects, rank_of
 from router.protocol.values import StreamPosition
 from router.publisher.follower.loop_slices import SliceScheduler
@@ -114,14 +122,21 @@ class Subscriber:
 
     def _apply_load(self, subject: str, payload: bytes) -> str:
         try:
-            report = decode_load_report(payload)
+            report = decode_any_report(payload)
             _check_sender(subject, report)
         except WireError as error:
             self._warn("dropped an unreadable report on %s: %s", subject, error)
             return "unreadable"
+        if isinstance(report, PolledLoad):
+            return self._apply_polled(report)
         effects = self._core.handle(ApplyLoad(report), self._clock())[1]
         self._effect_runner.perform(effects)
         return "unannounced" if effects else "applied"
+
+    def _apply_polled(self, report: PolledLoad) -> str:
+        """Apply the load of an engine that another router polls."""
+        is_known = self._core.handle(ApplyPolled(report), self._clock())[0]
+        return "applied" if is_known else "unannounced"
 
     def _warn(self, text: str, *values: object) -> None:
         now_s = self._clock()
@@ -130,6 +145,6 @@ class Subscriber:
             log.warning(text, *values)
 
 
-def _check_sender(subject: str, message: LogMessage | LoadReport) -> None:
+def _check_sender(subject: str, message: LogMessage | LoadReport | PolledLoad) -> None:
     if rank_of(subject) != message.rank:
         raise WireError(f"the subject is not that of rank {message.rank}")

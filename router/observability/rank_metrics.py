@@ -47,7 +47,7 @@ _METRICS: Rows = {
     "busy": _column(rank_table.BUSY, "1 above a threshold, as of the last decision"),
     "trust_weight": _column(rank_table.TRUST_WEIGHT, "Weight of a block of overlap in predictions"),
     "rate_relative_error": _column(
-        rank_table.RELATIVE_ERROR, "Standard error of predicted times, as a fraction"
+        rank_table.RATE_ERROR, "Standard error of predicted times, as a fraction"
     ),
     "trust": gauge("1 for the trust state a rank is in", lambda rank: {rank.state: 1}, "state"),
     "rate_seconds": gauge(

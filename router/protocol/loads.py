@@ -42,6 +42,16 @@ class LoadConstants(Struct, frozen=True):
     num_blocks: UInt = 0
 
 
+class TimedWork(Struct, frozen=True):
+    """Work with a known duration, which is its `busy_s`: sums since a life began.
+
+    `error`: the standard error of a duration, relative to it.
+    """
+
+    work: LoadCounters = LoadCounters()
+    error: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class LoadReport(Struct, frozen=True, kw_only=True):
     """The load of a rank and the state of its cache; also its heartbeat.
 
@@ -49,7 +59,8 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     before its agent's. `report_id` counts the rank's reports, from 1, in its agent's incarnation.
     `event_id` is the last event in the log; `state` describes the blocks after it. `waiting_s`: the
     age of the oldest change that is not in the log yet; 0 if there is none. `heard`: for each
-    source of beacons, the last beacon received before this report was made.
+    source of beacons, the last beacon received before this report was made. `timed`: see
+    `PolledLoad`; None: the engine itself measures the time of its work, in `counters`.
     """
 
     worker_id: UInt
@@ -64,11 +75,45 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     counters: LoadCounters = LoadCounters()
     gauges: LoadGauges = LoadGauges()
     constants: LoadConstants = LoadConstants()
+    timed: tuple[TimedWork, ...] | None = None
 
     @property
     def rank(self) -> Rank:
         """The rank reported on."""
         return Rank(self.worker_id, self.dp_rank)
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """The life of the counters, which begin at 0 in each."""
+        return self.agent_incarnation, 0
+
+
+class PolledLoad(Struct, frozen=True, kw_only=True, array_like=True):
+    """The load of a rank without an agent, from its engine's metrics.
+
+    `source_id`: the router that polls the engine; its `life_id` is another after each restart of
+    the engine, and of the router. `counters`: the engine's own. `timed`: parts of that work with a
+    known duration; they may overlap.
+    """
+
+    worker_id: UInt
+    dp_rank: DpRank
+    source_id: UInt
+    life_id: UInt
+    counters: LoadCounters = LoadCounters()
+    gauges: LoadGauges = LoadGauges()
+    constants: LoadConstants = LoadConstants()
+    timed: tuple[TimedWork, ...] = ()
+
+    @property
+    def rank(self) -> Rank:
+        """The rank reported on."""
+        return Rank(self.worker_id, self.dp_rank)
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """The life of the counters, which begin anew in each."""
+        return self.source_id, self.life_id
 
 
 class Beacon(Struct, frozen=True, array_like=True):
@@ -79,16 +124,25 @@ class Beacon(Struct, frozen=True, array_like=True):
 
 
 _decoder = msgpack.Decoder(LoadReport)
+_polled_decoder = msgpack.Decoder(PolledLoad)
 _beacon_decoder = msgpack.Decoder(Beacon)
 
 
-def encode_load_report(report: LoadReport) -> bytes:
-    """Return the bytes of a load report."""
+def encode_load_report(report: LoadReport | PolledLoad) -> bytes:
+    """Return the bytes of a load report, an agent's or that of a router which polls the engine."""
     return msgpack.encode(report)
 
 
 def decode_load_report(payload: bytes) -> LoadReport:
-    """Return a load report. Raises WireError if the bytes are invalid."""
+    """Return an agent's load report. Raises WireError if the bytes are invalid."""
+    return decode(_decoder.decode, payload)
+
+
+def decode_any_report(payload: bytes) -> LoadReport | PolledLoad:
+    """Return a load report of either kind. Raises WireError if the bytes are invalid."""
+    is_array = payload[:1] >= b"\x90" and payload[:1] not in (b"\xde", b"\xdf")
+    if is_array:
+        return decode(_polled_decoder.decode, payload)
     return decode(_decoder.decode, payload)
 
 

@@ -12,8 +12,8 @@ from xxhash import xxh3_64_hexdigest
 from router.core.admission import Admission
 from router.core.commands import (
     ApplyLoad,
+    ApplyPolled,
     Command,
-    Free,
     PrefillComplete,
     Reserve,
     Select,
@@ -23,7 +23,7 @@ from router.core.commands import (
 from router.core.core import RouterCore
 from router.core.placement import Placement
 from router.errors import KvRouterError
-from router.protocol.loads import LoadReport
+from router.protocol.loads import LoadCounters, LoadReport, PolledLoad, TimedWork
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank
 from router.scheduler.selector import Choice
@@ -88,7 +88,8 @@ def choice_of(reply: Any) -> Choice | None:
 def recordable(command: Command[Any]) -> Command[Any]:
     """Return a command as recordings contain it.
 
-    Hashed prompts are left out, and so is usage, on which no decision depends.
+    Hashed prompts are left out, and so is usage, unless a decision may depend on it: rates are
+    learned from that of ended requests.
     """
     match command:
         case Reserve(request):
@@ -97,10 +98,10 @@ def recordable(command: Command[Any]) -> Command[Any]:
             return type(command)(_plain(request, SelectRequest))
         case PrefillComplete(request_id, usage, in_batch) if usage is not None:
             return PrefillComplete(request_id, in_batch=in_batch)
-        case Free(request_id, usage) if usage is not None:
-            return Free(request_id)
         case ApplyLoad(report):
             return ApplyLoad(_finite_report(report))
+        case ApplyPolled(report):
+            return ApplyPolled(_finite_polled(report))
     return command
 
 
@@ -136,15 +137,28 @@ def _plain(request: Request, kind: type[Request]) -> Request:
 
 def _finite_report(report: LoadReport) -> LoadReport:
     """Return a report without infinities, which JSON cannot contain."""
-    counters = report.counters
-    if isfinite(report.waiting_s + counters.busy_s + counters.prefill_token_contexts):
-        return report
-    finite = replace(
+    timed = None if report.timed is None else tuple(map(_finite_work, report.timed))
+    counters, waiting_s = _finite_counters(report.counters), _finite(report.waiting_s)
+    return replace(report, waiting_s=waiting_s, counters=counters, timed=timed)
+
+
+def _finite_polled(report: PolledLoad) -> PolledLoad:
+    timed = tuple(map(_finite_work, report.timed))
+    return replace(report, counters=_finite_counters(report.counters), timed=timed)
+
+
+def _finite_work(timed: TimedWork) -> TimedWork:
+    return TimedWork(_finite_counters(timed.work), _finite(timed.error))
+
+
+def _finite_counters(counters: LoadCounters) -> LoadCounters:
+    if isfinite(counters.busy_s + counters.prefill_token_contexts):
+        return counters
+    return replace(
         counters,
         busy_s=_finite(counters.busy_s),
         prefill_token_contexts=_finite(counters.prefill_token_contexts),
     )
-    return replace(report, waiting_s=_finite(report.waiting_s), counters=finite)
 
 
 def _finite(number: float) -> float:

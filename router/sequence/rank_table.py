@@ -42,7 +42,7 @@ CONTEXT_S = 20
 DECODE_S = 21
 KV_S = 22
 CHUNK_TOKENS = 23  # limit of tokens per step
-RELATIVE_ERROR = 24  # standard error of the predictions, as a fraction
+RELATIVE_ERROR = 24  # standard error of the predictions beside other ranks', as a fraction
 SLOW_UNTIL_S = 25  # end of a new rank's slow start, when it counts for more than predicted
 
 # Properties of the worker, continued.
@@ -62,7 +62,10 @@ BUSY = 32  # 1: above a threshold, and not yet below its hysteresis band
 GROWING_REQUESTS = 33  # decoding requests that are reported in batches
 GROWING_SINCE_S = 34  # sum of the times of their last reports
 
-RANK_COLUMNS = 35
+# Engine rates, continued.
+RATE_ERROR = 35  # standard error of the predictions themselves, as a fraction: large until learned
+
+RANK_COLUMNS = 36
 
 FIRST_CAPACITY = 16
 

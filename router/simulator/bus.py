@@ -6,11 +6,13 @@ from typing import TypeAlias
 from router.core.commands import (
     Apply,
     ApplyLoad,
+    ApplyPolled,
     ApplySlice,
     MarkBeacon,
     SetConnected,
     Tick,
     Tidy,
+    UpsertRegistered,
     UpsertWorker,
 )
 from router.core.core import RouterCore
@@ -23,8 +25,9 @@ from router.core.effects import (
     SendBeacon,
     TellReplica,
 )
+from router.core.registered_workers import RegisteredWorker
 from router.protocol.events import LogMessage
-from router.protocol.loads import Beacon, LoadReport
+from router.protocol.loads import Beacon, LoadReport, PolledLoad
 from router.simulator.agenda import EventQueue
 from router.simulator.peers import SimulatedPeers
 from router.simulator.scenario import Scenario
@@ -76,9 +79,16 @@ class Bus:
         messages = worker.take_messages()
         report = worker.report(self._beacon_ids, self._agenda.now_s)
         for core in self._cores:
-            core.handle(UpsertWorker(worker.announcement), self._agenda.now_s)
+            self._announce(core, worker)
             self._deliver(core, messages)
             self._deliver_report(core, report)
+
+    def _announce(self, core: RouterCore, worker: SimulatedWorker) -> None:
+        announcement = worker.announcement
+        if isinstance(announcement, RegisteredWorker):
+            core.handle(UpsertRegistered(announcement), self._agenda.now_s)
+        else:
+            core.handle(UpsertWorker(announcement), self._agenda.now_s)
 
     def publish(self, worker: SimulatedWorker) -> None:
         """Send a worker's pending cache events, if any."""
@@ -97,7 +107,7 @@ class Bus:
             elif isinstance(effect, FetchWorker):
                 worker = self._workers[effect.worker_id]
                 if worker.engine is not None:
-                    core.handle(UpsertWorker(worker.announcement), self._agenda.now_s)
+                    self._announce(core, worker)
             elif isinstance(effect, SendBeacon):
                 self._agenda.after(self._scenario.event_lag_s, self._receive, effect.beacon)
             elif isinstance(effect, TellReplica):
@@ -120,11 +130,17 @@ class Bus:
         if worker.engine is None:
             return
         report = worker.report(self._beacon_ids, self._agenda.now_s)
+        polled = worker.poll(self._agenda.now_s) if self._scenario.polled else None
         for core in self._cores:
             self._agenda.after(self._scenario.report_lag_s, self._deliver_report, core, report)
+            if polled is not None:
+                self._agenda.after(self._scenario.report_lag_s, self._deliver_poll, core, polled)
 
     def _deliver_report(self, core: RouterCore, report: LoadReport) -> None:
         self.perform(core, core.handle(ApplyLoad(report), self._agenda.now_s)[1])
+
+    def _deliver_poll(self, core: RouterCore, polled: PolledLoad) -> None:
+        core.handle(ApplyPolled(polled), self._agenda.now_s)
 
     def _tick(self) -> None:
         now_s = self._agenda.now_s

@@ -38,6 +38,7 @@ class SimulatedClients:
         "_bus",
         "_cores",
         "_outcomes",
+        "_reports_late",
         "_submit",
         "_waiting",
         "_worker_ids",
@@ -52,7 +53,10 @@ class SimulatedClients:
         worker_ids: Sequence[int],
         outcomes: Sequence[RequestResult],
         submit: StartWork,
+        *,
+        reports_late: bool = False,
     ) -> None:
+        self._reports_late = reports_late
         self._agenda = agenda
         self._bus = bus
         self._cores = cores
@@ -97,7 +101,8 @@ class SimulatedClients:
             outcome, core = self._outcomes[work.caller], self._core_of(work.caller)
             outcome.first_token_s = now_s
             outcome.cached_blocks = work.cached_blocks
-            self._report(core, PrefillComplete(work.request_id))
+            completed = PrefillComplete(work.request_id, in_batch=self._reports_late)
+            self._report(core, completed)
         for work in progress.grown:
             self._report(self._core_of(work.caller), OutputBlock(work.request_id, None))
         for work in progress.finished:

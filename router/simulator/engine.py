@@ -15,6 +15,7 @@ step.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import ceil, inf, sqrt
 
@@ -75,7 +76,14 @@ class Run(Struct, frozen=True, gc=False):
 
 
 class EngineCounters:
-    """Sums over all completed steps and all requests; see `LoadCounters`."""
+    """Sums over all completed steps and all requests; see `LoadCounters`.
+
+    `finished_tokens`, `finished_s`: of finished requests, the tokens computed of their prompts, and
+    the time of these from admission on; `finished_isl_tokens`: the lengths of the prompts.
+    `output_steps`: steps that gave an output. `outputs_s`: the duration of steps, summed over the
+    requests that decoded in them. `prompts`, `prompt_tokens`: those with their first token.
+    `queried_tokens`: of admitted prompts.
+    """
 
     __slots__ = (
         "_contexts",
@@ -85,11 +93,23 @@ class EngineCounters:
         "busy_s",
         "cached_tokens",
         "finished",
+        "finished_isl_tokens",
+        "finished_s",
+        "finished_tokens",
+        "output_steps",
+        "outputs_s",
+        "prompt_tokens",
+        "prompts",
+        "queried_tokens",
         "received",
         "steps",
     )
 
     def __init__(self) -> None:
+        self.output_steps = self.prompts = self.prompt_tokens = self.queried_tokens = 0
+        self.outputs_s = self.finished_s = 0.0
+        self.finished_tokens = 0
+        self.finished_isl_tokens: list[int] = []
         self.steps = self.received = self.finished = self.cached_tokens = 0
         self._prefill_tokens = self._decode_requests = self._resident_kv_tokens = 0
         self.busy_s = self._contexts = 0.0
@@ -98,6 +118,8 @@ class EngineCounters:
         """Add a completed run of steps."""
         self.steps += run.steps
         self.busy_s += run.duration_s(run.steps)
+        self.outputs_s += run.requests * run.duration_s(run.steps)
+        self.output_steps += run.steps if run.requests else 0
         self._decode_requests += run.requests * run.steps
         self._resident_kv_tokens += run.resident_kv_tokens(run.steps)
 
@@ -105,6 +127,21 @@ class EngineCounters:
         """Add a computed chunk of a prompt after `context_tokens` tokens."""
         self._prefill_tokens += tokens
         self._contexts += tokens * (context_tokens + tokens / 2)
+
+    def end_prompts(self, works: Sequence["Work"], block_size: int, run: Run) -> None:
+        """Count prompts with their first token, which end a run."""
+        self.prompts += len(works)
+        self.output_steps += bool(works) and not run.requests
+        self.prompt_tokens += sum(
+            w.request.isl_tokens - w.cached_blocks * block_size for w in works
+        )
+
+    def end_request(self, work: "Work", block_size: int) -> None:
+        """Count a finished request."""
+        self.finished += 1
+        self.finished_tokens += work.request.isl_tokens - work.cached_blocks * block_size
+        self.finished_s += work.prefilled_s - work.admitted_s
+        self.finished_isl_tokens.append(work.request.isl_tokens)
 
     def counters_after(self, run: Run | None, steps: int) -> LoadCounters:
         """Return the counters, including the first `steps` steps of a run in progress."""
@@ -126,14 +163,32 @@ class EngineCounters:
         )
 
 
+class ObservedEngine(Struct, frozen=True):
+    """What an engine shows of itself; the last three as of the beginning of the present step."""
+
+    counters: LoadCounters
+    output_steps: int
+    outputs_s: float
+    prompts: int
+    prompt_tokens: int
+    finished_isl_tokens: Sequence[int]
+    finished_tokens: int
+    finished_s: float
+    queried_tokens: int
+    hit_tokens: int
+    gauges: LoadGauges
+
+
 class Work:
     """A request in an engine; `caller` is the index of its client."""
 
     __slots__ = (
+        "admitted_s",
         "cached_blocks",
         "caller",
         "computed_tokens",
         "finish_step",
+        "prefilled_s",
         "request",
         "request_id",
     )
@@ -145,6 +200,7 @@ class Work:
         self.cached_blocks = 0
         self.computed_tokens = 0
         self.finish_step = 0
+        self.admitted_s = self.prefilled_s = 0.0
 
 
 class Progress(Struct, gc=False):
@@ -177,6 +233,7 @@ class Engine:
         "_prefilling",
         "_reports_growth",
         "_run",
+        "_shown",
         "_waiting",
         "cache",
         "due_s",
@@ -197,6 +254,7 @@ class Engine:
         self._milestones: list[tuple[int, int, Work]] = []
         self._order = self._decoding = self._admitted = self._kv_tokens = 0
         self._counters = EngineCounters()
+        self._shown = (0, 0, LoadGauges())
 
     def fits(self, request: TraceRequest) -> bool:
         """Return whether the cache is large enough for the request."""
@@ -234,6 +292,7 @@ class Engine:
         progress = Progress([], [], [], decoded_tokens, run.duration_s(run.steps) / run.steps)
         self._pass_milestones(progress)
         self._end_chunks(progress)
+        self._counters.end_prompts(progress.prefilled, self._block_size, run)
         self._begin(now_s)
         return progress
 
@@ -252,6 +311,19 @@ class Engine:
         under_way_s = 0.0 if self._run is None else max(now_s - self._run.start_s, 0.0)
         return self._counters.busy_s + under_way_s
 
+    def observed(self, now_s: float) -> "ObservedEngine":
+        """Return what the engine shows: counters and gauges as of the last completed step."""
+        run, total = self._run, self._counters
+        steps = 0 if run is None or self._chunks else run.steps_done(now_s)
+        counters = total.counters_after(run, steps)
+        outputs_s = total.outputs_s
+        if run is not None and steps:
+            outputs_s += run.requests * run.duration_s(steps)
+        output_steps = total.output_steps + (steps if run is not None and run.requests else 0)
+        totals = (output_steps, outputs_s, total.prompts, total.prompt_tokens)
+        ended = (total.finished_isl_tokens, total.finished_tokens, total.finished_s)
+        return ObservedEngine(counters, *totals, *ended, *self._shown)
+
     @property
     def gauges(self) -> LoadGauges:
         """The current gauges. O(waiting requests)."""
@@ -267,8 +339,14 @@ class Engine:
         return LoadConstants(self._model.chunk_tokens, 0, self.cache.capacity_blocks)
 
     def _begin(self, now_s: float) -> None:
+        total = self._counters
+        self._shown = (
+            total.queried_tokens,
+            total.cached_tokens,
+            LoadGauges(self._admitted, len(self._waiting), 0, self.cache.used_blocks),
+        )
         if self._waiting:
-            self._admit()
+            self._admit(now_s)
         requests = self._decoding
         if not (requests or self._prefilling):
             self._run, self.due_s = None, inf
@@ -280,7 +358,7 @@ class Engine:
         run = Run(now_s, steps, step_s * slow, growth_s * slow, requests, self._kv_tokens)
         self._run, self.due_s = run, run.end_s
 
-    def _admit(self) -> None:
+    def _admit(self, now_s: float) -> None:
         """Admit waiting requests in order, while their blocks fit."""
         while self._waiting:
             work = self._waiting[0]
@@ -289,9 +367,10 @@ class Engine:
             further = self._blocks(request) - cached_blocks
             if not self.cache.take(request.sequence_hashes[:cached_blocks], further):
                 return
-            work.cached_blocks = cached_blocks
+            work.admitted_s, work.cached_blocks = now_s, cached_blocks
             work.computed_tokens = cached_blocks * self._block_size
             self._counters.cached_tokens += work.computed_tokens
+            self._counters.queried_tokens += request.isl_tokens
             self._admitted += 1
             self._prefilling.append(self._waiting.popleft())
 
@@ -314,6 +393,7 @@ class Engine:
             work.computed_tokens += tokens
             if work.computed_tokens == work.request.isl_tokens:
                 self._prefilling.popleft()
+                work.prefilled_s = self.due_s
                 self.cache.name(work.request.sequence_hashes[work.cached_blocks :])
                 progress.prefilled.append(work)
                 self._begin_decoding(work, progress)
@@ -358,7 +438,7 @@ class Engine:
 
     def _finish(self, work: Work, progress: Progress) -> None:
         request = work.request
-        self._counters.finished += 1
+        self._counters.end_request(work, self._block_size)
         self._admitted -= 1
         named = len(request.sequence_hashes)
         self.cache.release(request.sequence_hashes, self._blocks(request) - named)

@@ -35,7 +35,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
     between requests.
 
     Lags are those of the bus: from an engine to a router (events, reports), and from a router to
-    its peers. `tracks_output`: clients report each output block to the router.
+    its peers. `tracks_output`: clients report each output block to the router. `polled`: engines
+    have no agents; their metrics, which are vLLM's, are polled at the report interval.
+    `reports_late`: clients report first tokens together with those of others, from time to time.
     """
 
     models: tuple[StepModel, ...]
@@ -46,5 +48,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     routers: Annotated[int, Meta(ge=1)] = 1
     sync_lag_s: _Seconds = 0.02
     tracks_output: bool = False
+    polled: bool = False
+    reports_late: bool = False
     incidents: tuple[Incident, ...] = ()
     seed: int = 0

@@ -2,21 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 
+from router.core.registered_workers import registered_worker
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.events import LogMessage
-from router.protocol.loads import LoadReport
+from router.protocol.loads import LoadReport, PolledLoad
 from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.protocol.workers import WorkerRegistration
+from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.metrics import EngineMetrics
+from router.publisher.engine_metrics.rate_windows import RateEstimator
 from router.publisher.journal.journal import EventJournal
 from router.simulator.engine import Engine, Progress, Work
 from router.simulator.engine_model import StepModel
+from router.simulator.vllm_metrics import vllm_metrics
 
 
 class SimulatedWorker:
-    """One worker of one rank, through all its incarnations. `engine` is None while it is down."""
+    """One worker of one rank, through all its incarnations. `engine` is None while it is down.
+
+    `is_polled`: it has no agent that reports its load.
+    """
 
     __slots__ = (
         "_block_size",
         "_busy_s",
+        "_estimator",
+        "_is_polled",
         "_journal",
         "_life",
         "_model",
@@ -28,8 +39,16 @@ class SimulatedWorker:
     )
 
     def __init__(
-        self, worker_id: int, model: StepModel, block_size: int, *, reports_growth: bool
+        self,
+        worker_id: int,
+        model: StepModel,
+        block_size: int,
+        *,
+        reports_growth: bool,
+        is_polled: bool = False,
     ) -> None:
+        self._is_polled = is_polled
+        self._estimator = RateEstimator()
         self.worker_id = worker_id
         self._model = model
         self._block_size = block_size
@@ -41,13 +60,23 @@ class SimulatedWorker:
 
     @property
     def announcement(self) -> WorkerAnnouncement:
-        """The announcement that its agent would publish."""
+        """The announcement that its agent would publish, or its registration."""
+        endpoint, identity = f"http://worker-{self.worker_id}", self._journal.identity
+        total_kv_blocks = self._model.capacity_tokens // self._block_size
+        if self._is_polled:
+            registration = WorkerRegistration(
+                worker_id=self.worker_id,
+                endpoint=endpoint,
+                block_size=self._block_size,
+                total_kv_blocks=total_kv_blocks,
+            )
+            return registered_worker(registration, (0,), {}, self._life)
         return WorkerAnnouncement(
             worker_id=self.worker_id,
             name=f"worker {self.worker_id}",
-            endpoint=f"http://worker-{self.worker_id}",
-            identity=self._journal.identity,
-            total_kv_blocks=self._model.capacity_tokens // self._block_size,
+            endpoint=endpoint,
+            identity=identity,
+            total_kv_blocks=total_kv_blocks,
             max_num_batched_tokens=self._model.chunk_tokens,
             incarnation=self._life,
         )
@@ -107,6 +136,10 @@ class SimulatedWorker:
         """Return a load report of this moment, with the latest beacons received."""
         assert self.engine is not None
         self._report_id += 1
+        load = EngineLoad()
+        if not self._is_polled:
+            counters, gauges = self.engine.counters(now_s), self.engine.gauges
+            load = EngineLoad(gauges, counters, self.engine.constants)
         return LoadReport(
             worker_id=self.worker_id,
             dp_rank=0,
@@ -116,9 +149,27 @@ class SimulatedWorker:
             event_id=self._journal.last_event_id,
             state=self._journal.taken_state,
             heard=dict(heard),
-            counters=self.engine.counters(now_s),
-            gauges=self.engine.gauges,
-            constants=self.engine.constants,
+            counters=load.counters,
+            gauges=load.gauges,
+            constants=load.constants,
+        )
+
+    def poll(self, now_s: float) -> PolledLoad:
+        """Return the load in the metrics of this moment."""
+        assert self.engine is not None
+        metrics = EngineMetrics("vllm", vllm_metrics(self.engine, self._block_size, now_s))
+        seen = metrics.load(0, metrics.facts())
+        assert seen is not None
+        load = self._estimator.take(seen, now_s, 0.0)
+        return PolledLoad(
+            worker_id=self.worker_id,
+            dp_rank=0,
+            source_id=0,
+            life_id=self._estimator.life,
+            counters=load.counters,
+            gauges=load.gauges,
+            constants=load.constants,
+            timed=load.timed or (),
         )
 
     def _note_evicted(self, engine: Engine) -> None:

@@ -67,7 +67,13 @@ class _Simulation:
         rng = Random(scenario.seed)
         cores = [make_core(Random(rng.getrandbits(64))) for _ in range(scenario.routers)]
         self._workers = [
-            SimulatedWorker(i, model, trace.block_size, reports_growth=scenario.tracks_output)
+            SimulatedWorker(
+                i,
+                model,
+                trace.block_size,
+                reports_growth=scenario.tracks_output,
+                is_polled=scenario.polled,
+            )
             for i, model in enumerate(scenario.models)
         ]
         self._outcomes = [
@@ -77,7 +83,13 @@ class _Simulation:
         self._bus = Bus(self._agenda, scenario, cores, self._workers)
         worker_ids = range(len(self._workers))
         self._callers = SimulatedClients(
-            self._agenda, self._bus, cores, worker_ids, self._outcomes, self._submit
+            self._agenda,
+            self._bus,
+            cores,
+            worker_ids,
+            self._outcomes,
+            self._submit,
+            reports_late=scenario.reports_late,
         )
         self._gaps = Gaps()
         self._sampled_s: list[float] = []

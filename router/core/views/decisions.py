@@ -51,7 +51,7 @@ from router.sequence.active.footprint import reusable_blocks
 from router.sequence.rank_table import (
     BASE_S,
     KV_S,
-    RELATIVE_ERROR,
+    RATE_ERROR,
     TRUST_WEIGHT,
 )
 
@@ -223,7 +223,7 @@ def explained_candidates(
     )
 
 
-_RATES = [*range(BASE_S, KV_S + 1), RELATIVE_ERROR, TRUST_WEIGHT]
+_RATES = [*range(BASE_S, KV_S + 1), RATE_ERROR, TRUST_WEIGHT]
 
 
 def _predicted(

@@ -5,17 +5,20 @@ vLLM      engine    num_requests_*    usage × blocks        prompt_tokens_by_so
 SGLang    dp_rank   num_*_reqs        usage × pages         realtime_tokens, by mode
 TRT-LLM   (one)     num_requests_*    kv_cache_used_blocks  prompt − prompt_cached
 
-A generated token counts as one decoding request in one step. No engine reports its busy time or the
-attention cost of prefills; these counters stay 0.
+A generated token counts as one decoding request in one step. No engine reports the attention cost
+of prefills, and only SGLang its busy time; these counters are 0. `rate_windows.py` estimates them.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
-from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.loads import EngineLoad, WorkSeen
 from router.publisher.engine_metrics.prometheus_text import Sample
 
 EngineKind: TypeAlias = Literal["vllm", "sglang", "trtllm"]
@@ -32,6 +35,8 @@ class EngineLimits(Struct, frozen=True):
     total_kv_blocks: int | None = None
     max_num_batched_tokens: int | None = None
 
+
+_VLLM_HITS = "vllm:prefix_cache_hits_total"
 
 MOST_COUNT = 2**53
 """The limit of a count; a float above it is not exact. It also bounds sums of counts to 64 bits."""
@@ -64,6 +69,20 @@ class RankMetrics:
     def total(self, name: str) -> int:
         """Return the sum over all other labels."""
         return whole_number(sum(self._values(name, {})))
+
+    def seconds(self, name: str) -> float:
+        """Return the value of a metric, or 0."""
+        return max(self.first((name,)) or 0.0, 0.0)
+
+    def buckets(self, name: str) -> list[tuple[float, float]]:
+        """Return the finite buckets of a histogram, from 0: each limit, and the number up to it."""
+        found = {0.0: 0.0}
+        for sample in self._samples.get(name, ()):
+            with suppress(ValueError):
+                limit = float(sample.labels.get("le", "")) if self._is_ours(sample) else math.inf
+                if math.isfinite(limit):
+                    found[limit] = max(found.get(limit, 0.0), sample.value)
+        return sorted(found.items())
 
     def _values(self, name: str, labels: Mapping[str, str]) -> list[float]:
         return [
@@ -101,8 +120,9 @@ def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
     waiting = rank.count("vllm:num_requests_waiting")
     computed, cached = _vllm_prompts(rank)
     usage = rank.first(("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"))
+    used_blocks = _share(usage, facts)
     return EngineLoad(
-        LoadGauges(running, waiting, kv_used_blocks=_share(usage, facts)),
+        LoadGauges(running, waiting, kv_used_blocks=used_blocks),
         LoadCounters(
             steps=rank.count("vllm:iteration_tokens_total_count"),
             prefill_tokens=computed,
@@ -112,7 +132,60 @@ def _vllm(rank: RankMetrics, facts: EngineLimits) -> EngineLoad:
             cached_tokens=cached,
         ),
         _constants(facts),
+        _vllm_work(
+            rank,
+            computed,
+            used_blocks * (facts.block_size or 0),
+            is_working=running > 0 or _vllm_waits(rank, waiting),
+        ),
     )
+
+
+def _vllm_waits(rank: RankMetrics, waiting: int) -> bool:
+    """Return whether requests wait for the engine, and not for blocks of others (from 0.24)."""
+    return waiting > rank.count("vllm:num_requests_waiting_by_reason", reason="deferred")
+
+
+def _vllm_work(
+    rank: RankMetrics, computed: int, used_tokens: int, *, is_working: bool
+) -> WorkSeen | None:
+    """Return what tells its rates. None: before 0.16 computed tokens are known at the end only."""
+    if rank.first(("vllm:prompt_tokens_by_source_total",)) is None:
+        return None
+    queries, hits = rank.count("vllm:prefix_cache_queries_total"), rank.count(_VLLM_HITS)
+    hits += rank.count("vllm:external_prefix_cache_hits_total")
+    return WorkSeen(
+        steps=rank.count("vllm:iteration_tokens_total_count"),
+        prompt_tokens=computed,
+        admitted_tokens=queries - hits,
+        outputs=rank.count("vllm:inter_token_latency_seconds_count"),
+        outputs_s=rank.seconds("vllm:inter_token_latency_seconds_sum"),
+        preemptions=rank.count("vllm:num_preemptions_total"),
+        is_working=is_working,
+        used_tokens=used_tokens,
+        finished=rank.count("vllm:request_prefill_time_seconds_count"),
+        finished_tokens=rank.count("vllm:request_prefill_kv_computed_tokens_sum"),
+        finished_s=rank.seconds("vllm:request_prefill_time_seconds_sum"),
+        context_tokens=_vllm_context(rank, hits / max(queries, 1)),
+    )
+
+
+def _vllm_context(rank: RankMetrics, cached: float) -> float:
+    """Return the mean context of computed prompt tokens, of prompts with this part `cached`.
+
+    Long prompts have most of it: Σ n² / 2 Σ n for prompts of n tokens, which a histogram counts.
+    """
+    counts = rank.buckets("vllm:request_prompt_tokens_bucket")
+    tokens = squares = 0.0
+    for (low, below), (high, up_to) in pairwise(counts):
+        middle = (low + high) / 2
+        tokens += (up_to - below) * middle
+        squares += (up_to - below) * middle * middle
+    mean = squares / tokens if tokens else 0.0
+    if not tokens:
+        requests = rank.count("vllm:request_prompt_tokens_count")
+        mean = rank.count("vllm:request_prompt_tokens_sum") / requests if requests else 0.0
+    return mean / 2 * (1 + cached)
 
 
 def _vllm_prompts(rank: RankMetrics) -> tuple[int, int]:
@@ -125,7 +198,7 @@ def _vllm_prompts(rank: RankMetrics) -> tuple[int, int]:
     if rank.first((by_source,)) is not None:
         computed = rank.count(by_source, source="local_compute")
         return computed, rank.count(by_source, source="local_cache_hit")
-    cached = rank.count("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+    cached = rank.count(_VLLM_HITS, "vllm:gpu_prefix_cache_hits_total")
     return max(rank.count("vllm:prompt_tokens_total") - cached, 0), cached
 
 
@@ -188,10 +261,22 @@ DIALECTS: Mapping[EngineKind, Dialect] = {
                 "vllm:prompt_tokens_total",
                 "vllm:prompt_tokens_by_source_total",
                 "vllm:generation_tokens_total",
-                "vllm:prefix_cache_hits_total",
+                _VLLM_HITS,
                 "vllm:gpu_prefix_cache_hits_total",
                 "vllm:request_success_total",
                 "vllm:iteration_tokens_total_count",
+                "vllm:num_requests_waiting_by_reason",
+                "vllm:num_preemptions_total",
+                "vllm:prefix_cache_queries_total",
+                "vllm:external_prefix_cache_hits_total",
+                "vllm:request_prefill_time_seconds_count",
+                "vllm:request_prefill_time_seconds_sum",
+                "vllm:request_prefill_kv_computed_tokens_sum",
+                "vllm:request_prompt_tokens_bucket",
+                "vllm:request_prompt_tokens_count",
+                "vllm:request_prompt_tokens_sum",
+                "vllm:inter_token_latency_seconds_count",
+                "vllm:inter_token_latency_seconds_sum",
                 "vllm:cache_config_info",
             }
         ),

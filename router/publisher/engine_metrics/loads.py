@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, msgpack, structs
 
-from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges, TimedWork
 from router.protocol.values import UNREADABLE, UInt
 
 TOPIC = "load"
@@ -36,12 +36,44 @@ class LoadStat(Struct, frozen=True, array_like=True, tag="LoadStat"):
 _decoder = msgpack.Decoder(LoadStat)
 
 
+class WorkSeen(Struct, frozen=True):
+    """What an engine counts of its work, beside `LoadCounters`, for `rate_windows.py`.
+
+    `steps`: those that gave an output. `prompt_tokens`: computed for prompts with their first
+    token. `admitted_tokens`: tokens to compute of prompts admitted, complete or not. `outputs`,
+    `outputs_s`: outputs after the first, and the time that each of them took, summed over the
+    requests. `preemptions`: of requests. `is_working`: it had requests, which used `used_tokens`
+    tokens of its cache. `finished`: requests; of these, `finished_tokens` were computed in
+    `finished_s`, the sum of the times of their prompts; `context_tokens`: the mean context of these
+    tokens.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    admitted_tokens: int = 0
+    outputs: int = 0
+    outputs_s: float = 0.0
+    preemptions: int = 0
+    is_working: bool = False
+    used_tokens: int = 0
+    finished: int = 0
+    finished_tokens: int = 0
+    finished_s: float = 0.0
+    context_tokens: float = 0.0
+
+
 class EngineLoad(Struct, frozen=True):
-    """A load report in this project's terms; values that the engine does not report are 0."""
+    """A load report in this project's terms; values that the engine does not report are 0.
+
+    `seen`: what tells how long its work takes, if it counts that. `timed`: the same as work with a
+    known duration, as in `PolledLoad`; None: `counters` have it.
+    """
 
     gauges: LoadGauges = LoadGauges()
     counters: LoadCounters = LoadCounters()
     constants: LoadConstants = LoadConstants()
+    seen: WorkSeen | None = None
+    timed: tuple[TimedWork, ...] | None = None
 
 
 class EngineLoads:

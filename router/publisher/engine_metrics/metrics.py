@@ -13,6 +13,9 @@ from router.publisher.engine_metrics.dialects import (
 from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
 
+_STARTED = "process_start_time_seconds"
+"""Any process may have this metric, which therefore tells no kind of engine."""
+
 
 class EngineMetrics:
     """The metrics of one response. A malformed metric that is used raises WireError on creation."""
@@ -22,13 +25,18 @@ class EngineMetrics:
     def __init__(self, kind: EngineKind, text: str) -> None:
         self._dialect = DIALECTS[kind]
         self._samples: dict[str, list[Sample]] = {}
-        for sample in parse_samples(text, self._dialect.names):
+        for sample in parse_samples(text, {*self._dialect.names, _STARTED}):
             self._samples.setdefault(sample.name, []).append(sample)
 
     @property
     def is_foreign(self) -> bool:
         """True if the response has no metric of this kind of engine."""
-        return not self._samples
+        return self._samples.keys() <= {_STARTED}
+
+    @property
+    def started_s(self) -> float | None:
+        """The start of its process, in Unix time; None if it does not say."""
+        return next((each.value for each in self._samples.get(_STARTED, ())), None)
 
     def facts(self) -> EngineLimits:
         """Return the constants of the engine."""

@@ -143,7 +143,9 @@ def _note_noise(state: Vector, surprise: float, known: float, least: float, most
     state[NOISE_VARIANCE] = min(max(mixed, least**2), most**2)
 
 
-@kernel("void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8, f8)")
+@kernel(
+    "void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8, f8, f8)"
+)
 def learn(
     mean: Vector,
     covariance: Matrix,
@@ -157,15 +159,18 @@ def learn(
     least_noise: float,
     most_noise: float,
     ignored: float,
+    error: float,
 ) -> None:
     """Learn from work that kept an engine busy for `busy_s`; see `Rates.learn`."""
     predicted_s = product(mean, work)
     surprise_s = busy_s - predicted_s
     scale_s = max(min(busy_s, predicted_s), _RESOLUTION_S)
-    noise = state[NOISE_VARIANCE] * scale_s**2
+    measured = (error * scale_s) ** 2
+    noise = state[NOISE_VARIANCE] * scale_s**2 + measured
     known = spread(covariance, work)
     is_surprising = surprise_s**2 > SURPRISING**2 * (known + noise)
-    _note_noise(state, surprise_s / scale_s, known / scale_s**2, least_noise, most_noise)
+    explained = (known + measured) / scale_s**2
+    _note_noise(state, surprise_s / scale_s, explained, least_noise, most_noise)
     if is_surprising:
         before, sign = state[SUSPICION], math.copysign(1.0, surprise_s)
         state[SUSPICION] = before + sign if before * sign > 0 else sign

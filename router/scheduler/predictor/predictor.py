@@ -1,20 +1,30 @@
-"""Predicted times of each rank's work, learned from its load reports.
+"""Predicted times of each rank's work, learned from its load reports and from first tokens.
 
-    LoadReport ─▶ counted since the last ─┬─▶ rates of its model ──prior──┐
-                                          └─▶ rates of the rank ◀─────────┘
-                                                   └─▶ its columns of the RankTable
+    LoadReport, PolledLoad ─▶ counted since the last ─┬─▶ rates of its model ──prior──┐
+    first tokens ─▶ the fastest of ten ───────────────┴─▶ rates of the rank ◀─────────┘
+                                                               └─▶ its columns of the RankTable
 
 Work that an engine does not count has no term of its own: steps and attention are then included in
 the time of a token, and decoding takes the time learned from other engines.
 """
 
 import math
+from collections.abc import Iterable
 
-from router.protocol.loads import LoadReport
+from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.protocol.values import Rank
-from router.scheduler.predictor.rank_model import LEAST_SPREAD, RankModel, SharedModel, is_sane
+from router.scheduler.predictor.rank_model import (
+    DEFAULT_CHUNK_TOKENS,
+    LEAST_SPREAD,
+    MOST_TIMED,
+    AnyReport,
+    RankModel,
+    SharedModel,
+    is_sane,
+)
 from router.scheduler.predictor.rates import NOMINAL_S, Vector
 from router.scheduler.predictor.traffic import Traffic
+from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
     BASE_S,
     CHUNK_TOKENS,
@@ -24,6 +34,7 @@ from router.sequence.rank_table import (
     KV_S,
     MAX_BATCHED_TOKENS,
     QUEUED_TOKENS,
+    RATE_ERROR,
     RELATIVE_ERROR,
     REQUESTS,
     REQUESTS_PER_S,
@@ -41,10 +52,10 @@ UNTAUGHT_S = 1.0
 FIRST_LESSONS = 16
 """Number of a model's first lessons. They change its rates much: such ranks are updated at once."""
 
-_DEFAULT_CHUNK_TOKENS = 8_192
 _MOST_PREFILL_SHARE = 0.9
 _RATES = slice(BASE_S, KV_S + 1)
 _TRAFFIC = slice(REQUESTS_PER_S, REUSE + 1)
+_NO_LOAD = (LoadCounters(), LoadGauges(), LoadConstants(), None)
 
 
 class _Model:
@@ -104,11 +115,14 @@ class Predictor:
         if not model.ranks and len(self._models) > MOST_MODELS:
             del self._models[model_name]
 
-    def observe(self, report: LoadReport, now_s: float) -> None:
-        """Apply a rank's report. O(1), plus the model's untaught ranks once a second."""
+    def observe(self, report: AnyReport, now_s: float) -> None:
+        """Apply a rank's report. O(1), plus the model's untaught ranks once a second.
+
+        A report that says nothing of the load is ignored: the engine is polled, or unknown.
+        """
         rank = report.rank
         known = self._ranks.get(rank)
-        if known is None or not is_sane(report.counters):
+        if known is None or not _is_usable(report):
             return
         model_name, learning = known
         model = self._models[model_name]
@@ -116,14 +130,26 @@ class Predictor:
         row = self._table.row(rank)
         if learning.has_taught:
             model.untaught.pop(rank, None)
-            _write_rates(row, learning, report)
+            _write_rates(row, learning)
         _write_chunk(row, learning)
         _write_traffic(row, learning.traffic)
         _write_foreign(row, learning, report)
         row[SLOW_UNTIL_S] = learning.slow_until_s
-        if model.is_to_be_written(now_s):
-            model.written_s = now_s
-            self._write_untaught(model, list(model.untaught))
+        self._write_due(model, now_s)
+
+    def add_first_tokens(self, tokens: Iterable[tuple[Rank, FirstToken]], now_s: float) -> None:
+        """Apply first tokens of prompts that had no other ahead of them."""
+        for rank, token in tokens:
+            known = self._ranks.get(rank)
+            if known is None:
+                continue
+            model_name, learning = known
+            learning.add_first_token(token, now_s)
+            if learning.learn_first_tokens(now_s):
+                model = self._models[model_name]
+                model.untaught.pop(rank, None)
+                _write_rates(self._table.row(rank), learning)
+                self._write_due(model, now_s)
 
     def model_seconds(self, model_name: str) -> Vector:
         """Return a model's rates, in the order of their columns; nominal ones if it is unknown."""
@@ -145,25 +171,38 @@ class Predictor:
             learning.rates.check_invariants()
             assert (self._table.row(rank)[_RATES] >= 0).all()
 
+    def _write_due(self, model: _Model, now_s: float) -> None:
+        if model.is_to_be_written(now_s):
+            model.written_s = now_s
+            self._write_untaught(model, list(model.untaught))
+
     def _write_untaught(self, model: _Model, ranks: list[Rank]) -> None:
         slots = [self._table.slot(rank) for rank in ranks]
         self._table.values[slots, _RATES] = model.learning.rates.seconds
         self._table.values[slots, RELATIVE_ERROR] = LEAST_SPREAD  # equal rates: no known difference
+        self._table.values[slots, RATE_ERROR] = model.learning.relative_error
 
 
-def _write_rates(row: Vector, learning: RankModel, report: LoadReport) -> None:
+def _is_usable(report: AnyReport) -> bool:
+    """Return whether a report is plausible, and says anything of the load."""
+    timed = [each.work for each in report.timed or ()]
+    if (report.counters, report.gauges, report.constants, report.timed) == _NO_LOAD:
+        return False
+    return len(timed) <= MOST_TIMED and all(map(is_sane, (report.counters, *timed)))
+
+
+def _write_rates(row: Vector, learning: RankModel) -> None:
     """Write the learned rates; 0 for work not counted by an engine that computed prompts."""
-    counters = report.counters
     row[_RATES] = learning.rates.seconds
-    row[RELATIVE_ERROR] = learning.rates.relative_error(learning.work)
-    if counters.prefill_tokens and not counters.steps:
+    row[RELATIVE_ERROR] = row[RATE_ERROR] = learning.rates.relative_error(learning.work)
+    if not learning.counts_steps:
         row[BASE_S] = 0.0
-    if counters.prefill_tokens and not counters.prefill_token_contexts:
+    if not learning.counts_contexts:
         row[CONTEXT_S] = 0.0
 
 
 def _write_chunk(row: Vector, learning: RankModel) -> None:
-    row[CHUNK_TOKENS] = learning.chunk_tokens or row[MAX_BATCHED_TOKENS] or _DEFAULT_CHUNK_TOKENS
+    row[CHUNK_TOKENS] = learning.chunk_tokens or row[MAX_BATCHED_TOKENS] or DEFAULT_CHUNK_TOKENS
 
 
 def _write_traffic(row: Vector, traffic: Traffic) -> None:
@@ -171,7 +210,7 @@ def _write_traffic(row: Vector, traffic: Traffic) -> None:
     row[_TRAFFIC] = traffic.requests_per_s, share, traffic.output_tokens, traffic.reuse
 
 
-def _write_foreign(row: Vector, learning: RankModel, report: LoadReport) -> None:
+def _write_foreign(row: Vector, learning: RankModel, report: AnyReport) -> None:
     """Write the engine's load beyond our bookings; 0 if it reports no requests.
 
     An idle engine is indistinguishable from one without gauges, so bookings stand. Tokens are never

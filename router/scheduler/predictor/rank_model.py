@@ -1,15 +1,20 @@
 """The model of one rank's engine: rates and traffic, learned from the work between two reports."""
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import structs
 
-from router.protocol.loads import LoadCounters, LoadReport
+from router.protocol.loads import LoadCounters, LoadReport, PolledLoad, TimedWork
 from router.scheduler.policy._predictive_kernel import SLOW_START_S
 from router.scheduler.predictor._rates_kernel import slowness
+from router.scheduler.predictor.first_tokens import FirstTokens
 from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
 from router.scheduler.predictor.traffic import Excess, Traffic
+from router.sequence.active.tracker import FirstToken
+
+AnyReport: TypeAlias = LoadReport | PolledLoad
 
 MOST = 1e18
 """Limit of a report's counters in total: above any real engine's, and safe to compute with."""
@@ -21,7 +26,11 @@ def is_sane(counters: LoadCounters) -> bool:
     return bool(min(values) >= 0 and sum(values) <= MOST)  # a sum with NaN is not below
 
 
-def counted_since(before: LoadReport | None, report: LoadReport) -> LoadCounters:
+MOST_TIMED = 4
+"""Limit of the kinds of timed work in a report."""
+
+
+def counted_since(before: AnyReport | None, report: AnyReport) -> LoadCounters:
     """Return the work counted since `before`, or since the start of a restarted engine.
 
     A restart of the engine alone, without its agent, shows as lower counters. Counters that only
@@ -29,15 +38,29 @@ def counted_since(before: LoadReport | None, report: LoadReport) -> LoadCounters
     """
     if before is None or is_new_life(before, report):
         return report.counters
-    now, then = structs.astuple(report.counters), structs.astuple(before.counters)
-    return LoadCounters(*[max(each - was, 0) for each, was in zip(now, then, strict=True)])
+    return _difference(report.counters, before.counters)
 
 
-def is_new_life(before: LoadReport, report: LoadReport) -> bool:
+def timed_since(before: AnyReport | None, report: AnyReport) -> list[TimedWork]:
+    """Return the timed work since `before`; none in the first report of a life."""
+    if before is None or is_new_life(before, report):
+        return []
+    pairs = zip(report.timed or (), before.timed or (), strict=False)
+    return [
+        TimedWork(_difference(now.work, then.work), now.error) for now, then in pairs if now != then
+    ]
+
+
+def _difference(now: LoadCounters, then: LoadCounters) -> LoadCounters:
+    pairs = zip(structs.astuple(now), structs.astuple(then), strict=True)
+    return LoadCounters(*[max(each - was, 0) for each, was in pairs])
+
+
+def is_new_life(before: AnyReport, report: AnyReport) -> bool:
     """Return whether the engine, or its agent, restarted in between."""
     now, then = report.counters, before.counters
     return (
-        report.agent_incarnation != before.agent_incarnation
+        report.life != before.life
         or now.steps < then.steps
         or now.prefill_tokens < then.prefill_tokens
         or now.busy_s < then.busy_s
@@ -45,7 +68,7 @@ def is_new_life(before: LoadReport, report: LoadReport) -> bool:
 
 
 def measured_busy_s(
-    before: LoadReport | None, report: LoadReport, counted: LoadCounters, elapsed_s: float
+    before: AnyReport | None, report: AnyReport, counted: LoadCounters, elapsed_s: float
 ) -> float | None:
     """Return how long the engine was busy with the counted work. Returns None if unknown.
 
@@ -58,7 +81,7 @@ def measured_busy_s(
     return elapsed_s if _is_at_work(before) and _is_at_work(report) else None
 
 
-def _is_at_work(report: LoadReport) -> bool:
+def _is_at_work(report: AnyReport) -> bool:
     return report.gauges.running_requests + report.gauges.waiting_requests > 0
 
 
@@ -94,6 +117,8 @@ how kinds of work compare, and its speed only slowly; otherwise a fleet of fast 
 look like inconsistent data.
 """
 
+DEFAULT_CHUNK_TOKENS = 8_192
+
 _WORK_KEPT = 0.8
 _PREFILL, _CONTEXT = 1, 2
 
@@ -123,6 +148,14 @@ class SharedModel:
         return math.sqrt(self._spread)
 
     @property
+    def relative_error(self) -> float:
+        """The standard error of an unknown rank's predicted times, as a fraction.
+
+        That of the model's own rates, of which little may be known, and the spread of the ranks.
+        """
+        return math.hypot(self.rates.relative_error(np.ones(len(NOMINAL_S))), self.error)
+
+    @property
     def anything(self) -> Prior:
         """The expected rates of a rank that has changed."""
         return self._varied(_MOST_SPREAD)
@@ -132,11 +165,11 @@ class SharedModel:
         square = min(math.log(slowness) ** 2, _MOST_SPREAD**2)
         self._spread = max(self._spread + _SPREAD_GAIN * (square - self._spread), LEAST_SPREAD**2)
 
-    def learn(self, work: Vector, busy_s: float, now_s: float) -> None:
-        """Learn from a rank that was busy with this work for `busy_s`."""
+    def learn(self, work: Vector, busy_s: float, now_s: float, error: float = 0.0) -> None:
+        """Learn from a rank that was busy with this work for `busy_s`; see `Rates.learn`."""
         self.rates.relax(_DRIFT, math.exp((self._learned_s - now_s) / MODEL_MEMORY_S))
         self._learned_s = now_s
-        self.rates.learn(work, busy_s, _ANYTHING)
+        self.rates.learn(work, busy_s, _ANYTHING, error)
         self.lessons += 1
 
     def _varied(self, error: float) -> Prior:
@@ -152,6 +185,7 @@ class RankModel:
     """
 
     __slots__ = (
+        "_first_tokens",
         "_last_seen_s",
         "_report",
         "excess_requests",
@@ -173,39 +207,105 @@ class RankModel:
         self.has_taught = False
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
-        self._report: LoadReport | None = None
+        self._report: AnyReport | None = None
         self._last_seen_s = now_s
+        self._first_tokens = FirstTokens()
 
     @property
     def chunk_tokens(self) -> int | None:
         """The most tokens of one step; None if the rank does not report it."""
         return None if self._report is None else self._report.constants.chunk_tokens
 
-    def record_report(self, report: LoadReport, now_s: float) -> None:
+    def record_report(self, report: AnyReport, now_s: float) -> None:
         """Learn from the work counted since the last report."""
         before, elapsed_s = self._report, max(now_s - self._last_seen_s, 0.0)
         self._report, self._last_seen_s = report, now_s
         is_new = before is None or is_new_life(before, report)
+        if is_new:
+            self._first_tokens.restart(report.counters.requests_finished)
         if is_new and report.counters.requests_finished:
             self.slow_until_s = 0.0
         elif is_new and before is not None:
             self.slow_until_s = now_s + SLOW_START_S
         counted = counted_since(before, report)
-        busy_s = measured_busy_s(before, report, counted, elapsed_s)
-        self._learn(work_of(counted), busy_s, elapsed_s, now_s)
+        if report.timed is None:
+            busy_s = measured_busy_s(before, report, counted, elapsed_s)
+            self._fade(busy_s or 0.0, elapsed_s)
+            self._learn(work_of(counted), busy_s, now_s)
+        else:
+            self._fade(elapsed_s if _is_at_work(report) else 0.0, elapsed_s)
+            for each in timed_since(before, report):
+                self._learn(work_of(each.work), each.work.busy_s, now_s, each.error)
+            self.learn_first_tokens(now_s)
         if not is_new:
             self.traffic.add(counted, self._prefill_s(counted), elapsed_s)
 
-    def _learn(self, work: Vector, busy_s: float | None, elapsed_s: float, now_s: float) -> None:
-        busy_share_s = min(busy_s or 0.0, elapsed_s)
-        faded = (elapsed_s - busy_share_s) / IDLE_MEMORY_S + busy_share_s / BUSY_MEMORY_S
+    def add_first_token(self, token: FirstToken, now_s: float) -> None:
+        """Note a first token, unless the engine measures the time of its work itself."""
+        if self._report is None or self._report.timed is not None:
+            predicted_s = float(self.rates.mean @ self._work_before(token))
+            self._first_tokens.add(token, token.waited_s / predicted_s, now_s)
+
+    def learn_first_tokens(self, now_s: float) -> bool:
+        """Learn from first tokens that are to be compared now. Returns whether there were any."""
+        fastest = self._first_tokens.take(now_s)
+        for each in fastest:
+            work = self._work_before(each.token)
+            self._learn(work, each.token.waited_s, now_s, each.error)
+        return bool(fastest)
+
+    def _work_before(self, token: FirstToken) -> Vector:
+        """Return the work until a first token.
+
+        If requests decode, the prompt waits for half a step of theirs, on average.
+        """
+        chunk_tokens = self.chunk_tokens or DEFAULT_CHUNK_TOKENS
+        steps = math.ceil(token.tokens / chunk_tokens) + (0.5 if token.requests else 0.0)
+        return NOMINAL_S * (
+            steps,
+            token.tokens,
+            token.contexts if self.counts_contexts else 0.0,
+            steps * token.requests,
+            steps * token.kv_tokens,
+        )
+
+    @property
+    def counts_steps(self) -> bool:
+        """False if reported prompts have no steps, whose time is then that of other work."""
+        prefill_tokens, steps, _ = self._reported
+        return bool(steps or not prefill_tokens)
+
+    @property
+    def counts_contexts(self) -> bool:
+        """False if reported prompts have no attention work, whose time is then that of tokens."""
+        prefill_tokens, _, contexts = self._reported
+        return bool(contexts or not prefill_tokens)
+
+    @property
+    def _reported(self) -> tuple[int, int, float]:
+        """The prompt tokens, steps and attention work from which rates are learned."""
+        report = self._report
+        if report is None:
+            return 0, 0, 0.0
+        counters = [report.counters]
+        if report.timed is not None:
+            counters = [each.work for each in report.timed]
+        tokens, steps = sum(c.prefill_tokens for c in counters), sum(c.steps for c in counters)
+        return tokens, steps, sum(each.prefill_token_contexts for each in counters)
+
+    def _fade(self, busy_s: float, elapsed_s: float) -> None:
+        """Return to the model's rates, as time passes without, or with, work."""
+        busy_s = min(busy_s, elapsed_s)
+        faded = (elapsed_s - busy_s) / IDLE_MEMORY_S + busy_s / BUSY_MEMORY_S
         self.rates.relax(self.model.prior, math.exp(-faded) if self.has_taught else 0.0)
+
+    def _learn(self, work: Vector, busy_s: float | None, now_s: float, error: float = 0.0) -> None:
         if busy_s and any(work.tolist()):
             self.has_taught = True
             slower = self._slowness(work)
             self.model.note_slowness(slower)
-            self.model.learn(work, busy_s / slower, now_s)
-            self.rates.learn(work, busy_s, self.model.anything)
+            self.model.learn(work, busy_s / slower, now_s, error)
+            self.rates.learn(work, busy_s, self.model.anything, error)
 
     def _slowness(self, work: Vector) -> float:
         """Return the rank's time for its usual work, relative to its model's; near 1 if uncertain.

@@ -100,8 +100,11 @@ class Rates:
         """Move towards the prior; `kept` is the remaining part of the difference, 0 to 1."""
         relax(self.mean, self.covariance, *_fields(prior), kept)
 
-    def learn(self, work: Vector, busy_s: float, anything: Prior) -> None:
-        """Learn from work and its busy time; `anything`: the rates to expect after a change."""
+    def learn(self, work: Vector, busy_s: float, anything: Prior, error: float = 0.0) -> None:
+        """Learn from work and its busy time, which has a relative `error`.
+
+        `anything`: the rates to expect after a change.
+        """
         learn(
             self.mean,
             self.covariance,
@@ -112,6 +115,7 @@ class Rates:
             self._noise.least,
             self._noise.most,
             self._noise.ignored,
+            error,
         )
 
     def check_invariants(self) -> None:

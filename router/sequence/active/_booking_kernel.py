@@ -32,6 +32,7 @@ from router.sequence.active._booking_rows import (
 from router.sequence.active._booking_steps import (
     ACTIVE_PREFILL_TOKENS,
     ASSUMED_COMPLETE,
+    BESIDE,
     BLOCK_SIZE,
     BOOKED_S,
     COMPLETE,
@@ -65,6 +66,7 @@ from router.sequence.active._booking_steps import (
     SLOT,
     SLOT_OWN_BLOCKS,
     STAGE,
+    TOKEN_S,
     append,
     booked,
     expire_later,
@@ -72,6 +74,8 @@ from router.sequence.active._booking_steps import (
     forget_reports,
     leave_queue,
     mark_complete,
+    note_beside,
+    note_first_token,
     note_report,
     prefill_s,
     remove,
@@ -136,6 +140,7 @@ def book(
     figures[CONTEXTS] = tokens * (cached_tokens + tokens / 2)
     figures[BOOKED_S], figures[EXPIRES_S] = now_s, expires_s
     figures[DECAY_FRACTION] = figures[REPORTED_S] = np.nan
+    note_beside(state, ranks[slot], load, booking)
     if not load[FIRST_QUEUED]:
         sums[slot, HEAD_SINCE_S] = now_s
     append(bookings, load, FIRST_QUEUED, LAST_QUEUED, NEXT_QUEUED, booking)
@@ -159,6 +164,12 @@ def complete(
     """Record that the prompt of a booking is complete, and renew its expiry."""
     trie, bookings = trie_at(state), rows_of(state, BOOKINGS, BOOKING_COLUMNS)
     expire_later(state, bookings, booking, expires_s)
+    figures = booked(state)[booking]
+    is_first = bookings[booking, STAGE] != COMPLETE and not np.isnan(figures[BESIDE])
+    if is_first and not in_batch:
+        figures[TOKEN_S] = now_s - figures[BOOKED_S]
+        if ranks[bookings[booking, SLOT], table.TRUST_WEIGHT] >= 1.0:
+            note_first_token(state, bookings, booking, -1)
     mark_complete(state, trie, bookings, booking, now_s)
     note_report(state, trie, bookings, booking, now_s, in_batch)
     write_load(state, trie, ranks, bookings[booking, SLOT])
@@ -209,15 +220,20 @@ def renew(state: Ints, booking: int, expires_s: float) -> None:
     expire_later(state, rows_of(state, BOOKINGS, BOOKING_COLUMNS), booking, expires_s)
 
 
-@kernel("UniTuple(int64, 3)(int64[::1], float64[:, ::1], int64, float64)")
-def free(state: Ints, ranks: Floats, booking: int, now_s: float) -> tuple[int, int, int]:
+@kernel("UniTuple(int64, 3)(int64[::1], float64[:, ::1], int64, float64, int64)")
+def free(
+    state: Ints, ranks: Floats, booking: int, now_s: float, cached_tokens: int
+) -> tuple[int, int, int]:
     """End a booking. O(nodes on its path).
 
+    `cached_tokens`: the cached part of its prompt, as its engine reports it; -1: not reported.
     Returns 1 if its prompt was reported complete, and the result of `free_prompts`.
     """
     trie, bookings = trie_at(state), rows_of(state, BOOKINGS, BOOKING_COLUMNS)
     row, slot = bookings[booking], bookings[booking, SLOT]
     load, was_complete = trie.slots[slot], bookings[booking, STAGE] == COMPLETE
+    if cached_tokens >= 0:
+        note_first_token(state, bookings, booking, cached_tokens)
     forget_reports(state, trie, bookings, booking)
     mark_complete(state, trie, bookings, booking, now_s)
     load[REQUESTS] -= 1

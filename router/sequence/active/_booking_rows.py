@@ -33,7 +33,9 @@ FREED_PROMPTS = USES_TABLE + 2  # the first of the prompts that no row refers to
 OLDEST = FREED_PROMPTS + 1  # the reservation that expires first, and the one that expires last
 NEWEST = FREED_PROMPTS + 2
 GROWING = FREED_PROMPTS + 3  # the number of requests reported in batches
-STATE_WORDS = FREED_PROMPTS + 4
+FIRST_TOKENS = FREED_PROMPTS + 4  # the address of the first tokens not taken yet, and their number
+FIRST_TOKENS_COUNT = FREED_PROMPTS + 5
+STATE_WORDS = FREED_PROMPTS + 6
 
 # Columns of a node: a run of blocks, positions [START, END) of the hashes of PROMPT.
 PARENT, START, END, PROMPT, FIRST_HASH = 0, 1, 2, 3, 4
@@ -58,7 +60,15 @@ SHARED_BLOCKS, SLOT_DISCOUNT_MICRO = 0, 1
 SLOT_COLUMNS = 13
 SLOT_FIGURES_COLUMNS = 3
 BOOKING_COLUMNS = 18
-BOOKING_FIGURES_COLUMNS = 5
+BOOKING_FIGURES_COLUMNS = 8
+
+# Columns of a first token: its slot, the time since the booking, the tokens computed until then and
+# their attention work, and the requests that decoded beside it, with their tokens.
+FIRST_TOKEN_SLOT, WAITED_S, FIRST_TOKEN_TOKENS, FIRST_TOKEN_CONTEXTS = 0, 1, 2, 3
+BESIDE_REQUESTS, BESIDE_TOKENS = 4, 5
+FIRST_TOKEN_COLUMNS = 6
+MOST_FIRST_TOKENS = 512
+"""The limit of first tokens between two calls that take them; further ones are not kept."""
 
 COLUMNS = (
     NODE_COLUMNS,

@@ -22,20 +22,30 @@ from router.runtime.kernels.numba_runtime import device, float_rows_at
 from router.sequence import rank_table as table
 from router.sequence.active._booking_rows import (
     ADDRESS,
+    BESIDE_REQUESTS,
+    BESIDE_TOKENS,
     BOOKING_COLUMNS,
     BOOKING_FIGURES,
     BOOKING_FIGURES_COLUMNS,
     BOOKINGS,
     CAPACITY,
+    FIRST_TOKEN_COLUMNS,
+    FIRST_TOKEN_CONTEXTS,
+    FIRST_TOKEN_SLOT,
+    FIRST_TOKEN_TOKENS,
+    FIRST_TOKENS,
+    FIRST_TOKENS_COUNT,
     GROWING,
     KIND_WORDS,
     MICRO,
+    MOST_FIRST_TOKENS,
     NEWEST,
     OLDEST,
     SHARED_BLOCKS,
     SLOT_DISCOUNT_MICRO,
     SLOT_FIGURES,
     SLOT_FIGURES_COLUMNS,
+    WAITED_S,
     Floats,
     Ints,
     Trie,
@@ -53,6 +63,11 @@ NEXT_BOOKED, PREVIOUS_BOOKED = 14, 15
 NEXT_TO_EXPIRE, PREVIOUS_TO_EXPIRE = 16, 17
 
 CONTEXTS, BOOKED_S, DECAY_FRACTION, EXPIRES_S, REPORTED_S = 0, 1, 2, 3, 4
+BESIDE, BESIDE_KV = (
+    5,
+    6,
+)  # requests that decoded when it was booked, NaN if a prompt was ahead of it
+TOKEN_S = 7  # the time from its booking to its first token, NaN if unknown or noted already
 
 QUEUED, ASSUMED_COMPLETE, COMPLETE = 1, 2, 3
 
@@ -171,6 +186,42 @@ def mark_complete(state: Ints, trie: Trie, bookings: Ints, booking: int, now_s: 
     bookings[booking, STAGE] = COMPLETE
     load = trie.slots[bookings[booking, SLOT]]
     load[ACTIVE_PREFILL_TOKENS] -= bookings[booking, PREFILL_TOKENS]
+
+
+@device
+def note_beside(state: Ints, rank: Floats, load: Ints, booking: int) -> None:
+    """Note what decodes beside a prompt that is about to be queued, if no prompt is ahead of it.
+
+    Prompts of other sources are not known one by one: any request of theirs counts as a prompt.
+    """
+    figures = booked(state)[booking]
+    figures[BESIDE] = figures[TOKEN_S] = np.nan
+    is_ours = not np.isnan(figures[EXPIRES_S])
+    if is_ours and not load[ACTIVE_PREFILL_TOKENS] and rank[table.FOREIGN_REQUESTS] <= 0:
+        figures[BESIDE] = rank[table.DECODING_REQUESTS]
+        figures[BESIDE_KV] = rank[table.DECODING_KV_TOKENS]
+
+
+@device
+def note_first_token(state: Ints, bookings: Ints, booking: int, cached_tokens: int) -> None:
+    """Keep the time to the first token of a prompt that had no other ahead of it, once.
+
+    `cached_tokens`: what its engine found cached; negative: what was expected when it was booked.
+    """
+    figures, count = booked(state)[booking], state[FIRST_TOKENS_COUNT]
+    tokens = float(bookings[booking, PREFILL_TOKENS])
+    if np.isnan(figures[TOKEN_S]) or tokens <= 0 or count >= MOST_FIRST_TOKENS:
+        return
+    if cached_tokens >= 0:
+        isl_tokens = figures[CONTEXTS] / tokens + tokens / 2
+        tokens = max(isl_tokens - cached_tokens, 1.0)
+        figures[CONTEXTS] = tokens * (isl_tokens - tokens / 2)
+    row = float_rows_at(state[FIRST_TOKENS], MOST_FIRST_TOKENS, FIRST_TOKEN_COLUMNS)[count]
+    row[FIRST_TOKEN_SLOT], row[WAITED_S] = bookings[booking, SLOT], figures[TOKEN_S]
+    row[FIRST_TOKEN_TOKENS], row[FIRST_TOKEN_CONTEXTS] = tokens, figures[CONTEXTS]
+    row[BESIDE_REQUESTS], row[BESIDE_TOKENS] = figures[BESIDE], figures[BESIDE_KV]
+    state[FIRST_TOKENS_COUNT] = count + 1
+    figures[TOKEN_S] = np.nan
 
 
 @device

@@ -18,12 +18,17 @@ from router.sequence.active._booking_rows import (
     DISCOUNT_MICRO,
     END,
     ENDS,
+    FIRST_TOKEN_COLUMNS,
+    FIRST_TOKEN_SLOT,
+    FIRST_TOKENS,
+    FIRST_TOKENS_COUNT,
     FIRST_USE,
     FREE,
     FREE_ROWS,
     FREED_PROMPTS,
     KIND_WORDS,
     LIGHT_USES,
+    MOST_FIRST_TOKENS,
     NEXT_FREED,
     NEXT_USE,
     NODE,
@@ -43,6 +48,7 @@ from router.sequence.active._booking_rows import (
     USED_BY,
     USES,
     USES_TABLE,
+    Floats,
     Ints,
 )
 
@@ -61,7 +67,7 @@ class BookingMemory:
     per KB of rows, and 20 ns per entry of a hash table.
     """
 
-    __slots__ = ("_rows", "_tables", "hashes", "state")
+    __slots__ = ("_first_tokens", "_rows", "_tables", "hashes", "state")
 
     def __init__(self) -> None:
         self.state: Ints = np.zeros(STATE_WORDS, np.int64)
@@ -79,10 +85,25 @@ class BookingMemory:
         for table in self._tables:
             self._describe_table(table)
         self.state[NODES * KIND_WORDS + USED] = ROOT
+        self._first_tokens: Floats = np.zeros((MOST_FIRST_TOKENS, FIRST_TOKEN_COLUMNS))
+        self.state[FIRST_TOKENS] = self._first_tokens.ctypes.data
 
     def rows(self, kind: int) -> npt.NDArray[Any]:
         """Return the rows of a kind, to read until the next growth."""
         return self._rows[kind].words.reshape(-1, COLUMNS[kind])
+
+    def take_first_tokens(self) -> Floats:
+        """Return the first tokens since the last call, one per row."""
+        taken = self._first_tokens[: self.state[FIRST_TOKENS_COUNT]].copy()
+        self.state[FIRST_TOKENS_COUNT] = 0
+        return taken
+
+    def drop_first_tokens(self, slot: int) -> None:
+        """Drop the first tokens of a slot, which another rank may get. O(first tokens)."""
+        kept = self.take_first_tokens()
+        kept = kept[kept[:, FIRST_TOKEN_SLOT] != slot]
+        self._first_tokens[: len(kept)] = kept
+        self.state[FIRST_TOKENS_COUNT] = len(kept)
 
     def make_room(self, slot: int) -> None:
         """Make room for a booking on this slot that does not fit. O(rows), amortised O(1)."""

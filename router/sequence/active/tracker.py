@@ -84,6 +84,20 @@ class RankLoad(Struct, frozen=True):
     decoding_requests: int
 
 
+class FirstToken(Struct, frozen=True, gc=False):
+    """A first token, `waited_s` after its prompt was booked.
+
+    `tokens` were computed for it, with the attention work `contexts`. Beside it, `requests`
+    requests with `kv_tokens` tokens decoded.
+    """
+
+    waited_s: float
+    tokens: float
+    contexts: float
+    requests: float
+    kv_tokens: float
+
+
 class _Booked(Struct, eq=False, gc=False):
     """A booked request. `ends`: the requests that had recently ended on its rank, until compared.
 
@@ -294,9 +308,25 @@ class Tracker:
         """
         kernels.subtract_progress(self.state, rows, slots, now_s)
 
-    def free(self, request_id: BookingId, now_s: float) -> None:
-        """End a request as reported. O(nodes on its path). Raises ReservationNotFoundError."""
-        was_reported = self._drop(request_id, self._booking(request_id), now_s)
+    def take_first_tokens(self) -> list[tuple[Rank, FirstToken]]:
+        """Return the first tokens since the last call that teach how fast their ranks are.
+
+        Those of prompts with no other prompt ahead of them, reported as they came. O(ranks), if
+        there are any.
+        """
+        taken = self._memory.take_first_tokens().tolist()
+        if not taken:
+            return []
+        ranks = {self._table.slot(rank): rank for rank in self._table}
+        return [(ranks[int(slot)], FirstToken(*rest)) for slot, *rest in taken]
+
+    def free(self, request_id: BookingId, now_s: float, cached_tokens: int | None = None) -> None:
+        """End a request as reported. O(nodes on its path). Raises ReservationNotFoundError.
+
+        `cached_tokens`: the cached part of its prompt, if its engine reports it.
+        """
+        booking, cached = self._booking(request_id), -1 if cached_tokens is None else cached_tokens
+        was_reported = self._drop(request_id, booking, now_s, cached)
         if isinstance(request_id, str):
             self.silence.note(is_reported=was_reported)
 
@@ -308,6 +338,8 @@ class Tracker:
         for request_id, booking in zip(ids, found, strict=True):
             self._drop(request_id, booking, 0.0)
         self._ends.forget(rank)
+        if slot is not None:
+            self._memory.drop_first_tokens(slot)
         return ids
 
     def expire(self, now_s: float) -> list[tuple[str, Rank]]:
@@ -362,12 +394,16 @@ class Tracker:
         assert isinstance(request_id, str)
         return request_id
 
-    def _drop(self, request_id: BookingId, booking: int, now_s: float) -> bool:
+    def _drop(
+        self, request_id: BookingId, booking: int, now_s: float, cached_tokens: int = -1
+    ) -> bool:
         """Remove a booking. Returns whether its prompt was reported complete."""
         booked = self._bookings.pop(booking)
         del self.by_id[request_id]
         self._ends.note(booked.rank, booked.footprint.sequence_hashes, now_s)
-        was_reported, freed, more = kernels.free(self.state, self._table.values, booking, now_s)
+        was_reported, freed, more = kernels.free(
+            self.state, self._table.values, booking, now_s, cached_tokens
+        )
         self._memory.hashes[freed] = None
         if more:
             self._memory.forget(more)

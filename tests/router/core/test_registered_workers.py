@@ -2,12 +2,25 @@
 
 import pytest
 
-from router.core.commands import SetProblem, UpsertWorker
+from router.core.commands import (
+    ApplyPolled,
+    Free,
+    PrefillComplete,
+    Reserve,
+    SetConnected,
+    SetProblem,
+    Tick,
+    UpsertWorker,
+)
 from router.core.errors import AnnouncedWorkerError, DoubledEndpointError, TooManyRegistrationsError
 from router.core.registered_workers import complete_worker, missing
 from router.core.registrations import Registrations
 from router.errors import WorkerNotFoundError
+from router.protocol.loads import LoadGauges, PolledLoad
+from router.protocol.replicas import PromptUsage
+from router.protocol.requests import ReserveRequest
 from router.protocol.workers import WorkerPatch, WorkerRegistration
+from router.sequence.rank_table import BASE_S, CONTEXT_S, USED_BLOCKS
 from support.values.builders import World, announcement, rank
 
 
@@ -77,6 +90,42 @@ def test_announced_workers_are_not_registrations(registrations, world):
     ):
         with pytest.raises(AnnouncedWorkerError):
             change()
+
+
+def polled(worker_id, dp_rank=0, **fields):
+    return ApplyPolled(
+        PolledLoad(worker_id=worker_id, dp_rank=dp_rank, source_id=1, life_id=1, **fields)
+    )
+
+
+def test_polled_load_counts_for_registered_ranks_alone(registrations, world):
+    registrations.put(worker(7), 0.0)
+    world.worker(8)
+    gauges = LoadGauges(running_requests=3, kv_used_blocks=50)
+    for worker_id, dp_rank, is_known in ((7, 0, True), (7, 1, False), (8, 0, False), (9, 0, False)):
+        assert world.core.handle(polled(worker_id, dp_rank, gauges=gauges), 1.0) == (is_known, [])
+    row = world.core.ranks.row(rank(7))
+    assert row[USED_BLOCKS] == 50
+    assert world.core.fleet.gauges(rank(7), 2.0) == gauges
+    assert world.core.fleet.gauges(rank(7), 10.0) is None  # not polled any more
+
+
+def test_first_tokens_are_learned_at_ticks(registrations, world):
+    registrations.put(worker(7), 0.0)
+    world.core.handle(SetConnected(True), 0.0)
+    for number in range(40):
+        now_s = float(number)
+        prompt = list(range(1000 * number, 1000 * number + 800))
+        request = ReserveRequest(worker_id=7, request_id=str(number), token_ids=prompt)
+        world.core.handle(Reserve(request), now_s)
+        world.core.handle(PrefillComplete(str(number)), now_s + 0.4)
+        usage = PromptUsage(len(prompt), 0)
+        world.core.handle(Free(str(number), usage), now_s + 0.5)
+        world.core.handle(Tick(), now_s + 0.5)
+    row = world.core.ranks.row(rank(7))
+    work = (1.0, 800.0, 800.0**2 / 2)
+    predicted_s = sum(done * rate for done, rate in zip(work, row[BASE_S : CONTEXT_S + 1]))
+    assert predicted_s == pytest.approx(0.4, rel=0.1)
 
 
 def test_a_life_goes_on_while_registered(registrations):

@@ -40,6 +40,9 @@ from router.protocol.loads import (
     LoadCounters,
     LoadGauges,
     LoadReport,
+    PolledLoad,
+    TimedWork,
+    decode_any_report,
     decode_beacon,
     decode_load_report,
     encode_beacon,
@@ -185,8 +188,23 @@ def test_load_report_has_golden_bytes():
             "kv_used_blocks": 4,
         },
         "constants": {"chunk_tokens": 5, "max_running_requests": 6, "num_blocks": 7},
+        "timed": None,
     }  # fmt: skip
-    assert encoded[:13].hex() == "8ca9776f726b65725f696407a7"
+    assert encoded[:13].hex() == "8da9776f726b65725f696407a7"
+
+
+def test_polled_load_is_told_from_a_report_by_its_bytes():
+    timed = (TimedWork(LoadCounters(steps=1, busy_s=2.5), 0.1),)
+    polled = PolledLoad(
+        worker_id=7, dp_rank=1, source_id=8, life_id=9, timed=timed, gauges=LoadGauges(1, 2, 3, 4)
+    )
+    encoded = encode_load_report(polled)
+    assert encoded[:5].hex() == "9807010809"
+    assert decode_any_report(encoded) == polled
+    assert decode_any_report(encode_load_report(REPORT)) == REPORT
+    with pytest.raises(WireError):
+        decode_load_report(encoded)
+    assert polled.rank == REPORT.rank
 
 
 def test_worker_announcement_has_golden_bytes():

@@ -6,7 +6,8 @@ from router.core.commands import OutputBlock
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank
 from router.recording.recorded_core import RecordedCore
-from router.simulator.engine_model import llama_8b
+from router.sequence.rank_table import BASE_S, CONTEXT_S, RATE_ERROR
+from router.simulator.engine_model import llama_8b, llama_70b
 from router.simulator.scenario import Failure, SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import spread, summarize
@@ -181,3 +182,30 @@ def test_in_bursts_routers_that_take_turns_do_as_well_as_one():
     taking_turns = mean_ttft_s(4, 0.02)
     assert taking_turns < 1.05 * mean_ttft_s(1, 0.02)
     assert mean_ttft_s(4, 0.06) > 1.25 * taking_turns
+
+
+def work_of(core, worker_id=0):
+    """Seconds that a rank is expected to need for a prompt of 3,000 tokens."""
+    base_s, token_s, context_s = core.ranks.row(Rank(worker_id, 0))[BASE_S : CONTEXT_S + 1]
+    return base_s + 3_000 * token_s + 3_000**2 / 2 * context_s
+
+
+@pytest.mark.parametrize("reports_late", [False, True])
+def test_polled_engines_teach_their_rates(reports_late):
+    """With late first tokens from the polls alone."""
+    cores, make = kept_cores(make_core())
+    fleet = scenario(2, model=llama_70b(), polled=True, reports_late=reports_late)
+    simulate(small_trace(500, gap_s=0.3, families=400), fleet, make)
+    model = llama_70b()
+    true_s = model.step_s([(3_000, 0)], 0, 0)
+    assert work_of(cores[0]) == pytest.approx(true_s, rel=0.3)
+    row = cores[0].ranks.row(Rank(0, 0))
+    assert row[RATE_ERROR] < 0.5
+
+
+def test_polled_fleet_gives_the_same_bits():
+    def run():
+        return columns(simulate(small_trace(), scenario(polled=True), make_core()))
+
+    first, again = run(), run()
+    assert all(np.array_equal(first[name], again[name], equal_nan=True) for name in first)

@@ -13,6 +13,7 @@ from router.core.commands import (
     Apply,
     ApplyLoad,
     ApplyPeer,
+    ApplyPolled,
     ApplySlice,
     BeginFill,
     Free,
@@ -48,6 +49,7 @@ from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.commands import NewCommand
 from router.protocol.events import EventBatch
+from router.protocol.loads import LoadCounters, LoadGauges, PolledLoad, TimedWork
 from router.protocol.replicas import PrefillCompleted, ProgressTold
 from router.protocol.requests import (
     ConfigOverride,
@@ -150,6 +152,7 @@ def state(core):
             for r in core.ranks
             for a in [core.tracker.active(r)]
         },
+        "rows": {rank: core.ranks.row(rank).tolist() for rank in core.ranks},
         "expiries": core.tracker.expiries(),
         "foreign": core.tracker.foreign_count,
         "guesses": core.predictions.entry_counts(),
@@ -186,7 +189,7 @@ class RandomLife(Recorded):
         """Take `steps` random steps."""
         happenings = [
             *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
-            self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
+            self.report, self.report, self.poll, self.evict, self.wait, self.lose, self.order, self.see,
             self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
             self.overhear, self.stream_lost, self.resume, self.resume, self.slices, self.slices,
             self.tidy, self.limit,
@@ -330,6 +333,25 @@ class RandomLife(Recorded):
             ),
             self.now_s,
         )
+
+    def poll(self):
+        """Only registered and implicit ranks have no agent; the load of others is ignored."""
+        rank = self.random.choice(list(self.core.ranks))
+        done = LoadCounters(
+            steps=self.random.randrange(100),
+            busy_s=self.random.random() * 5,
+            prefill_tokens=self.random.randrange(10_000),
+        )
+        polled = PolledLoad(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            source_id=1,
+            life_id=1,
+            gauges=LoadGauges(running_requests=self.random.randrange(3)),
+            counters=done,
+            timed=(TimedWork(done, 0.1),),
+        )
+        self.core.handle(ApplyPolled(polled), self.now_s)
 
     def wait(self):
         self.now_s += self.random.choice([0.001, 0.1, 1.1, 30.0])

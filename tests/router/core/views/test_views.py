@@ -29,7 +29,7 @@ from router.sequence.rank_table import (
     BASE_S,
     FOREIGN_REQUESTS,
     KV_S,
-    RELATIVE_ERROR,
+    RATE_ERROR,
     REQUESTS,
     TRUST_WEIGHT,
 )
@@ -309,7 +309,7 @@ def test_explained_candidates_equal_slow_model(fleet, changes, token_ids, policy
         seconds = why.predicted_s[i].tolist()
         assert [getattr(each.predicted, name) for name in PREDICTED] == seconds[: len(PREDICTED)]
         assert each.predicted.time_to_first_token_s == sum(seconds[: PREFILL_OWN_S + 1])
-        assert each.predicted.relative_error == row[RELATIVE_ERROR]
+        assert each.predicted.relative_error == row[RATE_ERROR]
         assert [*astuple(each.predicted.rates)] == row[BASE_S : KV_S + 1]
 
 

@@ -7,11 +7,22 @@ import pytest
 from router.errors import WireError
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.publisher.engine_metrics.dialects import MOST_COUNT, EngineLimits
-from router.publisher.engine_metrics.loads import EngineLoad
+from router.publisher.engine_metrics.loads import EngineLoad, WorkSeen
 from router.publisher.engine_metrics.metrics import EngineMetrics
 
 VLLM = (Path(__file__).parents[3] / "vectors" / "metrics" / "vllm_0.32.txt").read_text()
 VLLM_FACTS = EngineLimits("tiny", 32, 80, None)
+SEEN = WorkSeen(
+    steps=40,
+    prompt_tokens=424,
+    admitted_tokens=424,
+    outputs=35,
+    outputs_s=0.08017437399962546,
+    finished=5,
+    finished_tokens=424,
+    finished_s=0.03477129500015508,
+    context_tokens=157.6,  # 5 prompts of 200 tokens: half of it, and what was cached before
+)
 
 SGLANG = """\
 sglang:num_running_reqs{model_name="m",pp_rank="0",tp_rank="0",dp_rank="0"} 3.0
@@ -74,8 +85,43 @@ def test_vllm_as_it_was_recorded():
             cached_tokens=576,
         ),
         LoadConstants(num_blocks=80),
+        SEEN,
     )
     assert metrics.load(1, VLLM_FACTS) is None
+
+
+def test_vllm_without_sources_tells_no_work():
+    text = "\n".join(line for line in VLLM.splitlines() if "by_source" not in line)
+    assert EngineMetrics("vllm", text).load(0, VLLM_FACTS).seen is None
+
+
+def test_context_is_that_of_long_prompts_which_have_most_of_it():
+    counts = {"1.0": 0, "100.0": 30, "1000.0": 31, "+Inf": 31}
+    lines = [
+        f'vllm:request_prompt_tokens_bucket{{engine="0",model_name="tiny",le="{le}"}} {count}.0'
+        for le, count in counts.items()
+    ]
+    text = "\n".join([*(x for x in VLLM.splitlines() if "prompt_tokens_bucket" not in x), *lines])
+    found = EngineMetrics("vllm", text).load(0, VLLM_FACTS).seen.context_tokens
+    squares, tokens = 30 * 50.5**2 + 550**2, 30 * 50.5 + 550
+    assert found == pytest.approx(squares / tokens / 2 * (1 + 576 / 1000))
+
+
+def test_deferred_requests_are_no_work():
+    waiting = 'vllm:num_requests_waiting{engine="0",model_name="tiny"} '
+    reason = 'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason='
+    text = VLLM.replace(f"{waiting}0.0", f"{waiting}3.0")
+    for deferred, is_working in ((3, False), (2, True)):
+        lines = [x for x in text.splitlines() if "waiting_by_reason" not in x]
+        lines.append(f'{reason}"deferred"}} {deferred}.0')
+        load = EngineMetrics("vllm", "\n".join(lines)).load(0, VLLM_FACTS)
+        assert load.seen.is_working == is_working
+
+
+def test_a_process_alone_is_no_engine():
+    metrics = EngineMetrics("vllm", "process_start_time_seconds 1.75e9\n")
+    assert metrics.is_foreign
+    assert metrics.started_s == 1.75e9
 
 
 def test_vllm_without_sources_counts_prompts_less_hits():

@@ -4,14 +4,22 @@ from random import Random
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from router.protocol.loads import LoadGauges
+from router.protocol.loads import (
+    LoadConstants,
+    LoadCounters,
+    LoadGauges,
+    PolledLoad,
+    TimedWork,
+)
 from router.protocol.values import Rank
 from router.scheduler.policy.predictive import Predictive
 from router.scheduler.predictor.predictor import MOST_MODELS, Predictor
+from router.scheduler.predictor.rank_model import LEAST_SPREAD
 from router.scheduler.predictor.rates import NOMINAL_S
 from router.scheduler.settings import PolicySettings
+from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
     BASE_S,
     CHUNK_TOKENS,
@@ -26,6 +34,7 @@ from router.sequence.rank_table import (
     PREFILL_SHARE,
     QUEUED_TOKENS,
     RANK_COLUMNS,
+    RATE_ERROR,
     RELATIVE_ERROR,
     REQUESTS,
     REQUESTS_PER_S,
@@ -84,6 +93,110 @@ def assert_predicts(seconds, true_s, rel=0.05):
 def test_the_first_rank_of_a_model_takes_what_is_usual():
     fleet = Fleet(1)
     assert fleet.rates(1) == pytest.approx(NOMINAL_S)
+
+
+def test_what_was_never_learned_is_shown_as_unknown():
+    """Ranks are compared with a small error all the same, because they are assumed alike."""
+    fleet = Fleet(1, 2)
+    assert fleet.row(1)[RATE_ERROR] > 5.0
+    assert fleet.row(1)[RELATIVE_ERROR] == LEAST_SPREAD
+    fleet.pass_seconds(60, working=[1])
+    assert fleet.row(1)[RATE_ERROR] < 0.1
+    assert fleet.row(2)[RATE_ERROR] < 0.6  # its model is known, and how much ranks differ is not
+
+
+def polled(engine, *timed, **fields):
+    counted = engine.report()
+    return PolledLoad(
+        worker_id=engine.worker_id,
+        dp_rank=0,
+        source_id=5,
+        life_id=engine.incarnation,
+        counters=replace(counted.counters, busy_s=0.0),
+        gauges=counted.gauges,
+        timed=timed,
+        **fields,
+    )
+
+
+def test_polled_loads_teach_their_timed_work_alone():
+    fleet = Fleet(1)
+    engine, timed = fleet.engines[1], LoadCounters()
+    for second in range(120):
+        fleet.now_s += 1
+        before = engine.report().counters
+        engine.work(mixed_second(fleet.random))
+        after = engine.report().counters
+        if second % 2:  # of the rest the duration is not known
+            pairs = zip(astuple(timed), astuple(after), astuple(before), strict=True)
+            timed = LoadCounters(*[was + now - then for was, now, then in pairs])
+        fleet.predictor.observe(polled(engine, TimedWork(timed, 0.05)), fleet.now_s)
+    assert_predicts(fleet.rates(1), LARGE_S, rel=0.1)
+    assert fleet.row(1)[RATE_ERROR] < 0.1
+    engine.restart()
+    engine.incarnation += 1
+    fleet.predictor.observe(polled(engine, TimedWork(timed, 0.05)), fleet.now_s + 1)
+    assert_predicts(fleet.rates(1), LARGE_S, rel=0.1)
+
+
+def test_too_many_kinds_of_timed_work_are_ignored():
+    fleet = Fleet(1)
+    fleet.engines[1].work(mixed_second(fleet.random))
+    fleet.predictor.observe(polled(fleet.engines[1], *[TimedWork()] * 5), 1_001.0)
+    assert fleet.row(1)[CHUNK_TOKENS] == 8_192
+    assert fleet.row(1)[FOREIGN_REQUESTS] == 0
+
+
+def test_reports_that_say_nothing_of_the_load_change_nothing():
+    fleet = Fleet(1)
+    engine = fleet.engines[1]
+    for _ in range(3):
+        fleet.predictor.observe(polled(engine, TimedWork()), fleet.now_s)
+    foreign = fleet.row(1)[FOREIGN_REQUESTS]
+    assert foreign == 1
+    silent = replace(
+        engine.report(), counters=LoadCounters(), gauges=LoadGauges(), constants=LoadConstants()
+    )
+    fleet.predictor.observe(silent, fleet.now_s)
+    assert fleet.row(1)[FOREIGN_REQUESTS] == foreign
+
+
+def first_token(random, seconds, late=1.0):
+    tokens = random.randint(1_000, 9_000)
+    contexts = tokens * tokens / 2
+    steps = -(-tokens // 8_192)
+    waited_s = np.array([steps, tokens, contexts, 0.0, 0.0]) @ seconds
+    return FirstToken(waited_s * late, tokens, contexts, 0.0, 0.0)
+
+
+def test_first_tokens_teach_without_any_report():
+    fleet = Fleet(1, 2)
+    for _ in range(300):
+        fleet.now_s += 1
+        late = fleet.random.choice([1.0, 1.0, 1.2, 2.0, 5.0])  # callers report late, never early
+        token = first_token(fleet.random, LARGE_S, late)
+        fleet.predictor.add_first_tokens([(Rank(1, 0), token)], fleet.now_s)
+    for worker_id in (1, 2):
+        rates = fleet.rates(worker_id)
+        done = np.array([1.0, 5_000.0, 5_000.0**2 / 2, 0.0, 0.0])
+        assert done @ rates == pytest.approx(done @ LARGE_S, rel=0.1)
+    fleet.predictor.check_invariants()
+
+
+def test_first_tokens_do_not_matter_where_the_engine_measures_its_work():
+    fleet = Fleet(1)
+    fleet.pass_seconds(60, working=[1])
+    known = fleet.row(1).copy()
+    for _ in range(100):
+        token = first_token(fleet.random, 3 * LARGE_S)
+        fleet.predictor.add_first_tokens([(Rank(1, 0), token)], fleet.now_s)
+    assert (fleet.row(1) == known).all()
+
+
+def test_first_tokens_of_unknown_ranks_are_ignored():
+    fleet = Fleet(1)
+    token = first_token(fleet.random, LARGE_S)
+    fleet.predictor.add_first_tokens([(Rank(9, 0), token)], fleet.now_s)
 
 
 def test_learns_from_a_cold_start():

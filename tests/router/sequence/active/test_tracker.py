@@ -7,10 +7,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.protocol.requests import PromptRequest
 from router.protocol.values import SCHEME, Identity, Rank
+from router.sequence import rank_table
+from router.sequence.active._booking_rows import MOST_FIRST_TOKENS
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 from router.sequence.active.prompt import Prompt
-from router.sequence.active.tracker import InferredPrefillEnd, Tracker
-from router.sequence.rank_table import DECODE_BLOCKS, PREFILL_TOKENS, REQUESTS, RankTable
+from router.sequence.active.tracker import FirstToken, InferredPrefillEnd, Tracker
+from router.sequence.rank_table import (
+    DECODE_BLOCKS,
+    PREFILL_TOKENS,
+    REQUESTS,
+    TRUST_WEIGHT,
+    RankTable,
+)
 from support.chaos.fuzzing import examples
 
 A, B = Rank(1, 0), Rank(2, 0)
@@ -44,6 +52,74 @@ def test_writes_the_load_of_each_rank_where_decisions_read_it():
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
     tracker.free("x", 2.0)
     assert not row.any()
+
+
+def first_tokens(trust_weight=1.0, **fields):
+    tracker, table = of_two_ranks(100.0)
+    row = table.values[table.slot(A)]
+    row[TRUST_WEIGHT] = trust_weight
+    for column, value in fields.items():
+        row[getattr(rank_table, column.upper())] = value
+    return tracker
+
+
+def test_first_token_tells_how_long_a_prompt_took_alone():
+    tracker = first_tokens()
+    tracker.book("x", A, prompt(10, overlap_blocks=1), now_s=1.0)
+    tracker.prefill_complete("x", 1.5)
+    assert tracker.take_first_tokens() == [(A, FirstToken(0.5, 6.0, 6.0 * 7.0, 0.0, 0.0))]
+    assert tracker.take_first_tokens() == []
+    tracker.prefill_complete("x", 1.7)
+    tracker.book("y", A, prompt(10, first=50), now_s=2.0)
+    tracker.prefill_complete("y", 2.5)
+    assert tracker.take_first_tokens() == [(A, FirstToken(0.5, 10.0, 50.0, 1.0, 10.0))]
+
+
+def test_prompts_behind_another_tell_nothing():
+    tracker = first_tokens()
+    tracker.book("x", A, prompt(10), now_s=1.0)
+    tracker.book("y", A, prompt(10, first=50), now_s=1.0)
+    tracker.prefill_complete("y", 1.5)
+    assert tracker.take_first_tokens() == []
+    tracker.prefill_complete("x", 1.7)
+    assert [rank for rank, _ in tracker.take_first_tokens()] == [A]
+
+
+def test_first_tokens_that_do_not_show_the_engine_alone_are_not_kept():
+    for book, complete, fields in (
+        ("x", {"in_batch": True}, {}),  # the time of the report is not that of the token
+        ((7, "x"), {}, {}),  # another router saw it
+        ("x", {}, {"foreign_requests": 1.0}),  # other prompts may be ahead
+        ("x", {}, {"trust_weight": 0.5}),  # more may be cached than is known
+    ):
+        tracker = first_tokens(**fields)
+        tracker.book(book, A, prompt(10), now_s=1.0)
+        tracker.prefill_complete(book, 1.5, **complete)
+        assert tracker.take_first_tokens() == []
+    tracker = first_tokens()
+    tracker.book("x", A, prompt(10), now_s=1.0)
+    tracker.free("x", 2.0)
+    assert tracker.take_first_tokens() == []
+
+
+def test_usage_tells_what_an_uncertain_prompt_had_to_compute():
+    tracker = first_tokens(trust_weight=0.0)
+    tracker.book("x", A, prompt(10), now_s=1.0)
+    tracker.prefill_complete("x", 1.5)
+    tracker.free("x", 9.0, cached_tokens=4)
+    assert tracker.take_first_tokens() == [(A, FirstToken(0.5, 6.0, 6.0 * 7.0, 0.0, 0.0))]
+
+
+def test_first_tokens_are_limited_and_go_with_their_rank():
+    tracker = first_tokens()
+    for number in range(MOST_FIRST_TOKENS + 5):
+        tracker.book(str(number), A, prompt(10), now_s=1.0)
+        tracker.prefill_complete(str(number), 1.5)
+    assert len(tracker.take_first_tokens()) == MOST_FIRST_TOKENS
+    tracker.book("x", A, prompt(10), now_s=1.0)
+    tracker.prefill_complete("x", 1.5)
+    tracker.drop_rank(A)
+    assert tracker.take_first_tokens() == []
 
 
 def test_an_id_is_booked_once(tracker):
