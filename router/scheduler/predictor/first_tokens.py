@@ -31,7 +31,7 @@ LATE_S = 0.005
 
 
 class Fastest(Struct, gc=False):
-    """The fastest of `count` prompts since `since_s`. `ratio`: its time, as part of a prediction."""
+    """The fastest of `count` prompts since `since_s`. `ratio`: its time, of the predicted one."""
 
     token: FirstToken
     ratio: float

@@ -124,7 +124,8 @@ def test_first_tokens_are_learned_at_ticks(registrations, world):
         world.core.handle(Tick(), now_s + 0.5)
     row = world.core.ranks.row(rank(7))
     work = (1.0, 800.0, 800.0**2 / 2)
-    predicted_s = sum(done * rate for done, rate in zip(work, row[BASE_S : CONTEXT_S + 1]))
+    rates = row[BASE_S : CONTEXT_S + 1]
+    predicted_s = sum(done * rate for done, rate in zip(work, rates, strict=True))
     assert predicted_s == pytest.approx(0.4, rel=0.1)
 
 

@@ -189,10 +189,10 @@ class RandomLife(Recorded):
         """Take `steps` random steps."""
         happenings = [
             *[self.place] * 6, *[self.cache] * 6, *[self.progress] * 4, self.worker, self.worker,
-            self.report, self.report, self.poll, self.evict, self.wait, self.lose, self.order, self.see,
+            self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
             self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
             self.overhear, self.stream_lost, self.resume, self.resume, self.slices, self.slices,
-            self.tidy, self.limit,
+            self.tidy, self.limit, self.poll,
             self.rush, self.admit, self.admit, self.hang_up, self.hang_up,
             self.report_router, self.report_router, self.report_router,
         ]  # fmt: skip
