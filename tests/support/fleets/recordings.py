@@ -341,6 +341,7 @@ class RandomLife(Recorded):
             steps=self.random.randrange(100),
             busy_s=self.random.random() * 5,
             prefill_tokens=self.random.randrange(10_000),
+            requests_finished=1,
         )
         polled = PolledLoad(
             worker_id=rank.worker_id,
