@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.client import RouterClient
 from router.errors import KvRouterError
 from router.forward.apis.api import APIS
+from router.forward.apis.passed import PASSED
 from router.forward.completions import Completions
 from router.forward.errors import (
     MethodNotAllowedError,
@@ -59,7 +60,7 @@ Answer: TypeAlias = tuple[int, bytes, bytes]
 Handler: TypeAlias = Callable[[Scope], Awaitable[Answer]]
 
 ROUTES = (
-    *(f"POST {path}" for path in APIS),
+    *(f"POST {path}" for path in (*APIS, *PASSED)),
     "GET /v1/models",
     "GET /v1/models/{model:path}",
     "GET /",

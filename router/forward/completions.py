@@ -7,6 +7,8 @@ import msgspec
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.apis.api import APIS
+from router.forward.apis.forms import FORM
+from router.forward.apis.passed import PASSED
 from router.forward.config import ForwardConfig
 from router.forward.errors import ModelNotFoundError, error_response, error_status
 from router.forward.headers import DROPPED_FIELDS, REQUEST_ID, client_key
@@ -19,7 +21,11 @@ from router.forward.placement import (
     with_tokens,
 )
 from router.forward.push import Forwarder, ForwardRequest
-from router.forward.request_body import CompletionRequest, read_completion_request
+from router.forward.request_body import (
+    CompletionRequest,
+    read_completion_request,
+    read_passed_request,
+)
 from router.forward.request_templates import RequestTemplate, read
 from router.forward.resilience.worker_list import WorkerList
 from router.forward.sessions import SeenIds
@@ -74,6 +80,15 @@ class Completions:
                 path, self.answer, (JSON,), ends_with_client=True, errors=api.errors
             )
             for path, api in APIS.items()
+        } | {
+            ("POST", path): HotRoute(
+                path,
+                self.answer,
+                (FORM if route.is_form else JSON,),
+                ends_with_client=True,
+                errors=route.api.errors,
+            )
+            for path, route in PASSED.items()
         }
         self._push = push
         self._tokenizing = tokenizing
@@ -133,7 +148,11 @@ class Completions:
             self._note_dropped(call, dropped)
         headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
         request = self._placing.request_in(words, asked, headers, call.caller)
-        tokens = await self._tokenizing.tokens(asked, partition_of(request), client_key(headers))
+        if asked.path in PASSED:
+            tokens = self._push.sizes.estimated(asked)
+        else:
+            key = client_key(headers)
+            tokens = await self._tokenizing.tokens(asked, partition_of(request), key)
         request = with_tokens(request, tokens)
         try:
             if asked.is_query:
@@ -194,7 +213,12 @@ async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | No
     A long body is parsed on another thread, so that other requests are served meanwhile.
     """
     body, head = call.body(), call.head
-    path = APIS[head.route.path].path
+    path = head.route.path
+    if path in PASSED:
+        kind = head.headers.get(b"content-type", b"")
+        if len(body) > THREAD_BYTES:
+            return await asyncio.to_thread(read_passed_request, path, body, kind), None
+        return read_passed_request(path, body, kind), None
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(read_completion_request, path, body), None
     if head.derived is None and head.is_repeated:

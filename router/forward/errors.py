@@ -6,6 +6,8 @@ KvRouterError
 ├── NoWorkerLeftError        a worker failed, and there is no other to try
 ├── PrefillFailedError       no worker has computed a prompt
 ├── PromptRefusedError       a worker refused a prompt, as others will
+├── RouteMissingError        a worker's engine does not have the route that is passed on
+├── RouteNotServedError      no worker of the model has it
 ├── ModelNotFoundError       no worker has, or ever had, the requested model
 ├── NoWorkerNamedError       direct mode requires a worker in the request, which names none
 ├── TooMuchAtOnceError       the bodies of all requests in flight exceed the limit
@@ -42,6 +44,31 @@ class NoHandOverError(WorkerFailedError):
     def __init__(self, worker_id: int) -> None:
         reason = "computed a prompt, and returned no kv_transfer_params for the decode worker"
         super().__init__(worker_id, reason, is_its_fault=False)
+
+
+class RouteMissingError(WorkerFailedError):
+    """The engine of a worker does not have this route: it serves another kind of model."""
+
+    code = "route_missing"
+
+    def __init__(self, worker_id: int, path: str) -> None:
+        super().__init__(worker_id, f"has no {path}", is_its_fault=False)
+
+
+class RouteNotServedError(KvRouterError):
+    """No worker of the model has this route. Engines have one by their kind, model and flags."""
+
+    code = "route_not_served"
+    http_status = 404
+
+    def __init__(self, path: str, model_name: str, engines: Sequence[str]) -> None:
+        kinds = ", ".join(engines)
+        super().__init__(
+            f"{path} is served by no worker of model {model_name!r} (allowed: a model whose engine "
+            f"has it, such as {kinds})"
+        )
+        self.path = path
+        self.model_name = model_name
 
 
 class PrefillFailedError(KvRouterError):

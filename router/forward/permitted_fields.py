@@ -14,14 +14,15 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
+from router.errors import InvalidFieldError
 from router.forward.apis.api import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
     MESSAGES,
     RESPONSES,
-    ApiPath,
 )
+from router.forward.apis.passed import PASSED
 from router.forward.errors import SteeringRefusedError
 from router.forward.request_body import CompletionRequest
 from router.runtime.security.caller import Caller
@@ -94,12 +95,13 @@ def _names(*tables: str) -> frozenset[str]:
     return frozenset(" ".join((*tables, _READ_HERE)).split())
 
 
-OF_TENANTS: Mapping[ApiPath, frozenset[str]] = {
+OF_TENANTS: Mapping[str, frozenset[str]] = {
     COMPLETIONS: _names(*_OF_OPENAI),
     CHAT: _names(*_OF_OPENAI),
     RESPONSES: _names(*_OF_RESPONSES),
     MESSAGES: _names(*_OF_MESSAGES),
     COUNT_TOKENS: _names(*_OF_MESSAGES),
+    **{path: route.fields for path, route in PASSED.items()},
 }
 """The fields that a tenant's request to each API may have; others are dropped."""
 
@@ -107,7 +109,8 @@ OF_TENANTS: Mapping[ApiPath, frozenset[str]] = {
 def permitted(asked: CompletionRequest, caller: Caller) -> tuple[CompletionRequest, list[str]]:
     """Return the request as this caller may send it, and the names of dropped fields, sorted.
 
-    Raises SteeringRefusedError if the request steers an engine and the caller may not.
+    Raises SteeringRefusedError if the request steers an engine and the caller may not, and
+    InvalidFieldError for a form with a field that would be dropped: engines receive forms whole.
     """
     if caller.may("steer"):
         return asked, []
@@ -121,5 +124,7 @@ def permitted(asked: CompletionRequest, caller: Caller) -> tuple[CompletionReque
     dropped = sorted(asked.fields.keys() - known)
     if not dropped:
         return asked, []
+    if asked.path in PASSED and PASSED[asked.path].is_form:
+        raise InvalidFieldError(dropped[0][:64], "no tenant may send it", "without it", status=422)
     kept = {name: value for name, value in asked.fields.items() if name in known}
-    return structs.replace(asked, fields=kept), dropped
+    return structs.replace(asked, fields=kept, body=None), dropped

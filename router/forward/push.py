@@ -18,16 +18,20 @@ from router.config.openai import EngineConfig
 from router.errors import InvalidFieldError, WorkerNotFoundError
 from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.apis.event_stream import EngineErrorEvent
+from router.forward.apis.passed import PASSED, says_it_is_missing
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
     NOT_ITS_FAULT,
     NoWorkerLeftError,
+    RouteMissingError,
+    RouteNotServedError,
     WorkerFailedError,
     reason_of,
 )
 from router.forward.headers import to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
+from router.forward.passing import BodySizes, MissingRoutes
 from router.forward.prefill.handoff import KvHandoff, decode_fields
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
@@ -45,6 +49,10 @@ from router.runtime.http_server.exchange import Exchange, encoded_headers
 from router.scheduler.errors import NoEndpointsError
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024
+
+MOST_MISSING = 16
+"""Limit of workers that one request is sent to and that do not have its route."""
+
 _EVENTS = b"text/event-stream"
 
 
@@ -106,6 +114,8 @@ class Forwarder:
         self.authorization = authorization
         self.metrics = metrics
         self.counted = counted
+        self.missing = MissingRoutes()
+        self.sizes = BodySizes()
 
     def forward(self, errand: ForwardRequest, client: Exchange) -> Coroutine[Any, Any, Ended]:
         """Answer a request. Raises the error that refused it if nothing was sent yet."""
@@ -124,6 +134,8 @@ class ForwardAttempts:
         self._begun_s = time.monotonic()
         self._attempts = 0
         self._failed: set[int] = set()
+        self._missing: set[int] = set()
+        self._tried_missing = 0
         self._migrations = 0
         self._hand_over: KvHandoff | None = None
         asked, words = errand.asked, errand.words
@@ -135,13 +147,14 @@ class ForwardAttempts:
     async def go(self) -> Ended:
         """Forward the request, until it is answered. Raises KvRouterError."""
         self._push.budget.request(self._begun_s)
-        await self._have_prefilled()
+        await self._prepare()
         last: WorkerFailedError | None = None
         while True:
             try:
                 return await self._attempt()
             except NoEndpointsError:
                 if last is None:
+                    self._check_served()
                     raise
                 return self._give_up(last)
             except WorkerFailedError as error:
@@ -152,6 +165,14 @@ class ForwardAttempts:
                     return self._give_up(error)
                 if self._client.response_started:
                     self._move()
+
+    async def _prepare(self) -> None:
+        if not self._asked.api.passes:
+            await self._have_prefilled()
+            return
+        asked, missing = self._asked, self._push.missing
+        self._missing = missing.workers(asked.model, asked.path, self._begun_s)
+        self._failed |= self._missing
 
     async def _have_prefilled(self) -> None:
         if self._push.prefill.skips_remote_prefill(self._request, self._begun_s):
@@ -199,6 +220,8 @@ class ForwardAttempts:
 
     def _note_usage(self, usage: Usage | None) -> None:
         counted_tokens = self._errand.counted_tokens
+        if usage is not None and self._asked.api.passes:
+            self._push.sizes.note(self._asked, usage)
         if usage is not None and counted_tokens is not None and not self._migrations:
             self._push.counted(self._asked, counted_tokens, usage, self._errand.confirms)
 
@@ -215,6 +238,8 @@ class ForwardAttempts:
     def _may_go_elsewhere(self, error: WorkerFailedError) -> bool:
         self._push.metrics.attempts.count("failed" if error.is_its_fault else "refused")
         self._failed.add(error.worker_id)
+        if isinstance(error, RouteMissingError):
+            return self._may_have_it_elsewhere(error)
         self._compute_there()
         if self._request.pinned_worker is not None:
             return False
@@ -225,6 +250,21 @@ class ForwardAttempts:
         else:
             may = self._attempts < engines.max_attempts
         return may and self._push.budget.take(time.monotonic())
+
+    def _may_have_it_elsewhere(self, error: RouteMissingError) -> bool:
+        """Note a worker without the route. It did no work, so it counts as no attempt."""
+        model, path = self._asked.model, self._asked.path
+        self._push.missing.note(model, path, error.worker_id, time.monotonic())
+        self._missing.add(error.worker_id)
+        self._attempts -= 1
+        self._tried_missing += 1
+        return self._request.pinned_worker is None and self._tried_missing < MOST_MISSING
+
+    def _check_served(self) -> None:
+        """Raise RouteNotServedError if no worker is left and some do not have the route."""
+        path = self._asked.path
+        if self._missing:
+            raise RouteNotServedError(path, self._asked.model, PASSED[path].engines)
 
     def _move(self) -> None:
         """Continue the rest on another worker: the generated tokens follow the prompt."""
@@ -261,6 +301,8 @@ class ForwardAttempts:
             status, errors = error.answer.status, self._asked.api.errors
             self._client.whole(status, headers, errors.of_engine(status, error.content))
             return "passed_on"
+        if isinstance(error, RouteMissingError):
+            self._check_served()
         left = NoWorkerLeftError(self._attempts, str(error))
         if not self._client.response_started:
             raise left from error
@@ -321,10 +363,13 @@ class ForwardAttempts:
             raise EngineRefusedError(decision, answer, refusal_body)
         kind = answer.header(b"content-type") or b""
         if kind.startswith(_EVENTS) and answer.header(b"content-encoding") is None:
-            return await self._pass_on_events(answer, booked)
+            passing = self._pass_bytes if self._asked.api.passes else self._pass_on_events
+            return await passing(answer, booked)
         if self._client.response_started:
             raise WorkerFailedError(decision.worker_id, f"did not continue ({answer.status})")
         body = await answer.read(engines.answer_limit_bytes, engines.idle_timeout_s)
+        if self._asked.api.passes and says_it_is_missing(answer.status, body):
+            raise RouteMissingError(decision.worker_id, self._asked.path)
         self._saw_first()
         if answer.status == 200:
             booked.usage = self._asked.api.reported(body).usage
@@ -333,6 +378,17 @@ class ForwardAttempts:
         headers = to_client(answer.headers, decision, self._attempts)
         self._client.whole(answer.status, headers, body)
         return "answered" if answer.status < 400 else "passed_on"
+
+    async def _pass_bytes(self, answer: UpstreamResponse, booked: Reservation) -> Ended:
+        """Pass on a stream that is not read, such as a transcript."""
+        client, idle_s = self._client, self._push.engines.idle_timeout_s
+        while data := await answer.next_chunk(idle_s):
+            self._show(data, answer, booked.decision)
+            if client.is_slow:
+                await client.drained()
+        self._show(b"", answer, booked.decision)
+        client.finish()
+        return "answered"
 
     async def _pass_on_events(self, answer: UpstreamResponse, booked: Reservation) -> Ended:
         splitter, stream, client = EventSplitter(), self._stream, self._client
@@ -366,6 +422,8 @@ class ForwardAttempts:
 
     def _saw_first(self) -> None:
         self._is_first_seen = True
+        if self._asked.api.passes:
+            return  # its answer has no first token
         self._push.metrics.time_to_first_token_seconds.note(time.monotonic() - self._begun_s)
         if self._hand_over is not None:
             self._push.prefill.answered(self._hand_over)

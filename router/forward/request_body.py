@@ -13,7 +13,9 @@ from msgspec import Meta, Raw, Struct
 
 from router.client import EncodedTokens
 from router.errors import InvalidFieldError
-from router.forward.apis.api import APIS, Api, ApiPath
+from router.forward.apis.api import APIS, Api
+from router.forward.apis.forms import form_fields
+from router.forward.apis.passed import PASSED
 from router.protocol.values import Name, TokenCount, TokenId, UInt
 from router.runtime.process.json_bodies import decode_now
 
@@ -82,6 +84,10 @@ class _Fields(Struct, frozen=True):
     nvext: Extensions | None = None
 
 
+_NULL = Raw(b"null")
+_READ = ("model", "cache_salt")
+"""The fields that are read of requests that pass byte for byte."""
+
 _read = msgspec.json.Decoder(_Fields).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _text_of = bytes.decode
@@ -96,19 +102,21 @@ class CompletionRequest(Struct, frozen=True):
 
     `prompt`: a text or tokens, the first if there are several prompts; None for all but
     completions, which have messages or items. Tokens and further prompts are not validated here:
-    the router and engines do that.
+    the router and engines do that. `body`: as received, if it is to pass byte for byte.
     """
 
-    path: ApiPath
+    path: str
     fields: dict[str, Raw]
     read: _Fields
     prompt: str | Sequence[int] | None
     prompts: int = 1
+    body: bytes | None = None
 
     @property
     def api(self) -> Api:
         """The API of the request."""
-        return APIS[self.path]
+        known = APIS.get(self.path)
+        return PASSED[self.path].api if known is None else known
 
     @property
     def extensions(self) -> Extensions:
@@ -172,6 +180,8 @@ class CompletionRequest(Struct, frozen=True):
 
     def to_engine(self, without: Collection[str] = (), **fields: Any) -> bytes:
         """Return the body for an engine, with `fields` added or replaced and `without` removed."""
+        if self.body is not None:
+            return self.body
         left = {"nvext", *without}
         sent: dict[str, Any] = {name: v for name, v in self.fields.items() if name not in left}
         priority = self.extensions.agent_hints.priority
@@ -180,7 +190,7 @@ class CompletionRequest(Struct, frozen=True):
         return msgspec.json.encode({**sent, **fields})
 
 
-def read_completion_request(path: ApiPath, body: bytes) -> CompletionRequest:
+def read_completion_request(path: str, body: bytes) -> CompletionRequest:
     """Parse a request. Raises MalformedBodyError, InvalidFieldError.
 
     Each step takes at most a few ms per MB, whatever the body contains.
@@ -198,6 +208,22 @@ def read_completion_request(path: ApiPath, body: bytes) -> CompletionRequest:
     else:
         _check_input(read)
     return CompletionRequest(path, fields, read, None)
+
+
+def read_passed_request(path: str, body: bytes, content_type: bytes) -> CompletionRequest:
+    """Parse a request that passes byte for byte. Raises MalformedBodyError, InvalidFieldError."""
+    if PASSED[path].is_form:
+        fields = form_fields(content_type, body)
+        if fields.get("model", _NULL) == _NULL:
+            raise InvalidFieldError("model", "missing", "the name of a model")
+    else:
+        if body.count(b":") > MOST_NAMES:
+            raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} names")
+        fields = decode_now(_fields, body)
+        if not body.isascii():
+            decode_now(_text_of, body)
+    read = decode_now(_read, msgspec.json.encode({n: fields[n] for n in _READ if n in fields}))
+    return CompletionRequest(path, fields, read, None, body=body)
 
 
 def _check_names(body: bytes, read: _Fields) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import Raw, structs
 
 from router.errors import KvRouterError
-from router.forward.apis.api import ApiPath
 from router.forward.migration import is_migratable
 from router.forward.request_body import CompletionRequest, prompt_of, read_completion_request
 from router.forward.stream_state import Wanted
@@ -96,7 +95,7 @@ class RequestTemplate:
 
 
 def read(
-    path: ApiPath, body: bytes, known: list[RequestTemplate] | None
+    path: str, body: bytes, known: list[RequestTemplate] | None
 ) -> tuple[CompletionRequest, RequestTemplate | None]:
     """Parse a body. Returns the request, and its template if it has one.
 

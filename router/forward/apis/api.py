@@ -37,11 +37,12 @@ class Api(Struct, frozen=True):
     event of its streams; None: they are chunks of OpenAI's, up to `[DONE]`. `errors`: their format.
 
     `can_continue`: an interrupted stream may go on at another worker, and a prompt be computed by
-    another one: engines take the fields for both. `computes`: an engine computes its prompt.
+    another one: engines take the fields for both. `computes`: an engine generates from its prompt.
+    `passes`: requests and answers pass byte for byte, see `passed.py`; no `prompt` is read.
     """
 
-    path: ApiPath
-    prompt: Literal["prompt", "messages", "input"]
+    path: str
+    prompt: Literal["prompt", "messages", "input"] | None
     prompt_fields: tuple[str, ...]
     limits: tuple[str, ...]
     answer_object: str
@@ -50,6 +51,7 @@ class Api(Struct, frozen=True):
     errors: ErrorFormat
     can_continue: bool = False
     computes: bool = True
+    passes: bool = False
 
 
 _CHAT_LIMITS = ("max_completion_tokens", "max_tokens")

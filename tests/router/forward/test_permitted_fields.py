@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.forward.apis.api import APIS, COMPLETIONS
+from router.forward.apis.passed import PASSED
 from router.forward.errors import SteeringRefusedError
 from router.forward.permitted_fields import OF_TENANTS, STEERING, permitted
 from router.forward.request_body import read_completion_request
@@ -59,7 +60,8 @@ def test_unknown_fields_of_tenants_alone_are_dropped():
 
 
 def test_tables_do_not_overlap():
-    assert OF_TENANTS.keys() == APIS.keys()
+    assert OF_TENANTS.keys() == {*APIS, *PASSED}
+    assert all(OF_TENANTS[path].isdisjoint(STEERING) for path in PASSED)
     for api in APIS.values():
         assert not OF_TENANTS[api.path] & STEERING
         assert OF_TENANTS[api.path] >= {api.prompt, *api.prompt_fields, *api.limits}
