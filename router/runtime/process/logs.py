@@ -28,9 +28,10 @@ def log_to_stderr(level: LogLevel, log_format: LogFormat = "auto") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # uvicorn warns of malformed requests, which callers can send at will; metrics count them
+    # These warn of malformed requests and forms, which callers can send at will; metrics count them
     # instead.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    for name in ("uvicorn", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _formatter(log_format: LogFormat, stream: TextIO) -> logging.Formatter:
