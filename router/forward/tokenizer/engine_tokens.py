@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from router.client import RouterClient, SelectRequest
 from router.errors import KvRouterError
-from router.forward.apis.api import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ApiPath
+from router.forward.apis.api import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from router.forward.apis.chats.dialect import UNKNOWN, Dialect
 from router.forward.metrics import ForwardMetrics
 from router.forward.request_body import CompletionRequest
@@ -53,7 +53,7 @@ _OF_CHATS = (
 )
 _OF_TEXTS = ("add_special_tokens",)
 
-_TO_RENDER: dict[ApiPath, tuple[str, ...]] = {
+_TO_RENDER: dict[str, tuple[str, ...]] = {
     CHAT: (*_OF_CHATS, "echo", "truncate_prompt_tokens", "media_io_kwargs"),
     MESSAGES: ("system", "messages", "tools", "tool_choice", "thinking", "output_config",
                "chat_template_kwargs"),
@@ -61,7 +61,7 @@ _TO_RENDER: dict[ApiPath, tuple[str, ...]] = {
                 "chat_template_kwargs", "previous_response_id", "previous_input_messages",
                 "prompt", "mm_processor_kwargs"),
 }  # fmt: skip
-_ALONE: dict[ApiPath, dict[str, Any]] = {MESSAGES: {"max_tokens": 1}, RESPONSES: {"store": False}}
+_ALONE: dict[str, dict[str, Any]] = {MESSAGES: {"max_tokens": 1}, RESPONSES: {"store": False}}
 _NO_MEDIA = {"mm_payload": "none", "return_mm_kwargs": False}
 """The request that a render leaves out the pictures themselves: vLLM from 0.32, and before."""
 

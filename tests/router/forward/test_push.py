@@ -367,7 +367,7 @@ async def test_a_line_break_in_a_header_goes_nowhere(scene):
         ("/v1/completions", {"prompt": [1], "model": 5}, 400, "model"),
         ("/v1/chat/completions", {}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [1], "stream": 3}, 400, "stream"),
-        ("/v1/embeddings", {}, 404, None),
+        ("/v1/images/generations", {}, 404, None),
     ],
 )
 async def test_unsupported_request_is_refused_as_openai_does(scene, path, body, status, param):
