@@ -291,6 +291,20 @@ def test_forwarders_accept_their_settings_and_meet_their_routers(name, settings)
     assert config.insecure_public_bind == (name == "default")
 
 
+def test_endpoint_of_routers_is_reached_and_reaches_engines():
+    values = {"router": {"config": {"openai_port": 8000}}, "forward": {"enabled": False}}
+    release = objects(values)
+    service = next(s for s in of_kind(release, "Service") if s["metadata"]["name"] == "kv-router")
+    assert [port["port"] for port in service["spec"]["ports"]] == [8092, 8000]
+    assert [port["containerPort"] for port in container(release, "router")["ports"]] == [8092, 8000]
+    policies = policies_of(release)
+    assert {"port": 8000, "protocol": "TCP"} in policies["kv-router"]["ingress"][0]["ports"]
+    peers = policies["kv-engine"]["ingress"][0]["from"]
+    routers = {"app.kubernetes.io/component": "router"}
+    labels = [peer["podSelector"].get("matchLabels", {}) for peer in peers]
+    assert any(routers.items() <= each.items() for each in labels)
+
+
 def test_forwarders_without_a_token_for_their_routers_are_refused():
     with pytest.raises(helm_python.HelmRenderError, match=r"forward\.routerToken\.secret"):
         objects({"tokens": {"secret": "callers", "key": "tokens.toml"}})

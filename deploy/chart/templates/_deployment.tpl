@@ -19,6 +19,9 @@ spec:
     {{- include "kv-router.labels" . | nindent 4 }}
   ports:
     - {name: http, port: {{ $values.port }}, targetPort: http}
+    {{- with $values.config.openai_port }}
+    - {name: openai, port: {{ . }}, targetPort: openai}
+    {{- end }}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -80,6 +83,9 @@ spec:
             {{- end }}
           ports:
             - {name: http, containerPort: {{ $values.port }}}
+            {{- with $values.config.openai_port }}
+            - {name: openai, containerPort: {{ . }}}
+            {{- end }}
           # Where no compiled kernels can be had, a first start takes its time.
           startupProbe:
             httpGet: {path: /health, port: http}

@@ -47,7 +47,8 @@ class VllmEngine:
     """An OpenAI server that can be killed, and started again on the same ports.
 
     `int_hashes`: it sends 64 bits of its blocks' hashes, as it does by default, not all 32 bytes.
-    `transfer`: its `--kv-transfer-config`.
+    `transfer`: its `--kv-transfer-config`. `has_events`: it publishes KV events. `options`: further
+    ones of its own.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class VllmEngine:
         *,
         int_hashes: bool = True,
         transfer: dict[str, Any] | None = None,
+        has_events: bool = True,
+        options: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
@@ -66,7 +69,9 @@ class VllmEngine:
         self.events = f"tcp://127.0.0.1:{self.events_port}"
         self.replay = f"tcp://127.0.0.1:{self.replay_port}"
         self.log = directory / f"{name}.log"
-        self._command = [python, *self._arguments(model)]
+        self._command = [python, *self._arguments(model), *options]
+        if has_events:
+            self._command.append(f"--kv-events-config={json.dumps(self._events_config())}")
         if transfer is not None:
             self._command.append(f"--kv-transfer-config={json.dumps(transfer)}")
         own = {
@@ -77,20 +82,22 @@ class VllmEngine:
         self._environment = os.environ | ENVIRONMENT | own
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _arguments(self, model: Path) -> list[str]:
-        events = {
+    def _events_config(self) -> dict[str, Any]:
+        return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": f"tcp://*:{self.events_port}",
             "replay_endpoint": f"tcp://*:{self.replay_port}",
             "topic": f"kv@{self.name}@{MODEL_NAME}",
         }
+
+    def _arguments(self, model: Path) -> list[str]:
         return [
             "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1", f"--port={self.port}",
             f"--model={model}", f"--served-model-name={MODEL_NAME}", "--dtype=bfloat16",
             "--enforce-eager", "--max-model-len=2048", f"--block-size={BLOCK_SIZE}",
             f"--num-gpu-blocks-override={NUM_BLOCKS}", "--enable-prefix-caching",
-            "--enable-prompt-tokens-details", f"--kv-events-config={json.dumps(events)}",
+            "--enable-prompt-tokens-details",
         ]  # fmt: skip
 
     def start(self) -> None:

@@ -52,6 +52,25 @@ class DirectRouter(_Processes):
         await self.until_exact(engines)
 
 
+class AttachedRouter(_Processes):
+    """Attaches engines by their URLs, with an OpenAI endpoint in its process.
+
+    `options`: of `kv-router serve`.
+    """
+
+    def __init__(self, directory, engines, name="attached", **options):
+        super().__init__(directory, name)
+        self.openai_port = free_port()
+        self.openai_url = f"http://127.0.0.1:{self.openai_port}"
+        urls = ",".join(engine.url for engine in engines)
+        ports = {"http-port": self.port, "openai-port": self.openai_port}
+        self._run("router", "router", "serve", workers=urls, **ports, **{"drain-s": 0}, **options)
+
+    async def workers(self):
+        """The views of all workers, by URL."""
+        return {view["endpoint"]: view for view in await self.call("GET", "/workers")}
+
+
 class BridgedRouter(_Processes):
     """A router that gets the engines' events on a bus, from an agent beside each."""
 
