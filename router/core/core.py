@@ -95,6 +95,7 @@ class RouterCore:
         "fleet",
         "foreign",
         "handle",
+        "held_blocks",
         "index",
         "naming",
         "predictions",
@@ -136,8 +137,11 @@ class RouterCore:
             self.tracker,
             settings.max_reservations,
         )
-        self._standing = RankStatus(self.ranks, self.fleet, self.index, self.trust_weights)
+        self._standing = RankStatus(
+            self.ranks, self.fleet, self.index, self.predictions, self.trust_weights
+        )
         self.trust, self.trusts = self._standing.trust, self._standing.trusts
+        self.held_blocks = self._standing.held_blocks
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
         self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from router.core.fleet import Fleet
+from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.replies import Trust, TrustState
@@ -29,14 +30,20 @@ NOTED_RANKS = 256
 class RankStatus:
     """A writer of the table's columns of worker attributes and index state."""
 
-    __slots__ = ("_fleet", "_index", "_table", "_to_note", "_weights")
+    __slots__ = ("_fleet", "_index", "_predictions", "_table", "_to_note", "_weights")
 
     def __init__(
-        self, table: RankTable, fleet: Fleet, index: TrustedIndex, weights: TrustWeights
+        self,
+        table: RankTable,
+        fleet: Fleet,
+        index: TrustedIndex,
+        predictions: Predictions,
+        weights: TrustWeights,
     ) -> None:
         self._table = table
         self._fleet = fleet
         self._index = index
+        self._predictions = predictions
         self._weights = weights
         self._to_note: list[Rank] = []
 
@@ -57,10 +64,21 @@ class RankStatus:
         if rank not in self._table:
             return
         row = self._table.row(rank)
-        row[HELD_BLOCKS] = self._index.held_blocks(rank)
+        row[HELD_BLOCKS] = self.held_blocks(rank)
         row[USED_BLOCKS] = self._fleet.used_blocks(rank, now_s)
         if not is_trusted:
             row[TRUST_WEIGHT] = self._weights.weight(self.trust(rank, now_s).state)
+
+    def held_blocks(self, rank: Rank) -> int:
+        """Return the number of blocks the rank holds, reported or estimated. O(1).
+
+        An engine without events evicts without a word: its estimate ends at its capacity.
+        """
+        estimated = self._predictions.held_blocks(rank)
+        if estimated and rank in self._table:
+            capacity = int(self._table.row(rank)[CAPACITY_BLOCKS])
+            estimated = min(estimated, capacity) if capacity else estimated
+        return self._index.held_blocks(rank) + estimated
 
     def note_some(self, now_s: float) -> None:
         """Update some ranks, in rotation, because trust also changes with time."""

@@ -143,6 +143,10 @@ class ApproximateIndex:
         """Return the number of (rank, block) entries. O(1)."""
         return self._entries
 
+    def held_blocks(self, rank: Rank) -> int:
+        """Return the number of a rank's entries. O(1)."""
+        return len(self._latest.get(rank, ()))
+
     def sweep(self, sub_tables: int) -> bool:
         """Free a slice of the blocks of removed ranks. Returns False once nothing is left."""
         return self._index.sweep(sub_tables)

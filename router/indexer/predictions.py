@@ -103,6 +103,12 @@ class Predictions:
             for part in index.dump_slices():
                 yield scope, part
 
+    def held_blocks(self, rank: Rank) -> int:
+        """Return the number of a rank's blocks that are estimated in place of events. O(scopes)."""
+        if rank not in self._without_events:
+            return 0
+        return sum(index.held_blocks(rank) for index in self._instead.values())
+
     def entry_counts(self) -> dict[Scope, int]:
         """Return the number of (rank, block) entries per scope."""
         scopes = sorted({*self._beside, *self._instead})

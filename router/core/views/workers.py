@@ -314,7 +314,7 @@ def _rank_view(
     return RankView(
         dp_rank=rank.dp_rank,
         trust=core.trust(rank, now_s),
-        held_blocks=core.index.held_blocks(rank),
+        held_blocks=core.held_blocks(rank),
         tiers=_tier_views(core.index.held_state(rank)),
         active_requests=active.active_requests,
         active_prefill_tokens=active.active_prefill_tokens,

@@ -9,6 +9,7 @@ from router.core.commands import (
     Reserve,
     SetConnected,
     SetProblem,
+    Submit,
     Tick,
     UpsertWorker,
 )
@@ -18,9 +19,9 @@ from router.core.registrations import Registrations
 from router.errors import WorkerNotFoundError
 from router.protocol.loads import LoadGauges, PolledLoad
 from router.protocol.replicas import PromptUsage
-from router.protocol.requests import ReserveRequest
+from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.workers import WorkerPatch, WorkerRegistration
-from router.sequence.rank_table import BASE_S, CONTEXT_S, USED_BLOCKS
+from router.sequence.rank_table import BASE_S, CONTEXT_S, HELD_BLOCKS, USED_BLOCKS
 from support.values.builders import World, announcement, rank
 
 
@@ -54,6 +55,17 @@ def test_complete_ones_are_in_the_core(registrations, world):
     assert not list(world.core.fleet)
     with pytest.raises(WorkerNotFoundError):
         registrations.get(7)
+
+
+def test_estimated_blocks_are_held_up_to_the_capacity(registrations, world):
+    registrations.put(worker(7, kv_events_endpoint=None, total_kv_blocks=5), 0.0)
+    for number, held in enumerate((3, 5, 5)):
+        tokens = list(range(100 * number, 100 * number + 12))
+        prompt = SelectRequest(request_id=f"r{number}", token_ids=tokens, model_name="default")
+        world.core.handle(Submit(prompt), 0.0)
+        assert world.core.held_blocks(rank(7)) == held
+    world.core.handle(Tick(), 1.0)
+    assert world.core.ranks.row(rank(7))[HELD_BLOCKS] == 5
 
 
 def test_becoming_incomplete_takes_a_worker_out_of_the_core(registrations, world):
