@@ -35,7 +35,8 @@ class SourceFault(Struct, frozen=True):
     """What is wrong with a rank's event source or its engine, in a sentence.
 
     `effect` on trust: `explain`, it is the reason of what is missing; `degrade`, what arrives is of
-    something else than what is registered; `estimate`, nothing ever arrived, and bookings are used in place of events.
+    something else than what is registered; `estimate`, nothing ever arrived, and bookings are used
+    in place of events.
     """
 
     text: str
