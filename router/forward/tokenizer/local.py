@@ -20,7 +20,7 @@ treat the start of a text differently.
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from secrets import token_bytes
 from threading import Lock
@@ -38,6 +38,7 @@ from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.errors import NotLocalError, TokenizerFilesError
 from router.forward.tokenizer.files import TokenizerFiles
 from router.forward.tokenizer.template import ChatTemplate
+from router.forward.tokenizer.words import Added, WordTokens, word_expression
 
 OVERHEAD_TOKENS = 32
 """Tokens that an entry counts in addition to its own, for its key and table slot."""
@@ -177,12 +178,20 @@ class LocalTokenizer:
         )
         self._front, self._back = self._around()
         self._known = known
+        self._words = self._known_words(files)
         self._counted = counted
         self._secret = token_bytes(16)  # keyed, so that callers cannot construct collisions
 
     def tokens(
         self, asked: CompletionRequest, kinds: Collection[Kind] = KINDS, partition: bytes = b""
     ) -> tuple[Kind, list[int]]:
+        """Return the kind and the tokens of a prompt, as `packed` does."""
+        kind, tokens = self.packed(asked, kinds, partition)
+        return kind, tokens.tolist()
+
+    def packed(
+        self, asked: CompletionRequest, kinds: Collection[Kind] = KINDS, partition: bytes = b""
+    ) -> "tuple[Kind, array[int]]":
         """Return the kind and the tokens of a prompt of one of `kinds`.
 
         `partition`: the part of the cache that is used. Raises NotLocalError, PromptRefusedError.
@@ -191,41 +200,43 @@ class LocalTokenizer:
             chat = read_chat(asked.fields)
             if chat.kind not in kinds:
                 raise NotLocalError(f"{chat.kind}: engines differ")
-            return chat.kind, self.chat_tokens(chat, partition)
+            return chat.kind, self._chat_tokens(chat, partition)
         if "text" not in kinds:
             raise NotLocalError("text: engines differ")
         return "text", self._prompt_tokens(asked, partition)
 
-    def _prompt_tokens(self, asked: CompletionRequest, partition: bytes) -> list[int]:
+    def _prompt_tokens(self, asked: CompletionRequest, partition: bytes) -> "array[int]":
         if not isinstance(asked.prompt, str) or asked.has_several_prompts:
             raise NotLocalError("several prompts, or no text prompt")
         value = bytes(asked.fields.get("add_special_tokens", b"true"))
         if value not in (b"true", b"false") or "truncate_prompt_tokens" in asked.fields:
             raise NotLocalError("truncate_prompt_tokens")
-        return self.text_tokens(asked.prompt, partition, adds_special_tokens=value == b"true")
+        return self._whole(asked.prompt, partition, adds_special_tokens=value == b"true")
 
-    def text_tokens(
-        self, text: str, partition: bytes = b"", *, adds_special_tokens: bool = True
-    ) -> list[int]:
-        """Return the tokens of a text, with the special tokens around it by default."""
+    def text_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text, with the special tokens around it."""
+        return self._whole(text, b"", adds_special_tokens=True).tolist()
+
+    def _whole(self, text: str, partition: bytes, *, adds_special_tokens: bool) -> "array[int]":
         tokens = self._pieces_tokens(text, partition_key(self._secret, partition))
-        return [*self._front, *tokens, *self._back] if adds_special_tokens else tokens
+        is_alone = not adds_special_tokens or not (self._front or self._back)
+        return tokens if is_alone else self._front + tokens + self._back
 
-    def chat_tokens(self, chat: Chat, partition: bytes = b"") -> list[int]:
+    def _chat_tokens(self, chat: Chat, partition: bytes) -> "array[int]":
         """Return the tokens of a chat. Raises NotLocalError, PromptRefusedError."""
         name = "tool_use" if chat.tools is not None else "default"
         template = self._templates.get(name) or self._templates.get("default")
         if template is None:
             raise NotLocalError(f"no chat template beside {self.path}")
         text = rendered(chat, template, self._special_tokens)
-        return self.text_tokens(text, partition, adds_special_tokens=chat.add_special_tokens)
+        return self._whole(text, partition, adds_special_tokens=chat.add_special_tokens)
 
     def added_texts(self) -> list[str]:
         """Return the texts of the added tokens, in order of their ids."""
         tokens = sorted(self._backend.get_added_tokens_decoder().items())
         return [token.content for _, token in tokens]
 
-    def _pieces_tokens(self, text: str, secret: bytes) -> list[int]:
+    def _pieces_tokens(self, text: str, secret: bytes) -> "array[int]":
         """Return the tokens of a text; a piece is tokenized and cached with its preceding token."""
         pieces = list(self._seams.pieces(text))
         texts = [before + piece for before, piece in pieces]
@@ -233,31 +244,66 @@ class LocalTokenizer:
         found = {key: tokens for key in keys if (tokens := self._known.get(key)) is not None}
         missing = {key: each for key, each in zip(keys, texts, strict=True) if key not in found}
         self._tokenise(missing, found)
-        tokens = array("I")
-        for (before, _), key in zip(pieces, keys, strict=True):
-            tokens.extend(found[key][1:] if before else found[key])
+        if len(pieces) == 1:
+            tokens = found[keys[0]]
+        else:
+            tokens = array("I")
+            for (before, _), key in zip(pieces, keys, strict=True):
+                tokens.extend(found[key][1:] if before else found[key])
         unknown = sum(len(found[key]) for key in missing)
         if self._counted is not None:
             self._counted(max(0, len(tokens) - unknown), unknown)
-        return tokens.tolist()
+        return tokens
 
     def _tokenise(self, missing: dict[bytes, str], found: "dict[bytes, array[int]]") -> None:
-        """Tokenize the missing pieces as one batch, which releases the GIL even for few pieces."""
-        if missing:
-            several = self._backend.encode_batch_fast(
-                list(missing.values()), add_special_tokens=False
-            )
-            for key, encoding in zip(missing, several, strict=True):
-                found[key] = array("I", encoding.ids)
-                self._known.put(key, found[key])
+        """Tokenize the missing pieces: by their words, or those that have none as one batch.
 
-    def _around(self) -> tuple[list[int], list[int]]:
+        A batch releases the GIL even for few pieces.
+        """
+        left = {}
+        for key, text in missing.items():
+            tokens = None if self._words is None else self._words.tokens(text)
+            if tokens is None:
+                left[key] = text
+            else:
+                found[key] = tokens
+        if left:
+            made = self._encode(list(left.values()))
+            found |= {key: array("I", each) for key, each in zip(left, made, strict=True)}
+        for key in missing:
+            self._known.put(key, found[key])
+
+    def _encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        several = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in several]
+
+    def _known_words(self, files: TokenizerFiles) -> WordTokens | None:
+        """Return the tokens of words, if words can be found without the library."""
+        cutter = self._backend.pre_tokenizer
+
+        def words_of(text: str) -> list[str]:
+            return [text[slice(*span)] for _, span in cutter.pre_tokenize_str(text)]
+
+        found = None if cutter is None else word_expression(files.tokenizer, words_of)
+        return None if found is None else WordTokens(found, self._all_added(), self._encode)
+
+    def _all_added(self) -> Added | None:
+        tokens = self._backend.get_added_tokens_decoder()
+        plain = {
+            each.content: array("I", [token_id]).tobytes()
+            for token_id, each in tokens.items()
+            if not (each.normalized or each.lstrip or each.rstrip or each.single_word)
+        }
+        texts = [each.content for each in tokens.values() if each.content]
+        return Added(re.compile(_longest_of(texts)), plain) if texts else None
+
+    def _around(self) -> "tuple[array[int], array[int]]":
         """Return the tokens that belong before and after a text."""
         (encoding,) = self._backend.encode_batch_fast(["a"])
         own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
         if not own:  # its vocabulary lacks "a"
-            return encoding.ids, []
-        return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
+            return array("I", encoding.ids), array("I")
+        return array("I", encoding.ids[: own[0]]), array("I", encoding.ids[own[-1] + 1 :])
 
 
 def _template(name: str, files: TokenizerFiles) -> ChatTemplate:

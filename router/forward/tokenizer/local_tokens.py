@@ -1,6 +1,7 @@
 """Tokenization by local tokenizers, for prompts on which engines agree with them."""
 
 import asyncio
+from collections.abc import Sequence
 
 from msgspec import Raw
 
@@ -30,7 +31,7 @@ class LocalTokens:
         }
         return {"standing": standing, "problems": self._checks.problems()}
 
-    async def tokens(self, asked: CompletionRequest, partition: bytes) -> list[int]:
+    async def tokens(self, asked: CompletionRequest, partition: bytes) -> Sequence[int]:
         """Return the tokens of a prompt. Raises NotLocalError, PromptRefusedError."""
         tokenizer = self._tokenizers.of(asked.model)
         if tokenizer is None:
@@ -39,8 +40,8 @@ class LocalTokens:
             raise NotLocalError("no text and no chat")
         believed = self._checks.believed(asked.model)
         if _size_bytes(asked) < IN_THREAD_BYTES:
-            return tokenizer.tokens(asked, believed, partition)[1]
-        return (await asyncio.to_thread(tokenizer.tokens, asked, believed, partition))[1]
+            return tokenizer.packed(asked, believed, partition)[1]
+        return (await asyncio.to_thread(tokenizer.packed, asked, believed, partition))[1]
 
 
 def _size_bytes(asked: CompletionRequest) -> int:
