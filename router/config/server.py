@@ -33,6 +33,13 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     allow_public_engines: Annotated[
         bool, about("also connect to event sockets of engines at public addresses")
     ] = False
+    check_workers: Annotated[
+        bool,
+        about(
+            "ask the HTTP servers of registered workers whether they answer, and what they serve; "
+            "no: only their event sockets are judged"
+        ),
+    ] = True
     worker_silence_s: Annotated[
         float,
         about(

@@ -157,6 +157,11 @@ class TrustedIndex:
             if place.fault is not None and (place.fault.effect != "explain" or not is_past):
                 yield rank, place.fault
 
+    def is_without_events(self, rank: Rank) -> bool:
+        """Return whether a rank has no event source by choice."""
+        place = self._ranks.get(rank)
+        return place is not None and place.no_events is not None
+
     def is_estimated(self, rank: Rank) -> bool:
         """Return whether bookings are used for this rank in place of events."""
         place = self._ranks.get(rank)

@@ -48,6 +48,20 @@ class Attachment(Struct, frozen=True):
     source: EngineSource
 
 
+class RankSockets(Struct, frozen=True):
+    """The state of the event sockets of a rank.
+
+    `was_reached`: they were connected before, here or in a former process. `absent_s`: the time
+    without a connection, 0 if there is one. `is_of_another`: what arrives is not the rank's events.
+    """
+
+    events: str
+    was_reached: bool
+    absent_s: float
+    problem: str | None
+    is_of_another: bool = False
+
+
 class DirectRank:
     """One rank. `on_message` receives each message of its journal, and the time."""
 
@@ -104,22 +118,24 @@ class DirectRank:
         )
         self._has_begun = any(self._journal.state.counts)
 
-    def absent_s(self, now_s: float) -> float:
-        """Return the time without a connection to the engine; 0 if there is one.
+    def sockets(self, now_s: float) -> RankSockets:
+        """Return the state of the engine's event sockets.
 
-        Must be called often: the time counts from the first call that finds no connection.
+        Must be called often: an absence counts from the first call that finds no connection.
         """
-        is_connecting = self.follower.status(now_s).condition is FollowerCondition.CONNECTING
-        if not is_connecting:
+        status = self.follower.status(now_s)
+        if status.condition is not FollowerCondition.CONNECTING:
             self._absent_since_s = None
         elif self._absent_since_s is None:
             self._absent_since_s = now_s
-        return 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
-
-    @property
-    def was_reached(self) -> bool:
-        """True if the engine was connected before, here or in a former process."""
-        return self._has_begun
+        absent_s = 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
+        return RankSockets(
+            self.attachment.source.events,
+            self._has_begun,
+            absent_s,
+            status.problem,
+            self.follower.receives_others,
+        )
 
     @property
     def is_ours(self) -> bool:

@@ -11,17 +11,15 @@ any time. A detached rank has no task, no socket and no file.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count, islice
-from math import inf
 
-from router.core.commands import Apply, ApplySlice, MarkBeacon, SetProblem
+from router.core.commands import Apply, ApplySlice, MarkBeacon
 from router.core.core import RouterCore
 from router.core.registered_workers import RegisteredWorker
 from router.core.views.workers import EngineView
 from router.ingest.data_dir import DataDir
-from router.ingest.direct_rank import Attachment, DirectRank
-from router.ingest.reachability import Reachability
+from router.ingest.direct_rank import Attachment, DirectRank, RankSockets
 from router.observability.metrics import RouterMetrics
 from router.protocol.events import LogMessage
 from router.protocol.values import Rank
@@ -48,10 +46,6 @@ REPORT_S, REPORT_S_PER_RANK = 0.2, 0.0004
 REPORTS_AT_ONCE = 64
 """Reports made without a pause."""
 
-GONE_LOOK_S = 1.0
-GONE_S = 5.0
-"""A worker is not chosen if none of its engines could be reached for this time, until one can."""
-
 RENEW_S = 5.0
 """The pause before a follower that failed is restarted."""
 
@@ -76,7 +70,6 @@ class Engines:
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
         self._max_ranks = max_ranks
         self._pacing = Pacing()
-        self._reachability = Reachability()
         self._turns = turns
         self._group: asyncio.TaskGroup | None = None
         self._context: Context | None = None
@@ -93,7 +86,6 @@ class Engines:
                     self._start(rank)
                 self._group.create_task(self._report_forever())
                 self._group.create_task(self._apply_slices_forever())
-                self._group.create_task(self._drop_gone_forever())
                 await self.settle()
         finally:
             if self._context is not None:
@@ -131,6 +123,16 @@ class Engines:
         return EngineView(
             source.events, source.replay, status.condition.value, status.problem, silent_s
         )
+
+    def sockets(self, now_s: float) -> dict[int, dict[Rank, RankSockets]]:
+        """Return the state of the event sockets of all ranks, by worker. O(ranks).
+
+        Must be called often: absences count from the first call that finds them.
+        """
+        found: dict[int, dict[Rank, RankSockets]] = {}
+        for rank, each in self._ranks.items():
+            found.setdefault(rank.worker_id, {})[rank] = each.sockets(now_s)
+        return found
 
     def is_caught_up(self) -> bool:
         """Return whether no engine is still connecting or replaying."""
@@ -227,37 +229,6 @@ class Engines:
 
     def _apply_slice(self) -> bool:
         return self._core.handle(ApplySlice(), 0.0)[0]
-
-    async def _drop_gone_forever(self) -> None:
-        while True:
-            await next_tick(GONE_LOOK_S)
-            now_s = time.monotonic()
-            absent_s: dict[int, float] = {}
-            for rank, each in self._ranks.items():
-                known_s = absent_s.get(rank.worker_id, inf)
-                absent_s[rank.worker_id] = min(known_s, each.absent_s(now_s))
-            gone = {worker_id for worker_id, since_s in absent_s.items() if since_s >= GONE_S}
-            unknown = gone - {rank.worker_id for rank, e in self._ranks.items() if e.was_reached}
-            servers = {each.worker_id: each.endpoint for each in self._registered(unknown)}
-            gone -= set(await self._reachability.answering(servers, now_s))
-            for worker_id in absent_s:
-                self._note_gone(worker_id, servers, is_gone=worker_id in gone)
-
-    def _note_gone(self, worker_id: int, servers: Mapping[int, str], *, is_gone: bool) -> None:
-        """Note whether a worker's engines can be reached. `servers`: of those that never were."""
-        worker = self._core.fleet.get(worker_id)
-        if worker is None or is_gone == (worker.problem is not None):
-            return
-        if is_gone:
-            problem = f"its engines could not be reached for {GONE_S:g} s"
-            if worker_id in servers:
-                server = servers[worker_id] or "an HTTP server, which it does not name,"
-                problem = f"unreachable: neither {server} nor its event sockets ever answered"
-            log.warning("worker %d gets no requests: %s", worker_id, problem)
-            self._core.handle(SetProblem(worker_id, problem), 0.0)
-        else:
-            log.info("worker %d: an engine is reachable again", worker_id)
-            self._core.handle(SetProblem(worker_id, None), 0.0)
 
     async def _report_forever(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from router.core.core import RouterCore
+from router.core.views.faults import faults
 from router.runtime.process.redaction import redact
 
 
@@ -63,8 +64,9 @@ class ServiceStatus:
         return Readiness(not reasons, reasons)
 
     def degraded(self, core: RouterCore) -> list[str]:
-        """Return the faults that do not affect readiness. O(routers)."""
-        return [*_degraded(core), *(self._bus_problems(core) if self._has_caught_up else ())]
+        """Return the faults that do not affect readiness. O(routers and faulty workers)."""
+        bus = self._bus_problems(core) if self._has_caught_up else ()
+        return [*_degraded(core), *bus, *faults(core)]
 
     @property
     def _has_caught_up(self) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 
 from msgspec import Struct
 
@@ -25,6 +26,7 @@ from router.core.commands import MarkBeacon, SetConnected, Tick, Tidy
 from router.core.core import RouterCore
 from router.core.registrations import Registrations
 from router.discovery.registration import MakeWorker, Registrar
+from router.discovery.worker_watch import WorkerWatch
 from router.ingest.data_dir import DataDir
 from router.ingest.effect_runner import EffectRunner
 from router.ingest.engines import Engines
@@ -151,6 +153,9 @@ class CoreHost:
         self.feed = BusFeed(
             core, self.effect_runner, self.status, self.metrics, self.subjects, on_bus, turns
         )
+        self._watch = WorkerWatch(
+            core, self.engines, self.timeline, Random(), asks_servers=service.check_workers
+        )
         self.bus: Bus | None = None
 
     def reconfigure(self, config: RouterConfig | IndexerConfig) -> None:
@@ -181,6 +186,7 @@ class CoreHost:
             limits = HttpLimits.of(config.http, config.security, most)
             server = HttpServer(app, limits, self.edge.tls, self._refused, app)
             tasks = [self._tick_forever(), self.engines.run(), self.edge.run(), *background()]
+            tasks.append(self._watch.run())
             if self.status.has_bus:
                 tasks.append(self._follow_bus(live, endpoint))
             else:

@@ -157,7 +157,7 @@ WORDS = {
     "source": "origin of the information",
     "stable_routing_id": "null: worker ids are stable",
     "start_position": "index of the first block in its sequence; null: unknown",
-    "state": "exact, lagging, degraded or blind",
+    "state": "exact, lagging, degraded, approximate, blind or unreachable",
     "status": "ok, or an HTTP status",
     "step": "prefill_complete, output_block or free",
     "step_s": "seconds of a step",

@@ -6,6 +6,7 @@ shape, `{"error": …, "code": …}` and the error's own fields.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -39,7 +40,8 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 
 _MOST_SENTENCES = 3
-"""Limit of mispredictions listed in `degraded`; all are in `mispredicted`."""
+"""Limit of mispredictions listed in `degraded`, and of workers in `reason`; the other fields have
+all."""
 
 
 class Web:
@@ -150,7 +152,8 @@ async def _elsewhere(_: Request) -> Response:
 class ReadyProbe:
     """`GET /ready`: 200, or 503 with the reasons.
 
-    Without `?verbose` in O(1), because anyone may send it. `describe`: lists the workers.
+    Without `?verbose` in O(1) for strangers, because anyone may send it. Operators are also told
+    why workers are not chosen, if none is. `describe`: lists the workers.
     """
 
     def __init__(
@@ -173,7 +176,10 @@ class ReadyProbe:
         caller, core = exchange.caller, self._core
         has_details = is_detailed(caller, exchange.head.query)
         readiness = self._status.readiness(core)
-        body = Ready(readiness.is_ready, shown_reason(caller, readiness.reasons))
+        reasons = readiness.reasons
+        if caller.may("admin") and not core.fleet.schedulable_count():
+            reasons = [*reasons, *self._unchosen()]
+        body = Ready(readiness.is_ready, shown_reason(caller, reasons))
         if caller.may("admin"):
             body.schedulable_workers = core.fleet.schedulable_count()
         if has_details:
@@ -183,6 +189,15 @@ class ReadyProbe:
             body.workers = self._describe()
             body.mispredicted = found or UNSET
         return answers.response(body, 200 if readiness.is_ready else 503)
+
+    def _unchosen(self) -> list[str]:
+        """Return why workers are not chosen, at most a few sentences. O(workers)."""
+        shown = self._describe()
+        views = () if shown is UNSET else (each for each in shown if each.not_schedulable_reasons)
+        return [
+            f"worker {each.worker_id}: {'; '.join(each.not_schedulable_reasons)}"
+            for each in islice(views, _MOST_SENTENCES)
+        ]
 
 
 async def dump_answer(core: RouterCore, only: Rank | None = None) -> Response:

@@ -48,6 +48,7 @@ class RankRow(Struct, frozen=True, array_like=True):
     Blocks are counted in each tier that holds them. The hit rates, 0 to 1, are fractions of the
     prompt tokens of about the last minute, null without any: those that we predicted of those that
     we sent, and those that the engine found cached of those that it processed.
+    `is_without_events`: it has no event source by choice.
     """
 
     worker_id: str
@@ -68,6 +69,7 @@ class RankRow(Struct, frozen=True, array_like=True):
     is_busy: bool
     predicted_hits: float | None
     actual_hits: float | None
+    is_without_events: bool
 
 
 WORKER_COLUMNS: Final = WorkerRow.__struct_fields__
@@ -122,6 +124,7 @@ def rank_row(
         bool(row[BUSY]),
         hits.predicted,
         hits.actual,
+        core.index.is_without_events(rank),
     )
 
 
@@ -131,7 +134,7 @@ RANKS_A_TURN = 512
 SLICE_RANKS = 32
 """Ranks read without a pause: half a millisecond."""
 
-_DOUBTED = ("degraded", "blind")
+_DOUBTED = ("degraded", "blind", "unreachable")
 
 
 class Table:

@@ -59,7 +59,7 @@ function state(name, text) {
 }
 
 function showReadiness({ ready, reasons, degraded }) {
-  if (!ready) state("not-ready", `Not ready: ${reasons.join("; ")}`);
+  if (!ready) state("not-ready", `Not ready: ${[...reasons, ...degraded].join("; ")}`);
   else if (store.mispredicted.length) state("degraded", "Ready, but something looks misconfigured");
   else if (degraded.length) state("degraded", `Ready, but ${degraded.join("; ")}`);
   else state("ready", "Ready");

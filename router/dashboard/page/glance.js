@@ -3,7 +3,7 @@
 import { bar, byId, h, replace, say, svg } from "./dom.js";
 import { compact, count, percent, plural, rate } from "./format.js";
 
-export const TRUST = ["exact", "lagging", "degraded", "blind"];
+export const TRUST = ["exact", "lagging", "approximate", "degraded", "blind", "unreachable"];
 
 export function showGlance(store) {
   const { totals, history } = store;

@@ -151,8 +151,8 @@ function nameCell({ title, worker }) {
   return [title, h("span", { class: "sub" }, `${scope}${role}`), state];
 }
 
-function trustCell({ trust, reason }) {
-  return [h("span", { class: "trust", "data-trust": trust }, trust), reason ? h("span", { class: "sub" }, reason) : null];
+function trustCell({ trust, reason, is_without_events }) {
+  return [h("span", { class: "trust", "data-trust": trust, "data-chosen": is_without_events ? "yes" : "no" }, trust), reason ? h("span", { class: "sub" }, reason) : null];
 }
 
 function loadCell(row) {

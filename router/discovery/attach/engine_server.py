@@ -123,7 +123,7 @@ class Server:
             reply: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         except UNREADABLE as error:
             reason = f"not an OpenAI server's response: {error}"
-            raise ServerError(self._url + path, reason) from error
+            raise ServerError(self._url + path, reason, 200) from error
         return reply
 
     async def _content(

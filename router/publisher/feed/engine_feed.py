@@ -158,18 +158,19 @@ class EngineFeed:
             self.counters.unreadable += 1
             return EngineBatch(None, [], [], [error.reason])
 
-    def _complain(self, sentence: str) -> None:
+    def _complain(self, sentence: str, sequence: int | None = None) -> None:
+        """Note what is wrong; in the log with the batch, which differs each time."""
         self.problem = sentence
-        self._complaints.add(sentence)
+        self._complaints.add(sentence if sequence is None else f"batch {sequence}: {sentence}")
 
     def _complain_of(self, sequence: int, batch: EngineBatch) -> None:
         for kind in batch.unknown:
-            self._complain(f"batch {sequence}: events of type {kind!r} are dropped")
+            self._complain(f"events of type {kind!r} are dropped", sequence)
         for sentence in batch.malformed:
-            self._complain(f"batch {sequence}: {sentence}")
+            self._complain(sentence, sequence)
         self.counters.dropped_events += len(batch.unknown) + len(batch.malformed)
         for sentence in self._normalizer.take_complaints():
-            self._complain(f"batch {sequence}: {sentence}")
+            self._complain(sentence, sequence)
 
     def _begin_life(self, step: NewLife) -> None:
         self.counters.new_lives += 1

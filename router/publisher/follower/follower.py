@@ -149,6 +149,11 @@ class EngineFollower:
         """The time up to which the journal is complete, as of the last lot."""
         return self._as_of_s
 
+    @property
+    def receives_others(self) -> bool:
+        """True if messages arrived that are no events, or events of another rank."""
+        return bool(self.source.garbage or self.feed.counters.foreign)
+
     def waiting_s(self, now_s: float) -> float:
         """Return for how long events that the engine published may have been missing."""
         return now_s - self._as_of_s if self._is_behind else self._log.waiting_s(now_s)

@@ -94,7 +94,9 @@ def _rank_row(worker: WorkerView, rank: RankView | None) -> tuple[object, ...]:
         return (worker.worker_id, "-", *who, *("-" for _ in TIER_WORDS), "-", why)
     running = "-" if rank.reported is None else rank.reported.running_requests
     held = (rank.tiers[name].blocks for name in TIER_NAMES)
-    return (worker.worker_id, rank.dp_rank, *who, *held, running, _trust(rank.trust))
+    reasons = [each for each in worker.not_schedulable_reasons if each != rank.trust.reason]
+    why = f"; not chosen: {'; '.join(reasons)}" if reasons else ""
+    return (worker.worker_id, rank.dp_rank, *who, *held, running, _trust(rank.trust) + why)
 
 
 def _rank_report(worker: WorkerView, rank: RankView) -> str:

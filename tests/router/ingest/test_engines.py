@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
+from router.discovery import worker_verdicts
 from router.indexer.rank_index import FRESH_S
 from router.ingest import engines
 from router.publisher.feed.engine_feed import EngineFeed
-from support.engines.metrics_server import MetricsServer
-from support.engines.zmq_engines import Engine, cleared
+from support.engines.zmq_engines import cleared
 from support.fleets.direct import DirectEngine, DirectRouter, direct_router
 from support.processes.servers import equals, free_port
 
@@ -80,8 +80,7 @@ async def test_a_restarted_engine_leaves_no_ghosts(eventually):
 
 
 async def test_gone_engine_receives_no_requests(eventually, monkeypatch):
-    monkeypatch.setattr(engines, "GONE_S", 0.5)
-    monkeypatch.setattr(engines, "GONE_LOOK_S", 0.1)
+    monkeypatch.setattr(worker_verdicts, "GONE_S", 0.5)
     engine, other = DirectEngine(1), DirectEngine(2)
     async with direct_router(engine, other) as router:
         engine.cache(PROMPT)
@@ -105,35 +104,6 @@ async def test_gone_engine_receives_no_requests(eventually, monkeypatch):
         await eventually(lambda: equals(lifecycle(), "schedulable"))
         engine.cache(PROMPT)
         await eventually(lambda: equals(chosen(), 1))
-
-
-@pytest.mark.parametrize("answers", [True, False])
-async def test_worker_that_answers_nowhere_is_not_chosen(eventually, monkeypatch, answers):
-    """One with an HTTP server that answers is chosen, although its cache is unknown."""
-    monkeypatch.setattr(engines, "GONE_S", 0.3)
-    monkeypatch.setattr(engines, "GONE_LOOK_S", 0.1)
-    sockets = {"kv_events_endpoint": f"tcp://127.0.0.1:{free_port()}"}
-    async with DirectRouter().running() as router:
-        with MetricsServer("") as server:
-            endpoint = server.url.removesuffix("/metrics")
-            if not answers:
-                endpoint = f"http://127.0.0.1:{free_port()}"
-            body = {"worker_id": 1, "endpoint": endpoint, "block_size": 4, **sockets}
-            assert (await router.post("/workers", body)).status_code == 201
-            if answers:
-                await eventually(lambda: server.requests > 0)
-                assert (await router.view(1))["lifecycle"] == "schedulable"
-                return
-
-        async def reasons():
-            return (await router.view(1))["not_schedulable_reasons"]
-
-        reason = f"unreachable: neither {endpoint} nor its event sockets ever answered"
-        await eventually(lambda: equals(reasons(), [reason]))
-        assert (await router.client.get("/ready")).status_code == 503
-        port = int(sockets["kv_events_endpoint"].rpartition(":")[2])
-        with Engine(port):
-            await eventually(lambda: equals(reasons(), []))
 
 
 async def test_nonsense_costs_only_its_engine(eventually):

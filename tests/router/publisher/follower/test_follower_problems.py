@@ -162,7 +162,7 @@ async def test_messages_that_are_no_batches(eventually):
             await eventually(lambda: one.followers["garbled"].source.garbage == 1)
             engine.publish_payload(b"HTTP/1.1 200 OK")
             engine.publish(block(2))
-            await eventually(lambda: one.says("garbled", "batch 1: "))
+            await eventually(lambda: one.says("garbled", "not a batch of events"))
             await eventually(lambda: one.held("garbled") == blocks(1, 2))
 
 
