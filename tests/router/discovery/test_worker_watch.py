@@ -15,6 +15,10 @@ WITHIN_S = 5.0
 TOKENS = list(range(12))
 
 
+def watching():
+    return DirectRouter(check_workers=True)
+
+
 def registered(engine, events_port, **fields):
     endpoint = f"tcp://127.0.0.1:{events_port}"
     body = {"worker_id": 1, "model_name": "m", "endpoint": engine.url, "block_size": 4}
@@ -83,7 +87,7 @@ async def test_wrong_registration_is_said_on_every_surface(
     wrong, clause, state, is_ready, caplog, capsys
 ):
     engine = OpenAiEngine()
-    async with engine.running(), DirectRouter().running() as router:
+    async with engine.running(), watching().running() as router:
         assert (await router.post("/workers", wrong(engine))).status_code == 201
         if wrong is wrong_block_size:
             await eventually(lambda: engine.engine.is_heard)
@@ -118,7 +122,7 @@ async def test_wrong_registration_is_said_on_every_surface(
 async def test_engine_that_starts_its_events_late_becomes_exact():
     engine = OpenAiEngine()
     port = free_port()
-    async with engine.running(), DirectRouter().running() as router:
+    async with engine.running(), watching().running() as router:
         await router.post("/workers", registered(engine, port))
 
         await eventually(lambda: equals(trust_state(router), "approximate"))
@@ -134,7 +138,7 @@ async def test_engine_that_starts_its_events_late_becomes_exact():
 
 async def test_worker_that_comes_up_is_chosen_and_one_without_events_that_ends_is_not():
     engine = OpenAiEngine()
-    async with DirectRouter().running() as router:
+    async with watching().running() as router:
         body = {"worker_id": 1, "model_name": "m", "endpoint": engine.url, "block_size": 4}
         await router.post("/workers", body)
 
@@ -149,7 +153,7 @@ async def test_worker_that_comes_up_is_chosen_and_one_without_events_that_ends_i
 
 
 async def test_workers_are_not_asked_if_that_is_off():
-    router = DirectRouter(check_workers=False)
+    router = DirectRouter()
     async with OpenAiEngine().running() as server, router.running():
         with DirectEngine(1) as engine:
             await router.register(engine, endpoint=server.url, model_name="other")

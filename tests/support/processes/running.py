@@ -147,8 +147,8 @@ class RunningRouter(RunningService):
     def __init__(self, nats_url, **fields):
         port = free_port()
         # Costs that are counted by hand; and a busy machine's workers are silent for a while, of
-        # which these here, that are none, do not recover.
-        foreseeable = {"policy": "dynamo-1.0", "worker_silence_s": 60.0}
+        # which these here, that are none, do not recover. Nor do their endpoints name servers.
+        foreseeable = {"policy": "dynamo-1.0", "worker_silence_s": 60.0, "check_workers": False}
         settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **foreseeable, **fields}
         self.config = configured(RouterConfig, nats_url=nats_url, http_port=port, **settings)
         super().__init__(RouterService(self.config), port)

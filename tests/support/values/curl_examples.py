@@ -179,7 +179,9 @@ def _piped(text, words):
 async def page():
     """The whole of it."""
     port = free_port()
-    config = configured(RouterConfig, http_port=port, use_kv_events=False, drain_s=0.0)
+    config = configured(
+        RouterConfig, http_port=port, use_kv_events=False, check_workers=False, drain_s=0.0
+    )
     lines = [HEAD]
     async with RunningService(RouterService(config), port).running() as router:
         for title, commands in SECTIONS.items():
