@@ -20,6 +20,7 @@ from router.forward.errors import (
     error_response,
 )
 from router.forward.headers import REQUEST_ID, Pairs
+from router.forward.kept_routes import KEPT_ROUTES
 from router.forward.metrics import ForwardMetrics
 from router.runtime.security.guarded import caller_of, is_detailed, refusal_headers
 
@@ -61,6 +62,7 @@ Handler: TypeAlias = Callable[[Scope], Awaitable[Answer]]
 
 ROUTES = (
     *(f"POST {path}" for path in (*APIS, *PASSED)),
+    *KEPT_ROUTES,
     "GET /v1/models",
     "GET /v1/models/{model:path}",
     "GET /",

@@ -8,10 +8,16 @@ import msgspec
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.apis.api import APIS
 from router.forward.apis.forms import FORM
+from router.forward.apis.media_names import with_own_names
 from router.forward.apis.passed import PASSED
 from router.forward.config import ForwardConfig
-from router.forward.errors import ModelNotFoundError, error_response, error_status
+from router.forward.errors import (
+    ModelNotFoundError,
+    error_response,
+    error_status,
+)
 from router.forward.headers import DROPPED_FIELDS, REQUEST_ID, client_key
+from router.forward.kept_routes import BEFORE_ID, KeptRoutes, kept_routes
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.permitted_fields import permitted
 from router.forward.placement import (
@@ -72,18 +78,18 @@ class Completions:
         roster: WorkerList,
     ) -> None:
         self.admission = admission
-        self.heads = RequestHeads()
+        self.heads = RequestHeads(BEFORE_ID)
         self.lines = FirstLines()
         self.writes = WriteBatch(admission.overload)
         self._routes = {
             ("POST", path): HotRoute(
-                path, self.answer, (JSON,), ends_with_client=True, errors=api.errors
+                path, self._answered, (JSON,), ends_with_client=True, errors=api.errors
             )
             for path, api in APIS.items()
         } | {
             ("POST", path): HotRoute(
                 path,
-                self.answer,
+                self._answered,
                 (FORM if route.is_form else JSON,),
                 ends_with_client=True,
                 errors=route.api.errors,
@@ -100,6 +106,8 @@ class Completions:
             config.router.max_wait_s,
             SeenIds(),
         )
+        self._kept = KeptRoutes(push.kept, self._placing, push, roster)
+        self._kept_routes = kept_routes(self._kept.answer)
 
     def reconfigure(self, config: ForwardConfig) -> None:
         """Apply changed limits, those of `reload.LIVE`."""
@@ -114,8 +122,12 @@ class Completions:
         return {"tokenizers": self._tokenizing.described()}
 
     def find(self, method: str, path: str) -> HotRoute | None:
-        """Return the route of a completion, or None."""
-        return self._routes.get((method, path))
+        """Return the route of a generating API, or of a response; None for others."""
+        route = self._routes.get((method, path))
+        if route is None and path.startswith(BEFORE_ID):
+            response_id, _, behind_id = path[len(BEFORE_ID) :].partition("/")
+            return self._kept_routes.get((method, behind_id)) if response_id else None
+        return route
 
     def refused(self, call: Exchange, error: KvRouterError) -> None:
         """Count a refusal."""
@@ -133,12 +145,12 @@ class Completions:
         return error_status(error), error_response(error)
 
     def _count(self, call: Exchange, ended: Ended) -> None:
-        self._metrics.requests.count(f"POST {call.head.route.path}", ended)
+        self._metrics.requests.count(f"{call.head.method} {call.head.route.path}", ended)
 
     async def answer(self, call: Exchange) -> None:
         """Answer a call with a complete body. Raises the error that refuses it."""
         call.own_lines = _id_line(call)
-        self._count(call, await self._answered(call))
+        self._count(call, await call.head.route.handler(call))
 
     async def _answered(self, call: Exchange) -> Ended:
         asked, words = await _read(call)
@@ -146,8 +158,10 @@ class Completions:
         if dropped:
             words = None  # its engine bodies have these fields
             self._note_dropped(call, dropped)
+        asked = with_own_names(asked, call.caller.tenant)
         headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
         request = self._placing.request_in(words, asked, headers, call.caller)
+        request = self._kept.pinned(asked, request)
         if asked.path in PASSED:
             tokens = self._push.sizes.estimated(asked)
         else:
@@ -174,6 +188,7 @@ class Completions:
             asked.check_prompt()  # names the client's field in the error
             raise
         except NoEndpointsError as error:
+            await self._kept.check_lost(asked, request)
             if await self._roster.is_unknown(asked.model):
                 raise ModelNotFoundError(asked.model, self._roster.models) from error
             raise

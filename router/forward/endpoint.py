@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from router.client import ClientSettings, Retries, RouterClient
+from router.forward.apis.kept_responses import KeptResponses
 from router.forward.app import ForwardApp, Models
 from router.forward.completions import Completions, limits_of
 from router.forward.config import ForwardConfig
@@ -18,6 +19,7 @@ from router.forward.metrics import (
     BREAKER_METRICS,
     CACHE_METRICS,
     CHECK_METRICS,
+    KEPT_METRICS,
     POOL_METRICS,
     PREFILL_METRICS,
     PREFIX,
@@ -80,6 +82,8 @@ class OpenAiEndpoint:
         self._tokenizers = load_tokenizers(
             texts.tokenizer, texts.known_tokens, metrics.count_tokenized
         )
+        self._kept = KeptResponses()
+        self._expose(KEPT_METRICS, self._kept)
         self._checks = Checks()
         self._expose(CHECK_METRICS, self._checks)
         self._expose(CACHE_METRICS, self._tokenizers.known)
@@ -151,6 +155,7 @@ class OpenAiEndpoint:
             tokenizing.note,
             self._breaker,
             prefill,
+            self._kept,
         )
         models = Models(router, config.completions.routing_group)
         completions = Completions(config, push, tokenizing, self.metrics, self._admission, roster)

@@ -9,6 +9,7 @@ KvRouterError
 ├── RouteMissingError        a worker's engine does not have the route that is passed on
 ├── RouteNotServedError      no worker of the model has it
 ├── ModelNotFoundError       no worker has, or ever had, the requested model
+├── ResponseNotFoundError    no engine is known to keep this response
 ├── NoWorkerNamedError       direct mode requires a worker in the request, which names none
 ├── TooMuchAtOnceError       the bodies of all requests in flight exceed the limit
 ├── SteeringRefusedError     a field steers the engine, and the caller may not
@@ -120,6 +121,17 @@ class ModelNotFoundError(KvRouterError):
         self.allowed = list(models)
 
 
+class ResponseNotFoundError(KvRouterError):
+    """No engine is known to keep a response; in the words of engines that keep none."""
+
+    code = "response_not_found"
+    http_status = 404
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id[:256]}' not found.")
+        self.field = "response_id"
+
+
 class NoWorkerNamedError(InvalidFieldError):
     """A request in direct mode names no worker."""
 
@@ -195,6 +207,5 @@ def error_response(error: KvRouterError) -> dict[str, object]:
     """Return an error in OpenAI's format."""
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     param = error.body().get("field")
-    return {
-        "error": {"message": reason_of(error), "type": kind, "param": param, "code": error.code}
-    }
+    code: str | int = error.http_status if isinstance(error, ResponseNotFoundError) else error.code
+    return {"error": {"message": reason_of(error), "type": kind, "param": param, "code": code}}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.runtime.process.metrics import Counts, Event, Rows, Times, gauge, make_metrics
+from router.runtime.process.metrics import Counts, Event, Rows, Times, counter, gauge, make_metrics
 
 PREFIX = "kv_router_forward_"
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -38,6 +38,10 @@ PREFILL_METRICS: Rows = {
     "prefill_pools": gauge(
         "Models by the state of their prefill pool", lambda pools: pools.counts(), "state"
     )
+}
+KEPT_METRICS: Rows = {
+    "kept_responses": gauge("Responses of which it is known which engine may keep them", len),
+    "forgotten_responses": counter("Responses forgotten because of their limit", "forgotten"),
 }
 CACHE_METRICS: Rows = {
     "tokenizer_held_tokens": gauge(

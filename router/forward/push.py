@@ -17,7 +17,8 @@ from router.client import Reservation, RouterClient, Usage
 from router.config.openai import EngineConfig
 from router.errors import InvalidFieldError, WorkerNotFoundError
 from router.forward.apis.api import CHAT, COMPLETIONS
-from router.forward.apis.event_stream import EngineErrorEvent
+from router.forward.apis.event_stream import EngineErrorEvent, EventStream
+from router.forward.apis.kept_responses import KeptResponses
 from router.forward.apis.passed import PASSED, says_it_is_missing
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
@@ -44,6 +45,7 @@ from router.forward.sse import EventSplitter, EventTooLargeError
 from router.forward.stream_state import StreamState, stream_of
 from router.forward.tokenizer.referee import RefereeKey
 from router.protocol.replies import Decision
+from router.protocol.requests import RankTarget
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError, UpstreamResponse
 from router.runtime.http_server.exchange import Exchange, encoded_headers
 from router.scheduler.errors import NoEndpointsError
@@ -54,6 +56,7 @@ MOST_MISSING = 16
 """Limit of workers that one request is sent to and that do not have its route."""
 
 _EVENTS = b"text/event-stream"
+_NO = b"false"
 
 
 class ForwardRequest(PrefillRequest, frozen=True, eq=False):
@@ -61,13 +64,16 @@ class ForwardRequest(PrefillRequest, frozen=True, eq=False):
 
     `counted_tokens`: the number of tokens that engines should count in its prompt, if known.
     `prompt`: its tokens, if known. `words`: its cached request template, for a single prompt.
-    `confirms`: see `PromptTokens`.
+    `confirms`: see `PromptTokens`. `method`, `target`: what the engine is asked; by default the API
+    of the request.
     """
 
     counted_tokens: int | None = None
     prompt: Sequence[int] | None = None
     words: RequestTemplate | None = None
     confirms: RefereeKey | None = None
+    method: str = "POST"
+    target: str = ""
 
     @property
     def is_guess(self) -> bool:
@@ -104,8 +110,10 @@ class Forwarder:
         counted: Callable[[CompletionRequest, int, Usage, RefereeKey | None], None],
         breaker: CircuitBreaker,
         prefill: PrefillRouter,
+        kept: KeptResponses,
     ) -> None:
         self.breaker = breaker
+        self.kept = kept
         self.prefill = prefill
         self.budget = RetryBudget(BudgetLimits(), time.monotonic())
         self.router = router
@@ -333,6 +341,8 @@ class ForwardAttempts:
         errand, asked = self._errand, self._asked
         authorization = self._push.authorization
         headers = to_engine(errand.headers, decision, errand.request_id, authorization)
+        if errand.target:
+            return Request(errand.method, errand.target, b"", headers, True)
         path, body = asked.path, self._body(decision)
         return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
 
@@ -372,7 +382,9 @@ class ForwardAttempts:
             raise RouteMissingError(decision.worker_id, self._asked.path)
         self._saw_first()
         if answer.status == 200:
-            booked.usage = self._asked.api.reported(body).usage
+            reported = self._asked.api.reported(body)
+            booked.usage = reported.usage
+            self._note_kept(reported.answer_id, decision)
         elif answer.status >= 400:
             body = self._asked.api.errors.of_engine(answer.status, body)
         headers = to_client(answer.headers, decision, self._attempts)
@@ -404,14 +416,29 @@ class ForwardAttempts:
                 booked.note_tokens(tokens)
                 if shown:
                     self._show(b"".join(shown), answer, booked.decision)
-                if stream.has_first_token and not self._is_first_seen:
-                    self._saw_first()
+                self._note_progress(booked.decision)
             if client.is_slow:
                 await client.drained()
         booked.usage = stream.usage
         if not stream.is_finished:
             raise WorkerFailedError(booked.decision.worker_id, "ended in the middle of a stream")
         return self._end()
+
+    def _note_progress(self, decision: Decision) -> None:
+        stream = self._stream
+        if stream.has_first_token and not self._is_first_seen:
+            self._saw_first()
+        if isinstance(stream, EventStream) and stream.answer_id is not None:
+            self._note_kept(stream.answer_id, decision)
+
+    def _note_kept(self, response_id: str | None, decision: Decision) -> None:
+        """Record which engine may keep a response: only that one can continue it."""
+        asked, is_asked_about = self._asked, bool(self._errand.target)
+        if response_id is None or is_asked_about or bytes(asked.fields.get("store", b"")) == _NO:
+            return
+        rank = RankTarget(decision.worker_id, decision.dp_rank)
+        tenant, now_s = self._request.tenant, time.monotonic()
+        self._push.kept.note(tenant, response_id, asked.model, rank, now_s)
 
     def _show(self, data: bytes, answer: UpstreamResponse, decision: Decision) -> None:
         client = self._client

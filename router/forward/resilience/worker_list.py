@@ -54,6 +54,7 @@ class WorkerList:
         self._models: set[str] = set()
         self.workers: dict[int, ListedWorker] = {}
         self._listed: set[str] = set()
+        self._listed_ids: frozenset[int] = frozenset()
         self.problem: str | None = "the router has not sent its list of workers yet"
 
     async def run(self) -> None:
@@ -89,6 +90,14 @@ class WorkerList:
                 await self.refresh()
         return bool(self.workers) and model not in self._models
 
+    async def is_gone(self, worker_id: int) -> bool:
+        """Return whether the router does not list a worker any more."""
+        try:
+            await self.refresh()
+        except KvRouterError:
+            return False
+        return worker_id not in self._listed_ids
+
     async def refresh(self) -> None:
         """Update the list. Raises KvRouterError, and then keeps the former list."""
         try:
@@ -103,6 +112,7 @@ class WorkerList:
             if scope.routing_group == self._routing_group
         }
         self.problem, self._listed = None, set(models.values())
+        self._listed_ids = frozenset(models)
         self._models |= self._listed
         for worker_id in self.workers.keys() - models.keys():
             del self.workers[worker_id], self._checked_s[worker_id]

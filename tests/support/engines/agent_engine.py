@@ -30,9 +30,14 @@ IMAGE, IMAGE_TOKENS = 259, 17
 OPEN_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
-def openai_error(status, message, param=None):
-    error = {"message": message, "type": "BadRequestError", "param": param, "code": status}
+def openai_error(status, message, param=None, kind="BadRequestError"):
+    error = {"message": message, "type": kind, "param": param, "code": status}
     return JSONResponse({"error": error}, status_code=status)
+
+
+def _not_found(response_id):
+    message = f"Response with id '{response_id}' not found."
+    return openai_error(404, message, "response_id", "invalid_request_error")
 
 
 class AgentEngine:
@@ -185,7 +190,7 @@ class AgentEngine:
         asked = json.loads(body)
         previous = asked.get("previous_response_id")
         if previous is not None and previous not in self.responses:
-            return openai_error(404, f"Response with id '{previous}' not found.", "response_id")
+            return _not_found(previous)
         if path == "/v1/messages" and not isinstance(asked.get("max_tokens"), int):
             return openai_error(400, "1 validation error: max_tokens", "body.max_tokens")
         asked.pop("previous_response_id", None)
@@ -196,7 +201,8 @@ class AgentEngine:
         tokens = self._as_computed(tokens)
         cached = self._cached_tokens(tokens, features, asked.get("cache_salt"))
         most = asked.get("max_output_tokens") or asked.get("max_tokens") or 4
-        answer = _ANSWERS[path](asked, next(self._numbers), len(tokens), cached, min(most, 50))
+        name = f"{self.port}-{next(self._numbers)}"
+        answer = _ANSWERS[path](asked, name, len(tokens), cached, min(most, 50))
         if self.stores and path == "/v1/responses":
             self.responses[answer.id] = answer.whole()
         if not asked.get("stream"):
@@ -221,7 +227,7 @@ class AgentEngine:
         response_id = request.path_params["id"]
         self.asked.append((f"{request.method} {request.url.path}", b""))
         if response_id not in self.responses:
-            return openai_error(404, f"Response with id '{response_id}' not found.", "response_id")
+            return _not_found(response_id)
         if request.method == "DELETE":
             del self.responses[response_id]
             deleted = {"id": response_id, "object": "response", "deleted": True}
@@ -232,7 +238,7 @@ class AgentEngine:
         self.asked.append((request.url.path, b""))
         answer = self.responses.get(request.path_params["id"])
         if answer is None:
-            return openai_error(404, "Response not found.", "response_id")
+            return _not_found(request.path_params["id"])
         return JSONResponse({**answer, "status": "cancelled"})
 
     # ── The cache ────────────────────────────────────────────────────────────────────────────────
@@ -283,9 +289,9 @@ def _keys(features, start, size):
 class Answer:
     """`texts`: the tokens of the answer."""
 
-    def __init__(self, asked, number, prompt, cached, tokens):
+    def __init__(self, asked, name, prompt, cached, tokens):
         self.asked, self.prompt, self.cached = asked, prompt, cached
-        self.id = f"{self.PREFIX}{number}"
+        self.id = f"{self.PREFIX}{name}"
         self.texts = [f"{n}\u2028 " for n in range(tokens)]
         self.text = "".join(self.texts)
 

@@ -91,12 +91,13 @@ def cached_in(answer):
 
 
 @asynccontextmanager
-async def agent_scene(nats_url, *engines, **fields):
-    """Engines are workers 1, 2, … of the model `m`."""
+async def agent_scene(nats_url, *engines, headers=None, **fields):
+    """Engines are workers 1, 2, … of the model `m`. `headers`: of requests to the router."""
     port = free_port()
     running = RunningRouter(nats_url, openai_port=port, **{**QUIET, **fields})
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(running.running())
+        router.client.headers.update(headers or {})
         forward = RunningEndpoint(router.service, port)
         await stack.enter_async_context(forward.client)
         its = AgentScene(router, forward, dict(enumerate(engines, 1)))

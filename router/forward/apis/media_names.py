@@ -1,0 +1,60 @@
+"""Names that clients give to images, kept apart by tenant.
+
+Engines take a part's `uuid` for the hash of its content, so two tenants with one name would read
+each other's images out of the cache.
+"""
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from router.errors import InvalidFieldError
+from router.forward.apis.api import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES
+from router.forward.request_body import CompletionRequest
+
+_NAME = "uuid"
+_IN_JSON = b'"uuid"'
+_WITH_PARTS = (CHAT, RESPONSES, MESSAGES, COUNT_TOKENS)
+
+
+def with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRequest:
+    """Return a tenant's request with names of its own for its images.
+
+    Raises InvalidFieldError for numbers that cannot be written again.
+    """
+    if tenant is None or asked.path not in _WITH_PARTS:
+        return asked
+    field = asked.api.prompt
+    raw = asked.fields[field]
+    if _IN_JSON not in memoryview(raw).tobytes():
+        return asked
+    named = _renamed(msgspec.json.decode(raw), tenant)
+    try:
+        written = msgspec.Raw(msgspec.json.encode(named))
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise InvalidFieldError(field, str(error), "numbers of 64 bits") from error
+    read = structs.replace(asked.read, **{field: written})
+    return structs.replace(asked, fields={**asked.fields, field: written}, read=read)
+
+
+def _renamed(messages: Any, tenant: str) -> Any:
+    """Return messages or items whose parts have other names; the text of parts is unchanged."""
+    if not isinstance(messages, list):
+        return messages
+    return [_with_parts(each, tenant) if isinstance(each, dict) else each for each in messages]
+
+
+def _with_parts(message: dict[str, Any], tenant: str) -> dict[str, Any]:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    return {**message, "content": [_named(part, tenant) for part in parts]}
+
+
+def _named(part: Any, tenant: str) -> Any:
+    if not isinstance(part, dict) or not isinstance(part.get(_NAME), str):
+        return part
+    name = msgspec.msgpack.encode((tenant, part[_NAME]))
+    return {**part, _NAME: blake2b(name, digest_size=32).hexdigest()}
