@@ -26,7 +26,7 @@ def with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRe
     """
     if tenant is None or asked.path not in _WITH_PARTS:
         return asked
-    field = asked.api.prompt
+    field = "input" if asked.path == RESPONSES else "messages"
     raw = asked.fields[field]
     if _IN_JSON not in memoryview(raw).tobytes():
         return asked
