@@ -83,7 +83,7 @@ class Cors:
         wanted = ((b"access-control-allow-headers", names),) if _NAMES.fullmatch(names) else ()
         return (
             *allowed[:2],
-            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
             *wanted,
             (b"access-control-max-age", b"%d" % MAX_AGE_S),
         )

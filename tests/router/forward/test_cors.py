@@ -68,7 +68,7 @@ async def test_pages_of_named_origins_are_let_in(scene):
             assert cors_of(preflight) == {
                 "vary": "Origin",
                 "access-control-allow-origin": OURS,
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, DELETE",
                 "access-control-allow-headers": PREFLIGHT["access-control-request-headers"],
                 "access-control-max-age": "600",
             }
