@@ -35,6 +35,12 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
     workers_on_other_hosts: Annotated[
         bool, about("follow event sockets that an attached engine names on another host")
     ] = False
+    poll_metrics: Annotated[
+        bool,
+        about(
+            "read the metrics of engines without an agent once a second, to learn how fast they are"
+        ),
+    ] = True
 
 
 class DiscoveryConfig(Struct, frozen=True, kw_only=True):

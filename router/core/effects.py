@@ -5,7 +5,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from router.errors import KvRouterError
-from router.protocol.loads import Beacon
+from router.protocol.loads import Beacon, PolledLoad
 from router.protocol.replicas import ProgressTold, PromptUsage, SnapshotWanted
 from router.protocol.values import Rank
 
@@ -74,6 +74,12 @@ class RefuseWaiting(Struct, frozen=True):
     error: KvRouterError
 
 
+class ShareLoad(Struct, frozen=True):
+    """The load of an engine that this router polls, to be sent to the others."""
+
+    load: PolledLoad
+
+
 class SendBeacon(Struct, frozen=True):
     """A mark of this moment, to be sent to the agents."""
 
@@ -89,6 +95,7 @@ Effect: TypeAlias = (
     | ReplicaGone
     | TellReplica
     | SendBeacon
+    | ShareLoad
     | AdmitWaiting
     | RefuseWaiting
 )

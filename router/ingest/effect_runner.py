@@ -17,13 +17,14 @@ from router.core.effects import (
     RefuseWaiting,
     RequestCheckpoint,
     SendBeacon,
+    ShareLoad,
     TellReplica,
 )
 from router.errors import KvRouterError
 from router.observability.effect_log import EffectLog
 from router.observability.event_timeline import EventTimeline
 from router.observability.metrics import RouterMetrics
-from router.protocol.loads import encode_beacon
+from router.protocol.loads import encode_beacon, encode_load_report
 from router.protocol.replicas import encode_replica_message
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CAPACITY = 10_000
 
-_FOR_THE_BUS = (RequestCheckpoint, FetchWorker, TellReplica, SendBeacon)
+_FOR_THE_BUS = (RequestCheckpoint, FetchWorker, TellReplica, SendBeacon, ShareLoad)
 
 
 class EffectRunner:
@@ -105,6 +106,8 @@ class EffectRunner:
             case TellReplica(router_id, message):
                 subject = self._subjects.to_replica(router_id)
                 await bus.send(subject, encode_replica_message(message))
+            case ShareLoad(load):
+                await bus.send(self._subjects.load(load.rank), encode_load_report(load))
             case SendBeacon(beacon):
                 await bus.send(self._subjects.beacons, encode_beacon(beacon))
             case FetchWorker(worker_id):

@@ -22,6 +22,7 @@ from router.core.core import RouterCore
 from router.errors import WireError
 from router.indexer.event_log import LogVerdict
 from router.ingest.effect_runner import EffectRunner
+from router.ingest.engine_polls import PollDuties
 from router.ingest.event_stream import CaughtUp, Message, Restarted, StreamReader, StreamSource
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
@@ -51,8 +52,10 @@ class Subscriber:
         metrics: RouterMetrics,
         subjects: Subjects,
         turns: SliceScheduler,
+        duties: PollDuties,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._duties = duties
         self._core = core
         self._effect_runner = effect_runner
         self._status = status
@@ -135,7 +138,10 @@ class Subscriber:
 
     def _apply_polled(self, report: PolledLoad) -> str:
         """Apply the load of an engine that another router polls."""
-        is_known = self._core.handle(ApplyPolled(report), self._clock())[0]
+        now_s = self._clock()
+        if not self._duties.take(report, now_s):
+            return "own"
+        is_known = self._core.handle(ApplyPolled(report), now_s)[0]
         return "applied" if is_known else "unannounced"
 
     def _warn(self, text: str, *values: object) -> None:

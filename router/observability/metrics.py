@@ -12,6 +12,7 @@ from router.protocol.replicas import PromptUsage
 from router.runtime.process.metrics import Counts, Event, expose, make_metrics
 
 _WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_POLL_S = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _SNAPSHOT_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -60,6 +61,12 @@ class RouterMetrics:
     workers_gone: Annotated[Counter, Event("Workers removed", ("reason",))]
     reservations_dropped: Annotated[
         Counter, Event("Reservations that ended without being freed", ("reason",))
+    ]
+    engine_polls: Annotated[
+        Counter, Event("Reads of the metrics of engines without an agent", ("outcome",))
+    ]
+    engine_poll_seconds: Annotated[
+        Histogram, Event("Time of such a read that succeeded", bounds_s=_POLL_S)
     ]
     follower_failures: Annotated[
         Counter, Event("Followers of engines that failed and were restarted")

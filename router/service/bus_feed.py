@@ -8,6 +8,7 @@ from router.config.server import BusConfig
 from router.core.core import RouterCore
 from router.discovery.nats_catalogue import NatsCatalogue
 from router.ingest.effect_runner import EffectRunner
+from router.ingest.engine_polls import PollDuties
 from router.ingest.event_stream import NatsStream
 from router.ingest.snapshots import Snapshots
 from router.ingest.subscriber import Subscriber
@@ -33,6 +34,7 @@ class BusFeed:
         subjects: Subjects,
         config: BusConfig,
         slices: SliceScheduler,
+        duties: PollDuties,
     ) -> None:
         self._core = core
         self._effect_runner = effect_runner
@@ -40,7 +42,7 @@ class BusFeed:
         self._subjects = subjects
         shared = (core, effect_runner, status, metrics, subjects)
         self.registry = NatsCatalogue(*shared, config.num_replicas)
-        self._subscriber = Subscriber(*shared, slices)
+        self._subscriber = Subscriber(*shared, slices, duties)
         self._stream_limits = StreamLimits(config.event_stream_max_bytes, config.num_replicas)
         self._snapshots = Snapshots(core, metrics, subjects, config)
 

@@ -29,6 +29,7 @@ from router.discovery.registration import MakeWorker, Registrar
 from router.discovery.worker_watch import WorkerWatch
 from router.ingest.data_dir import DataDir
 from router.ingest.effect_runner import EffectRunner
+from router.ingest.engine_polls import PollDuties
 from router.ingest.engines import Engines
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
@@ -105,8 +106,10 @@ class CoreHost:
         needs_workers: bool,
         initial_workers: int = 0,
         hooks: Hooks,
+        duties: PollDuties | None = None,
     ) -> None:
         self._kind, self._config, self._hooks = kind, config, hooks
+        self.duties = duties or PollDuties(None)
         service, on_bus = config.service, config.bus
         self.core = core
         self.subjects = Subjects(on_bus.namespace)
@@ -151,7 +154,14 @@ class CoreHost:
             allow_public=service.allow_public_engines,
         )
         self.feed = BusFeed(
-            core, self.effect_runner, self.status, self.metrics, self.subjects, on_bus, turns
+            core,
+            self.effect_runner,
+            self.status,
+            self.metrics,
+            self.subjects,
+            on_bus,
+            turns,
+            self.duties,
         )
         self._watch = WorkerWatch(
             core, self.engines, self.timeline, Random(), asks_servers=service.check_workers

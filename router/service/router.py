@@ -22,6 +22,7 @@ from router.api.shadow import ShadowStep
 from router.api.workers import WorkerCommands
 from router.config.router import RouterConfig
 from router.core.core import RouterCore
+from router.core.effects import ShareLoad
 from router.core.registered_workers import complete_worker
 from router.core.selections import Selections
 from router.core.views.shadow import Shadow
@@ -31,6 +32,7 @@ from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
 from router.indexer.factory import make_indexer
+from router.ingest.engine_polls import EnginePolls, PollDuties
 from router.ingest.replica_sync import ReplicaSync
 from router.observability.accuracy_metrics import expose_accuracy
 from router.observability.decision_observer import DecisionObserver
@@ -76,6 +78,7 @@ class RouterService:
             core,
             make_worker=complete_worker,
             needs_workers=True,
+            duties=PollDuties(config.router_id),
             initial_workers=config.placement.min_initial_workers,
             hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
@@ -112,6 +115,7 @@ class RouterService:
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
         self._attachments = self._make_attachments()
+        self._polls = self._make_polls()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
@@ -200,6 +204,17 @@ class RouterService:
             Random(),
         )
 
+    def _make_polls(self) -> EnginePolls:
+        host = self.host
+        return EnginePolls(
+            host.core,
+            host.metrics,
+            host.duties,
+            self._attachments.access,
+            lambda load: host.effect_runner.perform([ShareLoad(load)]),
+            Random(),
+        )
+
     def _make_discovery(self) -> "Discovery | None":
         if self._config.discovery.discovery == "none":
             return None
@@ -241,6 +256,8 @@ class RouterService:
             yield self._openai.run(stop, openai)
         yield self._dashboard.streams.run()
         yield self._attachments.run()
+        if self._config.attach.poll_metrics:
+            yield self._polls.run()
         if self._replica is not None:
             yield self._replica.publish_forever()
         if self._dynamo is not None:

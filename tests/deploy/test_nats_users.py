@@ -134,7 +134,7 @@ PUBLISHED = {
     "another response": "_INBOX.callers.other.x",
 }
 MAY_PUBLISH = {
-    "router": "bookings, a beacon, a prefill, a router, an order, a snapshot, "
+    "router": "the load of a rank, bookings, a beacon, a prefill, a router, an order, a snapshot, "
     "a consumer of events, a read of the bucket, a checkpoint, another response",
     "indexer": "a beacon, a consumer of events, a read of the bucket, a checkpoint, "
     "another response",

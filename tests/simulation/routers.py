@@ -7,6 +7,7 @@ from router.core.commands import MarkBeacon, SetConnected, Tick, Tidy, UpsertWor
 from router.core.core import RouterCore
 from router.core.effects import FetchWorker, RequestCheckpoint, SendBeacon
 from router.indexer.radix_tree.radix_tree import RadixTree
+from router.ingest.engine_polls import PollDuties
 from router.ingest.subscriber import Subscriber
 from router.observability.health import ServiceStatus
 from router.protocol.loads import encode_beacon
@@ -36,6 +37,7 @@ class Router:
             world.shared.metrics,
             world.subjects,
             SliceScheduler(self._clock),
+            PollDuties(None),
             self._clock,
         )
         world.server.listen(self.link, world.subjects.all_loads, self.subscriber.take_load)

@@ -96,6 +96,10 @@ class Attachments:
         self._follow(engine)
         return engine.worker_id
 
+    def access(self, worker_id: int) -> Mapping[str, Any]:
+        """Return the options of httpx for requests to a worker; only the setting's get the key."""
+        return self._options[BY_SETTING if worker_id in self._set else BY_REQUEST]
+
     def _follow(self, engine: EngineUrl) -> None:
         is_followed = engine.worker_id in self._followed
         self._followed[engine.worker_id] = engine

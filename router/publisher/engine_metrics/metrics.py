@@ -1,6 +1,6 @@
 """The parsed response of an engine's metrics endpoint."""
 
-from router.protocol.values import number_in
+from router.protocol.values import MAX_DP_RANK, number_in
 from router.publisher.engine_metrics.dialects import (
     DIALECTS,
     MOST_COUNT,
@@ -61,6 +61,14 @@ class EngineMetrics:
         if rank.first((self._dialect.running,)) is None:
             return None
         return self._dialect.load(rank, facts)
+
+    def loads(self, facts: EngineLimits) -> dict[int, EngineLoad]:
+        """Return the load of each rank; metrics without a rank are those of rank 0."""
+        samples = self._samples.get(self._dialect.running, ())
+        names = {each.labels.get(self._dialect.rank_label, "0") for each in samples}
+        ranks = {number_in(name, MAX_DP_RANK) for name in names}
+        found = {rank: self.load(rank, facts) for rank in ranks if rank is not None}
+        return {rank: load for rank, load in found.items() if load is not None}
 
     def _size(self, sources: Sources) -> int | None:
         """Return a number that all ranks share: a metric's value, or one of its labels."""
