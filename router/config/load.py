@@ -208,6 +208,7 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     check_rules(RULES, config, sources)
     check_security(config, config.security, config.block_keys, sources)
     check_engines(config.openai.engines, config.openai.prefill)
+    _ = config.openai.completions.origins  # raises for an invalid one
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
 

@@ -1,5 +1,6 @@
 """Settings of an OpenAI endpoint: in a process of its own, or in the router's."""
 
+import re
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -8,6 +9,13 @@ from router.errors import ConfigError
 from router.runtime.http_client import PoolLimits
 from router.runtime.process.settings import about
 from router.runtime.security.config import check_readable
+
+MOST_ORIGINS = 64
+_ORIGIN = re.compile(
+    r"(?P<scheme>https?)://(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])"
+    r"(?::(?P<port>[1-9][0-9]{0,4}))?"
+)
+"""An exact origin in lower case: neither a pattern nor `null`, which any page can be."""
 
 ConditionalPolicy: TypeAlias = Literal["isl_bounding", "prefill_load", "isl_or_load"]
 
@@ -123,6 +131,21 @@ class CompletionConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     routing_group: Annotated[str, about("routing group to use", min_length=1)] = "default"
+    cors_origins: Annotated[
+        str,
+        about(
+            "origins whose pages may call the endpoint from a browser, such as "
+            "https://chat.example.com, separated by commas; empty: none"
+        ),
+    ] = ""
+
+    @property
+    def origins(self) -> frozenset[bytes]:
+        """The origins, as browsers send them. Raises ConfigError."""
+        given = [each.strip() for each in self.cors_origins.split(",") if each.strip()]
+        if len(given) > MOST_ORIGINS:
+            raise ConfigError("cors_origins", f"{len(given)} origins", f"at most {MOST_ORIGINS}")
+        return frozenset(_origin(each) for each in given)
 
 
 class OpenAiConfig(Struct, frozen=True, kw_only=True):
@@ -135,6 +158,18 @@ class OpenAiConfig(Struct, frozen=True, kw_only=True):
     completions: CompletionConfig = CompletionConfig()
     engines: EngineConfig = EngineConfig()
     prefill: PrefillConfig = PrefillConfig()
+
+
+def _origin(text: str) -> bytes:
+    """Return an origin as a browser sends it. Raises ConfigError."""
+    found = _ORIGIN.fullmatch(text)
+    is_port = found is None or not found["port"] or 1 <= int(found["port"]) <= 65535
+    if found is None or not is_port:
+        raise ConfigError("cors_origins", repr(text[:256]), "https://host or https://host:port")
+    if (found["scheme"], found["port"]) in (("https", "443"), ("http", "80")):
+        reason = f"{text!r}: browsers leave out the scheme's own port"
+        raise ConfigError("cors_origins", reason, "the origin without it")
+    return text.encode()
 
 
 def check_engines(engines: EngineConfig, prefill: PrefillConfig) -> None:

@@ -13,6 +13,7 @@ from router.errors import KvRouterError
 from router.forward.apis.api import APIS
 from router.forward.apis.passed import PASSED
 from router.forward.completions import Completions
+from router.forward.cors import Cors
 from router.forward.errors import (
     MethodNotAllowedError,
     ModelNotFoundError,
@@ -88,8 +89,10 @@ class ForwardApp:
         completions: Completions,
         models: Models,
         metrics: ForwardMetrics,
+        cors: Cors,
     ) -> None:
         self.completions = completions
+        self._cors = cors
         self._models = models
         self._metrics = metrics
         self._admission = completions.admission
@@ -105,6 +108,11 @@ class ForwardApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Serve one request."""
         assert scope["type"] == "http"
+        preflight = self._cors.preflight(scope["method"], scope["headers"])
+        if preflight is not None:
+            self._metrics.requests.count("", "answered")
+            await _send(send, 204, preflight, b"")
+            return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # no response body
         route = _route_of(method, scope["path"])
         self._admission.in_flight += 1
@@ -126,7 +134,8 @@ class ForwardApp:
         finally:
             self._admission.in_flight -= 1
         self._metrics.requests.count(route if route in self._handlers else "", ended)
-        await _send(send, status, [(b"content-type", kind), *headers, *_id_of(scope)], body)
+        own = (*_id_of(scope), *self._cors.headers(_origin_of(scope)))
+        await _send(send, status, [(b"content-type", kind), *headers, *own], body)
 
     async def _answer(self, route: str, scope: Scope) -> Answer:
         self._admission.check(scope)
@@ -172,7 +181,12 @@ def _id_of(scope: Scope) -> Pairs:
     return [pair for pair in scope["headers"] if pair[0] == REQUEST_ID]
 
 
+def _origin_of(scope: Scope) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == b"origin"), None)
+
+
 async def _send(send: Send, status: int, headers: Pairs, body: bytes) -> None:
-    pairs = [*headers, (b"content-length", b"%d" % len(body))]
+    length = [(b"content-length", b"%d" % len(body))] if status != 204 else []
+    pairs = [*headers, *length]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})

@@ -11,11 +11,8 @@ from router.forward.apis.forms import FORM
 from router.forward.apis.media_names import with_own_names
 from router.forward.apis.passed import PASSED
 from router.forward.config import ForwardConfig
-from router.forward.errors import (
-    ModelNotFoundError,
-    error_response,
-    error_status,
-)
+from router.forward.cors import Cors
+from router.forward.errors import ModelNotFoundError, error_response, error_status
 from router.forward.headers import DROPPED_FIELDS, REQUEST_ID, client_key
 from router.forward.kept_routes import BEFORE_ID, KeptRoutes, kept_routes
 from router.forward.metrics import Ended, ForwardMetrics
@@ -76,6 +73,7 @@ class Completions:
         metrics: ForwardMetrics,
         admission: Admission,
         roster: WorkerList,
+        cors: Cors,
     ) -> None:
         self.admission = admission
         self.heads = RequestHeads(BEFORE_ID)
@@ -100,6 +98,7 @@ class Completions:
         self._tokenizing = tokenizing
         self._metrics = metrics
         self._roster = roster
+        self._cors = cors
         self._placing = RequestPlacement(
             config.completions.routing_group,
             config.completions.mode == "direct",
@@ -133,7 +132,7 @@ class Completions:
         """Count a refusal."""
         self._metrics.refusals.labels(error.code).inc()
         if not call.own_lines:  # refused before its answer began
-            call.own_lines = _id_line(call)
+            call.own_lines = self._lines(call)
         self._count(call, "refused" if error.http_status < 500 else "failed")
 
     def abandoned(self, call: Exchange) -> None:
@@ -149,7 +148,7 @@ class Completions:
 
     async def answer(self, call: Exchange) -> None:
         """Answer a call with a complete body. Raises the error that refuses it."""
-        call.own_lines = _id_line(call)
+        call.own_lines = self._lines(call)
         self._count(call, await call.head.route.handler(call))
 
     async def _answered(self, call: Exchange) -> Ended:
@@ -192,6 +191,10 @@ class Completions:
             if await self._roster.is_unknown(asked.model):
                 raise ModelNotFoundError(asked.model, self._roster.models) from error
             raise
+
+    def _lines(self, call: Exchange) -> bytes:
+        """Return the headers of every response to a call."""
+        return _id_line(call) + self._cors.lines(call.head.headers.get(b"origin"))
 
     def _note_dropped(self, call: Exchange, names: list[str]) -> None:
         """Tell the client which fields its engine does not receive."""

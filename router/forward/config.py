@@ -97,6 +97,7 @@ def load_forward(arguments: Sequence[str], environment: Mapping[str, str]) -> Lo
     for key in _FILES:
         check_readable(key, getattr(router, key))
     check_engines(config.engines, config.prefill)
+    _ = config.completions.origins  # raises for an invalid one
     if not is_http_url(router.router_url):
         raise ConfigError("router_url", repr(router.router_url), "http://host:port, or https://…")
     if bool(router.router_tls_cert_file) != bool(router.router_tls_key_file):

@@ -14,6 +14,7 @@ from router.forward.apis.kept_responses import KeptResponses
 from router.forward.app import ForwardApp, Models
 from router.forward.completions import Completions, limits_of
 from router.forward.config import ForwardConfig
+from router.forward.cors import Cors
 from router.forward.metrics import (
     ADMISSION_METRICS,
     BREAKER_METRICS,
@@ -74,7 +75,9 @@ class OpenAiEndpoint:
         self._breaker = CircuitBreaker(limits)
         self._completions: Completions | None = None
         self._prefill_events: PrefillEvents | None = None
-        self._admission = Admission(edge.guard, limits_of(config))
+        origins = config.completions.origins
+        self._admission = Admission(edge.guard, limits_of(config), origins)
+        self._cors = Cors(origins)
         self.metrics = metrics
         self._expose(BREAKER_METRICS, self._breaker)
         self._expose(ADMISSION_METRICS, self._admission)
@@ -158,8 +161,10 @@ class OpenAiEndpoint:
             self._kept,
         )
         models = Models(router, config.completions.routing_group)
-        completions = Completions(config, push, tokenizing, self.metrics, self._admission, roster)
-        return ForwardApp(completions, models, self.metrics)
+        completions = Completions(
+            config, push, tokenizing, self.metrics, self._admission, roster, self._cors
+        )
+        return ForwardApp(completions, models, self.metrics, self._cors)
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
         config, pools, metrics = self._config, PrefillPools(), self.metrics

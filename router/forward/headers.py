@@ -52,6 +52,9 @@ _SAID_ANEW_TO_ENGINES = frozenset(
         DP_RANK,
         REQUEST_ID,
         API_KEY,
+        b"origin",  # pages are allowed here; engines allow all of them
+        b"access-control-request-method",
+        b"access-control-request-headers",
     )
 )
 _SAID_ANEW_TO_CLIENTS = frozenset(
@@ -67,6 +70,12 @@ _SAID_ANEW_TO_CLIENTS = frozenset(
         PREFILL_WORKER_ID,
         PREFILL_PREDICTED_TOKENS,
         PREFILL_CACHED_TOKENS,
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-allow-origin",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
     )
 )
 

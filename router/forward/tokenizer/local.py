@@ -38,7 +38,7 @@ from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.errors import NotLocalError, TokenizerFilesError
 from router.forward.tokenizer.files import TokenizerFiles
 from router.forward.tokenizer.template import ChatTemplate
-from router.forward.tokenizer.words import Added, WordTokens, word_expression
+from router.forward.tokenizer.words import Added, WordTokens, keeps_words_apart
 
 OVERHEAD_TOKENS = 32
 """Tokens that an entry counts in addition to its own, for its key and table slot."""
@@ -278,14 +278,17 @@ class LocalTokenizer:
         return [encoding.ids for encoding in several]
 
     def _known_words(self, files: TokenizerFiles) -> WordTokens | None:
-        """Return the tokens of words, if words can be found without the library."""
+        """Return the tokens of words, if the tokenizer makes them one by one."""
         cutter = self._backend.pre_tokenizer
+        if cutter is None:
+            return None
 
         def words_of(text: str) -> list[str]:
             return [text[slice(*span)] for _, span in cutter.pre_tokenize_str(text)]
 
-        found = None if cutter is None else word_expression(files.tokenizer, words_of)
-        return None if found is None else WordTokens(found, self._all_added(), self._encode)
+        if not keeps_words_apart(files.tokenizer, words_of):
+            return None
+        return WordTokens(self._all_added(), self._encode)
 
     def _all_added(self) -> Added | None:
         tokens = self._backend.get_added_tokens_decoder()

@@ -12,6 +12,7 @@ from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTyp
 from router.runtime.security.errors import TooManyRequestsError
 from router.runtime.security.guard import Access, Guard
 from router.runtime.security.guarded import (
+    NO_ORIGINS,
     access_of,
     admit,
     admit_request,
@@ -45,13 +46,17 @@ class Admission:
     """The requests in flight, and their limits, which may be replaced.
 
     `in_flight`: their number. `body_bytes`: bytes of the bodies of hot requests among them.
-    `overload`: of the event loop that answers them.
+    `overload`: of the event loop that answers them. `origins`: of other sites whose pages may send
+    requests.
     """
 
-    __slots__ = ("_guard", "body_bytes", "in_flight", "limits", "overload")
+    __slots__ = ("_guard", "body_bytes", "in_flight", "limits", "origins", "overload")
 
-    def __init__(self, guard: Guard, limits: AdmissionLimits) -> None:
+    def __init__(
+        self, guard: Guard, limits: AdmissionLimits, origins: frozenset[bytes] = NO_ORIGINS
+    ) -> None:
         self._guard = guard
+        self.origins = origins
         self.limits = limits
         self.in_flight = 0
         self.body_bytes = 0
@@ -65,7 +70,7 @@ class Admission:
         most = self.limits.max_requests
         if self.in_flight > most and not self._guard.is_open(scope["method"], scope["path"]):
             raise TooManyRequestsError(most)
-        admit_request(self._guard, scope)
+        admit_request(self._guard, scope, self.origins)
 
     def admit(self, exchange: Exchange) -> None:
         """Check the head of a hot request, and what has come of its body.
@@ -110,9 +115,9 @@ class Admission:
         head, guard = exchange.head, self._guard
         method, path = head.method, head.route.path
         if guard.is_open(method, path):
-            exchange.caller = admit(guard, method, path, head.pairs)
+            exchange.caller = admit(guard, method, path, head.pairs, "", self.origins)
             return None
-        head.access = access_of(guard, method, path, head.pairs)
+        head.access = access_of(guard, method, path, head.pairs, self.origins)
         return head.access
 
     def enter(self, exchange: Exchange) -> None:

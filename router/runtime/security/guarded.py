@@ -25,27 +25,41 @@ _FORMS = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/p
 """Content types that a page may send to another site without asking it first."""
 
 
-def admit(guard: Guard, method: str, path: str, headers: Headers, address: str = "") -> Caller:
-    """Return the caller.
+NO_ORIGINS: frozenset[bytes] = frozenset()
+
+
+def admit(
+    guard: Guard,
+    method: str,
+    path: str,
+    headers: Headers,
+    address: str = "",
+    origins: frozenset[bytes] = NO_ORIGINS,
+) -> Caller:
+    """Return the caller. `origins`: those whose pages may send requests.
 
     Raises the errors of `Guard.admit`, and ContentEncodingError, CrossSiteError.
     """
     refuse_encodings(headers)
     if method not in _READING:
-        refuse_other_sites(headers)
+        refuse_other_sites(headers, origins)
     if guard.is_idle:
         return ANYBODY
     return guard.admit(method, path, headers, time.monotonic(), time.time(), address)
 
 
-def access_of(guard: Guard, method: str, path: str, headers: Headers) -> Access:
+def access_of(
+    guard: Guard, method: str, path: str, headers: Headers, origins: frozenset[bytes] = NO_ORIGINS
+) -> Access:
     """Return the access of requests with these headers to a route that needs a token.
+
+    `origins`: those whose pages may send requests.
 
     Raises the errors of `Guard.access`, and ContentEncodingError, CrossSiteError.
     """
     refuse_encodings(headers)
     if method not in _READING:
-        refuse_other_sites(headers)
+        refuse_other_sites(headers, origins)
     return guard.access(method, path, headers, time.time())
 
 
@@ -78,8 +92,10 @@ def refuse_encodings(headers: Headers) -> None:
             raise ContentEncodingError(value.decode("latin-1")[:64])
 
 
-def refuse_other_sites(headers: Headers) -> None:
+def refuse_other_sites(headers: Headers, origins: frozenset[bytes] = NO_ORIGINS) -> None:
     """Raise CrossSiteError for a request from a page of another site, as browsers mark it.
+
+    `origins`: of other sites whose pages may send requests.
 
     Only browsers send these headers. They add no bearer token by themselves, so a request with one
     is of a caller that has it, whatever page it serves.
@@ -88,6 +104,8 @@ def refuse_other_sites(headers: Headers) -> None:
     if found.get(b"authorization", b"")[:7].lower() == b"bearer " or b"x-api-key" in found:
         return
     site, origin = found.get(b"sec-fetch-site"), found.get(b"origin")
+    if origin in origins:
+        return
     if site is not None:
         if site not in (b"same-origin", b"none"):
             raise CrossSiteError("sec-fetch-site", site.decode("latin-1")[:64])
@@ -130,14 +148,14 @@ class Guarded:
         await self._app(scope, receive, send)
 
 
-def admit_request(guard: Guard, scope: Scope) -> None:
+def admit_request(guard: Guard, scope: Scope, origins: frozenset[bytes] = NO_ORIGINS) -> None:
     """Admit a request of an application; `caller_of` returns its caller from then on.
 
     Raises the errors of `admit`, and UnsupportedMediaTypeError.
     """
     client = scope.get("client")
     address = client[0] if client else ""
-    caller = admit(guard, scope["method"], scope["path"], scope["headers"], address)
+    caller = admit(guard, scope["method"], scope["path"], scope["headers"], address, origins)
     if scope["method"] not in _READING:
         refuse_forms(scope["headers"])
     scope.setdefault("state", {}).update(caller=caller, guard=guard)
