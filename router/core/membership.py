@@ -5,7 +5,7 @@ from router.core.fleet import Fleet
 from router.core.rank_status import RankStatus
 from router.core.remote_reservations import RemoteReservations
 from router.indexer.predictions import Predictions
-from router.indexer.rank_index import SourceFault
+from router.indexer.rank_index import NO_CACHE, NO_SOURCE, SourceFault
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import Rank
@@ -114,7 +114,10 @@ class Membership:
 
     def _add_rank(self, rank: Rank, announcement: WorkerAnnouncement, now_s: float) -> None:
         known = (rank, announcement.scope, announcement.identity, now_s)
-        self._index.add_rank(*known, has_events=announcement.has_events)
+        no_events = None if announcement.has_events else NO_SOURCE
+        if not announcement.caches_prefixes:
+            no_events = NO_CACHE
+        self._index.add_rank(*known, no_events=no_events)
         self._predictions.set_without_events(rank, is_without=self._index.is_estimated(rank))
         self._predictor.add(rank, announcement.scope.model_name, now_s)
         self._standing.note(rank, now_s)

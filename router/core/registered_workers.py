@@ -57,6 +57,11 @@ class RegisteredWorker(WorkerAnnouncement, frozen=True, kw_only=True):
         return not self.is_without_events
 
     @property
+    def caches_prefixes(self) -> bool:
+        """True unless its registration says that its engine reuses nothing."""
+        return self.registration.caches_prefixes is not False
+
+    @property
     def ranks(self) -> tuple[Rank, ...]:
         """The registered ranks, in order; there may be gaps."""
         return tuple(Rank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks)

@@ -62,7 +62,7 @@ class Resync:
         """Return ranks with a persistent doubt, and why; each at most once per retry time."""
         wanted: list[tuple[Rank, str]] = []
         for rank, place in self._ranks.items():
-            if place.is_estimated:
+            if place.no_events is not None or place.is_estimated:
                 continue
             if place.log.broken_reason == _FULL and not _has_room(place.indexer):
                 continue

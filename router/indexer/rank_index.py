@@ -21,8 +21,9 @@ _EXACT, _LAGGING = TrustState.EXACT, TrustState.LAGGING
 _DEGRADED, _BLIND = TrustState.DEGRADED, TrustState.BLIND
 
 NO_SOURCE = "no event sockets are registered: cached blocks are estimated from bookings"
+NO_CACHE = "its engine caches no prefixes: nothing is reused"
 EVENTS_OFF = "use_kv_events is off: cached blocks are estimated from bookings"
-"""The reasons of trust in ranks without events, of one rank and of all."""
+"""The reasons of trust in ranks without events: of one rank, twice, and of all."""
 
 FRESH_S = 1.0
 """Largest age of the proof with which a rank is called exact."""
@@ -148,7 +149,7 @@ class RankIndex:
     def is_estimated(self) -> bool:
         """True if nothing is known by events, and none are expected: bookings have to do."""
         if self.no_events is not None:
-            return True
+            return self.no_events != NO_CACHE
         return self.fault is not None and self.fault.effect == "estimate" and self.log.is_blind
 
     def note_report(self, report: LoadReport, fresh_at_s: float | None) -> None:

@@ -26,7 +26,7 @@ from router.indexer.base import (
 from router.indexer.dumps import IndexDump, RankBlocks, RankState, dumped_blocks
 from router.indexer.event_log import LogVerdict
 from router.indexer.healing import Resync
-from router.indexer.rank_index import EVENTS_OFF, NO_SOURCE, RankIndex, SourceFault
+from router.indexer.rank_index import EVENTS_OFF, NO_CACHE, RankIndex, SourceFault
 from router.indexer.restoring import Restoring
 from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
@@ -97,19 +97,18 @@ class TrustedIndex:
         identity: Identity,
         now_s: float,
         *,
-        has_events: bool = True,
+        no_events: str | None = None,
     ) -> None:
         """Start an empty, blind rank; replaces an earlier rank of this name.
 
-        `has_events`: False if it has no event source.
+        `no_events`: the reason why it has no event source; None if it has one.
         """
         self.drop_rank(rank)
         indexer = self._indexers.get(scope)
         if indexer is None:
             indexer = self._indexers[scope] = self._make_indexer()
-        no_events = None if has_events else NO_SOURCE
         if self._mode is not IndexMode.EVENTS:
-            no_events = EVENTS_OFF
+            no_events = no_events if no_events == NO_CACHE else EVENTS_OFF
         self._ranks[rank] = RankIndex(
             scope, identity, indexer, now_s, self._scheme, no_events=no_events
         )
@@ -152,10 +151,17 @@ class TrustedIndex:
     def faults(self) -> Iterator[tuple[Rank, SourceFault]]:
         """Yield the faults that matter: not those of the past, of ranks that are exact since."""
         for rank in sorted(self.faulty):
-            place = self._ranks[rank]
-            is_past = place.log.broken_reason is None and not place.doubts()
-            if place.fault is not None and (place.fault.effect != "explain" or not is_past):
-                yield rank, place.fault
+            fault = self._ranks[rank].fault
+            if fault is not None and self.has_fault(rank):
+                yield rank, fault
+
+    def has_fault(self, rank: Rank) -> bool:
+        """Return whether something is wrong with the event source of a rank now."""
+        place = self._ranks.get(rank)
+        if place is None or place.fault is None:
+            return False
+        is_past = place.log.broken_reason is None and not place.doubts()
+        return place.fault.effect != "explain" or not is_past
 
     def is_without_events(self, rank: Rank) -> bool:
         """Return whether a rank has no event source by choice."""

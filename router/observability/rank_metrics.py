@@ -26,6 +26,7 @@ _RATES = {
 class _ShownRank(NamedTuple):
     row: npt.NDArray[np.float64]
     state: str
+    has_fault: bool
 
 
 def _column(column: int, text: str) -> Row:
@@ -50,6 +51,10 @@ _METRICS: Rows = {
         rank_table.RATE_ERROR, "Standard error of predicted times, as a fraction"
     ),
     "trust": gauge("1 for the trust state a rank is in", lambda rank: {rank.state: 1}, "state"),
+    "fault": gauge(
+        "1 while something is wrong with its registration, as /ready?verbose says",
+        lambda rank: rank.has_fault,
+    ),
     "rate_seconds": gauge(
         "Learned time of a unit of each kind of work",
         lambda rank: {work: rank.row[column] for work, column in _RATES.items()},
@@ -73,7 +78,10 @@ def expose_ranks(
         now_s = clock()
         ranks = (rank for worker in core.fleet for rank in worker.announcement.ranks)
         for rank in islice(ranks, max_ranks):
-            yield astuple(rank), _ShownRank(core.ranks.row(rank), core.trust(rank, now_s).state)
+            worker, state = core.fleet.get(rank.worker_id), core.trust(rank, now_s).state
+            is_chosen = worker is None or worker.problem is None
+            has_fault = not is_chosen or core.index.has_fault(rank)
+            yield astuple(rank), _ShownRank(core.ranks.row(rank), state, has_fault)
 
     hidden = gauge("Ranks beyond metrics_max_ranks", lambda ranks: max(0, len(ranks) - max_ranks))
     expose(registry, "kv_router_worker_", {"gauges_hidden": hidden}, core.ranks)

@@ -95,6 +95,11 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
         """True if its ranks have events, from their engines or from the bus."""
         return True
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """True if its engine reuses the blocks of earlier prompts."""
+        return True
+
     def source(self, _: Rank) -> Struct | None:
         """Return the source of a rank's events, or None if they come from the bus."""
         return None

@@ -1,7 +1,8 @@
 """Workers that callers register over HTTP, and the endpoints of their engines.
 
 The bodies are those of Dynamo's selection service; `replay_endpoints`, `topic`, `engine`,
-`report_mode` and `load_endpoints` are ours. Missing fields make a worker incomplete, not invalid.
+`report_mode`, `caches_prefixes` and `load_endpoints` are ours. Missing fields make a worker
+incomplete, not invalid.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -23,9 +24,9 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
 
     Maps are by `dp_rank`. `kv_events_endpoint`: of a worker with one rank. `replay_endpoint`: of a
     worker with one rank. `topic`: the prefix under which the engine publishes. `engine` "sglang"
-    clears all tiers at once. `report_mode` "full": the engine may report stored blocks again. The
-    last seven are its labels, which requests may select by. `stable_routing_id` is kept and shown,
-    and has no effect.
+    clears all tiers at once. `report_mode` "full": the engine may report stored blocks again.
+    `caches_prefixes` false: it reuses no blocks, and none are estimated. The last seven are its
+    labels, which requests may select by. `stable_routing_id` is kept and shown, and has no effect.
     """
 
     endpoint: Text | None = None
@@ -37,6 +38,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     topic: Text | None = None
     engine: EngineKind | None = None
     report_mode: ReportMode | None = None
+    caches_prefixes: bool | None = None
     block_size: Annotated[int, Meta(ge=0, le=65_536)] | None = None
     is_eagle: bool | None = None
     data_parallel_start_rank: DpRank | None = None

@@ -210,6 +210,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     topic: str | None = None
     engine: str | None = None
     report_mode: str | None = None
+    caches_prefixes: bool | None = None
     stable_routing_id: str | None = None
     taints: list[str] = []
     topology_domains: dict[str, str] = {}

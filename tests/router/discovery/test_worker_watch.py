@@ -117,6 +117,8 @@ async def test_wrong_registration_is_said_on_every_surface(
             await eventually(lambda: equals(trust_state(router), state), timeout_s=WITHIN_S)
             line = f'kv_router_worker_trust{{dp_rank="0",state="{state}",worker_id="1"}}'
             assert await router.metric(line) == 1
+        fault = 'kv_router_worker_fault{dp_rank="0",worker_id="1"}'
+        assert await router.metric(fault) == 1
 
 
 async def test_engine_that_starts_its_events_late_becomes_exact():

@@ -19,7 +19,7 @@ from router.indexer.base import IndexMode
 from router.indexer.errors import IndexDisabledError
 from router.indexer.factory import DisabledIndex
 from router.indexer.predictions import NO_ESTIMATES, EstimateLimits, Predictions
-from router.indexer.rank_index import SourceFault
+from router.indexer.rank_index import NO_CACHE, SourceFault
 from router.protocol.replies import TrustState
 from router.protocol.values import Rank, Scope
 from router.protocol.workers import WorkerRegistration
@@ -183,6 +183,17 @@ def test_fault_that_ends_before_the_first_event_ends_the_estimates(mixed):
     mixed.book("x", PROMPT, allowed_worker_ids=[3])
     mixed.core.handle(SetSourceFault(rank(3), None), 0.0)
     assert (trusts(mixed)[2], overlap(mixed, 3)) == ("blind", 0)
+
+
+def test_engine_that_caches_nothing_is_credited_with_nothing(mixed):
+    registration = WorkerRegistration(
+        worker_id=4, endpoint="http://w", block_size=4, caches_prefixes=False
+    )
+    mixed.core.handle(UpsertRegistered(complete_worker(registration, 1)), 0.0)
+    mixed.book("x", PROMPT, allowed_worker_ids=[4])
+    assert overlap(mixed, 4) == 0
+    trust = mixed.core.trust(rank(4), 0.5)
+    assert (trust.state, trust.reason) == (TrustState.APPROXIMATE, NO_CACHE)
 
 
 def test_no_checkpoint_is_requested_of_ranks_without_events(mixed):
