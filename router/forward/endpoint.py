@@ -36,6 +36,7 @@ from router.forward.resilience.health_probe import HealthProber
 from router.forward.resilience.worker_list import WorkerList
 from router.forward.tokenizer.engine_client import EngineClient
 from router.forward.tokenizer.engine_tokens import EngineTokens
+from router.forward.tokenizer.engine_watch import EngineWatch
 from router.forward.tokenizer.local_tokens import LocalTokens
 from router.forward.tokenizer.tokenization import Tokenization
 from router.forward.tokenizer.tokenizers import load_tokenizers
@@ -74,6 +75,7 @@ class OpenAiEndpoint:
         limits = BreakerLimits(failures=engines.breaker_failures, open_s=engines.breaker_open_s)
         self._breaker = CircuitBreaker(limits)
         self._completions: Completions | None = None
+        self._engines: EngineTokens | None = None
         self._prefill_events: PrefillEvents | None = None
         origins = config.completions.origins
         self._admission = Admission(edge.guard, limits_of(config), origins)
@@ -130,6 +132,8 @@ class OpenAiEndpoint:
         """Yield the background tasks that follow workers: their list, health and tokenization."""
         interval_s = self._config.engines.probe_interval_s
         yield roster.run()
+        if self._engines is not None and interval_s:
+            yield EngineWatch(self._engines, roster).run()
         yield HealthProber(roster, self._breaker, pool, self.metrics, interval_s).run()
         if self._prefill_events is not None:
             yield self._prefill_events.run()
@@ -139,7 +143,7 @@ class OpenAiEndpoint:
 
     def _made_app(self, router: RouterClient, pool: HttpPool, roster: WorkerList) -> ForwardApp:
         config = self._config
-        engines = EngineTokens(
+        self._engines = engines = EngineTokens(
             router,
             EngineClient(pool, self._authorization),
             self.metrics,

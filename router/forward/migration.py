@@ -123,9 +123,13 @@ def ending(before: Before, model: str) -> bytes:
 
 def _whole_usage(usage: dict[str, Any], generated: int) -> dict[str, Any]:
     """Return the usage of the whole response: earlier output is not part of the prompt."""
-    prompt_tokens = usage.get("prompt_tokens", generated) - generated
-    completion_tokens = usage.get("completion_tokens", 0) + generated
+    prompt_tokens = _number(usage.get("prompt_tokens"), generated) - generated
+    completion_tokens = _number(usage.get("completion_tokens"), 0) + generated
     return {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+
+
+def _number(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
 
 
 def _as_delta(choice: dict[str, Raw]) -> dict[str, Any]:

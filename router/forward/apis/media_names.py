@@ -13,6 +13,7 @@ from msgspec import structs
 from router.errors import InvalidFieldError
 from router.forward.apis.api import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES
 from router.forward.request_body import CompletionRequest
+from router.protocol.values import UNREADABLE
 
 _NAME = "uuid"
 _IN_JSON = b'"uuid"'
@@ -22,7 +23,7 @@ _WITH_PARTS = (CHAT, RESPONSES, MESSAGES, COUNT_TOKENS)
 def with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRequest:
     """Return a tenant's request with names of its own for its images.
 
-    Raises InvalidFieldError for numbers that cannot be written again.
+    Raises InvalidFieldError for messages that are too deep.
     """
     if tenant is None or asked.path not in _WITH_PARTS:
         return asked
@@ -30,11 +31,11 @@ def with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRe
     raw = asked.fields[field]
     if _IN_JSON not in memoryview(raw).tobytes():
         return asked
-    named = _renamed(msgspec.json.decode(raw), tenant)
     try:
+        named = _renamed(msgspec.json.decode(raw), tenant)
         written = msgspec.Raw(msgspec.json.encode(named))
-    except (msgspec.MsgspecError, OverflowError) as error:
-        raise InvalidFieldError(field, str(error), "numbers of 64 bits") from error
+    except UNREADABLE as error:
+        raise InvalidFieldError(field, str(error), "messages that can be read") from error
     read = structs.replace(asked.read, **{field: written})
     return structs.replace(asked, fields={**asked.fields, field: written}, read=read)
 

@@ -73,6 +73,14 @@ class Engine(Struct, frozen=True):
     block_size: int
 
 
+class Missing(Struct, frozen=True):
+    """A route that an engine of this model does not serve. `status`: of its response."""
+
+    model: str
+    status: int
+    until_s: float
+
+
 class EngineTokens:
     """Tokens from engines; one engine of a model is asked, as long as it answers."""
 
@@ -92,7 +100,7 @@ class EngineTokens:
         self._secret = token_bytes(16)  # keyed, so that callers cannot construct collisions
         self._engines: dict[str, Engine] = {}
         self._dialects: dict[str, tuple[float, Dialect]] = {}
-        self._missing: dict[tuple[str, str], tuple[float, int]] = {}
+        self._missing: dict[tuple[str, str], Missing] = {}
 
     async def engine(self, model: str) -> Engine | None:
         """Return an engine of this model, from a selection of the router, or None."""
@@ -189,12 +197,8 @@ class EngineTokens:
     def closed_models(self) -> list[str]:
         """Return the models of which an engine has switched off that it renders prompts."""
         now_s = time.monotonic()
-        closed = {
-            endpoint
-            for (endpoint, _), (until_s, status) in self._missing.items()
-            if status == 403 and until_s > now_s
-        }
-        return sorted(name for name, each in self._engines.items() if each.endpoint in closed)
+        missing = self._missing.values()
+        return sorted({m.model for m in missing if m.status == 403 and m.until_s > now_s})
 
     def _question(self, asked: CompletionRequest, partition: bytes) -> tuple[bytes, bytes]:
         """Return the `/tokenize` body and its cache key. Raises PromptRefusedError."""
@@ -205,26 +209,21 @@ class EngineTokens:
         return body, blake2b(body, digest_size=16, key=secret).digest()
 
     def _has(self, engine: Engine, route: str) -> bool:
-        until_s, _ = self._missing.get((engine.endpoint, route), (0.0, 0))
-        return time.monotonic() >= until_s
+        missing = self._missing.get((engine.endpoint, route))
+        return missing is None or time.monotonic() >= missing.until_s
 
     def _note_missing(self, engine: Engine, route: str, status: int, model: str) -> None:
         """Remember that an engine lacks a route; another refusal is about the request."""
         if status not in NOT_SERVED:
             return
-        if status == 403 and not self._is_closed(engine):
+        if status == 403 and model not in self.closed_models():
             log.warning(
                 "engine of %r: /render is switched off (403): prompts are tokenized here or by "
                 "/tokenize, and of prompts with images nothing from the first image on is taken as "
                 "cached; start vLLM with --enable-scale-out", model,
             )  # fmt: skip
-        _bounded(self._missing)[engine.endpoint, route] = (time.monotonic() + ASK_AGAIN_S, status)
-
-    def _is_closed(self, engine: Engine) -> bool:
-        return any(
-            endpoint == engine.endpoint and status == 403
-            for (endpoint, _), (_, status) in self._missing.items()
-        )
+        until_s = time.monotonic() + ASK_AGAIN_S
+        _bounded(self._missing)[engine.endpoint, route] = Missing(model, status, until_s)
 
     def _forget(self, model: str) -> None:
         self._engines.pop(model, None)

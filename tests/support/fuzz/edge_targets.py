@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 
 import msgspec
 from msgspec import Raw
@@ -9,7 +10,18 @@ from msgspec import Raw
 from router.api.rpc.codecs import JSON, MSGPACK
 from router.client.errors import rebuilt
 from router.errors import InvalidFieldError
-from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.apis.api import APIS, CHAT
+from router.forward.apis.chats.as_chat import as_chat
+from router.forward.apis.chats.chat_form import NoChatError
+from router.forward.apis.chats.dialect import (
+    OLDER_VLLM,
+    SGLANG,
+    TENSORRT_LLM,
+    UNKNOWN,
+    VLLM,
+)
+from router.forward.apis.event_stream import EngineErrorEvent, EventStream
+from router.forward.apis.media_names import with_own_names
 from router.forward.migration import Before, continuation, is_migratable
 from router.forward.prefill.handoff import (
     is_handed_over,
@@ -20,7 +32,7 @@ from router.forward.prefill.handoff import (
 from router.forward.request_body import read_completion_request
 from router.forward.request_templates import read
 from router.forward.sse import EventSplitter
-from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
+from router.forward.stream_state import StreamState, Wanted
 from router.forward.tokenizer.chats import read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
@@ -33,8 +45,10 @@ from router.runtime.process.json_bodies import decode_now
 from router.scheduler.errors import NoEndpointsError
 from support.chaos.token_fuzz import SEEDS as TOKEN_SEEDS
 from support.chaos.token_fuzz import agree, outcome, strictly
+from support.engines.recorded_tokenizer import FOLDER, RECORDED
 from support.fuzz.target import Target
 
+STREAMS = json.loads((FOLDER / "streams.json").read_text())["streams"]
 REFUSED = (InvalidFieldError, MalformedBodyError)
 
 
@@ -101,18 +115,34 @@ def _completion_seeds():
         {**common, "prompt": [[1, 2], [3]], "logit_bias": {"1": 2}},
         {**common, "prompt": ["a", "b"], "cache_salt": "s"},
         {**common, "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 9},
+        *(each["request"] for each in RECORDED["cases"]),
     ]
     return [json.dumps(each).encode() for each in bodies]
 
 
+def _as_chats(asked):
+    """Each engine's chat of a request can be sent on, or there is none."""
+    for dialect in (VLLM, OLDER_VLLM, SGLANG, TENSORRT_LLM, UNKNOWN):
+        try:
+            form = as_chat(asked, dialect)
+        except NoChatError:
+            continue
+        msgspec.json.decode(form.chat.to_engine(), type=dict[str, Raw])
+    with suppress(REFUSED):
+        _ = with_own_names(asked, "tenant")
+
+
 def _completions(data):
     """A body is read or refused; what is read can be sent on, and continued elsewhere."""
-    for path in (COMPLETIONS, CHAT):
+    for path, api in APIS.items():
         try:
             asked = read_completion_request(path, data)
             asked.check_prompt()
         except REFUSED:
             continue
+        if api.prompt != "prompt" and api.computes:
+            _as_chats(asked)
+        _ = api.reported(data), api.errors.of_engine(400, data)
         msgspec.json.decode(asked.to_engine(), type=dict[str, Raw])
         _ = asked.choices, asked.max_tokens, asked.is_query, asked.size_bytes, asked.known_tokens
         if is_migratable(asked):
@@ -181,6 +211,7 @@ def _stream_seeds():
         _event(id="c", choices=[delta], usage=None) + b"data: [DONE]\r\n\r\n",
         b": comment\n\nevent: x\ndata: 1\n\n" + _event(error={"message": "m", "code": 500}),
         _event(choices=[{**choice, "finish_reason": "stop"}], usage=usage) + b"data: {",
+        *("\n\n".join(text for _, text in each["events"]).encode() for each in STREAMS),
     ]
 
 
@@ -198,6 +229,9 @@ def _streams(data):
         _take_all(state, events)
         state.go_on(Before("c", 7, is_chat=True, generated=len(state.token_ids)))
         _take_all(state, events)
+    for api in APIS.values():
+        if api.event_of is not None:
+            _take_all(EventStream(api.event_of), events)
 
 
 def _take_all(state, events):

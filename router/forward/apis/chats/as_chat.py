@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from router.errors import KvRouterError
 from router.forward.apis.api import CHAT, MESSAGES, RESPONSES
 from router.forward.apis.chats.chat_form import ChatForm, NoChatError, is_set
 from router.forward.apis.chats.dialect import BILLING, Dialect
@@ -33,7 +34,7 @@ def as_chat(asked: CompletionRequest, dialect: Dialect) -> ChatForm:
         if asked.path == RESPONSES:
             return responses_as_chat(asked, dialect)
         return _plain(asked, dialect)
-    except (*UNREADABLE, RecursionError) as error:
+    except (*UNREADABLE, KvRouterError) as error:
         raise NoChatError(str(error)) from error
 
 

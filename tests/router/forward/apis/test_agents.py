@@ -204,3 +204,15 @@ async def test_token_of_anthropics_clients_goes_to_engines_as_bearer(scene):
         )
         assert count.json()["input_tokens"] > 20
         await its.until_free()
+
+
+async def test_switched_off_render_is_said_before_the_first_request(scene, caplog):
+    async with scene(AgentEngine(renders=False), probe_interval_s=60.0) as its:
+
+        async def is_said():
+            detail = (await its.forward.client.get("/ready?verbose")).json()["tokenizers"]
+            return "--enable-scale-out" in str(detail["prompts"])
+
+        await eventually(is_said)
+        assert "start vLLM with --enable-scale-out" in caplog.text
+        assert [path for path, _ in its.engines[1].asked] == [f"{CHAT}/render"]
