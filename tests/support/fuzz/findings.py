@@ -95,6 +95,11 @@ FINDINGS = [
         b'data: {"choices": [{"\xcb": 1, "token_ids": [1]}]}\n\n',
     ),
     (
+        "streams",
+        "a usage that is no number",
+        b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": null}}\n\n',
+    ),
+    (
         "completions",
         "min_tokens of many digits",
         b'{"prompt":[1],"stream":true,"min_tokens":%b}' % _DIGITS.encode(),

@@ -254,3 +254,14 @@ def test_addresses_beyond_the_limit_are_forgotten():
     guard.admit("GET", "/docs", [], 0.0, 0.0, "0")
     with pytest.raises(RateLimitedError):
         guard.admit("GET", "/docs", [], 0.0, 0.0, str(MOST_ADDRESSES))
+
+
+def test_token_may_come_as_an_api_key_if_there_is_no_other(guard):
+    def admitted(*headers):
+        return guard.admit("POST", "/select", headers, 0.0, 0.0).name
+
+    key = (b"x-api-key", ROUTE.encode())
+    assert admitted(key) == admitted((b"authorization", b"Bearer " + ROUTE.encode()))
+    for headers in ((key, key), (key, (b"authorization", b"Bearer x")), ((b"x-api-key", b"x"),)):
+        with pytest.raises(UnauthenticatedError):
+            admitted(*headers)
