@@ -40,7 +40,8 @@ def attachable(tmp_path_factory, vllm_python):
     directory = tmp_path_factory.mktemp("attach")
     write_tiny_llama(directory / "tiny")
     paths = vllm_python, directory / "tiny", directory
-    options = (f"--num-gpu-blocks-override={BLOCKS}",)
+    tools = "--enable-auto-tool-choice", "--tool-call-parser=hermes"
+    options = (f"--num-gpu-blocks-override={BLOCKS}", *tools)
     engines = (
         VllmEngine(*paths, "ranks", options=("--data-parallel-size=2", *options)),
         VllmEngine(*paths, "plain", options=options, has_events=False),
