@@ -101,7 +101,7 @@ class Conversations:
     def __init__(self, router, client, path, seed):
         self._router, self._client, self._path = router, client, path
         self._rng = Random(seed)
-        self._systems = [self._words(60) for _ in range(3)]
+        self._systems = [self._words(60) for _ in range(12)]
         self.found = Counter()
         self.wrong = []
         self.cached_tokens = 0
