@@ -8,6 +8,8 @@ from random import Random
 
 import httpx
 import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
 
 from support.engines.tiny_llama import WORDS, word, write_tiny_llama
 from support.processes.servers import eventually
@@ -196,3 +198,48 @@ async def test_conversations_are_predicted_as_vllm_counts_them(router, attachabl
     assert talk.wrong == []
     assert talk.found[True] > CONVERSATIONS * TURNS / 4
     assert talk.cached_tokens > 0
+
+
+SAID = [{"role": "user", "content": "t5 t6 t7"}]
+GIVEN = {"model": MODEL_NAME, "temperature": 0}
+
+
+async def of_openai(url):
+    """What OpenAI's client sees of chats, completions and Responses, whole and streamed."""
+    seen = []
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as ai:
+        seen.append([model.id async for model in ai.models.list()])
+        chat = {**GIVEN, "messages": SAID, "max_tokens": 8}
+        whole = await ai.chat.completions.create(**chat)
+        seen += [whole.choices[0].message.content, whole.usage.prompt_tokens]
+        stream = await ai.chat.completions.create(**chat, stream=True)
+        seen.append([part.choices[0].delta.content async for part in stream if part.choices])
+        text = await ai.completions.create(**GIVEN, prompt="t5 t6 t7", max_tokens=8)
+        seen += [text.choices[0].text, text.usage.total_tokens]
+        given = {**GIVEN, "input": SAID, "instructions": "t9 t10", "max_output_tokens": 8}
+        response = await ai.responses.create(**given)
+        seen += [response.output_text, response.usage.input_tokens, response.status]
+        stream = await ai.responses.create(**given, stream=True)
+        seen.append([event.type async for event in stream])
+    return seen
+
+
+async def of_anthropic(url):
+    """What Anthropic's client sees of Messages, whole and streamed."""
+    seen, given = [], {"model": MODEL_NAME, "messages": SAID, "max_tokens": 8, "system": "t9 t10"}
+    async with AsyncAnthropic(base_url=url, api_key="key", max_retries=0) as ai:
+        whole = await ai.messages.create(**given, extra_body={"temperature": 0})
+        seen += [whole.content, whole.stop_reason, whole.usage.output_tokens]
+        async with ai.messages.stream(**given, extra_body={"temperature": 0}) as stream:
+            seen.append([text async for text in stream.text_stream])
+        given.pop("max_tokens")
+        seen.append((await ai.messages.count_tokens(**given)).input_tokens)
+    return seen
+
+
+@pytest.mark.parametrize("script", [of_openai, of_anthropic])
+async def test_package_sees_the_same_directly_and_through_the_router(router, attachable, script):
+    engines, _ = attachable
+    await until_attached(router, engines)
+    directly = await script(engines[1].url)
+    assert await script(router.openai_url) == directly
