@@ -213,14 +213,17 @@ async def of_openai(url):
         whole = await ai.chat.completions.create(**chat)
         seen += [whole.choices[0].message.content, whole.usage.prompt_tokens]
         stream = await ai.chat.completions.create(**chat, stream=True)
-        seen.append([part.choices[0].delta.content async for part in stream if part.choices])
+        parts = [part.choices[0].delta.content async for part in stream if part.choices]
+        seen.append("".join(filter(None, parts)))
         text = await ai.completions.create(**GIVEN, prompt="t5 t6 t7", max_tokens=8)
         seen += [text.choices[0].text, text.usage.total_tokens]
         given = {**GIVEN, "input": SAID, "instructions": "t9 t10", "max_output_tokens": 8}
         response = await ai.responses.create(**given)
         seen += [response.output_text, response.usage.input_tokens, response.status]
         stream = await ai.responses.create(**given, stream=True)
-        seen.append([event.type async for event in stream])
+        events = [event async for event in stream]
+        seen.append(list(dict.fromkeys(event.type for event in events)))  # tokens come in groups
+        seen.append("".join(each.delta for each in events if each.type.endswith("text.delta")))
     return seen
 
 
@@ -231,7 +234,7 @@ async def of_anthropic(url):
         whole = await ai.messages.create(**given, extra_body={"temperature": 0})
         seen += [whole.content, whole.stop_reason, whole.usage.output_tokens]
         async with ai.messages.stream(**given, extra_body={"temperature": 0}) as stream:
-            seen.append([text async for text in stream.text_stream])
+            seen.append("".join([text async for text in stream.text_stream]))
         given.pop("max_tokens")
         seen.append((await ai.messages.count_tokens(**given)).input_tokens)
     return seen
