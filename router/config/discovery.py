@@ -32,6 +32,14 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
     worker_ca_file: Annotated[
         str, about("PEM file of authorities for https engines; empty: the system's")
     ] = ""
+    prove_workers: Annotated[
+        bool,
+        about(
+            "send each rank of an attached engine one small completion with a salt of its own, "
+            "once in each life of the engine, and check which event socket publishes it; it costs "
+            "two blocks of its cache and five steps"
+        ),
+    ] = True
     workers_on_other_hosts: Annotated[
         bool, about("follow event sockets that an attached engine names on another host")
     ] = False

@@ -99,6 +99,13 @@ class SetSourceFault(Command[None], frozen=True, tag="set_source_fault"):
     fault: SourceFault | None
 
 
+class SetCaution(Command[None], frozen=True, tag="set_caution"):
+    """Set a reason to trust a worker's events less than they claim; None clears it."""
+
+    worker_id: int
+    caution: str | None
+
+
 class Apply(Command[LogVerdict | None], frozen=True, tag="apply"):
     """Apply an event-log message, or its first slice. The reply is None if its rank is unknown.
 
@@ -309,6 +316,7 @@ AnyCommand: TypeAlias = (
     | OrderWorker
     | SetProblem
     | SetSourceFault
+    | SetCaution
     | Apply
     | ApplySlice
     | BeginFill

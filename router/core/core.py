@@ -230,6 +230,7 @@ class RouterCore:
             commands.OrderWorker: self._order,
             commands.SetProblem: self._set_problem,
             commands.SetSourceFault: self._set_source_fault,
+            commands.SetCaution: self._set_caution,
             commands.Apply: self._apply,
             commands.ApplySlice: self._apply_slice,
             commands.BeginFill: self._begin_fill,
@@ -276,6 +277,14 @@ class RouterCore:
 
     def _set_source_fault(self, command: commands.SetSourceFault, now_s: float) -> Handled[None]:
         self._membership.set_fault(command.rank, command.fault, now_s)
+        return None, []
+
+    def _set_caution(self, command: commands.SetCaution, now_s: float) -> Handled[None]:
+        worker = self.fleet.get(command.worker_id)
+        if worker is not None and worker.caution != command.caution:
+            worker.caution = command.caution
+            for rank in worker.ranks:
+                self._standing.note(rank, now_s)
         return None, []
 
     def _apply(self, command: commands.Apply, now_s: float) -> Handled[LogVerdict | None]:

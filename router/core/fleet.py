@@ -65,12 +65,14 @@ class FleetWorker:
     """One worker: its announcement, its last reports, and when it last reported.
 
     `ranks`: those of its announcement. `problem`: a reason seen by this process why the worker is
-    not schedulable; `is_unreachable`: it never answered anywhere. `polled`: the last load of ranks
-    without an agent, and its time.
+    not schedulable; `is_unreachable`: it never answered anywhere. `caution`: a reason why its
+    events may mean something else than they seem to. `polled`: the last load of ranks without an
+    agent, and its time.
     """
 
     __slots__ = (
         "announcement",
+        "caution",
         "is_unreachable",
         "last_seen_s",
         "polled",
@@ -88,6 +90,7 @@ class FleetWorker:
         self.was_seen = False
         self.problem: str | None = None
         self.is_unreachable = False
+        self.caution: str | None = None
         self.polled: dict[Rank, tuple[PolledLoad, float]] = {}
         self.reports: dict[Rank, LoadReport] = {}
         self.reported_s: dict[Rank, float] = {}

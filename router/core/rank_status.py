@@ -23,6 +23,8 @@ from router.sequence.rank_table import (
 
 _EXACT = TrustState.EXACT  # a lookup of an enum member costs 35 ns
 
+_CLAIMS = (TrustState.EXACT, TrustState.LAGGING, TrustState.DEGRADED)
+
 NOTED_RANKS = 256
 """Ranks updated at a time; takes a millisecond."""
 
@@ -100,6 +102,8 @@ class RankStatus:
             return trust
         if worker.is_unreachable:
             return Trust(TrustState.UNREACHABLE, trust.event_id, trust.age_s, worker.problem)
+        if worker.caution is not None:
+            trust = _cautious(trust, worker.caution)
         if not fleet.is_connected:
             if trust.state is not _EXACT or worker.announcement.source(rank) is not None:
                 return trust
@@ -109,3 +113,11 @@ class RankStatus:
             return trust
         reason = f"agent silent for {silence_s:.1f} s"
         return Trust(TrustState.BLIND, trust.event_id, trust.age_s, reason)
+
+
+def _cautious(trust: Trust, caution: str) -> Trust:
+    """Return trust that is `degraded` at best, with the reason."""
+    if trust.state not in _CLAIMS:
+        return trust
+    reason = f"{trust.reason}; {caution}" if trust.state is TrustState.DEGRADED else caution
+    return Trust(TrustState.DEGRADED, trust.event_id, trust.age_s, reason)

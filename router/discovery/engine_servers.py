@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from router.discovery.attach.engine_server import Server
+from router.discovery.attach.engine_client import EngineClient
 from router.errors import ServerError
 
 TIMEOUT_S = 2.0
@@ -60,7 +60,7 @@ class ServerState(Struct, frozen=True):
 NOT_ASKED = ServerState()
 
 
-async def served_models(server: Server) -> ServedModels:
+async def served_models(server: EngineClient) -> ServedModels:
     """Return the models that a server lists. The response is bounded in bytes and seconds."""
     try:
         listed = await server.send("GET", "/v1/models")
@@ -120,7 +120,7 @@ class EngineServers:
             task.cancel()
 
     async def _ask(self, worker_id: int, endpoint: str) -> None:
-        server = Server(_without_login(endpoint), TIMEOUT_S, UNVERIFIED)
+        server = EngineClient(_without_login(endpoint), TIMEOUT_S, UNVERIFIED)
         try:
             result = await served_models(server)
         finally:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from random import Random
@@ -27,7 +27,9 @@ from router.core.registered_workers import complete_worker
 from router.core.selections import Selections
 from router.core.views.shadow import Shadow
 from router.dashboard.dashboard import Dashboard
+from router.discovery.attach.announcer import Announcer
 from router.discovery.attach.attachments import Attachments
+from router.discovery.attach.visitor import EngineVisitor
 from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
@@ -57,7 +59,8 @@ class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
 
     `core`: a core in place of the default one. `sources`: where each setting was set. `host`: the
-    core in this process, with what it needs. `commands`: those of callers.
+    core in this process, with what it needs. `commands`: those of callers. `show`: prints a line on
+    a terminal.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class RouterService:
         core: RouterCore | None = None,
         *,
         sources: Mapping[str, str] = NO_OTHERS,
+        show: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config
+        self._show = show
         self._settings = effective(config, sources)
         self._incarnation = time.time_ns() // 1000
         self._interface: tuple[Api, Front] | None = None
@@ -194,15 +199,12 @@ class RouterService:
         return Commands(core, effect_runner, metrics, watch, selections, sessions=sessions)
 
     def _make_attachments(self) -> Attachments:
-        host = self.host
-        return Attachments(
-            self._config.attach,
-            host.registrar,
-            host.registrations,
-            host.timeline,
-            host.metrics.registry,
-            Random(),
-        )
+        host, core = self.host, self.host.core
+        config, registry, random = self._config.attach, host.metrics.registry, Random()
+        announcer = Announcer(core, host.timeline, self._show)
+        registering = (host.registrar, host.registrations)
+        visitor = EngineVisitor(config, core, *registering, host.engines.view, announcer, random)
+        return Attachments(config, *registering, visitor, announcer, registry, random)
 
     def _make_polls(self) -> EnginePolls:
         host = self.host

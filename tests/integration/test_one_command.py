@@ -27,10 +27,15 @@ async def test_repeated_completion_reaches_the_engine_that_holds_its_prefix():
 
             async def is_indexed():
                 overlaps = await router.overlaps(PROMPT, model_name="m")
-                return overlaps.get((home, 0)) == 10
+                return overlaps.get((home, 0)) == 10 and await is_idle()
+
+            async def is_idle():
+                ranks = (await router.client.get(f"/workers/{home}")).json()["ranks"]
+                return not any(rank["active_requests"] for rank in ranks)
 
             await eventually(is_indexed)
             for _ in range(5):
+                await eventually(is_idle)
                 again = await client.post("/v1/completions", json=body)
                 assert int(again.headers["x-worker-id"]) == home
                 cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]

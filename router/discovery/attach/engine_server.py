@@ -1,27 +1,18 @@
-"""A client of an engine's OpenAI server, and what such a server says of itself."""
+"""What an engine's OpenAI server says of itself."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-import httpx
-import msgspec
 from msgspec import Struct
 
+from router.discovery.attach.engine_client import EngineClient, Response
 from router.discovery.attach.event_sockets import RankSockets, sglang_sockets, vllm_sockets
 from router.errors import ServerError, WireError
-from router.protocol.values import UNREADABLE
 from router.publisher.engine_metrics.dialects import DIALECTS, EngineKind, EngineLimits
 from router.publisher.engine_metrics.metrics import EngineMetrics
 from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
-
-TIMEOUT_S = 30.0
-MOST_BYTES = 32 * 1024 * 1024
-"""Limit of a response; the metrics of a large engine have about 1 MB."""
-
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 _OWNERS: Mapping[str, EngineKind] = MappingProxyType(
     {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
@@ -32,20 +23,35 @@ _CACHED_TOKENS = (
     "sglang:cached_tokens_total",
     "trtllm_prompt_cached_tokens_total",
 )
+_STARTED = "process_start_time_seconds"
+_SERVED_TOKENS = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "sglang:generation_tokens_total",
+    "trtllm_prompt_tokens_total",
+    "trtllm_generation_tokens_total",
+)
 
 
 class ObservedServer(Struct, frozen=True):
     """The server's description of itself; absent facts are None or empty.
 
     `models`: names, including adapters with the name of their base model; `aliases`: further names
-    of the first. `problem`: the reason why the server could not be queried at all, with `status`
-    if it answered. `owner`: the software that serves the models, by its own name. `rank_count`:
-    ranks with metrics. `sockets`: of each rank; None if the engine does not name them.
+    of the first. `problem`: the reason why the server could not be queried at all, with `status`,
+    `software` and `media_type` of the list of models if it answered. `needs_key`: it lists its
+    models only with a key, and the model is known from its metrics. `owner`: the software that
+    serves the models, by its own name. `rank_count`: ranks with metrics. `sockets`: of each rank;
+    None if the engine does not name them. `started_s`: the time at which its process started;
+    `served_tokens`: those since then. `generates`: False if it serves embeddings and scores only.
     """
 
     url: str
     problem: str | None = None
     status: int | None = None
+    software: str = ""
+    media_type: str = ""
+    needs_key: bool = False
     models: dict[str, str | None] = {}
     aliases: tuple[str, ...] = ()
     max_model_len: int | None = None
@@ -56,6 +62,9 @@ class ObservedServer(Struct, frozen=True):
     rank_count: int = 0
     has_prefix_caching: bool | None = None
     sockets: dict[int, RankSockets] | None = None
+    started_s: float | None = None
+    served_tokens: float | None = None
+    generates: bool = True
 
     @property
     def base_model(self) -> str | None:
@@ -66,37 +75,41 @@ class ObservedServer(Struct, frozen=True):
 
 
 class Server:
-    """Requests to an OpenAI server; `send` raises ServerError. To be closed.
+    """An engine's OpenAI server. `client`: requests to it; to be closed."""
 
-    Redirects are not followed, and a response has a limit of bytes: the server may be a stranger.
-    """
-
-    def __init__(
-        self, url: str, timeout_s: float = TIMEOUT_S, options: Mapping[str, Any] = NO_OPTIONS
-    ) -> None:
-        """Set up a client; `options`: of httpx, such as credentials."""
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._timeout_s = timeout_s
-        self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False, **options)
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self.client.close()
 
     async def look(self) -> ObservedServer:
         """Query the server's models, version, metrics and event sockets."""
         try:
-            listed = await self.send("GET", "/v1/models")
+            listed = await self.client.fetch("GET", "/v1/models")
         except ServerError as error:
-            return ObservedServer(self._url, problem=error.reason, status=error.status)
-        version = (await self._optional("/version")).get("version")
+            return ObservedServer(self.client.url, problem=error.reason)
         metrics = await self._metrics()
         engine, facts, rank_count = engine_in(metrics)
-        cards = [each for each in listed.get("data") or () if isinstance(each, dict)]
+        try:
+            cards = self._cards(listed, facts)
+        except ServerError as error:
+            return ObservedServer(
+                self.client.url,
+                problem=error.reason,
+                status=listed.status,
+                software=listed.software,
+                media_type=listed.media_type,
+                engine=engine,
+            )
         owner = next((str(each["owned_by"]) for each in cards if each.get("owned_by")), "")
         engine = _OWNERS.get(owner, engine)
+        version = (await self._optional("/version")).get("version")
+        sockets = await self._sockets(engine)
         return ObservedServer(
-            self._url,
+            self.client.url,
+            needs_key=listed.status != 200,
             models={str(each.get("id")): each.get("parent") for each in cards},
             aliases=_aliases(cards),
             max_model_len=_longest(cards),
@@ -106,52 +119,30 @@ class Server:
             facts=facts,
             rank_count=rank_count,
             has_prefix_caching=_prefix_caching(metrics),
-            sockets=await self._sockets(engine),
+            sockets=sockets,
+            started_s=_first(metrics, _STARTED),
+            served_tokens=_sum(metrics, *_SERVED_TOKENS),
+            generates=bool(sockets) or engine != "vllm" or await self._generates(),
         )
 
     async def cached_tokens(self) -> float | None:
         """Return the tokens found in its cache since its start. Returns None if it has no count."""
-        found = [sample.value for sample in _samples(await self._metrics(), *_CACHED_TOKENS)]
-        return sum(found) if found else None
+        return _sum(await self._metrics(), *_CACHED_TOKENS)
 
-    async def send(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Return the JSON object of a response. Raises ServerError."""
-        content = await self._content(method, path, body)
-        try:
-            reply: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
-        except UNREADABLE as error:
-            reason = f"not an OpenAI server's response: {error}"
-            raise ServerError(self._url + path, reason, 200) from error
-        return reply
-
-    async def _content(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> bytes:
-        url, content = self._url + path, bytearray()
-        try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                self._client.stream(method, url, json=body) as response,
-            ):
-                async for chunk in response.aiter_bytes():
-                    content += chunk
-                    if len(content) > MOST_BYTES:
-                        raise ServerError(url, f"more than {MOST_BYTES} bytes")
-        except TimeoutError as error:
-            raise ServerError(url, f"no response in {self._timeout_s:g} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise ServerError(url, str(error) or type(error).__name__) from error
-        if not response.is_success:
-            text = content[:200].decode(errors="replace")
-            reason = f"status {response.status_code}: {text}"
-            raise ServerError(url, reason, response.status_code)
-        return bytes(content)
+    def _cards(self, listed: Response, facts: EngineLimits) -> list[dict[str, Any]]:
+        """Return the models of the server: as it lists them, or else that of its metrics."""
+        if listed.status in (401, 403) and facts.model_name is not None:
+            return [{"id": facts.model_name}]
+        if listed.status != 200:
+            raise ServerError(self.client.url, f"status {listed.status}", listed.status)
+        data = self.client.decoded("/v1/models", listed).get("data")
+        if not isinstance(data, list):
+            raise ServerError(self.client.url, "not an OpenAI server's response", listed.status)
+        return [each for each in data if isinstance(each, dict)]
 
     async def _optional(self, path: str) -> dict[str, Any]:
         try:
-            return await self.send("GET", path)
+            return await self.client.send("GET", path)
         except ServerError:
             return {}
 
@@ -159,10 +150,12 @@ class Server:
         """Return its metrics; empty if it has none. Older servers have them below `/metrics/`."""
         for path in ("/metrics", "/metrics/"):
             try:
-                return (await self._content("GET", path)).decode(errors="replace")
-            except ServerError as error:
-                if error.status is None or not 300 <= error.status < 400:
-                    return ""
+                response = await self.client.fetch("GET", path)
+            except ServerError:
+                return ""
+            if not 300 <= response.status < 400:
+                is_good = response.status == 200
+                return response.content.decode(errors="replace") if is_good else ""
         return ""
 
     async def _sockets(self, engine: EngineKind | None) -> dict[int, RankSockets] | None:
@@ -170,9 +163,14 @@ class Server:
             info = await self._optional("/server_info")
             return sglang_sockets(info["kv_events"]) if "kv_events" in info else None
         try:
-            return vllm_sockets(await self.send("GET", "/kv_event_sources"))
+            return vllm_sockets(await self.client.send("GET", "/kv_event_sources"))
         except ServerError:
             return None
+
+    async def _generates(self) -> bool:
+        """Return whether vLLM serves completions; True if it does not list its routes."""
+        routes = (await self._optional("/openapi.json")).get("paths")
+        return not isinstance(routes, dict) or "/v1/completions" in routes or not routes
 
 
 def engine_in(metrics: str) -> tuple[EngineKind | None, EngineLimits, int]:
@@ -190,6 +188,15 @@ def _samples(metrics: str, *names: str) -> list[Sample]:
         return list(parse_samples(metrics, names))
     except WireError:
         return []
+
+
+def _first(metrics: str, name: str) -> float | None:
+    return next((each.value for each in _samples(metrics, name)), None)
+
+
+def _sum(metrics: str, *names: str) -> float | None:
+    found = [each.value for each in _samples(metrics, *names)]
+    return sum(found) if found else None
 
 
 def _prefix_caching(metrics: str) -> bool | None:

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
 
+from router.discovery.attach.engine_client import EngineClient
 from router.discovery.attach.engine_server import ObservedServer, Server
 from router.publisher.engine_events.batch import EngineBatch, EngineStored
 from router.publisher.zmq.sockets import Context, open_context
@@ -78,7 +79,7 @@ class Examination:
         config = self._config
         events_port = await probe_port(config.zmq)
         replay_port = await probe_port(config.replay) if config.replay else None
-        server = Server(config.url) if config.url else None
+        server = Server(EngineClient(config.url)) if config.url else None
         try:
             if server is not None:
                 self._server = await server.look()

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from router.discovery.attach.engine_server import ObservedServer, Server
+from router.discovery.attach.proof import STEPS, completion, fresh_salt, fresh_tokens
 from router.errors import ServerError
 from router.publisher.engine_events.batch import EngineStored
 from router.tools.doctor.observed_probe import Kind, ObservedProbe, ObservedRequest, announced
@@ -26,14 +27,8 @@ MIN_TOKENS = 13
 EVENT_WAIT_S = 3.0
 POLL_S = 0.05
 DEFAULT_BLOCK_SIZE = 16
-STEPS = 4
-"""Tokens to generate: an engine may publish the blocks of one step only in the next one."""
-
 MIN_VARIETY = 12
 """The minimum of different tokens in a prompt, so that it is new."""
-
-SAFE_TOKENS = (10, 250)
-"""The range of token ids that every vocabulary has, for engines without /tokenize."""
 
 
 class Prober:
@@ -55,15 +50,14 @@ class Prober:
         self._stored = stored
         self._rng = rng
         self._before = 0
-        self._salt = f"doctor-{rng.getrandbits(32):08x}"
+        self._salt = fresh_salt(rng, "doctor")
 
     async def run(self) -> ObservedProbe:
         """Send all requests, one after the other."""
         tokens = await self._plain_tokens()
-        body = {"prompt": tokens, "max_tokens": STEPS, "temperature": 0}
-        plain = await self._completion("plain", tokens, body)
-        again = await self._completion("again", tokens, body)
-        salted = await self._completion("salted", tokens, {**body, "cache_salt": self._salt})
+        plain = await self._completion("plain", tokens)
+        again = await self._completion("again", tokens)
+        salted = await self._completion("salted", tokens, self._salt)
         requests = {"plain": plain, "again": again, "salted": salted}
         template_tokens = await self._chat(requests)
         return ObservedProbe(requests, self._salt, template_tokens)
@@ -72,21 +66,22 @@ class Prober:
         least = max(PROMPT_BLOCKS * self._block_size + 1, MIN_TOKENS)
         wanted = min(least, self._max_len - STEPS)
         tokens = await self._tokenized({"prompt": self._words(wanted)}) or []
-        return tokens[:wanted] if _is_varied(tokens[:wanted], wanted) else self._any(wanted)
+        return (
+            tokens[:wanted]
+            if _is_varied(tokens[:wanted], wanted)
+            else fresh_tokens(self._rng, wanted)
+        )
 
     async def _text(self, words: int) -> str:
         """Return a new text, even for a tokenizer with a small vocabulary."""
         text = self._words(words)
         if _is_varied(await self._tokenized({"prompt": text}) or [], words):
             return text
-        body = {"model": self._model, "tokens": self._any(words)}
+        body = {"model": self._model, "tokens": fresh_tokens(self._rng, words)}
         try:
-            return str((await self._server.send("POST", "/detokenize", body)).get("prompt"))
+            return str((await self._server.client.send("POST", "/detokenize", body)).get("prompt"))
         except ServerError:
             return text
-
-    def _any(self, count: int) -> list[int]:
-        return [self._rng.randrange(*SAFE_TOKENS) for _ in range(count)]
 
     def _words(self, count: int) -> str:
         return " ".join(f"{self._rng.getrandbits(20):05x}" for _ in range(count))
@@ -105,7 +100,9 @@ class Prober:
 
     async def _tokenized(self, body: dict[str, Any]) -> list[int] | None:
         try:
-            reply = await self._server.send("POST", "/tokenize", {"model": self._model, **body})
+            reply = await self._server.client.send(
+                "POST", "/tokenize", {"model": self._model, **body}
+            )
         except ServerError:
             return None
         tokens = reply.get("tokens")
@@ -113,8 +110,9 @@ class Prober:
         return tokens if is_list else None
 
     async def _completion(
-        self, kind: Kind, tokens: list[int], body: dict[str, Any]
+        self, kind: Kind, tokens: list[int], salt: str | None = None
     ) -> ObservedRequest:
+        body = completion(tokens, self._model, salt)
         return await self._request(kind, "/v1/completions", tokens, body)
 
     async def _request(
@@ -128,7 +126,7 @@ class Prober:
             self._before = len(self._stored())
         hits = await self._server.cached_tokens()
         try:
-            reply = await self._server.send("POST", path, {"model": self._model, **body})
+            reply = await self._server.client.send("POST", path, {"model": self._model, **body})
         except ServerError as error:
             return ObservedRequest(kind, problem=error.reason)
         cached = _cached_tokens(reply)

@@ -7,6 +7,7 @@ from router.core.commands import (
     Free,
     PrefillComplete,
     Reserve,
+    SetCaution,
     SetConnected,
     SetProblem,
     Submit,
@@ -158,6 +159,18 @@ def test_a_problem_keeps_a_worker_from_being_chosen(registrations, world):
     world.core.handle(SetProblem(7, None), 0.0)
     assert world.core.fleet.schedulable(scope)
     world.core.handle(SetProblem(8, "nobody"), 0.0)
+
+
+def test_a_caution_is_a_reason_to_trust_less(world):
+    world.worker(7)
+    before = world.core.trust(rank(7), 0.5)
+    assert before.state == "exact"
+    world.core.handle(SetCaution(7, "vLLM 0.40 has not been tested"), 0.5)
+    cautious = world.core.trust(rank(7), 0.5)
+    assert (cautious.state, cautious.reason) == ("degraded", "vLLM 0.40 has not been tested")
+    world.core.handle(SetCaution(7, None), 0.5)
+    assert world.core.trust(rank(7), 0.5) == before
+    world.core.handle(SetCaution(8, "of no worker"), 0.5)
 
 
 def test_a_patch_changes_what_it_names():

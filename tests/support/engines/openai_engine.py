@@ -5,7 +5,7 @@ can be made to misbehave, as engines do.
 """
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import msgspec
 import xxhash
@@ -23,7 +23,10 @@ class OpenAiEngine:
     """`knows_salt`: "yes", "unsaid" (its events do not name it) or "no"; `is_silent`: publishes
     nothing; `chat_shift`: the difference of a chat's tokens from those of /tokenize; `sources`: its
     answer to /kv_event_sources: its own sockets, or what is given; None: 404, as before vLLM 0.31;
-    `key`: what /v1/models asks for; `given_keys`: the headers that it was sent.
+    `key`: what /v1/models asks for; `given_keys`: the headers that it was sent; `ranks`: their
+    publishers, of which `engine` is the first; `silent_ranks`: those that publish nothing;
+    `started_s`: of its process, None: not said; `routes`: those of /openapi.json, None: not served;
+    `extra_fields`: of its stored events; `server_info`, `metrics_text`: its answers there.
     """
 
     def __init__(
@@ -40,11 +43,46 @@ class OpenAiEngine:
         sources="own",
         port=None,
         key=None,
+        ranks=1,
+        silent_ranks=(),
+        version="0.32.0",
+        fingerprint=None,
+        started_s=None,
+        routes=None,
+        extra_fields=None,
+        has_replay=True,
+        events_port=None,
+        server_info=None,
+        metrics_text=None,
+        host="127.0.0.1",
     ):
+        self.host = host
         self.key = key
-        self.engine = Engine(topic="kv")
+        self.ranks = [
+            Engine(
+                (events_port or free_port()) - rank,
+                free_port() - rank,
+                topic="kv",
+                dp_rank=rank,
+                has_replay=has_replay,
+                host=host,
+            )
+            for rank in range(ranks)
+        ]
+        self.engine = self.ranks[0]
+        self.silent_ranks = silent_ranks
+        self.version_text = version
+        self.fingerprint = fingerprint
+        self.started_s = started_s
+        self.routes = routes
+        self.extra_fields = extra_fields or {}
+        self.server_info = server_info
+        self.metrics_text = metrics_text
+        self.prompt_tokens = 0
+        self.completions_served = 0
+        self.withheld = []
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self.block_size = block_size
         self.knows_salt = knows_salt
         self.is_silent = is_silent
@@ -56,20 +94,25 @@ class OpenAiEngine:
         self.sources = sources
         self.hits = 0
         self.given_keys = set()
-        self._held = set()
+        self._held = [set() for _ in range(ranks)]
 
     @asynccontextmanager
     async def running(self):
         routes = [
             Route("/v1/models", self.list_models),
             Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
+            Route("/server_info", self.info),
             Route("/metrics", self.metrics),
             Route("/kv_event_sources", self.event_sources),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
-        with self.engine, listening("127.0.0.1", self.port) as listener:
+        with ExitStack() as stack:
+            for rank in self.ranks:
+                stack.enter_context(rank)
+            listener = stack.enter_context(listening(self.host, self.port))
             server = HttpServer(Starlette(routes=routes), HttpLimits(max_connections=100))
             serving = asyncio.create_task(server.serve([listener]))
             try:
@@ -86,7 +129,15 @@ class OpenAiEngine:
         return JSONResponse({"data": self.models})
 
     async def version(self, _):
-        return JSONResponse({"version": "0.32.0"})
+        return JSONResponse({"version": self.version_text})
+
+    async def info(self, _):
+        return JSONResponse(self.server_info or {}, status_code=200 if self.server_info else 404)
+
+    async def openapi(self, _):
+        if self.routes is None:
+            return JSONResponse({"detail": "Not Found"}, status_code=404)
+        return JSONResponse({"paths": {route: {} for route in self.routes}})
 
     async def event_sources(self, _):
         if self.sources is None:
@@ -95,20 +146,35 @@ class OpenAiEngine:
 
     def own_sources(self):
         return {
-            "0": {
+            str(rank): {
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
-                "endpoint": f"tcp://*:{self.engine.port}",
-                "replay_endpoint": f"tcp://*:{self.engine.replay_port}",
+                "endpoint": f"tcp://*:{each.port + each.dp_rank}",
+                "replay_endpoint": f"tcp://*:{each.replay_port + each.dp_rank}"
+                if each.has_replay
+                else None,
                 "topic": "kv",
             }
+            for rank, each in enumerate(self.ranks)
         }
 
     async def metrics(self, _):
+        if self.metrics_text is not None:
+            return PlainTextResponse(self.metrics_text)
+        started = ""
+        if self.started_s is not None:
+            started = f"process_start_time_seconds {self.started_s}\n"
+        model = self.models[0]["id"]
+        running = "".join(
+            f'vllm:num_requests_running{{engine="{rank}",model_name="{model}"}} 0.0\n'
+            for rank in range(len(self.ranks))
+        )
         return PlainTextResponse(
+            f"{started}{running}"
+            f'vllm:prompt_tokens_total{{engine="0"}} {float(self.prompt_tokens)}\n'
             f'vllm:cache_config_info{{block_size="{self.block_size}",'
             f'enable_prefix_caching="{self.has_caching}",'
-            f'num_gpu_blocks="{self.num_gpu_blocks}"}} 1.0\n'
+            f'kv_cache_size_tokens="{self.num_gpu_blocks * self.block_size}"}} 1.0\n'
             f'vllm:prefix_cache_hits_total{{engine="0"}} {float(self.hits)}\n'
         )
 
@@ -120,7 +186,8 @@ class OpenAiEngine:
 
     async def completions(self, request):
         body = await request.json()
-        return self._answer(body["prompt"], body.get("cache_salt"))
+        rank = int(request.headers.get("x-data-parallel-rank", "0"))
+        return self._answer(body["prompt"], body.get("cache_salt"), rank)
 
     async def chat(self, request):
         return self._answer(self._chat_tokens(await request.json(), self.chat_shift), None)
@@ -129,32 +196,44 @@ class OpenAiEngine:
         tokens = [1, *words(body["messages"][0]["content"]), 2]
         return [token + shift for token in tokens]
 
-    def _answer(self, tokens, salt):
-        cached = self._cached_tokens(tokens, None if self.knows_salt == "no" else salt)
+    def _answer(self, tokens, salt, rank=0):
+        cached = self._cached_tokens(tokens, None if self.knows_salt == "no" else salt, rank)
         self.hits += cached
+        self.prompt_tokens += len(tokens)
+        self.completions_served += 1
         details = {"cached_tokens": cached} if self.reports_cached else None
-        return JSONResponse({"usage": {"prompt_tokens_details": details}})
+        usage = {"prompt_tokens_details": details}
+        return JSONResponse({"usage": usage, "system_fingerprint": self.fingerprint})
 
-    def _cached_tokens(self, tokens, salt):
+    def _cached_tokens(self, tokens, salt, rank):
         """Like an engine: blocks found in front are reused, the others computed and kept."""
         size = self.block_size
         blocks = range(len(tokens) // size)
         names = [_name(tokens[: (i + 1) * size], salt) for i in blocks]
-        first = next((i for i in blocks if names[i] not in self._held), len(names))
+        held = self._held[rank]
+        first = next((i for i in blocks if names[i] not in held), len(names))
         if self.has_caching:
-            self._held.update(names)
-        if first < len(names) and self.has_caching and not self.is_silent:
-            self._publish(tokens, salt, names, first)
+            held.update(names)
+        if first < len(names) and self.has_caching:
+            event = self._event(tokens, salt, names, first)
+            if self.is_silent or rank in self.silent_ranks:
+                self.withheld.append((rank, event))
+            else:
+                self.ranks[rank].publish(event)
         return min(first, (len(tokens) - 1) // size) * size
 
-    def _publish(self, tokens, salt, names, first):
-        size, keys = self.block_size, {}
+    def release(self):
+        """Publish what was withheld."""
+        for rank, event in self.withheld:
+            self.ranks[rank].publish(event)
+
+    def _event(self, tokens, salt, names, first):
+        size, keys = self.block_size, dict(self.extra_fields)
         if salt and self.knows_salt == "yes" and not first:
-            keys = {"extra_keys": [[salt], *([None] * (len(names) - 1))]}
+            keys["extra_keys"] = [[salt], *([None] * (len(names) - 1))]
         told = tokens[first * size : len(names) * size]
         parent = names[first - 1] if first else None
-        event = stored(names[first:], told, parent, size, lora_name=None, **keys)
-        self.engine.publish(event)
+        return stored(names[first:], told, parent, size, lora_name=None, **keys)
 
 
 def words(text):

@@ -54,7 +54,9 @@ class Engine:
         dp_rank=0,
         with_topic=True,
         has_replay=True,
+        host="127.0.0.1",
     ):
+        self.host = host
         self.port, self.replay_port = port or free_port(), replay_port or free_port()
         self.topic = topic.encode()
         self.buffer_steps = buffer_steps
@@ -68,11 +70,11 @@ class Engine:
 
     @property
     def endpoint(self):
-        return f"tcp://127.0.0.1:{self.port}"
+        return f"tcp://{self.host}:{self.port}"
 
     @property
     def replay_endpoint(self):
-        return f"tcp://127.0.0.1:{self.replay_port}" if self.has_replay else None
+        return f"tcp://{self.host}:{self.replay_port}" if self.has_replay else None
 
     def start(self):
         self.published, self.is_heard = [], False
@@ -140,11 +142,11 @@ class Engine:
         context = zmq.Context()
         publisher = context.socket(zmq.XPUB)  # PUB, but that it shows its subscribers
         publisher.set(zmq.SNDHWM, 100_000)
-        publisher.bind(f"tcp://127.0.0.1:{self.port + self.dp_rank}")
+        publisher.bind(f"tcp://{self.host}:{self.port + self.dp_rank}")
         replayer = context.socket(zmq.ROUTER)
         replayer.set(zmq.SNDHWM, 2 * (self.buffer_steps + 1))
         if self.has_replay:
-            replayer.bind(f"tcp://127.0.0.1:{self.replay_port + self.dp_rank}")
+            replayer.bind(f"tcp://{self.host}:{self.replay_port + self.dp_rank}")
         is_bound.set()
         try:
             self._serve(publisher, replayer)

@@ -27,6 +27,7 @@ from router.core.commands import (
     Select,
     SelectAndReserve,
     SetBusyThresholds,
+    SetCaution,
     SetConnected,
     SetProblem,
     SetSourceFault,
@@ -262,7 +263,9 @@ class RandomLife(Recorded):
 
     def see(self):
         problem = self.random.choice(["gone", None, None])
-        self.core.handle(SetProblem(self.random.choice(WORKERS), problem), 0.0)
+        worker_id = self.random.choice(WORKERS)
+        self.core.handle(SetProblem(worker_id, problem), 0.0)
+        self.core.handle(SetCaution(worker_id - 1, problem), self.now_s)
         fault = self.random.choice([SourceFault("dead", "estimate"), SourceFault("wrong"), None])
         rank = self.random.choice(list(self.core.ranks))
         self.core.handle(SetSourceFault(rank, fault), self.now_s)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from router.discovery.attach.attachment import attachment, parsed_url
+from router.discovery.attach.attachment import attachment
 from router.discovery.attach.engine_server import ObservedServer
+from router.discovery.attach.engine_url import parsed_url
 from router.discovery.attach.event_sockets import RankSockets, sglang_sockets, vllm_sockets
+from router.discovery.attach.socket_choice import socket_choices
 from router.errors import InvalidFieldError
 from router.publisher.engine_metrics.dialects import EngineLimits
 
@@ -44,8 +46,9 @@ def seen(**fields):
 
 
 def made(url=URL, *, follows_others=False, **fields):
-    engine = parsed_url(url, "workers")
-    return attachment(engine, seen(**fields), follows_others=follows_others)
+    engine, found = parsed_url(url, "workers"), seen(**fields)
+    choice = socket_choices(engine, found, follows_others=follows_others, may_guess=False)[0]
+    return attachment(engine, found, choice, was_up=False)
 
 
 def test_wildcard_sockets_are_reached_at_the_url_host():
@@ -94,23 +97,41 @@ def test_loopback_sockets_of_a_loopback_url_are_followed():
 @pytest.mark.parametrize(
     ("fields", "clause"),
     [
-        ({"sockets": {}}, "no KV events: start it with --kv-events-config"),
+        ({"sockets": {}}, "no KV events: restart it with --kv-events-config"),
         ({"sockets": None, "version": "0.24.0"}, "vLLM does from 0.31"),
         ({"sockets": None, "engine": "trtllm"}, ";events=tcp://a:5557"),
         ({"has_prefix_caching": False}, "prefix caching is off"),
         ({"sockets": {0: RankSockets("tcp://*:5557")}}, "no replay"),
         ({"facts": EngineLimits("tiny")}, "do not name its block size"),
-        ({"problem": "refused"}, "does not answer (refused); retrying each second"),
+        ({"problem": "refused"}, "does not answer: refused; retrying each second"),
+        ({"problem": "nothing listens there"}, "not up yet: nothing listens there"),
         (
             {"problem": "status 401", "status": 401},
-            "401: it needs a key (worker_token_file, for engines",
+            "401: needs a key for /v1 (worker_token_file, for engines",
         ),
+        (
+            {"problem": "status 401", "status": 401, "engine": "sglang"},
+            "needs a key for everything but /health and /metrics",
+        ),
+        ({"needs_key": True}, "events and metrics are open and followed"),
+        ({"version": "0.40.1"}, "degraded: vLLM 0.40 has not been tested (0.9 to 0.33 have)"),
+        ({"version": "0.8.5"}, "vLLM 0.8 has not been tested"),
+        ({"generates": False, "sockets": {}}, "embeddings and scores of 'tiny': passed on by load"),
         ({"problem": "status 404", "status": 404}, "is no engine"),
         ({"problem": "status 307", "status": 307}, "not followed (307)"),
     ],
 )
 def test_sentence_names_the_problem(fields, clause):
     assert clause in made(**fields).sentence
+
+
+@pytest.mark.parametrize("version", [None, "0.32.0", "0.33.1.dev3+gabc", "0.9.2", "dev", "v0.31.0"])
+def test_tested_or_unknown_version_is_no_caution(version):
+    assert made(version=version).caution is None
+
+
+def test_untested_version_is_no_caution_without_events():
+    assert made(version="0.40.0", sockets={}).caution is None
 
 
 def test_given_socket_is_offset_by_the_rank():

@@ -31,8 +31,10 @@ async def test_engine_of_the_setting_is_exact_and_found_by_its_blocks():
         worker = await only_worker(router)
         assert (worker["model_name"], worker["block_size"]) == ("m", 4)
         assert worker["total_kv_blocks"] == 1000
-        assert worker["attachment"] == (
-            f"{engine.url}  vLLM 0.32.0, m, 1 rank of 1000 blocks of 4 tokens; events with replay"
+        await eventually(lambda: has_sentence(router, "proved"))
+        assert (await only_worker(router))["attachment"] == (
+            f"{engine.url}  vLLM 0.32.0, m, 1 rank of 1000 blocks of 4 tokens; events with replay; "
+            "proved by a request"
         )
         await router.until_exact(worker["worker_id"])
         engine.engine.publish(stored([11, 22, 33], TOKENS))
@@ -45,12 +47,12 @@ async def test_engine_that_is_not_up_yet_is_awaited():
     url = f"http://127.0.0.1:{port}"
     async with DirectRouter(workers=url).running() as router:
         await eventually(lambda: equals(lifecycle(router), ["incomplete"]))
-        await eventually(lambda: has_sentence(router, "does not answer"))
+        await eventually(lambda: has_sentence(router, "not up yet"))
         assert (await router.client.get("/ready")).status_code == 503
         async with OpenAiEngine(port=port).running():
             await eventually(lambda: equals(lifecycle(router), ["schedulable"]))
             assert await router.metric('kv_router_attached_engines{state="up"}') == 1
-        await eventually(lambda: has_sentence(router, "does not answer"))
+        await eventually(lambda: has_sentence(router, "gone"))
         assert await router.metric('kv_router_attached_engines{state="down"}') == 1
 
 
@@ -92,7 +94,7 @@ async def test_adapters_that_come_later_are_noticed():
 async def test_engine_without_events_is_chosen_by_estimates_and_says_so():
     engine = OpenAiEngine(sources={})
     async with engine.running(), DirectRouter(workers=engine.url).running() as router:
-        await eventually(lambda: has_sentence(router, "no KV events: start it with"))
+        await eventually(lambda: has_sentence(router, "no KV events: restart it with"))
         assert await lifecycle(router) == ["schedulable"]
         (rank,) = (await only_worker(router))["ranks"]
         assert rank["trust"]["state"] == "approximate"
@@ -130,7 +132,7 @@ async def test_key_is_sent_to_engines_of_the_setting_alone(tmp_path):
     async with one.running(), other.running(), DirectRouter(**fields).running() as router:
         await eventually(lambda: equals(lifecycle(router), ["schedulable"]))
         answer = await router.post("/workers", {"endpoint": other.url})
-        assert "401: it needs a key" in answer.json()["attachment"]
+        assert "401: needs a key" in answer.json()["attachment"]
         assert (one.given_keys, other.given_keys) == ({"Bearer k"}, {None})
 
 

@@ -26,7 +26,7 @@ async def test_attached_engine_is_described(capsys):
 async def test_engine_that_is_not_up_is_status_1(capsys):
     async with DirectRouter().running() as router:
         assert await status_of(router, f"http://127.0.0.1:{free_port()}") == 1
-        assert "does not answer" in capsys.readouterr().out
+        assert "not up yet" in capsys.readouterr().out
 
 
 async def test_invalid_engine_is_refused_with_the_reason(capsys):

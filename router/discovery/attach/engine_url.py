@@ -1,0 +1,71 @@
+"""The address of an engine: http://a:8000[;events=tcp://a:5557][;replay=tcp://a:5657]."""
+
+from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct
+
+from router.errors import InvalidFieldError
+from router.publisher.batch_order.address import rank_endpoint
+from router.runtime.process.settings import id_of_name
+
+MOST_CHARACTERS = 900
+"""Limit of an engine's address."""
+
+
+class EngineUrl(Struct, frozen=True):
+    """The address of an engine. `events`, `replay`: of its first rank, if the caller names them."""
+
+    url: str
+    events: str | None = None
+    replay: str | None = None
+
+    @property
+    def host(self) -> str:
+        """The host."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def bracketed_host(self) -> str:
+        """The host as addresses contain it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
+    def text(self) -> str:
+        """The address as `parsed_url` reads it."""
+        given = {"events": self.events, "replay": self.replay}
+        return self.url + "".join(f";{name}={each}" for name, each in given.items() if each)
+
+    @property
+    def worker_id(self) -> int:
+        """The id under which it is registered, which follows from the URL."""
+        return id_of_name(self.url)
+
+
+def parsed_url(text: str, field: str) -> EngineUrl:
+    """Parse the address of an engine. Raises InvalidFieldError for `field`."""
+    url, *options = text.strip().split(";")
+    allowed = "http://HOST:PORT or https://HOST:PORT, with ;events= and ;replay= if necessary"
+    if "@" in url:  # before anything that would repeat the URL
+        reason = f"the URL of {url.rpartition('@')[2][:100]!r} contains credentials"
+        raise InvalidFieldError(field, reason, "worker_token_file for engines that need a key")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidFieldError(field, f"{url!r}: {error}", allowed) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or _is_more(parts):
+        raise InvalidFieldError(field, repr(url), allowed)
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidFieldError(field, f"{len(text)} characters", f"at most {MOST_CHARACTERS}")
+    given = dict(option.partition("=")[::2] for option in options)
+    if not given.keys() <= {"events", "replay"} or not all(given.values()):
+        raise InvalidFieldError(field, repr(text), allowed)
+    for endpoint in given.values():
+        rank_endpoint(endpoint, 0, field)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    at = host if port is None else f"{host}:{port}"
+    return EngineUrl(f"{parts.scheme}://{at}", given.get("events"), given.get("replay"))
+
+
+def _is_more(parts: SplitResult) -> bool:
+    return parts.path not in ("", "/", "/v1", "/v1/") or bool(parts.query or parts.fragment)
