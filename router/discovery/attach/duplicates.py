@@ -62,16 +62,17 @@ def is_seen_elsewhere(
     proofs: Mapping[int, RankProof],
     others: Mapping[int, FollowedEngine],
 ) -> bool:
-    """Return whether another engine's sockets published the request to this one.
+    """Return whether the sockets of an engine that was named before published its requests.
 
-    Of two that are proved at the same time, the one that was named first counts.
+    One that was named later is then the duplicate.
     """
     mine, places = followed.engine.worker_id, list(others)
     found = {rank.worker_id for proof in proofs.values() for rank in proof.holders} - {mine}
     for worker_id in sorted(found & others.keys(), key=places.index):
         other = others[worker_id]
-        is_first = places.index(mine) < places.index(worker_id)
-        if other.duplicate is None and not (is_first and other.unproved):
+        if places.index(mine) < places.index(worker_id):
+            other.duplicate = Duplicate(mine, followed.engine.url, SAME_REQUEST)
+        elif other.duplicate is None:
             followed.duplicate = Duplicate(worker_id, other.engine.url, SAME_REQUEST)
             return True
     return False
