@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
 from router.runtime.http_server.server import run_until_signal
-from router.runtime.process.logs import log_to_stderr
+from router.runtime.process.logs import log_to_stderr, printable
 from router.runtime.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX, Loaded
 
 if TYPE_CHECKING:
@@ -117,10 +117,16 @@ def _serve(arguments: Sequence[str]) -> int:
     from router.config.load import load_router
     from router.service.router import RouterService
 
+    show = _show if sys.stdout.isatty() and sys.stderr.isatty() else None
     return _run(
         lambda: load_router(arguments, os.environ),
-        lambda config, sources: RouterService(config, sources=sources),
+        lambda config, sources: RouterService(config, sources=sources, show=show),
     )
+
+
+def _show(line: str) -> None:
+    sys.stdout.write(f"{printable(line)}\n")
+    sys.stdout.flush()
 
 
 def _indexer(arguments: Sequence[str]) -> int:

@@ -167,6 +167,7 @@ class CoreHost:
             core, self.engines, self.timeline, Random(), asks_servers=service.check_workers
         )
         self.bus: Bus | None = None
+        self.endpoint = ""
 
     def reconfigure(self, config: RouterConfig | IndexerConfig) -> None:
         """Apply changed settings; see `reload.LIVE`."""
@@ -191,6 +192,7 @@ class CoreHost:
         ):
             self._restore()
             endpoint = endpoint_of(listener, has_tls=self.edge.tls is not None)
+            self.endpoint = endpoint
             log.info("%s %s listens on %s", self._kind, config.service.name, endpoint)
             most = config.service.max_connections
             limits = HttpLimits.of(config.http, config.security, most)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ from router.protocol.catalogue import (
 )
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
+from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.settings import NO_OTHERS, Loaded, effective
 from router.service.bus_feed import Task
 from router.service.extras import every_policy, make_decision_log, make_sessions, make_tracer
@@ -53,6 +54,10 @@ from router.service.host import CoreHost, Hooks
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.discovery.kubernetes.discovery import Discovery
     from router.service.openai import RouterEndpoint
+
+
+FIRST_VISITS_S = 5.0
+"""The time for which the addresses of this process wait for the first lines about engines."""
 
 
 class RouterService:
@@ -260,16 +265,25 @@ class RouterService:
         yield self._attachments.run()
         if self._config.attach.poll_metrics:
             yield self._polls.run()
+        if self._show is not None:
+            yield self._show_addresses(self._show, openai)
         if self._replica is not None:
             yield self._replica.publish_forever()
-        if self._dynamo is not None:
-            yield self._dynamo.run()
-        if self._discovery is not None:
-            yield self._discovery.run()
-        if self._decision_log is not None:
-            yield self._decision_log.run()
-        if self._tracer is not None:
-            yield self._tracer.run()
+        for each in (self._dynamo, self._discovery, self._decision_log, self._tracer):
+            if each is not None:
+                yield each.run()
+
+    async def _show_addresses(
+        self, show: Callable[[str], None], openai: socket.socket | None
+    ) -> None:
+        """Show where this process listens, below the first lines about engines."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._attachments.until_visited(), FIRST_VISITS_S)
+        dashboard = f"dashboard  {self.host.endpoint}/"
+        if openai is not None:
+            at = endpoint_of(openai, has_tls=self.host.edge.tls is not None)
+            dashboard = f"OpenAI endpoint  {at}/v1      {dashboard}"
+        show(dashboard)
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._presence.run(bus, endpoint)

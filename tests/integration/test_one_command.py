@@ -1,5 +1,12 @@
 """One command before running engines: attached by URL, and asked through the OpenAI endpoint."""
 
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
 import httpx
 
 from support.engines.openai_engine import OpenAiEngine
@@ -40,3 +47,44 @@ async def test_repeated_completion_reaches_the_engine_that_holds_its_prefix():
                 assert int(again.headers["x-worker-id"]) == home
                 cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
                 assert cached == 40
+
+
+def on_a_terminal(*arguments):
+    """A router that writes to a terminal, and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "router", "serve", *arguments]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    return process, ours
+
+
+async def test_terminal_shows_a_line_of_each_engine_and_the_addresses():
+    http, openai = free_port(), free_port()
+    engine, absent, shown = OpenAiEngine(), f"http://127.0.0.1:{free_port()}", bytearray()
+    ports = ["--http-port", str(http), "--openai-port", str(openai), "--host", "127.0.0.1"]
+
+    def has_all():
+        with suppress(BlockingIOError):
+            shown.extend(os.read(terminal, 65_536))
+        return b"dashboard" in shown
+
+    async with engine.running():
+        process, terminal = on_a_terminal("--workers", f"{engine.url},{absent}", *ports)
+        try:
+            await eventually(has_all, timeout_s=60)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            os.close(terminal)
+    lines = [line for line in shown.decode().splitlines() if line.startswith(("http", "OpenAI"))]
+    *engines, addresses = lines
+    present, away = sorted(engines, key=lambda line: line.startswith(absent))
+    assert present == (
+        f"{engine.url}  vLLM 0.32.0, m, 1 rank of 1000 blocks of 4 tokens; events with replay; "
+        "proved by a request: exact (0: 2 blocks)"
+    )
+    assert away.startswith(f"{absent}  not up yet: nothing listens there; retrying each second")
+    assert addresses == (
+        f"OpenAI endpoint  http://127.0.0.1:{openai}/v1      dashboard  http://127.0.0.1:{http}/"
+    )

@@ -25,7 +25,12 @@ class Announcer:
         self._timeline = timeline
         self._show = show
         self._said: dict[int, str] = {}
+        self._expected: set[int] = set()
         self.sentences: dict[int, str] = {}
+
+    def expect(self, worker_id: int) -> None:
+        """Count an engine of which nothing is known yet."""
+        self._expected.add(worker_id)
 
     def know(self, worker_id: int, sentence: str) -> None:
         """Set the sentence about an engine, of which more will be known soon."""
@@ -44,6 +49,7 @@ class Announcer:
 
     def forget(self, worker_id: int) -> None:
         """Forget an engine that is not followed any more."""
+        self._expected.discard(worker_id)
         self.sentences.pop(worker_id, None)
         self._said.pop(worker_id, None)
 
@@ -62,7 +68,7 @@ class Announcer:
         worker = fleet.get(worker_id)
         if worker is None:
             ready = sum(fleet.is_schedulable(each) for each in fleet)
-            return sentences.not_ready(ready, len(self.sentences))
+            return sentences.not_ready(ready, len(self._expected))
         trusts = {rank.dp_rank: self._core.trust(rank, now_s) for rank in worker.ranks}
         states = {each.state for each in trusts.values()}
         if len(states) != 1 or TrustState.BLIND in states:

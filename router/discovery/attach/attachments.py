@@ -12,6 +12,7 @@ restart; engines that the setting no longer names are then removed.
 import asyncio
 from collections.abc import Iterable, Mapping
 from random import Random
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -52,6 +53,7 @@ class Attachments:
         self._set = {each.worker_id: each for each in _configured(config.workers)}
         self._followed: dict[int, FollowedEngine] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._visited = asyncio.Event()
         expose(registry, "kv_router_attached_", _METRICS, self)
 
     @property
@@ -77,6 +79,11 @@ class Attachments:
                 self._follow(self._new(engine))
             await asyncio.Event().wait()
 
+    async def until_visited(self) -> None:
+        """Wait until each engine of the setting was visited once."""
+        if self._set:
+            await self._visited.wait()
+
     async def attach(self, url: str) -> int:
         """Attach an engine, and return its worker id, whether it answers yet or not.
 
@@ -93,6 +100,10 @@ class Attachments:
         self._follow(followed)
         return worker_id
 
+    def access(self, worker_id: int) -> Mapping[str, Any]:
+        """Return the options of httpx for requests to a worker; only the setting's get the key."""
+        return self._visitor.access(BY_SETTING if worker_id in self._set else BY_REQUEST)
+
     def _new(self, engine: EngineUrl) -> FollowedEngine:
         return FollowedEngine(engine, BY_SETTING if engine.worker_id in self._set else BY_REQUEST)
 
@@ -100,6 +111,7 @@ class Attachments:
         worker_id = followed.engine.worker_id
         is_followed = worker_id in self._followed
         self._followed[worker_id] = followed
+        self._announcer.expect(worker_id)
         if not is_followed and self._group is not None:
             self._group.create_task(self._follow_forever(worker_id))
 
@@ -126,6 +138,8 @@ class Attachments:
             except KvRouterError as error:
                 sentence = f"{followed.engine.url}  is not registered: {error}"
                 self._announcer.say(worker_id, sentence, is_good=False)
+            if all(each.known is not None for each in self._followed.values()):
+                self._visited.set()
             look_s = max(LOOK_S, LOOK_S_PER_ENGINE * len(self._followed))
             pause_s = look_s if followed.is_up else AWAIT_S
             await asyncio.sleep(pause_s * (1 + JITTER * (2 * self._random.random() - 1)))

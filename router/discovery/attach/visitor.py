@@ -60,6 +60,10 @@ class EngineVisitor:
         }
         self.proof_requests = 0
 
+    def access(self, owner: str) -> Mapping[str, Any]:
+        """Return the options of httpx for requests to an engine: the setting's get the key."""
+        return self._options[owner]
+
     async def look(self, followed: FollowedEngine, all_followed: Followed) -> None:
         """Ask an engine what it is, register it if that has changed, and say it.
 
@@ -85,7 +89,7 @@ class EngineVisitor:
         self._say(followed, all_followed)
 
     def _client(self, followed: FollowedEngine) -> EngineClient:
-        return EngineClient(followed.engine.url, TIMEOUT_S, self._options[followed.owner])
+        return EngineClient(followed.engine.url, TIMEOUT_S, self.access(followed.owner))
 
     async def _look(self, followed: FollowedEngine, server: Server, others: Followed) -> None:
         """Register an engine as it is now.

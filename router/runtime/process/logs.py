@@ -62,12 +62,17 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters, which callers may have sent, are escaped."""
         time = self.formatTime(record)
-        message = redact(record.getMessage()).translate(_ESCAPED)
+        message = printable(record.getMessage())
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         line = f"{time} {record.levelname:<7} {record.name}: {message}{ids}"
         if record.exc_info:
             line += f"\n{redact(self.formatException(record.exc_info))}"
         return line
+
+
+def printable(text: str) -> str:
+    """Return a line for a terminal, without secrets and control characters."""
+    return redact(text).translate(_ESCAPED)
 
 
 def _ids() -> dict[str, str]:
