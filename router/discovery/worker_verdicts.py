@@ -6,7 +6,7 @@
 Every surface shows these sentences as they are made here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -51,7 +51,8 @@ def verdict(
     `sockets`: those that are read; `server`: None if it names no HTTP server, or none is asked.
     """
     problem, is_unreachable = _absence(worker, list(sockets.values()), server)
-    other = None if server is None else other_model(worker.model_name, server)
+    names = None if server is None or worker.model_name == UNNAMED else server.last.names
+    other = None if names is None else other_model(worker.model_name, names)
     if problem is None and other is not None and server is not None:
         problem = f"{other} (vLLM refuses it)" if server.last.owner == "vllm" else None
     is_alive = problem is None and _is_alive(list(sockets.values()), server)
@@ -61,14 +62,13 @@ def verdict(
     return Verdict(problem, is_unreachable, {r: each for r, each in faults.items() if each})
 
 
-def other_model(model_name: str, server: ServerState) -> str | None:
+def other_model(model_name: str, names: Collection[str]) -> str | None:
     """Return that a server lists other models than this one. Returns None if it does not."""
-    names = server.last.names
-    if names is None or model_name in names or model_name == UNNAMED:
+    if model_name in names:
         return None
-    shown = ", ".join(repr(name) for name in sorted(names)[:3])
+    shown = ", ".join(repr(name) for name in sorted(names)[:3]) or "no model"
     more = ", …" if len(names) > 3 else ""
-    return f"wrong model: its server serves {shown}{more}, and it is registered as {model_name!r}"
+    return f"wrong model: its server serves {shown}{more}, not {model_name!r}"
 
 
 def _absence(

@@ -49,7 +49,7 @@ WRONG = [
     (dead_event_port, "nothing listens there", "approximate", True),
     (http_port_as_event_port, "is it the HTTP port", "approximate", True),
     (wrong_block_size, "blocks of 4 tokens, registered 16", "degraded", True),
-    (wrong_model, "serves 'm', and it is registered as 'other'", None, False),
+    (wrong_model, "serves 'm', not 'other'", None, False),
     (no_process_at_all, "nor its event sockets ever answered", "unreachable", False),
 ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from router.discovery.attach.engine_server import ObservedServer
+from router.discovery.worker_verdicts import other_model
 from router.tools.doctor.findings import Finding, caching_flag, name_of, ok, unknown, warning, wrong
 from router.tools.doctor.observed_engine import ObservedEngine
 
@@ -27,10 +28,11 @@ def _model(seen: ObservedEngine, server: ObservedServer) -> Finding:
     asked = seen.config.model
     adapters = [name for name, parent in server.models.items() if parent is not None]
     names = ", ".join(server.models)
-    if asked and asked not in server.models:
+    other = other_model(asked, server.models) if asked else None
+    if other is not None:
         why = "requests for a model are only placed on workers registered under its name"
         fix = "register the name that --served-model-name gives, or change that"
-        return wrong("model", f"{asked!r} is not served (but {names or 'none'})", why, fix)
+        return wrong("model", other, why, fix)
     if asked in adapters:
         why = "adapters are selected by lora_name in a request, and share their base's worker"
         fix = f"register {server.models[asked]!r}, and send lora_name {asked!r}"

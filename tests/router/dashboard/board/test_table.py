@@ -1,10 +1,19 @@
 import pytest
 
-from router.core.commands import OrderWorker, RemoveWorker, StreamLost
+from router.core.commands import (
+    OrderWorker,
+    RemoveWorker,
+    SetSourceFault,
+    StreamLost,
+    UpsertRegistered,
+)
+from router.core.registered_workers import complete_worker
 from router.dashboard.board.decision_feed import DecisionFeed
 from router.dashboard.board.table import RANKS_A_TURN, SLICE_RANKS, Table
 from router.observability.event_timeline import EventTimeline
+from router.indexer.rank_index import SourceFault
 from router.protocol.catalogue import WorkerLabels
+from router.protocol.workers import WorkerRegistration
 from support.values.builders import World, rank
 
 
@@ -38,6 +47,20 @@ def test_first_look_has_all_rows_and_later_ones_changes(world):
     assert look(lines) == ([], [])
     world.cache(rank(2**63, 1), [*range(8)])
     assert [each.device_blocks for each in look(lines)[1]] == [2]
+
+
+def test_estimates_by_choice_are_told_from_those_of_dead_sockets(world):
+    for worker_id, socket in ((1, None), (2, "tcp://e:2")):
+        registration = WorkerRegistration(
+            worker_id=worker_id, endpoint="http://w", block_size=4, kv_events_endpoint=socket
+        )
+        world.core.handle(UpsertRegistered(complete_worker(registration, 1)), 0.0)
+    world.core.handle(SetSourceFault(rank(2), SourceFault("dead", "estimate")), 0.0)
+    lines, _ = table(world)
+    shown = {each.worker_id: each for each in look(lines)[1]}
+    assert [each.trust for each in shown.values()] == ["approximate", "approximate"]
+    assert (shown["1"].is_without_events, shown["2"].is_without_events) == (True, False)
+    assert shown["2"].reason == "dead"
 
 
 def test_removed_workers_are_reported_once(world):

@@ -104,7 +104,7 @@ async def test_more_copies_than_blocks_are_reported_as_republished():
     ("models", "model", "verdict", "words"),
     [
         ([{"id": "a"}], "", "ok", "a"),
-        ([{"id": "a"}], "b", "wrong", "'b' is not served (but a)"),
+        ([{"id": "a"}], "b", "wrong", "wrong model: its server serves 'a', not 'b'"),
         ([{"id": "a"}, {"id": "ad", "parent": "a"}], "ad", "wrong", "is an adapter"),
         ([{"id": "a"}, {"id": "ad", "parent": "a"}], "", "ok", "adapters: ad"),
         ([{"id": "a"}, {"id": "b"}], "", "unknown", "give --model"),
