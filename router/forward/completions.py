@@ -157,10 +157,10 @@ class Completions:
         if dropped:
             words = None  # its engine bodies have these fields
             self._note_dropped(call, dropped)
-        asked = with_own_names(asked, call.caller.tenant)
         headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
         request = self._placing.request_in(words, asked, headers, call.caller)
         request = self._kept.pinned(asked, request)
+        asked = await _with_own_names(asked, call.caller.tenant)
         if asked.path in PASSED:
             tokens = self._push.sizes.estimated(asked)
         else:
@@ -242,6 +242,13 @@ async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | No
     if head.derived is None and head.is_repeated:
         head.derived = []
     return read(path, body, head.derived)
+
+
+async def _with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRequest:
+    """Return a tenant's request with names of its own for its images."""
+    if tenant is not None and asked.size_bytes > THREAD_BYTES:
+        return await asyncio.to_thread(with_own_names, asked, tenant)
+    return with_own_names(asked, tenant)
 
 
 def _id_line(call: Exchange) -> bytes:

@@ -45,8 +45,13 @@ def test_completions_under_anothers_salt_are_refused_before_tokenization(fleet, 
     """Also at an engine itself, if a tenant's token is known there."""
     chat = {"messages": [{"role": "user", "content": TEXT}], "model": "default", "max_tokens": 1}
     tokenized = tokenizations(fleet, process)
+    bodies = {"/v1/completions": COMPLETION, "/v1/chat/completions": chat}
+    if process != "worker":  # its engine does not serve the APIs of agents
+        responses = {"input": TEXT, "model": "default"}
+        bodies |= {"/v1/messages": chat, "/v1/messages/count_tokens": chat}
+        bodies["/v1/responses"] = responses
     with fleet.client(process, ATTACKER) as client:
-        for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", chat)):
+        for path, body in bodies.items():
             for salt in (VICTIM, None):
                 reply = client.ask("POST", path, {**body, "cache_salt": salt})
                 assert (reply.status, reply.code) == (403, "forbidden")
