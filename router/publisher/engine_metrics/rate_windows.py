@@ -1,15 +1,17 @@
 """Work with a known duration, from the counters of an engine that measures no busy time.
 
     polls, a second apart ─┬─ 5 s with work at every poll ─▶ WALL: its duration is the clock's
+                           ├─ … with no prompt at its ends ▶ CLEAR: the same, and more exact
                            ├─ … without any prompt ────────▶ FELT: the engine's own, by its outputs
                            └─ requests that ended ─────────▶ ENDED: the times of their prompts
 
 vLLM counts steps that gave an output, whole prompts at their first token, and decoding requests
 once per step. The tokens of a prompt that is computed across the end of a window are counted in the
-next one: half of the change of the tokens admitted and not yet counted belongs to this one. What
-requests waited between two of their outputs is the duration of the steps, as those felt it that
-decoded: it shows whether the engine was idle in between. The time of a prompt that ended contains
-other prompts computed with it: a first guess, until there are windows.
+next one: half of the change of the tokens admitted and not yet counted belongs to this one. A
+window therefore ends at a poll without such tokens, if there is one soon. What requests waited
+between two of their outputs is the duration of the steps, as those felt it that decoded: it shows
+whether the engine was idle in between. The time of a prompt that ended contains other prompts
+computed with it: a first guess, until there are windows.
 """
 
 from typing import NamedTuple
@@ -24,6 +26,9 @@ WINDOW_S = 5.0
 
 _TOLERANCE_S = 0.5
 """A window may be this much shorter, because polls are not exactly a second apart."""
+
+_MOST_WINDOW_S = 10.0
+"""The length at which a window ends amid prompts."""
 
 _MOST_GAP_S = 2.5
 """The time between two polls after which the work in between is unknown."""
@@ -46,16 +51,20 @@ _GUESSES = 8
 _MOST_TOGETHER = 0.3
 """The mean number of prompts in work above which the time of one contains too much of others."""
 
-WALL, FELT, ENDED = 0, 1, 2
-_ERRORS = (0.1, 0.05, 0.3)
+WALL, FELT, ENDED, CLEAR = 0, 1, 2, 3
+_ERRORS = (0.15, 0.05, 0.3, 0.05)
 """The kinds of timed work, and the standard error of the duration of each, relative to it."""
 
 
 class _Began(NamedTuple):
-    """The beginning of a window: what the engine had counted, and when."""
+    """The beginning of a window: what the engine had counted, and when.
+
+    `is_clear`: there was no prompt in work.
+    """
 
     seen: WorkSeen
     at_s: float
+    is_clear: bool = False
 
 
 class RateWindows:
@@ -65,6 +74,7 @@ class RateWindows:
     """
 
     __slots__ = (
+        "_aborted_tokens",
         "_began",
         "_cold_s",
         "_context_tokens",
@@ -83,6 +93,7 @@ class RateWindows:
         self._first: _Began | None = None
         self._last: _Began | None = None
         self._used: list[int] = []
+        self._aborted_tokens = 0
         self._guesses_left = _GUESSES
         self._context_tokens = 0.0
         self._settles_at = 1
@@ -102,19 +113,34 @@ class RateWindows:
         began = self._began
         if not seen.is_working:
             self._began = None
+            self._aborted_tokens = seen.admitted_tokens - seen.prompt_tokens
         elif began is None or not is_continued or seen.preemptions != began.seen.preemptions:
             self._begin(seen, dated_s)
         else:
-            self._used.append(seen.used_tokens)
-            if dated_s - began.at_s >= WINDOW_S - _TOLERANCE_S:
-                self._end(began.seen, seen, dated_s - began.at_s)
-                self._begin(seen, dated_s)
+            self._continue(began, seen, dated_s)
 
     def _begin(self, seen: WorkSeen, dated_s: float) -> None:
-        self._began, self._used = _Began(seen, dated_s), [seen.used_tokens]
+        self._began = _Began(seen, dated_s, self._is_clear(seen))
+        self._used = [seen.used_tokens]
 
-    def _end(self, began: WorkSeen, seen: WorkSeen, elapsed_s: float) -> None:
+    def _continue(self, began: _Began, seen: WorkSeen, dated_s: float) -> None:
+        """End a window where no prompt is in work, or later; begin another one."""
+        self._used.append(seen.used_tokens)
+        elapsed_s, is_clear = dated_s - began.at_s, self._is_clear(seen)
+        is_long = elapsed_s >= WINDOW_S - _TOLERANCE_S
+        if (is_long and is_clear) or elapsed_s >= _MOST_WINDOW_S - _TOLERANCE_S:
+            self._end(began, seen, elapsed_s, CLEAR if is_clear and began.is_clear else WALL)
+            self._begin(seen, dated_s)
+        elif is_clear and not began.is_clear:
+            self._begin(seen, dated_s)
+
+    def _is_clear(self, seen: WorkSeen) -> bool:
+        """Return whether no prompt is in work. Prompts that were aborted stay in the difference."""
+        return seen.admitted_tokens - seen.prompt_tokens <= self._aborted_tokens
+
+    def _end(self, window: _Began, seen: WorkSeen, elapsed_s: float, kind: int) -> None:
         """Add a window to the sums of its kind, if its duration is known."""
+        began = window.seen
         steps, outputs = seen.steps - began.steps, seen.outputs - began.outputs
         if not steps or not outputs:
             return
@@ -124,7 +150,7 @@ class RateWindows:
         if felt_s >= _LEAST_FELT * elapsed_s:
             tokens = max(round(counted + underway / 2), 0)
             self._guesses_left -= tokens > 0 < self._guesses_left
-            self._add(WALL, elapsed_s, steps, tokens, outputs)
+            self._add(kind, elapsed_s, steps, tokens, outputs)
         elif not counted and not underway:
             self._add(FELT, felt_s, steps, 0, outputs)
 

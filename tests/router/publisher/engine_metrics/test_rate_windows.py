@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from router.protocol.loads import LoadCounters
 from router.publisher.engine_metrics.loads import EngineLoad, WorkSeen
 from router.publisher.engine_metrics.rate_windows import (
+    CLEAR,
     ENDED,
     FELT,
     WALL,
@@ -47,7 +48,7 @@ def works(windows):
 def test_five_busy_seconds_are_a_window():
     windows = warm()
     polled(windows, 6)
-    assert works(windows)[WALL] == LoadCounters(
+    assert works(windows)[CLEAR] == LoadCounters(
         steps=200,
         busy_s=5.0,
         prefill_tokens=5_000,
@@ -60,15 +61,52 @@ def test_five_busy_seconds_are_a_window():
 def test_windows_add_up():
     windows = warm()
     polled(windows, 16)
-    assert works(windows)[WALL].busy_s == 15.0
-    assert works(windows)[WALL].steps == 600
+    assert works(windows)[CLEAR].busy_s == 15.0
+    assert works(windows)[CLEAR].steps == 600
 
 
-def test_half_of_a_prompt_in_work_belongs_to_the_window():
+def underway(seen, tokens):
+    return replace(seen, admitted_tokens=seen.admitted_tokens + tokens)
+
+
+def test_a_window_waits_for_its_prompts():
     windows = warm()
     seen = polled(windows, 5)
-    windows.take(replace(seen, admitted_tokens=seen.admitted_tokens + 3_000), 5.0)
-    assert works(windows)[WALL].prefill_tokens == 6_500
+    windows.take(underway(seen, 3_000), 5.0)
+    assert works(windows)[CLEAR] == LoadCounters()
+    windows.take(plus(seen), 6.0)
+    assert works(windows)[CLEAR].prefill_tokens == 6_000
+    assert works(windows)[CLEAR].busy_s == 6.0
+
+
+def test_a_window_begins_without_prompts_if_it_can():
+    windows, seen = warm(), WorkSeen(is_working=True)
+    windows.take(underway(seen, 3_000), 0.0)
+    for second in range(1, 7):
+        seen = plus(seen)
+        windows.take(seen, float(second))
+    assert works(windows)[CLEAR].busy_s == 5.0
+    assert works(windows)[CLEAR].prefill_tokens == 5_000
+
+
+def test_half_of_a_prompt_in_work_belongs_to_a_window_that_never_is_without():
+    windows, seen = warm(), WorkSeen(is_working=True)
+    for second in range(11):
+        windows.take(underway(seen, 9_000 if second == 10 else 3_000), float(second))
+        seen = plus(seen)
+    assert works(windows)[WALL].prefill_tokens == 13_000
+    assert works(windows)[WALL].busy_s == 10.0
+    assert works(windows)[CLEAR] == LoadCounters()
+
+
+def test_tokens_of_aborted_prompts_do_not_count_as_work():
+    windows = warm()
+    windows.take(WorkSeen(admitted_tokens=5_000), 0.0)  # idle
+    seen = WorkSeen(admitted_tokens=5_000, is_working=True)
+    for second in range(1, 7):
+        windows.take(seen, float(second))
+        seen = plus(seen)
+    assert works(windows)[CLEAR].busy_s == 5.0
 
 
 @pytest.mark.parametrize("at_s", [1, 3, 5])
@@ -77,13 +115,13 @@ def test_a_window_without_work_at_a_poll_does_not_count(at_s):
     for second in range(6):
         windows.take(replace(seen, is_working=second != at_s), float(second))
         seen = plus(seen)
-    assert works(windows)[WALL] == LoadCounters()
+    assert works(windows)[CLEAR] == LoadCounters()
 
 
 def test_an_engine_that_was_idle_between_polls_is_not_timed_by_the_clock():
     windows = warm()
     polled(windows, 6, outputs_s=0.0)
-    assert works(windows)[WALL] == LoadCounters()
+    assert works(windows)[CLEAR] == LoadCounters()
 
 
 def test_outputs_time_steps_where_no_prompt_was():
@@ -103,23 +141,23 @@ def test_preempted_work_is_not_timed():
     polled(windows, 3)
     windows.take(plus(seen, preemptions=1), 3.0)
     windows.take(plus(seen, 3, preemptions=1), 5.0)
-    assert works(windows)[WALL] == LoadCounters()
+    assert works(windows)[CLEAR] == LoadCounters()
 
 
 def test_a_gap_between_polls_ends_a_window():
     windows = warm()
     seen = polled(windows, 3)
     windows.take(plus(seen, 2), 5.0)
-    assert works(windows)[WALL] == LoadCounters()
+    assert works(windows)[CLEAR] == LoadCounters()
 
 
 def test_the_first_two_seconds_of_work_do_not_count():
     cold = RateWindows(is_warm=False)
     polled(cold, 8)
-    assert works(cold)[WALL] == LoadCounters()
+    assert works(cold)[CLEAR] == LoadCounters()
     cold = RateWindows(is_warm=False)
     polled(cold, 9)
-    assert works(cold)[WALL].busy_s == 5.0
+    assert works(cold)[CLEAR].busy_s == 5.0
 
 
 def ended(seen, requests, tokens, seconds):
@@ -159,7 +197,7 @@ def test_context_is_taken_over_as_requests_double():
     for second in range(6):
         windows.take(seen, float(second))
         seen = plus(seen, context_tokens=seen.context_tokens + 100.0)
-    assert works(windows)[WALL].prefill_token_contexts == 5_000 * 500.0
+    assert works(windows)[CLEAR].prefill_token_contexts == 5_000 * 500.0
 
 
 def load(steps=0, finished=0, **fields):
@@ -188,7 +226,7 @@ def test_slow_polls_tell_no_rates():
             EngineLoad(counters=LoadCounters(requests_finished=8), seen=seen), second, took_s
         )
         seen = plus(seen)
-    assert told.timed[WALL].work == LoadCounters()
+    assert told.timed[CLEAR].work == LoadCounters()
     assert estimator.take(told, busy, 0.01).timed == told.timed
 
 
@@ -199,4 +237,4 @@ def test_an_engine_that_finished_requests_is_warm():
             counters = LoadCounters(requests_finished=finished)
             told = estimator.take(EngineLoad(counters=counters, seen=seen), second, 0.01)
             seen = plus(seen)
-        assert told.timed[WALL].work.busy_s == busy_s
+        assert told.timed[CLEAR].work.busy_s == busy_s
