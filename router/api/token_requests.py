@@ -82,6 +82,16 @@ class TokenRequests(Generic[T]):
         force_setattr(request, "token_ids", room[:count].copy())
         return request
 
+    def tokens_in(self, written: bytes) -> Tokens:
+        """Return the tokens of a JSON array. Raises MalformedBodyError, InvalidFieldError."""
+        body = b'{"token_ids":%b}' % written
+        room = np.empty(len(body) // 2 + 1, _U32)
+        count, _, end, _ = find_tokens(np.frombuffer(body, _U8), room)
+        if count < 0 or end != len(body) - 1:  # the tokens are not plainly an array
+            tokens: Tokens = self._whole.read_now(body, []).token_ids  # type: ignore[attr-defined]
+            return tokens
+        return room[:count]
+
     def _check(self, request: T, words: bytes, shape: int) -> tuple[str, ...]:
         """Return the unknown fields of a body.
 

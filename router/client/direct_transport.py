@@ -19,7 +19,7 @@ from router.api.batches import BatchCommands, command_of
 from router.api.caller_commands import Book, CallerCommand, OverlapScores, PotentialLoads
 from router.api.commands import Commands, PendingRequest
 from router.api.token_requests import TokenRequests
-from router.client.bodies import EncodedTokens, as_json, packed_tokens
+from router.client.bodies import EncodedTokens, as_json, as_list, packed_tokens
 from router.client.calls import (
     FREE,
     LOADS,
@@ -135,10 +135,12 @@ class DirectTransport:
 
     def _array(self, tokens: Any) -> Any:
         """Return tokens as an array. Raises InvalidFieldError, MalformedBodyError."""
-        packed = None if isinstance(tokens, EncodedTokens) else packed_tokens(tokens)
+        if isinstance(tokens, EncodedTokens):
+            return self._tokens.tokens_in(bytes(tokens.written))
+        packed = packed_tokens(tokens)
         if packed is not None:
             return np.frombuffer(packed, _LITTLE_ENDIAN_U32)
-        return self._tokens.decode(as_json({"token_ids": tokens}), []).token_ids
+        return self._tokens.tokens_in(msgspec.json.encode(tokens, enc_hook=as_list))
 
     async def _asked_later(
         self, command: Callable[[Any], CallerCommand], question: Question[Any]

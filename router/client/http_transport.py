@@ -92,15 +92,17 @@ def _request(question: Question[T], headers: dict[str, str]) -> Request:
     """Return an HTTP request, which has a body only with fields or with POST."""
     call = question.call
     is_repeatable = call.is_repeatable and not call.books
-    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    lines = tuple(
+        (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
+    )
     body = encoded(question)
     if call.method != "POST" and body.content == NO_FIELDS:
-        return Request(call.method, question.path, b"", tuple(lines), is_repeatable)
+        return Request(call.method, question.path, b"", (), is_repeatable, lines)
     path = question.path
     if body.parameters:
         path = f"{path}?{_query(tuple(body.parameters.items()))}"
-    lines.append((b"content-type", body.media_type.encode()))
-    return Request(call.method, path, body.content, tuple(lines), is_repeatable)
+    kind = ((b"content-type", body.media_type.encode()),)
+    return Request(call.method, path, body.content, kind, is_repeatable, lines)
 
 
 @lru_cache(maxsize=1024)

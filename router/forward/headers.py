@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from router.protocol.replies import Decision
+from router.runtime.http_server.exchange import encoded_headers
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -88,23 +89,28 @@ def header(pairs: Pairs, name: bytes) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def to_engine(
-    pairs: Pairs, decision: Decision, request_id: str, authorization: bytes | None
+    pairs: tuple[tuple[bytes, bytes], ...], dp_rank: int, authorization: bytes | None
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Return headers for an engine.
+    """Return headers for a rank of an engine, without the request id.
 
     `authorization`: this process's credentials; None: the client's own header is forwarded.
     """
-    sent = [*_passed_on(tuple(pairs), _SAID_ANEW_TO_ENGINES)]
+    sent = [*_passed_on(pairs, _SAID_ANEW_TO_ENGINES)]
     if authorization is None and header(pairs, b"authorization") is None:
         authorization = client_key(pairs)
     elif authorization is not None:
         sent = [pair for pair in sent if pair[0] != b"authorization"]
     if authorization:
         sent.append((b"authorization", authorization))
-    sent.append((DP_RANK, b"%d" % decision.dp_rank))
-    sent.append((REQUEST_ID, request_id.encode("ascii")))
+    sent.append((DP_RANK, b"%d" % dp_rank))
     return tuple(sent)
+
+
+def own_headers(request_id: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a single request to an engine."""
+    return ((REQUEST_ID, request_id.encode("ascii")),)
 
 
 def client_key(pairs: Pairs) -> bytes | None:
@@ -114,19 +120,27 @@ def client_key(pairs: Pairs) -> bytes | None:
     return given.get(b"authorization") or (None if key is None else b"Bearer " + key)
 
 
-def to_client(pairs: Pairs, decision: Decision, attempts: int) -> list[tuple[bytes, bytes]]:
-    """Return headers of a response: the engine's, and those of the decision.
+def to_client(pairs: Pairs, decision: Decision, attempts: int) -> bytes:
+    """Return the lines of a response's headers: the engine's, and those of the decision.
 
     The request id is added by the call.
     """
     cached_tokens = decision.predicted_cached_blocks * decision.block_size
-    return [
-        *_passed_on(tuple(pairs), _SAID_ANEW_TO_CLIENTS),
-        (WORKER_ID, b"%d" % decision.worker_id),
-        (DP_RANK, b"%d" % decision.dp_rank),
-        (CACHED_TOKENS, b"%d" % cached_tokens),
-        (ATTEMPTS, b"%d" % attempts),
-    ]
+    of_engine = _lines_of_engine(tuple(pairs))
+    return _OF_DECISION % (of_engine, decision.worker_id, decision.dp_rank, cached_tokens, attempts)
+
+
+_OF_DECISION = b"%%b%b: %%d\r\n%b: %%d\r\n%b: %%d\r\n%b: %%d\r\n" % (
+    WORKER_ID,
+    DP_RANK,
+    CACHED_TOKENS,
+    ATTEMPTS,
+)
+
+
+@lru_cache(maxsize=256)
+def _lines_of_engine(pairs: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return encoded_headers(_passed_on(pairs, _SAID_ANEW_TO_CLIENTS))
 
 
 @lru_cache(maxsize=256)

@@ -71,7 +71,7 @@ class ForwardMetrics:
     dropped_fields: Annotated[Counter, Event("Fields of tenants' requests that engines do not get")]
     attempts: Annotated[Counts, Event("Attempts to forward to a worker, by outcome", ("outcome",))]
     tokenizations: Annotated[
-        Counter,
+        Counts,
         Event(
             "Text prompts, by source of their tokens: local, an engine, the cache, unknown",
             ("outcome",),
@@ -121,11 +121,13 @@ class ForwardMetrics:
         """Make the metrics. `registry`: that of a process with other metrics, if there is one."""
         self.registry = CollectorRegistry() if registry is None else registry
         make_metrics(self, self.registry, PREFIX)
+        self._known_tokens = self.tokenizer_tokens.labels("known")
+        self._made_tokens = self.tokenizer_tokens.labels("made")
 
     def count_tokenized(self, known: int, made: int) -> None:
         """Count the tokens of a prompt; called from any thread."""
-        self.tokenizer_tokens.labels("known").inc(known)
-        self.tokenizer_tokens.labels("made").inc(made)
+        self._known_tokens.inc(known)
+        self._made_tokens.inc(made)
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format."""

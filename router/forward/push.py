@@ -29,7 +29,7 @@ from router.forward.errors import (
     WorkerFailedError,
     reason_of,
 )
-from router.forward.headers import to_client, to_engine
+from router.forward.headers import own_headers, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
 from router.forward.passing import BodySizes, MissingRoutes
@@ -305,9 +305,9 @@ class ForwardAttempts:
     def _give_up(self, error: WorkerFailedError) -> Ended:
         """Forward an engine's refusal as the response. Raises NoWorkerLeftError otherwise."""
         if isinstance(error, EngineRefusedError) and not self._client.response_started:
-            headers = to_client(error.answer.headers, error.decision, self._attempts)
+            lines = to_client(error.answer.headers, error.decision, self._attempts)
             status, errors = error.answer.status, self._asked.api.errors
-            self._client.whole(status, headers, errors.of_engine(status, error.content))
+            self._client.whole(status, lines, errors.of_engine(status, error.content))
             return "passed_on"
         if isinstance(error, RouteMissingError):
             self._check_served()
@@ -340,11 +340,12 @@ class ForwardAttempts:
     def _to_engine(self, decision: Decision) -> Request:
         errand, asked = self._errand, self._asked
         authorization = self._push.authorization
-        headers = to_engine(errand.headers, decision, errand.request_id, authorization)
+        headers = to_engine(tuple(errand.headers), decision.dp_rank, authorization)
+        own = own_headers(errand.request_id)
         if errand.target:
-            return Request(errand.method, errand.target, b"", headers, True)
-        path, body = asked.path, self._body(decision)
-        return Request("POST", COMPLETIONS if self._migrations else path, body, headers, True)
+            return Request(errand.method, errand.target, b"", headers, True, own)
+        path = COMPLETIONS if self._migrations else asked.path
+        return Request("POST", path, self._body(decision), headers, True, own)
 
     def _body(self, decision: Decision) -> bytes:
         asked, words = self._asked, self._errand.words
@@ -387,8 +388,8 @@ class ForwardAttempts:
             self._note_kept(reported.answer_id, decision)
         elif answer.status >= 400:
             body = self._asked.api.errors.of_engine(answer.status, body)
-        headers = to_client(answer.headers, decision, self._attempts)
-        self._client.whole(answer.status, headers, body)
+        lines = to_client(answer.headers, decision, self._attempts)
+        self._client.whole(answer.status, lines, body)
         return "answered" if answer.status < 400 else "passed_on"
 
     async def _pass_bytes(self, answer: UpstreamResponse, booked: Reservation) -> Ended:

@@ -14,7 +14,7 @@ from router.forward.errors import (
     WorkerFailedError,
     reason_of,
 )
-from router.forward.headers import Pairs, to_engine
+from router.forward.headers import Pairs, own_headers, to_engine
 from router.forward.prefill.handoff import Prefilled, prefill_body, read_prefilled
 from router.forward.prefill.peer_events import PrefillEvents
 from router.forward.request_body import CompletionRequest
@@ -96,8 +96,9 @@ class RemotePrefill:
 
     async def _answer(self, prompt: PrefillRequest, decision: Decision) -> Prefilled:
         asked, timeout_s = prompt.asked, self._timeout_s
-        headers = to_engine(prompt.headers, decision, prompt.request_id, self._authorization)
-        request = Request("POST", asked.path, prefill_body(asked), headers, True)
+        headers = to_engine(tuple(prompt.headers), decision.dp_rank, self._authorization)
+        own = own_headers(prompt.request_id)
+        request = Request("POST", asked.path, prefill_body(asked), headers, True, own)
         origin = Origin.of(decision.endpoint)
         async with self._pool.response(origin, request, timeout_s) as answer:
             body = await answer.read(self._answer_limit_bytes, timeout_s)

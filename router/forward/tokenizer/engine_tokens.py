@@ -230,7 +230,7 @@ class EngineTokens:
         self._count("failed")
 
     def _count(self, outcome: str) -> None:
-        self._metrics.tokenizations.labels(outcome).inc()
+        self._metrics.tokenizations.count(outcome)
 
 
 def question(asked: CompletionRequest) -> bytes:

@@ -230,7 +230,7 @@ class Tokenization:
         return {**self._local.described(), "miscounted": doubted, "prompts": problems}
 
     def _count(self, outcome: str) -> None:
-        self._metrics.tokenizations.labels(outcome).inc()
+        self._metrics.tokenizations.count(outcome)
 
 
 async def _form(asked: CompletionRequest, dialect: Dialect) -> ChatForm | None:

@@ -62,7 +62,7 @@ class Origin(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A request. Header names are in lower case.
+    """A request. Header names are in lower case; `own_headers` are those that other requests lack.
 
     `is_repeatable`: the request may be sent again if a reused connection proves to be closed.
     """
@@ -72,23 +72,32 @@ class Request(Struct, frozen=True):
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     is_repeatable: bool = False
+    own_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def encoded(self, origin: Origin) -> bytes:
         """Return the bytes of head and body in one piece.
 
         Raises InvalidFieldError for a header with a line break, which would be read as two headers.
         """
-        lines = b"".join([b"%b: %b\r\n" % pair for pair in self.headers])
-        if lines.count(b"\n") != len(self.headers) or lines.count(b"\r") != len(self.headers):
-            raise InvalidFieldError("headers", "a line break in a header", "one line each")
-        first = _first_lines(self.method, origin, self.path)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (first, lines, len(self.body), self.body)
+        first = _first_lines(self.method, origin, self.path, self.headers)
+        own = _lines(self.own_headers)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (first, own, len(self.body), self.body)
 
 
 @lru_cache(maxsize=1024)
-def _first_lines(method: str, origin: Origin, path: str) -> bytes:
+def _first_lines(
+    method: str, origin: Origin, path: str, headers: tuple[tuple[bytes, bytes], ...]
+) -> bytes:
     line = f"{method} {origin.prefix}{path} HTTP/1.1\r\nhost: {origin.authority}\r\n"
-    return line.encode("ascii")
+    return line.encode("ascii") + _lines(headers)
+
+
+def _lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Return the lines of headers. Raises InvalidFieldError for a line break in one of them."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise InvalidFieldError("headers", "a line break in a header", "one line each")
+    return lines
 
 
 class PoolLimits(Struct, frozen=True):

@@ -27,7 +27,7 @@ MOST_HEADS = 1024
 _JSON_BYTES = JSON.encode()
 _REQUEST_ID, TRACE_NAME = REQUEST_ID.encode(), TRACEPARENT.encode()
 _LENGTH = b"content-length"
-_CHUNKED = (b"transfer-encoding", b"chunked")
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 _CLOSE = b"connection: close\r\n"
 _WHOLE = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 _NO_CONTENT = 204
@@ -312,11 +312,9 @@ class Exchange(Struct, eq=False):
         """Wait until the client has read enough."""
         await self.wire.flow.drain()
 
-    def start(self, status: int, headers: Pairs) -> None:
+    def start(self, status: int, lines: bytes) -> None:
         """Prepare the head of a streamed response; it is sent with the first piece."""
-        self._stream_head = self._encoded(
-            status, [*headers, _CHUNKED] if self.has_chunks else headers
-        )
+        self._stream_head = self._head(status, lines + _CHUNKED if self.has_chunks else lines)
         self.is_streaming = True
 
     def write(self, data: bytes) -> None:
@@ -331,11 +329,11 @@ class Exchange(Struct, eq=False):
         self._send(self._taken_head() + (b"0\r\n\r\n" if self.has_chunks else b""))
         self._complete()
 
-    def whole(self, status: int, headers: Pairs, body: bytes) -> None:
-        """Send a whole response."""
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole response with the lines of its headers."""
         if status != _NO_CONTENT:
-            headers = (*headers, (_LENGTH, b"%d" % len(body)))
-        self._send(self._encoded(status, headers) + body)
+            lines = b"%bcontent-length: %d\r\n" % (lines, len(body))
+        self._send(self._head(status, lines) + body)
         self._complete()
 
     def json(self, body: bytes, status: int = 200, headers: Pairs = ()) -> None:
@@ -362,8 +360,9 @@ class Exchange(Struct, eq=False):
         else:
             self.json(body, status, refusal_headers(error))
 
-    def _encoded(self, status: int, headers: Pairs) -> bytes:
-        return b"%b%b\r\n" % (self.wire.lines[status], self._more_lines(headers))
+    def _head(self, status: int, lines: bytes) -> bytes:
+        end = b"\r\n" if self.keep_alive else _CLOSE + b"\r\n"
+        return b"%b%b%b%b" % (self.wire.lines[status], lines, self.own_lines, end)
 
     def _more_lines(self, headers: Pairs) -> bytes:
         end = b"" if self.keep_alive else _CLOSE
