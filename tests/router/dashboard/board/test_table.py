@@ -10,8 +10,8 @@ from router.core.commands import (
 from router.core.registered_workers import complete_worker
 from router.dashboard.board.decision_feed import DecisionFeed
 from router.dashboard.board.table import RANKS_A_TURN, SLICE_RANKS, Table
-from router.observability.event_timeline import EventTimeline
 from router.indexer.rank_index import SourceFault
+from router.observability.event_timeline import EventTimeline
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.workers import WorkerRegistration
 from support.values.builders import World, rank

@@ -83,7 +83,7 @@ async def test_engine_that_counts_other_tokens_of_messages_is_believed_nothing(s
 # ── Images ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def with_image(path, data, **part):
+def with_image(path, data, before="before "):
     """A text, an image and a text again."""
     url = f"data:image/png;base64,{data}"
     if path == MESSAGES:
@@ -92,34 +92,36 @@ def with_image(path, data, **part):
     elif path == RESPONSES:
         image, text = {"type": "input_image", "image_url": url}, "input_text"
     else:
-        image, text = {"type": "image_url", "image_url": {"url": url}, **part}, "text"
-    texts = [{"type": text, "text": said * 40} for said in ("before ", "behind ")]
+        image, text = {"type": "image_url", "image_url": {"url": url}}, "text"
+    texts = [{"type": text, "text": said * 40} for said in (before, "behind ")]
     content = [texts[0], image, texts[1]]
     name = "input" if path == RESPONSES else "messages"
     return {"model": "m", name: [{"role": "user", "content": content}], "max_tokens": 3}
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-async def test_rendered_images_are_predicted_by_their_hashes(scene, path):
+async def test_rendered_images_are_predicted_by_their_hashes(scene):
     engine = AgentEngine()
     async with scene(engine) as its:
-        for data, is_known in (("AAAA", False), ("AAAA", True), ("BBBB", False), ("BBBB", True)):
-            predicted, cached = await its.predicted(path, with_image(path, data))
-            assert predicted == cached
-            assert (cached > 300) == is_known
-            await its.until_heard()
+        for path, one, other in (
+            (CHAT, "AAAA", "BBBB"), (MESSAGES, "CCCC", "DDDD"), (RESPONSES, "EEEE", "FFFF")
+        ):  # fmt: skip
+            for data, is_known in ((one, False), (one, True), (other, False), (other, True)):
+                predicted, cached = await its.predicted(path, with_image(path, data))
+                assert predicted == cached
+                assert (cached > 300) == is_known
+                await its.until_heard()
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_without_render_nothing_from_an_image_on_is_claimed(scene, path):
+async def test_without_render_nothing_from_an_image_on_is_claimed(scene):
     engine = AgentEngine(renders=False)
     async with scene(engine) as its:
-        before = len("<user\n" + "before " * 40) // 16 * 16
-        for number in range(3):
-            predicted, cached = await its.predicted(path, with_image(path, "AAAA"))
-            assert predicted == (before if number else 0)
-            assert cached >= predicted
-            await its.until_heard()
+        for path, text in ((CHAT, "before "), (MESSAGES, "earlier ")):
+            before = len("<user\n" + text * 40) // 16 * 16
+            for number in range(3):
+                predicted, cached = await its.predicted(path, with_image(path, "AAAA", text))
+                assert predicted == (before if number else 0)
+                assert cached >= predicted
+                await its.until_heard()
         detail = (await its.forward.client.get("/ready?verbose")).json()["tokenizers"]
         assert "--enable-scale-out" in str(detail["prompts"])
 
@@ -127,33 +129,37 @@ async def test_without_render_nothing_from_an_image_on_is_claimed(scene, path):
 # ── Ends and errors ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_client_that_vanishes_frees_its_booking(scene, path):
+async def test_client_that_vanishes_frees_its_booking_in_every_api(scene):
     engine = AgentEngine()
     engine.pause_s = 0.05
     async with scene(engine) as its:
-        body = body_of(path, stream=True, max_tokens=50, max_output_tokens=50)
-        async with its.forward.client.stream("POST", path, json=body) as answer:
-            await anext(answer.aiter_bytes())
-            assert await its.booked()
-        await its.until_free()
-        await eventually(lambda: engine.gone == 1)
+        for number, path in enumerate(BODIES, 1):
+            body = body_of(path, stream=True, max_tokens=50, max_output_tokens=50)
+            async with its.forward.client.stream("POST", path, json=body) as answer:
+                await anext(answer.aiter_bytes())
+                assert await its.booked()
+            await its.until_free()
+            await eventually(lambda number=number: engine.gone == number)
 
 
-@pytest.mark.parametrize("path", OF_EVENTS)
-async def test_stream_that_its_engine_breaks_off_ends_with_an_error_of_its_api(scene, path):
+async def test_stream_that_its_engine_breaks_off_ends_with_an_error_of_its_api(scene):
     engine = AgentEngine()
     engine.breaks_after = 3
     async with scene(engine) as its:
-        answer = await its.forward.post(path, body_of(path, stream=True))
-        assert answer.status_code == 200
-        *_, last, end = answer.text.split("\n\n")
-        assert (last.split("\n")[0], end) == ("event: error", "")
-        said = json.loads(lines(last)[0])
-        assert said["type"] == "error"
-        assert "worker 1" in str(said)
-        assert "[DONE]" not in answer.text
+        for path in OF_EVENTS:
+            await _breaks_off(its, path)
         await its.until_free()
+
+
+async def _breaks_off(its, path):
+    answer = await its.forward.post(path, body_of(path, stream=True))
+    assert answer.status_code == 200
+    *_, last, end = answer.text.split("\n\n")
+    assert (last.split("\n")[0], end) == ("event: error", "")
+    said = json.loads(lines(last)[0])
+    assert said["type"] == "error"
+    assert "worker 1" in str(said)
+    assert "[DONE]" not in answer.text
 
 
 async def test_before_the_first_event_another_worker_is_tried(scene):
@@ -172,21 +178,25 @@ async def test_before_the_first_event_another_worker_is_tried(scene):
             assert len(broken.bodies(path)) == 2
 
 
-@pytest.mark.parametrize("path", OF_EVENTS)
-async def test_refusals_have_the_format_of_their_api(scene, path):
+async def test_refusals_have_the_format_of_their_api(scene):
     async with scene(AgentEngine()) as its:
-        for body, status in (
-            ({"model": "m"}, 400),
-            (body_of(path, model="x"), 404),
-            ({**body_of(path), "max_tokens": "x"}, 400),
-            ({**body_of(path), "max_tokens": None, "input": "x", "tools": [{"type": "z"}]}, 400),
-        ):
-            answer = await its.forward.post(path, body)
-            assert answer.status_code == status, answer.text
-            said = answer.json()
-            assert (said.get("type") == "error") == (path == MESSAGES)
-            assert said["error"]["message"]
-            assert ("param" in said["error"]) == (path == RESPONSES)
+        for path in OF_EVENTS:
+            await _refuses(its, path)
+
+
+async def _refuses(its, path):
+    for body, status in (
+        ({"model": "m"}, 400),
+        (body_of(path, model="x"), 404),
+        ({**body_of(path), "max_tokens": "x"}, 400),
+        ({**body_of(path), "max_tokens": None, "input": "x", "tools": [{"type": "z"}]}, 400),
+    ):
+        answer = await its.forward.post(path, body)
+        assert answer.status_code == status, answer.text
+        said = answer.json()
+        assert (said.get("type") == "error") == (path == MESSAGES)
+        assert said["error"]["message"]
+        assert ("param" in said["error"]) == (path == RESPONSES)
 
 
 async def test_token_of_anthropics_clients_goes_to_engines_as_bearer(scene):
