@@ -282,7 +282,7 @@ class RouterCore:
     def _set_caution(self, command: commands.SetCaution, now_s: float) -> Handled[None]:
         worker = self.fleet.get(command.worker_id)
         if worker is not None and worker.caution != command.caution:
-            worker.caution = command.caution
+            self.fleet.set_caution(worker, command.caution)
             for rank in worker.ranks:
                 self._standing.note(rank, now_s)
         return None, []

@@ -155,7 +155,7 @@ class Fleet:
     Orders outlive workers: a cordoned worker that restarts is still cordoned. `stale_reports`: the
     number of reports that were duplicates or too late. `version` counts changes of announcements,
     and of the set of schedulable workers. `is_connected`: this process is connected to the bus.
-    `faulty`: ids of workers with a problem. `get` returns a worker by id, or None.
+    `faulty`: ids of workers with a problem or a caution. `get` returns a worker by id, or None.
 
     Invariant: `_schedulable` has the ids of the schedulable workers.
     """
@@ -278,6 +278,11 @@ class Fleet:
             worker.problem, worker.is_unreachable = problem, is_unreachable
             self._note_change(worker_id)
 
+    def set_caution(self, worker: FleetWorker, caution: str | None) -> None:
+        """Set the reason to trust a worker's events less than they claim; None clears it."""
+        worker.caution = caution
+        self._note_fault(worker.announcement.worker_id)
+
     def lifecycle(self, worker_id: int) -> Lifecycle:
         """Return the lifecycle of a worker, as operators ordered it."""
         return self._orders.get(worker_id, "schedulable")
@@ -369,7 +374,11 @@ class Fleet:
             self._schedulable.add(worker_id)
         else:
             self._schedulable.discard(worker_id)
-        if worker is not None and worker.problem is not None:
+        self._note_fault(worker_id)
+
+    def _note_fault(self, worker_id: int) -> None:
+        worker = self.get(worker_id)
+        if worker is not None and (worker.problem is not None or worker.caution is not None):
             self.faulty.add(worker_id)
         else:
             self.faulty.discard(worker_id)

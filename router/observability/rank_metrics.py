@@ -78,9 +78,8 @@ def expose_ranks(
         now_s = clock()
         ranks = (rank for worker in core.fleet for rank in worker.announcement.ranks)
         for rank in islice(ranks, max_ranks):
-            worker, state = core.fleet.get(rank.worker_id), core.trust(rank, now_s).state
-            is_chosen = worker is None or worker.problem is None
-            has_fault = not is_chosen or core.index.has_fault(rank)
+            state = core.trust(rank, now_s).state
+            has_fault = rank.worker_id in core.fleet.faulty or core.index.has_fault(rank)
             yield astuple(rank), _ShownRank(core.ranks.row(rank), state, has_fault)
 
     hidden = gauge("Ranks beyond metrics_max_ranks", lambda ranks: max(0, len(ranks) - max_ranks))

@@ -20,8 +20,9 @@ def faults(core: RouterCore) -> list[str]:
 def _problems(core: RouterCore) -> Iterator[str]:
     for worker_id in sorted(core.fleet.faulty):
         worker = core.fleet.get(worker_id)
-        if worker is not None and worker.problem is not None:
-            yield f"worker {worker_id}: {worker.problem}"
+        sentence = None if worker is None else worker.problem or worker.caution
+        if sentence is not None:
+            yield f"worker {worker_id}: {sentence}"
 
 
 def _shortened(sentences: list[str]) -> list[str]:

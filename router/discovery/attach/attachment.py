@@ -41,7 +41,7 @@ def attachment(
         return Attachment(bare_registration(engine), sentence, is_up=False)
     registration = _registration(engine, seen, choice)
     clauses = [sentences.description(seen, registration), choice.clause]
-    if not choice.sockets and seen.generates:
+    if not choice.sockets and seen.generates and registration.caches_prefixes is not False:
         clauses.append(sentences.ESTIMATED)
     if registration.block_size is None:
         clauses.append("its metrics do not name its block size, so it is not chosen")
@@ -74,4 +74,5 @@ def _registration(
         replay_endpoints={r: each.replay for r, each in sockets.items() if each.replay} or None,
         load_endpoints={r: each.load for r, each in sockets.items() if each.load} or None,
         topic=next((each.topic for each in sockets.values() if each.topic), None),
+        caches_prefixes=False if seen.has_prefix_caching is False else None,
     )

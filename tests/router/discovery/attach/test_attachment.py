@@ -196,3 +196,10 @@ def test_credentials_in_a_url_are_refused_and_not_repeated():
         parsed_url("http://user:secret@a:8000", "workers")
     assert "secret" not in str(caught.value)
     assert "worker_token_file" in str(caught.value)
+
+
+def test_engine_without_prefix_caching_is_not_estimated():
+    found = made(has_prefix_caching=False)
+    assert found.registration.caches_prefixes is False
+    assert "estimated" not in found.sentence
+    assert made().registration.caches_prefixes is None
