@@ -93,9 +93,8 @@ async def test_guessed_socket_is_used_if_it_is_proved():
         await worker_with(router, found)
 
 
-async def test_guessed_socket_without_an_event_is_not_used():
-    fields = {"version": "0.24.0", "events_port": 5557, "is_silent": True}
-    engine = OpenAiEngine(sources=None, host=own_host(), **fields)
+async def test_guessed_socket_that_is_none_is_not_used():
+    engine = OpenAiEngine(sources=None, version="0.24.0", host=own_host())
     async with engine.running(), DirectRouter(workers=engine.url).running() as router:
         hint = "(vLLM does from 0.31), and :5557 and :5556 are not proved; name them"
         worker = await worker_with(router, hint)
