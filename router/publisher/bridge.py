@@ -143,6 +143,7 @@ class EngineBridge:
             counters=load.counters,
             gauges=load.gauges,
             constants=load.constants,
+            timed=load.timed,
         )
 
     def _followed(self, lot: FollowedLot) -> None:

@@ -180,7 +180,7 @@ class BridgeAgent:
         """True if the last reading of its metrics succeeded, or it has none."""
         return self._poll is None or self._poll.problem is None
 
-    def _take(self, metrics: EngineMetrics) -> None:
+    def _take(self, metrics: EngineMetrics, dated_s: float, took_s: float) -> None:
         """Apply a reading of the engine's metrics."""
         changes = self._facts.record(metrics.facts())
         if changes and self._ranks:
@@ -188,7 +188,7 @@ class BridgeAgent:
         if changes or not self._ranks:
             self._changed.set()
         for rank in self._ranks:
-            rank.take(metrics)
+            rank.take(metrics, dated_s, took_s)
 
     def _announcement(self, facts: ReconciledFacts, incarnation: int) -> WorkerAnnouncement:
         c, agent = self._config, self._config.agent

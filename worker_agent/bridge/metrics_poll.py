@@ -31,7 +31,7 @@ class MetricsPoll:
         kind: EngineKind,
         url: str,
         interval_s: float,
-        take: Callable[[EngineMetrics], None],
+        take: Callable[[EngineMetrics, float, float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = kind
@@ -45,7 +45,10 @@ class MetricsPoll:
         self.failures = 0
 
     async def run(self) -> None:
-        """Read until cancelled; `take` is called with each reading, and its errors end the task."""
+        """Read until cancelled; errors of `take` end the task.
+
+        `take` is called with each reading, the time of its middle, and the seconds that it took.
+        """
         await poll_forever(
             self._read,
             timeout_s=TIMEOUT_S,
@@ -55,10 +58,12 @@ class MetricsPoll:
 
     async def _read(self, client: httpx.AsyncClient) -> bool:
         """Read once, and return whether that succeeded."""
+        began_s = self._clock()
         try:
             body = await fetch(
                 client, "GET", self._url, limit_bytes=LIMIT_BYTES, timeout_s=TIMEOUT_S
             )
+            took_s = self._clock() - began_s
             metrics = EngineMetrics(self._kind, body.decode("utf-8", "replace"))
             if metrics.is_foreign:
                 raise WireError(f"no metric of {self._kind} in it")
@@ -66,7 +71,7 @@ class MetricsPoll:
             self._failed(error.reason)
             return False
         self._succeeded()
-        self._take(metrics)
+        self._take(metrics, began_s + took_s / 2, took_s)
         return True
 
     def _failed(self, problem: str) -> None:

@@ -12,6 +12,7 @@ from router.protocol.values import Identity, Rank
 from router.publisher.bridge import BridgeSettings, EngineBridge
 from router.publisher.engine_metrics.dialects import EngineLimits
 from router.publisher.engine_metrics.metrics import EngineMetrics
+from router.publisher.engine_metrics.rate_windows import RateEstimator
 from router.publisher.event_publisher import MIN_FLUSH_S, KvEventPublisher
 from router.publisher.feed.pacing import Pacing
 from router.publisher.follower.follower import FollowerCondition, FollowerSettings
@@ -43,6 +44,7 @@ class BridgedRank:
         turns: SliceScheduler,
     ) -> None:
         self._addresses = addresses
+        self._estimator = RateEstimator()
         self._facts = EngineLimits(**asdict(facts))
         naming = config.naming
         identity = Identity(naming.scheme, facts.block_size, config.engine.eagle)
@@ -114,12 +116,16 @@ class BridgedRank:
             if self.tiers is not None:
                 group.create_task(self.tiers.run())
 
-    def take(self, metrics: EngineMetrics) -> None:
-        """Record the load in an engine's metrics, unless the rank has a load socket."""
+    def take(self, metrics: EngineMetrics, dated_s: float, took_s: float) -> None:
+        """Record the load in an engine's metrics, unless the rank has a load socket.
+
+        `dated_s`: the middle of the reading, which took `took_s`.
+        """
         if self._addresses.load is None:
             load = metrics.load(self.rank.dp_rank, self._facts)
             if load is not None:
-                self.follower.engine_loads.note(load, time.monotonic())
+                timed = self._estimator.take(load, dated_s, took_s, metrics.started_s)
+                self.follower.engine_loads.note(timed, time.monotonic())
 
     def problem(self) -> str | None:
         """Return the current problem of the rank as a sentence, or None."""

@@ -14,7 +14,12 @@ from worker_agent.bridge.metrics_poll import MetricsPoll
 class Polling:
     def __init__(self, url, kind="vllm"):
         self.taken = []
-        self.poll = MetricsPoll(kind, url, 0.02, self.taken.append)
+        self.times = []
+        self.poll = MetricsPoll(kind, url, 0.02, self.take)
+
+    def take(self, metrics, dated_s, took_s):
+        self.taken.append(metrics)
+        self.times.append((dated_s, took_s))
 
     @asynccontextmanager
     async def running(self):
@@ -39,6 +44,8 @@ async def test_reads_again_and_again(server):
         server.text = vllm_metrics(block_size=8)
         await eventually(lambda: polling.taken[-1].facts().block_size == 8)
         assert (polling.poll.failures, polling.poll.problem) == (0, None)
+        assert polling.times == sorted(polling.times)
+        assert all(0 < took_s < 2 for _, took_s in polling.times)
 
 
 @pytest.mark.parametrize(
