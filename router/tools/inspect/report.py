@@ -83,8 +83,8 @@ def _holder_row(holder: BlockHolder) -> tuple[object, ...]:
 
 def _trust(trust: Trust) -> str:
     age = "never confirmed" if trust.age_s is None else f"{trust.age_s:.1f} s old"
-    reason = "" if trust.reason is None else f": {trust.reason}"
-    return f"{trust.state}{reason} ({age})"
+    reason = "" if trust.reason is None else trust.reason.removeprefix(f"{trust.state}: ")
+    return f"{trust.state}{': ' if reason else ''}{reason} ({age})"
 
 
 def _rank_row(worker: WorkerView, rank: RankView | None) -> tuple[object, ...]:
