@@ -38,7 +38,7 @@ MEASURE = {
     "stream": stream,
     "idle": idle,
 }
-QUICK = ("latency", "text", "rate", "stream")
+QUICK = ("latency", "text", "rate")
 """Those that end within 45 s together."""
 
 RESULTS = Path(__file__).resolve().parent / "results" / "forward.json"

@@ -83,10 +83,11 @@ def _rounds(
 ) -> list[list[Load]]:
     """Return the loads of each side by round, the sides in turn; the first round warms up."""
     loads: list[list[Load]] = [[] for _ in sides]
+    requests = scale.requests if at_once == 1 else scale.requests_together
     for number in range(scale.rounds + 1):
         for kept, served in zip(loads, sides, strict=True):
-            begin = number * scale.requests
-            scripts = [script(each) for each in range(begin, begin + scale.requests)]
+            begin = number * requests
+            scripts = [script(each) for each in range(begin, begin + requests)]
             before_s = served.processor_s
             load = run_load([Address(served.port)], scripts, at_once)
             if load.refusals:

@@ -30,8 +30,13 @@ class Scale(Struct, frozen=True):
         return 250 if self.is_quick else 500
 
     @property
+    def requests_together(self) -> int:
+        """Of a round with many at once: enough that connecting does not count."""
+        return 2_000
+
+    @property
     def rounds(self) -> int:
-        return 7 if self.is_quick else 21
+        return 5 if self.is_quick else 21
 
     @property
     def idle_streams(self) -> int:
