@@ -25,6 +25,7 @@ _EVENTS_FLAGS: Mapping[EngineKind | None, str] = {
 _SERVERS = {"lmdeploy": "LMDeploy", "llamacpp": "llama.cpp"}
 """Servers without KV events, by the owner of their models."""
 
+RETRYING = "; retrying each second"
 GIVEN_EVENTS = "events at the given address"
 ESTIMATED = "until then its cached blocks are estimated from bookings"
 CACHING_OFF = 'prefix caching is off (enable_prefix_caching="False")'
@@ -63,18 +64,18 @@ def _sizes(registration: WorkerRegistration) -> str:
 def unreachable(seen: ObservedServer, *, was_up: bool = False) -> str:
     """Return why an engine's server gave no list of models."""
     if was_up and seen.status is None:
-        return f"gone: {seen.problem}; retrying each second"
+        return f"gone: {seen.problem}{RETRYING}"
     if seen.problem == NOTHING_LISTENS:
-        return f"not up yet: {NOTHING_LISTENS}; retrying each second"
+        return f"not up yet: {NOTHING_LISTENS}{RETRYING}"
     if seen.status in (401, 403):
         open_routes = "/v1" if seen.engine != "sglang" else "everything but /health and /metrics"
         return f"{seen.status}: needs a key for {open_routes} ({KEY_SETTING})"
     if seen.status is None:
-        return f"does not answer: {seen.problem}; retrying each second"
+        return f"does not answer: {seen.problem}{RETRYING}"
     if 300 <= seen.status < 400:
         return f"redirects to another address, which is not followed ({seen.status})"
     if seen.status == 503:
-        return "is not ready (503); retrying each second"
+        return f"is not ready (503){RETRYING}"
     reply = f"{seen.status}, {seen.media_type}" if seen.status == 200 else str(seen.status)
     software = f", server: {seen.software[:SHORT]}" if seen.software else ""
     return f"answers, but is no engine (GET /v1/models: {reply}{software})"

@@ -13,9 +13,10 @@ from random import Random
 
 import msgspec
 
-from router.errors import InvalidFieldError
+from router.errors import ConfigError, InvalidFieldError
 from router.publisher.batch_order.address import engine_address
 from router.runtime.http_server.server import run_until_signal
+from router.tools.doctor.attached import attached
 from router.tools.doctor.attachment import Attachment, attachment
 from router.tools.doctor.config import DoctorConfig, load_doctor_config
 from router.tools.doctor.examination import Examination, findings_of
@@ -69,6 +70,12 @@ def _lines(finding: Finding) -> list[str]:
 def doctor(arguments: Sequence[str]) -> int:
     """Examine an engine, print the findings, return the exit status. Raises ConfigError."""
     config = load_doctor_config(arguments, os.environ)
+    first: list[Finding] = []
+    if not config.zmq:
+        config, said = asyncio.run(_attached(config))
+        first = [said]
+        if not config.zmq:
+            return _report(config, first, None)
     ill_formed = _address_findings(config)
     if ill_formed:
         return _report(config, ill_formed, None)
@@ -79,7 +86,15 @@ def doctor(arguments: Sequence[str]) -> int:
 
     run_until_signal(examine)
     (seen,) = examined
-    return _report(config, findings_of(seen), attachment(seen) if seen.is_publisher else None)
+    how = attachment(seen) if seen.is_publisher else None
+    return _report(config, [*first, *findings_of(seen)], how)
+
+
+async def _attached(config: DoctorConfig) -> tuple[DoctorConfig, Finding]:
+    try:
+        return await attached(config)
+    except InvalidFieldError as error:
+        raise ConfigError("url", error.reason, error.allowed) from error
 
 
 def _report(config: DoctorConfig, findings: Sequence[Finding], how: Attachment | None) -> int:

@@ -13,7 +13,8 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
     """The engine to examine, and the duration."""
 
     zmq: Annotated[
-        str, about("event endpoint of one rank (required): tcp://host:port or ipc:///path")
+        str,
+        about("event endpoint of one rank, tcp://host:port or ipc:///path; empty: --url is asked"),
     ] = ""
     replay: Annotated[str, about("replay endpoint of that rank; empty: none")] = ""
     topic: Annotated[str, about("topic prefix that the router would subscribe to")] = ""
@@ -37,8 +38,9 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
 def load_doctor_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DoctorConfig:
     """Return the settings from flags, environment and file. Raises ConfigError."""
     config = load(DoctorConfig, arguments, environment, DOCTOR_PREFIX)
-    if not config.zmq:
-        raise ConfigError("zmq", "missing", "the engine's event endpoint, tcp://host:port")
+    if not config.zmq and not config.url:
+        allowed = "the engine's event endpoint, tcp://host:port, or --url of its server"
+        raise ConfigError("zmq", "missing", allowed)
     if config.probe and not config.url:
         raise ConfigError("probe", "needs --url", "the engine's OpenAI server, http://host:port")
     if config.url and not config.url.startswith(("http://", "https://")):

@@ -1,11 +1,14 @@
 """`kv-router doctor`: its command line, exit status and reports."""
 
+import asyncio
 import json
+import sys
 
 import pytest
 
 from router.cli import main
 from router.tools.doctor.config import load_doctor_config
+from support.engines.openai_engine import OpenAiEngine
 from support.engines.zmq_engines import Engine, stored
 from support.processes.servers import free_port
 
@@ -100,3 +103,36 @@ def test_unreachable_engine_exits_with_1(capsys):
 def test_settings_may_come_from_the_environment():
     config = load_doctor_config([], {"KV_ROUTER_DOCTOR_ZMQ": "tcp://h:1"})
     assert config.zmq == "tcp://h:1"
+
+
+async def doctor_of(url):
+    command = [sys.executable, "-m", "router", "doctor", "--url", url, "--seconds", "0.2"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_url_alone_is_asked_for_its_sockets_and_described_as_by_a_router():
+    engine = OpenAiEngine()
+    async with engine.running():
+        engine.engine.publish(PROMPT)
+        status, text = await doctor_of(engine.url)
+    assert status == 0
+    sizes = "1 rank of 1000 blocks of 4 tokens; events with replay"
+    assert text.startswith(f"ok        attach: {engine.url}  vLLM 0.32.0, m, {sizes}\n")
+    assert f"events endpoint: tcp://127.0.0.1:{engine.engine.port}" in text
+
+
+async def test_url_without_sockets_ends_with_how_to_get_them():
+    async with OpenAiEngine(sources={}).running() as engine:
+        status, text = await doctor_of(engine.url)
+    assert status == 0
+    assert "warning   attach" in text
+    assert "no KV events: restart it with" in text
+
+
+async def test_url_where_nothing_listens_is_wrong():
+    status, text = await doctor_of(f"http://127.0.0.1:{free_port()}")
+    assert status == 1
+    assert "not up yet: nothing listens there" in text
+    assert "retrying" not in text
