@@ -177,8 +177,9 @@ class ForwardAttempts:
     async def _prepare(self) -> None:
         if not self._asked.api.passes:
             await self._have_prefilled()
-            return
         asked, missing = self._asked, self._push.missing
+        if not missing:
+            return
         self._missing = missing.workers(asked.model, asked.path, self._begun_s)
         self._failed |= self._missing
 
@@ -270,9 +271,10 @@ class ForwardAttempts:
 
     def _check_served(self) -> None:
         """Raise RouteNotServedError if no worker is left and some do not have the route."""
-        path = self._asked.path
+        path, api = self._asked.path, self._asked.api
         if self._missing:
-            raise RouteNotServedError(path, self._asked.model, PASSED[path].engines)
+            engines = PASSED[path].engines if path in PASSED else api.engines
+            raise RouteNotServedError(path, self._asked.model, engines)
 
     def _move(self) -> None:
         """Continue the rest on another worker: the generated tokens follow the prompt."""
@@ -379,7 +381,7 @@ class ForwardAttempts:
         if self._client.response_started:
             raise WorkerFailedError(decision.worker_id, f"did not continue ({answer.status})")
         body = await answer.read(engines.answer_limit_bytes, engines.idle_timeout_s)
-        if self._asked.api.passes and says_it_is_missing(answer.status, body):
+        if not self._errand.target and says_it_is_missing(answer.status, body):
             raise RouteMissingError(decision.worker_id, self._asked.path)
         self._saw_first()
         if answer.status == 200:

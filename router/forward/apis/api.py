@@ -39,6 +39,7 @@ class Api(Struct, frozen=True):
     `can_continue`: an interrupted stream may go on at another worker, and a prompt be computed by
     another one: engines take the fields for both. `computes`: an engine generates from its prompt.
     `passes`: requests and answers pass byte for byte, see `passed.py`; no `prompt` is read.
+    `engines`: the kinds of engines that have it.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Api(Struct, frozen=True):
     can_continue: bool = False
     computes: bool = True
     passes: bool = False
+    engines: tuple[str, ...] = ("vllm", "sglang", "tensorrt_llm")
 
 
 _CHAT_LIMITS = ("max_completion_tokens", "max_tokens")

@@ -35,18 +35,31 @@ def openai_error(status, message, param=None, kind="BadRequestError"):
     return JSONResponse({"error": error}, status_code=status)
 
 
+async def _no_route(_, __):
+    return JSONResponse({"detail": "Not Found"}, status_code=404)
+
+
 def _not_found(response_id):
     message = f"Response with id '{response_id}' not found."
     return openai_error(404, message, "response_id", "invalid_request_error")
 
 
 class AgentEngine:
-    """`renders`: as with `--enable-scale-out`; `stores`: it keeps responses; `key`: what `/v1`
-    asks for. `asked`: path and body of each request; `gone`: streams whose client went away.
+    """`serves`: its generating APIs; `renders`: as with `--enable-scale-out`; `stores`: it keeps
+    responses; `key`: what `/v1` asks for. `asked`: path and body of each request; `gone`: streams
+    whose client went away.
     """
 
     def __init__(
-        self, block_size=16, *, renders=True, stores=False, key=None, shift=0, owned_by="vllm"
+        self,
+        block_size=16,
+        *,
+        renders=True,
+        stores=False,
+        key=None,
+        shift=0,
+        owned_by="vllm",
+        serves=OPEN_PATHS,
     ):
         self.block_size = block_size
         self.renders = renders
@@ -54,6 +67,7 @@ class AgentEngine:
         self.key = key
         self.shift = shift
         self.owned_by = owned_by
+        self.serves = serves
         self.events = Engine(topic="kv")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -68,7 +82,7 @@ class AgentEngine:
 
     @asynccontextmanager
     async def running(self):
-        posts = [(path, self.generate) for path in OPEN_PATHS]
+        posts = [(path, self.generate) for path in self.serves]
         posts += [(f"{path}/render", self.render) for path in OPEN_PATHS]
         posts += [
             ("/tokenize", self.tokenize),
@@ -82,7 +96,8 @@ class AgentEngine:
             Route("/v1/responses/{id}", self.kept, methods=["GET", "DELETE"]),
         ]
         with self.events, listening("127.0.0.1", self.port) as listener:
-            server = HttpServer(Starlette(routes=routes), HttpLimits(max_connections=100))
+            app = Starlette(routes=routes, exception_handlers={404: _no_route})
+            server = HttpServer(app, HttpLimits(max_connections=100))
             serving = asyncio.create_task(server.serve([listener]))
             try:
                 yield self

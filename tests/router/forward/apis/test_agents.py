@@ -226,3 +226,17 @@ async def test_switched_off_render_is_said_before_the_first_request(scene, caplo
         await eventually(is_said)
         assert "start vLLM with --enable-scale-out" in caplog.text
         assert [path for path, _ in its.engines[1].asked] == [f"{CHAT}/render"]
+
+
+async def test_engine_without_an_api_is_passed_over_and_the_refusal_says_so(scene):
+    """As of a model for embeddings, or an engine of an earlier version."""
+    without, engine = AgentEngine(serves=()), AgentEngine()
+    async with scene(without, engine) as its:
+        for path in BODIES:
+            for _ in range(3):
+                answer = await its.forward.post(path, body_of(path))
+                assert (answer.status_code, answer.headers["x-worker-id"]) == (200, "2")
+            pinned = await its.forward.post(path, body_of(path), headers={"x-worker-id": "1"})
+            assert (pinned.status_code, pinned.json()["error"]["code"]) == (404, "route_not_served")
+            assert (pinned.json().get("type") == "error") == (path == MESSAGES)
+        await its.until_free()
