@@ -23,6 +23,7 @@ from router.forward.errors import (
 from router.forward.headers import REQUEST_ID, Pairs
 from router.forward.kept_routes import KEPT_ROUTES
 from router.forward.metrics import ForwardMetrics
+from router.forward.resilience.model_names import ModelName, names_in
 from router.runtime.security.guarded import caller_of, is_detailed, refusal_headers
 
 
@@ -36,22 +37,32 @@ class Models:
 
     async def listed(self) -> dict[str, object]:
         """Return the models in OpenAI's format. Raises KvRouterError."""
-        return {"object": "list", "data": [self._card(name) for name in await self._names()]}
+        names = sorted((await self._names()).values(), key=lambda each: each.name)
+        return {"object": "list", "data": [self._card(each) for each in names]}
 
     async def one(self, name: str) -> dict[str, object]:
         """Return one model in OpenAI's format. Raises ModelNotFoundError, KvRouterError."""
         names = await self._names()
         if name not in names:
-            raise ModelNotFoundError(name, names)
-        return self._card(name)
+            raise ModelNotFoundError(name, sorted(names))
+        return self._card(names[name])
 
-    def _card(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._began, "owned_by": "kv-router"}
+    def _card(self, name: ModelName) -> dict[str, object]:
+        """Return a card like an engine's, without its files: `root` is the model of a name."""
+        card: dict[str, object] = {
+            "id": name.name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "kv-router",
+            "root": name.model if name.lora_name is None else name.name,
+            "parent": None if name.lora_name is None else name.model,
+            "permission": [],
+        }
+        return card if name.max_tokens is None else {**card, "max_model_len": name.max_tokens}
 
-    async def _names(self) -> list[str]:
-        loads = await self._router.loads()
-        group = self._routing_group
-        return sorted({each.model_name for each in loads if each.routing_group == group})
+    async def _names(self) -> dict[str, ModelName]:
+        found = names_in(await self._router.loads(), self._routing_group)
+        return {each.name: each for each in found}
 
 
 _JSON = b"application/json"

@@ -104,6 +104,7 @@ class Completions:
             config.completions.mode == "direct",
             config.router.max_wait_s,
             SeenIds(),
+            roster.names,
         )
         self._kept = KeptRoutes(push.kept, self._placing, push, roster)
         self._kept_routes = kept_routes(self._kept.answer)

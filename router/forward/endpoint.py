@@ -149,8 +149,9 @@ class OpenAiEndpoint:
             self.metrics,
             config.completions.routing_group,
             self._tokenizers.known,
+            roster.names,
         )
-        local = LocalTokens(self._tokenizers, self._checks)
+        local = LocalTokens(self._tokenizers, self._checks, roster.names)
         tokenizing = Tokenization(engines, local, self.metrics)
         prefill = self._made_prefill(router, pool)
         push = Forwarder(

@@ -78,7 +78,7 @@ class KeptRoutes:
         about = msgspec.json.encode({"model": kept.model, "input": ""})
         asked = read_completion_request(RESPONSES, about)
         headers = (*call.head.pairs, *call.traces)
-        request = with_tokens(self._placing.request(asked, headers, call.caller), _NOTHING)
+        request = with_tokens(self._placing.request_in(None, asked, headers, call.caller), _NOTHING)
         request = structs.replace(request, pinned_worker=kept.rank, session_id=None)
         errand = ForwardRequest(
             asked,

@@ -25,6 +25,7 @@ from router.forward.headers import (
 )
 from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
+from router.forward.resilience.model_names import ModelNames
 from router.forward.sessions import SeenIds, session_keys
 from router.protocol.requests import BlockMmInfo, RankTarget, SelectRequest
 from router.protocol.values import U64_MAX, number_in
@@ -113,12 +114,16 @@ def estimated(asked: CompletionRequest) -> PromptTokens:
 
 
 class RequestPlacement(Struct, frozen=True):
-    """Builds router requests of this process. `seen`: ids that may turn out to be sessions."""
+    """Builds router requests of this process.
+
+    `seen`: ids that may turn out to be sessions. `names`: of models.
+    """
 
     routing_group: str
     is_direct: bool
     max_wait_s: float
     seen: SeenIds
+    names: ModelNames
 
     def request_in(
         self,
@@ -133,11 +138,11 @@ class RequestPlacement(Struct, frozen=True):
         """
         known = None if words is None else words.request_of(caller)
         if known is not None:
-            return known
+            return self.names.resolved(known)
         request = self.request(asked, headers, caller)
         if words is not None:
-            words.note_request(caller, request)
-        return request
+            words.note_request(caller, request)  # names change: they are resolved each time
+        return self.names.resolved(request)
 
     def request(self, asked: CompletionRequest, headers: Pairs, caller: Caller) -> SelectRequest:
         """Return the router request without tokens: the caller is authorized before any are made.

@@ -35,7 +35,8 @@ class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     a prompt computed here must be decoded, or should be if `kv_transfer_enforcement` is
     "preferred", with the weight `kv_transfer_preferred_weight` (default 1). `lora_names`: the
     adapters it can serve; None: any. `max_gpu_lora_count`: how many adapters it keeps loaded; None:
-    one.
+    one. `model_aliases`: further names of its model. `max_model_len`: the limit of prompt and
+    response together, in tokens; None: unknown.
     """
 
     taints: list[Taint] = []
@@ -45,6 +46,8 @@ class WorkerLabels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_transfer_preferred_weight: TransferWeight | None = None
     lora_names: list[Name] | None = None
     max_gpu_lora_count: Annotated[int, Meta(ge=1)] | None = None
+    model_aliases: list[Name] = []
+    max_model_len: UInt | None = None
 
 
 class WorkerAnnouncement(Struct, frozen=True, kw_only=True):

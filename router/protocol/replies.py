@@ -8,7 +8,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from router.protocol.values import DpRank, UInt
 
@@ -231,14 +231,32 @@ class PotentialLoad(Struct, frozen=True, gc=False):
     active_requests: int
 
 
+class ServedName(Struct, frozen=True):
+    """A further name that workers of a model serve: an alias, or an adapter.
+
+    `is_everywhere`: all of its workers do.
+    """
+
+    name: str
+    is_adapter: bool
+    worker_ids: list[int]
+    is_everywhere: bool
+
+
 class ScopeLoads(Struct, frozen=True):
-    """The booked load of every rank of a scope."""
+    """The booked load of every rank of a scope.
+
+    `names`: further names that its workers serve; `max_model_len`: the shortest limit of prompt and
+    response together, in tokens. Both are absent unless workers announce them.
+    """
 
     model_name: str
     routing_group: str
     loads: list[PotentialLoad]
     pending_count: int = 0
     pending_isl_tokens: int = 0
+    names: list[ServedName] | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
 
 
 class RankOverlap(Struct, frozen=True, gc=False):

@@ -25,7 +25,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     Maps are by `dp_rank`. `kv_events_endpoint`: of a worker with one rank. `replay_endpoint`: of a
     worker with one rank. `topic`: the prefix under which the engine publishes. `engine` "sglang"
     clears all tiers at once. `report_mode` "full": the engine may report stored blocks again.
-    `caches_prefixes` false: it reuses no blocks, and none are estimated. The last seven are its
+    `caches_prefixes` false: it reuses no blocks, and none are estimated. The last nine are its
     labels, which requests may select by. `stable_routing_id` is kept and shown, and has no effect.
     """
 
@@ -54,6 +54,8 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     kv_transfer_preferred_weight: TransferWeight | None = None
     lora_names: list[Name] | None = None
     max_gpu_lora_count: Annotated[int, Meta(ge=1)] | None = None
+    model_aliases: list[Name] | None = None
+    max_model_len: UInt | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from router.protocol.replies import (
     PotentialLoad,
     RankOverlap,
     ScopeLoads,
+    ServedName,
     Trust,
 )
 from router.protocol.requests import PromptRequest
@@ -47,9 +48,35 @@ def loads(core: RouterCore) -> list[ScopeLoads]:
             scope.routing_group,
             _booked(core, here.ranks),
             *core.waiting.usage(scope),
+            **_names(core, here.ranks),
         )
         for scope, here in sorted(core.fleet.scopes().items(), key=itemgetter(0))
     ]
+
+
+def _names(core: RouterCore, ranks: Sequence[Rank]) -> dict[str, Any]:
+    """Return the further names of a model, and its longest request, if workers announce any."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    worker_ids = list(dict.fromkeys(rank.worker_id for rank in ranks))
+    lengths: list[int] = []
+    for worker_id in worker_ids:
+        worker = core.fleet.get(worker_id)
+        if worker is None:
+            continue
+        labels = worker.announcement.labels
+        lengths += [] if labels.max_model_len is None else [labels.max_model_len]
+        for name in labels.model_aliases:
+            found.setdefault((name, False), []).append(worker_id)
+        for name in labels.lora_names or ():
+            found.setdefault((name, True), []).append(worker_id)
+    fields: dict[str, Any] = {"max_model_len": min(lengths)} if lengths else {}
+    if found:
+        every = len(worker_ids)
+        fields["names"] = [
+            ServedName(name, is_adapter, ids, len(ids) == every)
+            for (name, is_adapter), ids in sorted(found.items())
+        ]
+    return fields
 
 
 def potential_loads(
@@ -219,6 +246,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_transfer_preferred_weight: float | None = None
     lora_names: list[str] | None = None
     max_gpu_lora_count: int | None = None
+    model_aliases: list[str] = []
+    max_model_len: int | None = None
 
 
 def no_engine(_: Rank) -> EngineView | None:

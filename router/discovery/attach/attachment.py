@@ -70,6 +70,8 @@ def _registration(
         data_parallel_start_rank=min(sockets, default=0),
         data_parallel_size=max(len(sockets), seen.rank_count, 1),
         lora_names=adapters if seen.engine == "vllm" else None,
+        model_aliases=list(seen.aliases) or None,
+        max_model_len=seen.max_model_len,
         kv_events_endpoints={rank: each.events for rank, each in sockets.items()} or None,
         replay_endpoints={r: each.replay for r, each in sockets.items() if each.replay} or None,
         load_endpoints={r: each.load for r, each in sockets.items() if each.load} or None,

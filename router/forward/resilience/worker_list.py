@@ -14,6 +14,7 @@ from msgspec import Struct
 from router.client import RouterClient, SelectRequest
 from router.errors import KvRouterError
 from router.forward.errors import reason_of
+from router.forward.resilience.model_names import ModelNames, names_in
 from router.protocol.requests import RankTarget
 from router.protocol.values import Phase
 
@@ -44,7 +45,8 @@ class ListedWorker(Struct, frozen=True):
 class WorkerList:
     """The workers that are known now, by id.
 
-    `problem`: why the list could not be refreshed the last time, or None.
+    `names`: all names of their models. `problem`: why the list could not be refreshed the last
+    time, or None.
     """
 
     def __init__(self, router: RouterClient, routing_group: str) -> None:
@@ -52,6 +54,7 @@ class WorkerList:
         self._routing_group = routing_group
         self._checked_s: dict[int, float] = {}
         self._models: set[str] = set()
+        self.names = ModelNames()
         self.workers: dict[int, ListedWorker] = {}
         self._listed: set[str] = set()
         self._listed_ids: frozenset[int] = frozenset()
@@ -113,7 +116,8 @@ class WorkerList:
         }
         self.problem, self._listed = None, set(models.values())
         self._listed_ids = frozenset(models)
-        self._models |= self._listed
+        self.names.replace(names_in(scopes, self._routing_group))
+        self._models |= self._listed | self.names.all.keys()
         for worker_id in self.workers.keys() - models.keys():
             del self.workers[worker_id], self._checked_s[worker_id]
         for worker_id in self._due(models):

@@ -18,6 +18,7 @@ from router.forward.apis.api import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from router.forward.apis.chats.dialect import UNKNOWN, Dialect
 from router.forward.metrics import ForwardMetrics
 from router.forward.request_body import CompletionRequest
+from router.forward.resilience.model_names import ModelNames
 from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.engine_client import (
     NOT_SERVED,
@@ -91,8 +92,10 @@ class EngineTokens:
         metrics: ForwardMetrics,
         routing_group: str,
         known: TokenCache,
+        names: ModelNames,
     ) -> None:
         self._router = router
+        self._names = names
         self._client = client
         self._metrics = metrics
         self._routing_group = routing_group
@@ -109,7 +112,7 @@ class EngineTokens:
             group = self._routing_group
             request = SelectRequest(token_ids=[0], model_name=model, routing_group=group)
             try:
-                decision = await self._router.select(request)
+                decision = await self._router.select(self._names.resolved(request))
             except KvRouterError:
                 return None
             engine = Engine(decision.endpoint, decision.block_size)

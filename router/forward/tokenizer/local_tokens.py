@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.request_body import CompletionRequest
+from router.forward.resilience.model_names import ModelNames
 from router.forward.tokenizer.chats import KINDS
 from router.forward.tokenizer.errors import NotLocalError
 from router.forward.tokenizer.tokenizers import Tokenizers
@@ -19,7 +20,8 @@ IN_THREAD_BYTES = 8 * 1024
 class LocalTokens:
     """The local tokenizers of all models."""
 
-    def __init__(self, tokenizers: Tokenizers, checks: Checks) -> None:
+    def __init__(self, tokenizers: Tokenizers, checks: Checks, names: ModelNames) -> None:
+        self._names = names
         self._tokenizers = tokenizers
         self._checks = checks
 
@@ -33,12 +35,13 @@ class LocalTokens:
 
     async def tokens(self, asked: CompletionRequest, partition: bytes) -> Sequence[int]:
         """Return the tokens of a prompt. Raises NotLocalError, PromptRefusedError."""
-        tokenizer = self._tokenizers.of(asked.model)
+        model = self._names.base(asked.model)
+        tokenizer = self._tokenizers.of(model)
         if tokenizer is None:
             raise NotLocalError("no tokenizer")
         if asked.path not in (COMPLETIONS, CHAT):
             raise NotLocalError("no text and no chat")
-        believed = self._checks.believed(asked.model)
+        believed = self._checks.believed(model)
         if _size_bytes(asked) < IN_THREAD_BYTES:
             return tokenizer.packed(asked, believed, partition)[1]
         return (await asyncio.to_thread(tokenizer.packed, asked, believed, partition))[1]

@@ -145,6 +145,8 @@ def test_adapters_and_aliases_are_not_models_of_their_own():
     found = made(models=models, aliases=("small",))
     assert found.registration.model_name == "tiny"
     assert found.registration.lora_names == ["sql"]
+    assert found.registration.model_aliases == ["small"]
+    assert found.registration.labels.model_aliases == ["small"]
     assert "also named small, adapters sql" in found.sentence
 
 
