@@ -232,15 +232,11 @@ class PotentialLoad(Struct, frozen=True, gc=False):
 
 
 class ServedName(Struct, frozen=True):
-    """A further name that workers of a model serve: an alias, or an adapter.
-
-    `is_everywhere`: all of its workers do.
-    """
+    """A further name that workers of a model serve: an alias, or an adapter."""
 
     name: str
     is_adapter: bool
     worker_ids: list[int]
-    is_everywhere: bool
 
 
 class ScopeLoads(Struct, frozen=True):

@@ -71,11 +71,7 @@ def _names(core: RouterCore, ranks: Sequence[Rank]) -> dict[str, Any]:
             found.setdefault((name, True), []).append(worker_id)
     fields: dict[str, Any] = {"max_model_len": min(lengths)} if lengths else {}
     if found:
-        every = len(worker_ids)
-        fields["names"] = [
-            ServedName(name, is_adapter, ids, len(ids) == every)
-            for (name, is_adapter), ids in sorted(found.items())
-        ]
+        fields["names"] = [ServedName(*name, ids) for name, ids in sorted(found.items())]
     return fields
 
 

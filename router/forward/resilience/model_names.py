@@ -11,9 +11,9 @@ from router.protocol.requests import SelectRequest
 class ModelName(Struct, frozen=True):
     """A name that requests may use.
 
-    `model`: as workers are registered. `lora_name`: the adapter that it names, or None.
-    `worker_ids`: the only workers that serve it; None: all of the model. `max_tokens`: of prompt
-    and response together; None: unknown.
+    `model`: as workers are registered. `lora_name`: the adapter that it names, or None; the router
+    knows its workers. `worker_ids`: those that serve an alias; None for another name.
+    `max_tokens`: of prompt and response together; None: unknown.
     """
 
     name: str
@@ -61,8 +61,8 @@ def names_in(scopes: Iterable[ScopeLoads], routing_group: str) -> list[ModelName
     found: dict[str, ModelName] = {}
     for scope in here:
         for served in scope.names or ():
-            worker_ids = None if served.is_everywhere else tuple(served.worker_ids)
             adapter = served.name if served.is_adapter else None
+            worker_ids = None if served.is_adapter else tuple(served.worker_ids)
             found[served.name] = ModelName(
                 served.name, scope.model_name, adapter, worker_ids, scope.max_model_len or None
             )

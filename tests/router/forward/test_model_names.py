@@ -10,6 +10,7 @@ from router.protocol.replies import ScopeLoads, ServedName
 from router.protocol.requests import SelectRequest
 from support.engines.upstreams import Upstream, response, says
 from support.fleets.forwarding import Scene
+from support.processes.servers import eventually
 
 ANSWERS = says(response(b'{"id": "x", "choices": []}', "200 OK", "content-type: application/json"))
 LABELS = {
@@ -26,7 +27,14 @@ async def two_workers(nats_url):
             engine = await stack.enter_async_context(Upstream(ANSWERS).running())
             its.engines[worker_id] = engine
             await its.router.worker(worker_id, endpoint=engine.url, labels=labels)
+        await eventually(lambda: reaches_both(its))
         yield its
+
+
+async def reaches_both(its):
+    """Whether the endpoint has listed both workers: until then, an alias has one of them."""
+    answers = [await its.forward.complete(model="big", prompt=[n, 2, 3]) for n in range(4)]
+    return {answer.headers.get("x-worker-id") for answer in answers} == {"1", "2"}
 
 
 async def test_names_of_a_model_are_listed_like_an_engine_lists_them(nats_server):
@@ -74,7 +82,7 @@ def scope(model, *names, group="default", **fields):
 
 
 def test_a_model_comes_before_another_ones_alias():
-    alias = ServedName("other", False, [1], True)
+    alias = ServedName("other", False, [1])
     found = names_in([scope("m", alias), scope("other")], "default")
     assert {each.name: each.model for each in found} == {"m": "m", "other": "other"}
     assert names_in([scope("m", group="another")], "default") == []
@@ -86,17 +94,12 @@ def test_a_model_comes_before_another_ones_alias():
     [
         ("m", {}),
         ("unknown", {}),
-        ("all", {"model_name": "m"}),
-        ("some", {"model_name": "m", "allowed_worker_ids": [1]}),
-        ("sql", {"model_name": "m", "lora_name": "sql", "allowed_worker_ids": [2]}),
+        ("alias", {"model_name": "m", "allowed_worker_ids": [1]}),
+        ("sql", {"model_name": "m", "lora_name": "sql"}),
     ],
 )
 def test_a_request_is_resolved_by_its_name(name, fields):
-    served = [
-        ServedName("all", False, [1, 2], True),
-        ServedName("some", False, [1], False),
-        ServedName("sql", True, [2], False),
-    ]
+    served = [ServedName("alias", False, [1]), ServedName("sql", True, [2])]
     names = ModelNames()
     names.replace(names_in([scope("m", *served)], "default"))
     request = SelectRequest(token_ids=[1], model_name=name, session_id="s")
