@@ -31,6 +31,7 @@ WORDS = {
     "busy": "ranks that receive no further requests for now",
     "cache_salt": "part of every block hash: prompts with different salts share no blocks",
     "cached_tokens": "tokens of the prompt that the engine had cached",
+    "caches_prefixes": "false: its engine reuses no blocks",
     "candidates": "every candidate's terms, cheapest first, if the request sets explain",
     "code": "error code, for programs",
     "compared": "decisions compared",
@@ -72,6 +73,7 @@ WORDS = {
     "incarnation": "incarnation of the process, different after each start",
     "instance_id": "the worker",
     "instances": "cached prefix by worker",
+    "is_adapter": "it names an adapter; otherwise it is an alias of the model",
     "is_eagle": "whether it speculates with EAGLE, which changes its block hashes",
     "isl_tokens": "length of the prompt, in tokens",
     "kv_events_endpoint": "ZMQ socket where rank 0 publishes events",
@@ -90,8 +92,8 @@ WORDS = {
     "lora_name": "adapter of the prompt; part of every block hash",
     "lora_names": "adapters that it can serve; null: any",
     "max_gpu_lora_count": "adapters that it has on the device at once",
-    "max_num_batched_tokens": "tokens that its engine computes in a step at most",
     "max_model_len": "tokens of prompt and response together, at most",
+    "max_num_batched_tokens": "tokens that its engine computes in a step at most",
     "mm_extra_info": "null: the index does not store it",
     "mm_hash": "hash of the object",
     "mm_objects": "objects that touch the block",
@@ -186,6 +188,7 @@ WORDS = {
     "waiting_requests": "requests waiting in its engine",
     "waiting_uncached_tokens": "uncached tokens of the waiting requests",
     "worker_id": "the worker",
+    "worker_ids": "the workers that serve it",
     "workers": "each rank, or each worker",
 }
 """In alphabetical order. The suffix of a name is its unit: `_s` are seconds."""
