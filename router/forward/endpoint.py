@@ -164,6 +164,7 @@ class OpenAiEndpoint:
             self._breaker,
             prefill,
             self._kept,
+            roster,
         )
         models = Models(router, config.completions.routing_group)
         completions = Completions(

@@ -120,15 +120,22 @@ def client_key(pairs: Pairs) -> bytes | None:
     return given.get(b"authorization") or (None if key is None else b"Bearer " + key)
 
 
-def to_client(pairs: Pairs, decision: Decision, attempts: int) -> bytes:
+def to_client(
+    pairs: Pairs, decision: Decision, attempts: int, *, is_rank_known: bool = True
+) -> bytes:
     """Return the lines of a response's headers: the engine's, and those of the decision.
 
-    The request id is added by the call.
+    `is_rank_known`: the engine computed it on the rank of the decision; otherwise neither the rank
+    nor its cached tokens are known. The request id is added by the call.
     """
-    cached_tokens = decision.predicted_cached_blocks * decision.block_size
     of_engine = _lines_of_engine(tuple(pairs))
+    if not is_rank_known:
+        return _OF_WORKER % (of_engine, decision.worker_id, attempts)
+    cached_tokens = decision.predicted_cached_blocks * decision.block_size
     return _OF_DECISION % (of_engine, decision.worker_id, decision.dp_rank, cached_tokens, attempts)
 
+
+_OF_WORKER = b"%%b%b: %%d\r\n%b: %%d\r\n" % (WORKER_ID, ATTEMPTS)
 
 _OF_DECISION = b"%%b%b: %%d\r\n%b: %%d\r\n%b: %%d\r\n%b: %%d\r\n" % (
     WORKER_ID,

@@ -41,6 +41,7 @@ from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
+from router.forward.resilience.worker_list import WorkerList
 from router.forward.sse import EventSplitter, EventTooLargeError
 from router.forward.stream_state import StreamState, stream_of
 from router.forward.tokenizer.referee import RefereeKey
@@ -111,9 +112,11 @@ class Forwarder:
         breaker: CircuitBreaker,
         prefill: PrefillRouter,
         kept: KeptResponses,
+        roster: WorkerList,
     ) -> None:
         self.breaker = breaker
         self.kept = kept
+        self.roster = roster
         self.prefill = prefill
         self.budget = RetryBudget(BudgetLimits(), time.monotonic())
         self.router = router
@@ -215,10 +218,12 @@ class ForwardAttempts:
         try:
             self._push.metrics.deciding_seconds.note(time.monotonic() - began_s)
             self._attempts += 1
+            if not self._asked.api.chooses_rank:
+                await self._push.roster.include(booked.decision.worker_id)
             ended = await self._send(booked)
             self._note_usage(booked.usage)
             self._land(booked)
-            if self._errand.is_guess:
+            if self._errand.is_guess or not self._is_rank_known(booked.decision):
                 booked.usage = None  # The router would learn from wrong numbers.
         finally:
             booked.leave()
@@ -307,7 +312,7 @@ class ForwardAttempts:
     def _give_up(self, error: WorkerFailedError) -> Ended:
         """Forward an engine's refusal as the response. Raises NoWorkerLeftError otherwise."""
         if isinstance(error, EngineRefusedError) and not self._client.response_started:
-            lines = to_client(error.answer.headers, error.decision, self._attempts)
+            lines = self._lines(error.answer, error.decision)
             status, errors = error.answer.status, self._asked.api.errors
             self._client.whole(status, lines, errors.of_engine(status, error.content))
             return "passed_on"
@@ -319,6 +324,15 @@ class ForwardAttempts:
         self._push.metrics.migrations.labels("given_up").inc()
         self._client.refuse(left)
         return "broke_off"
+
+    def _lines(self, answer: UpstreamResponse, decision: Decision) -> bytes:
+        is_known = self._is_rank_known(decision)
+        return to_client(answer.headers, decision, self._attempts, is_rank_known=is_known)
+
+    def _is_rank_known(self, decision: Decision) -> bool:
+        """Return whether the engine computes on the rank of the decision, not on one of its own."""
+        api = self._asked.api
+        return api.chooses_rank or self._push.roster.rank_count(decision.worker_id) == 1
 
     async def _send(self, booked: Reservation) -> Ended:
         decision, breaker = booked.decision, self._push.breaker
@@ -390,7 +404,7 @@ class ForwardAttempts:
             self._note_kept(reported.answer_id, decision)
         elif answer.status >= 400:
             body = self._asked.api.errors.of_engine(answer.status, body)
-        lines = to_client(answer.headers, decision, self._attempts)
+        lines = self._lines(answer, decision)
         self._client.whole(answer.status, lines, body)
         return "answered" if answer.status < 400 else "passed_on"
 
@@ -446,7 +460,7 @@ class ForwardAttempts:
     def _show(self, data: bytes, answer: UpstreamResponse, decision: Decision) -> None:
         client = self._client
         if not client.response_started:
-            client.start(200, to_client(answer.headers, decision, self._attempts))
+            client.start(200, self._lines(answer, decision))
         if data:
             client.write(data)
 

@@ -38,7 +38,7 @@ USAGES = {
 
 @pytest.fixture(scope="module")
 def attachable(tmp_path_factory, vllm_python):
-    """An engine with two ranks and events, and one without events."""
+    """An engine with two ranks and events, one without events, and one with one rank."""
     directory = tmp_path_factory.mktemp("attach")
     write_tiny_llama(directory / "tiny")
     paths = vllm_python, directory / "tiny", directory
@@ -47,6 +47,7 @@ def attachable(tmp_path_factory, vllm_python):
     engines = (
         VllmEngine(*paths, "ranks", options=("--data-parallel-size=2", *options)),
         VllmEngine(*paths, "plain", options=options, has_events=False),
+        VllmEngine(*paths, "single", options=options),
     )
     try:
         for engine in engines:
@@ -75,8 +76,10 @@ async def states(router):
 
 async def until_attached(router, engines):
     async def is_attached():
-        expected = {engines[0].url: ["exact", "exact"], engines[1].url: ["approximate"]}
-        return await states(router) == expected
+        expected = (["exact", "exact"], ["approximate"], ["exact"])
+        return await states(router) == {
+            engine.url: trusts for engine, trusts in zip(engines, expected, strict=True)
+        }
 
     await router.until_up()
     await eventually(is_attached, UP_S)
@@ -86,7 +89,7 @@ async def test_engines_are_attached_and_described(router, attachable):
     engines, _ = attachable
     await until_attached(router, engines)
     views = await router.workers()
-    ranks, plain = (views[engine.url] for engine in engines)
+    ranks, plain, _ = (views[engine.url] for engine in engines)
     assert (ranks["total_kv_blocks"], ranks["block_size"]) == (BLOCKS, BLOCK_SIZE)
     assert ranks["data_parallel_size"] == 2
     assert f"tiny, 2 ranks of {BLOCKS} blocks of {BLOCK_SIZE} tokens" in ranks["attachment"]
@@ -147,16 +150,22 @@ class Conversations:
         answered_s = time.monotonic()
         assert answer.status_code == 200, answer.text
         reply = answer.json()
-        rank = int(answer.headers["x-worker-id"]), int(answer.headers["x-data-parallel-rank"])
-        predicted = int(answer.headers["x-predicted-cached-tokens"])
         cached = USAGES[self._path](reply["usage"]) or 0
         self.cached_tokens += cached
-        if rank in before:
-            self.found[predicted == cached] += 1
-            if predicted != cached:
-                self.wrong.append((predicted, cached, body))
+        self._compare(answer.headers, before, cached)
         await eventually(lambda: self._has_settled(answered_s))
         return _text(reply)
+
+    def _compare(self, headers, exact_ranks, cached):
+        if "x-data-parallel-rank" not in headers:
+            assert self._path == "/v1/responses"  # vLLM chooses the rank of these requests itself
+            return
+        rank = int(headers["x-worker-id"]), int(headers["x-data-parallel-rank"])
+        predicted = int(headers["x-predicted-cached-tokens"])
+        if rank in exact_ranks:
+            self.found[predicted == cached] += 1
+            if predicted != cached:
+                self.wrong.append((predicted, cached))
 
     async def _exact_ranks(self):
         views = await self._router.call("GET", "/workers")
@@ -196,7 +205,7 @@ async def test_conversations_are_predicted_as_vllm_counts_them(router, attachabl
         talk = Conversations(router, client, path, seed=len(path))
         await talk.run(CONVERSATIONS, TURNS)
     assert talk.wrong == []
-    assert talk.found[True] > CONVERSATIONS * TURNS / 4
+    assert talk.found[True] > CONVERSATIONS * TURNS / 5
     assert talk.cached_tokens > 0
 
 

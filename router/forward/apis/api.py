@@ -40,6 +40,8 @@ class Api(Struct, frozen=True):
     another one: engines take the fields for both. `computes`: an engine generates from its prompt.
     `passes`: requests and answers pass byte for byte, see `passed.py`; no `prompt` is read.
     `engines`: the kinds of engines that have it.
+    `chooses_rank`: engines compute the request on the rank that is named in a header. vLLM 0.32
+    does not for Responses, which its own balancer places.
     """
 
     path: str
@@ -54,6 +56,7 @@ class Api(Struct, frozen=True):
     computes: bool = True
     passes: bool = False
     engines: tuple[str, ...] = ("vllm", "sglang", "tensorrt_llm")
+    chooses_rank: bool = True
 
 
 _CHAT_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -71,6 +74,7 @@ _TABLE = (
     Api(
         RESPONSES, "input", ("instructions", "input", "tools"), ("max_output_tokens",), "response",
         reported_usage.of_responses, event_of_responses, error_formats.RESPONSES,
+        chooses_rank=False,
     ),
     Api(
         MESSAGES, "messages", _OF_MESSAGES, ("max_tokens",), "message",

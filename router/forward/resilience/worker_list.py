@@ -6,6 +6,7 @@ The router lists them. The endpoint of a new worker is taken from a selection pi
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -57,7 +58,7 @@ class WorkerList:
         self.names = ModelNames()
         self.workers: dict[int, ListedWorker] = {}
         self._listed: set[str] = set()
-        self._listed_ids: frozenset[int] = frozenset()
+        self._rank_counts: Counter[int] = Counter()
         self.problem: str | None = "the router has not sent its list of workers yet"
 
     async def run(self) -> None:
@@ -99,7 +100,17 @@ class WorkerList:
             await self.refresh()
         except KvRouterError:
             return False
-        return worker_id not in self._listed_ids
+        return worker_id not in self._rank_counts
+
+    async def include(self, worker_id: int) -> None:
+        """Refresh the list if a worker is not in it; it stays unlisted if that fails."""
+        if worker_id not in self._rank_counts:
+            with suppress(KvRouterError):
+                await self.refresh()
+
+    def rank_count(self, worker_id: int) -> int:
+        """Return the number of a worker's ranks, as of the last refresh; 0 if it is not listed."""
+        return self._rank_counts[worker_id]
 
     async def refresh(self) -> None:
         """Update the list. Raises KvRouterError, and then keeps the former list."""
@@ -108,14 +119,10 @@ class WorkerList:
         except KvRouterError as error:
             self.problem = f"the router's worker list is not available: {reason_of(error)}"
             raise
-        models = {
-            load.worker_id: scope.model_name
-            for scope in scopes
-            for load in scope.loads
-            if scope.routing_group == self._routing_group
-        }
+        own = [each for each in scopes if each.routing_group == self._routing_group]
+        models = {load.worker_id: scope.model_name for scope in own for load in scope.loads}
         self.problem, self._listed = None, set(models.values())
-        self._listed_ids = frozenset(models)
+        self._rank_counts = Counter(load.worker_id for scope in own for load in scope.loads)
         self.names.replace(names_in(scopes, self._routing_group))
         self._models |= self._listed | self.names.all.keys()
         for worker_id in self.workers.keys() - models.keys():

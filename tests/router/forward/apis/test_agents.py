@@ -240,3 +240,20 @@ async def test_engine_without_an_api_is_passed_over_and_the_refusal_says_so(scen
             assert (pinned.status_code, pinned.json()["error"]["code"]) == (404, "route_not_served")
             assert (pinned.json().get("type") == "error") == (path == MESSAGES)
         await its.until_free()
+
+
+async def test_where_an_engine_chooses_the_rank_nothing_of_it_is_claimed(scene):
+    engine = AgentEngine()
+    async with scene(engine) as its:
+        answer = await its.forward.post(RESPONSES, body_of(RESPONSES))
+        assert answer.headers["x-data-parallel-rank"] == "0"
+        without_events = {"kv_events_endpoints": None, "replay_endpoints": None}
+        ranks = {**engine.registration(2), **without_events, "data_parallel_size": 2}
+        assert (await its.router.post("/workers", ranks)).status_code < 300
+        for path in (CHAT, RESPONSES):
+            target = {"x-worker-id": "2"}
+            answer = await its.forward.post(path, body_of(path), headers=target)
+            assert answer.headers["x-worker-id"] == "2"
+            is_said = "x-data-parallel-rank" in answer.headers
+            assert is_said == ("x-predicted-cached-tokens" in answer.headers) == (path == CHAT)
+        await its.until_free()
