@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
@@ -132,8 +132,7 @@ def _file(code: CodeType) -> str:
 
 def book_all(port: int, _: str, requests: int) -> None:
     """Register the workers, book prompts that share a beginning, and end them. One connection."""
-    with closing(_connected(port)) as connection:
-        _register_all(connection)
+    with _workers(port) as connection:
         for number, tokens in enumerate(_prompts(requests)):
             booked = {"token_ids": tokens, "request_id": f"r{number}"}
             _request(connection, "POST", "/select_and_reserve", booked)
@@ -143,9 +142,8 @@ def book_all(port: int, _: str, requests: int) -> None:
 
 def book_all_over_nats(port: int, nats_url: str, requests: int) -> None:
     """Register the workers, and book such prompts with the client."""
-    with closing(_connected(port)) as connection:
-        _register_all(connection)
-    asyncio.run(_book_with_client(nats_url, requests))
+    with _workers(port):
+        asyncio.run(_book_with_client(nats_url, requests))
 
 
 async def _book_with_client(nats_url: str, requests: int) -> None:
@@ -197,10 +195,19 @@ def _prompts(count: int) -> Iterator[list[int]]:
         yield [*range(TOKENS // 2), *range(1000 * number, 1000 * number + TOKENS // 2)]
 
 
-def _register_all(connection: http.client.HTTPConnection) -> None:
-    for worker_id in range(1, WORKERS + 1):
-        registration = _registration(worker_id, f"tcp://127.0.0.1:{worker_id}")
-        _request(connection, "POST", "/workers", registration)
+@contextmanager
+def _workers(port: int) -> Iterator[http.client.HTTPConnection]:
+    """Register the workers, whose event sockets are open, and yield a connection to the router."""
+    with closing(_connected(port)) as connection, zmq.Context() as context, ExitStack() as stack:
+        engines = [stack.enter_context(context.socket(zmq.XPUB)) for _ in range(WORKERS)]
+        for worker_id, engine in enumerate(engines, 1):
+            engine.linger = 0
+            engine_port = engine.bind_to_random_port("tcp://127.0.0.1")
+            registration = _registration(worker_id, f"tcp://127.0.0.1:{engine_port}")
+            _request(connection, "POST", "/workers", registration)
+        for engine in engines:
+            engine.recv()  # the router has subscribed
+        yield connection
 
 
 def _connected(port: int) -> http.client.HTTPConnection:

@@ -2,8 +2,8 @@
 
     request ─▶ tokens as an array ─▶ Commands.handle ─▶ reply, or what it waits for
 
-Requests are passed on as they are, without being serialized: whoever builds them checks what its
-own callers sent. Nothing can be lost on the way, so a step of a reservation is one call.
+Requests are passed on as they are, without being serialized: the code that builds them checks what
+its own callers sent. Nothing can be lost on the way, so a step of a reservation is one call.
 """
 
 import asyncio

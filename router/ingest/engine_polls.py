@@ -146,7 +146,7 @@ class EnginePolls:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The engines by who reads their metrics, and those that nobody can read."""
+        """The engines, by the router that reads their metrics; failed: none can."""
         now_s, found = time.monotonic(), {"read": 0, "shared": 0, "failed": 0}
         for worker_id, watch in self._watches.items():
             is_ours = self._duties.is_ours(worker_id, now_s)

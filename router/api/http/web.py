@@ -152,7 +152,7 @@ async def _elsewhere(_: Request) -> Response:
 class ReadyProbe:
     """`GET /ready`: 200, or 503 with the reasons.
 
-    Without `?verbose` in O(1) for strangers, because anyone may send it. Operators are also told
+    Without `?verbose` in O(1) for strangers, because any caller may send it. Operators also receive
     why workers are not chosen, if none is. `describe`: lists the workers.
     """
 

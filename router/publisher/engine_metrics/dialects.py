@@ -149,7 +149,10 @@ def _vllm_waits(rank: RankMetrics, waiting: int) -> bool:
 def _vllm_work(
     rank: RankMetrics, computed: int, used_tokens: int, *, is_working: bool
 ) -> WorkSeen | None:
-    """Return what tells its rates. None: before 0.16 computed tokens are known at the end only."""
+    """Return the counters of its rates.
+
+    Returns None before 0.16, where computed tokens are known at the end only.
+    """
     if rank.first(("vllm:prompt_tokens_by_source_total",)) is None:
         return None
     queries, hits = rank.count("vllm:prefix_cache_queries_total"), rank.count(_VLLM_HITS)

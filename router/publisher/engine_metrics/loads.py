@@ -65,7 +65,7 @@ class WorkSeen(Struct, frozen=True):
 class EngineLoad(Struct, frozen=True):
     """A load report in this project's terms; values that the engine does not report are 0.
 
-    `seen`: what tells how long its work takes, if it counts that. `timed`: the same as work with a
+    `seen`: the counters of its work's duration, if it has them. `timed`: the same as work with a
     known duration, as in `PolledLoad`; None: `counters` have it.
     """
 

@@ -14,7 +14,7 @@ from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.prometheus_text import Sample, parse_samples
 
 _STARTED = "process_start_time_seconds"
-"""Any process may have this metric, which therefore tells no kind of engine."""
+"""Any process may have this metric, which therefore names no kind of engine."""
 
 
 class EngineMetrics:

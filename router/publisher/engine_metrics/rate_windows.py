@@ -34,7 +34,7 @@ _MOST_GAP_S = 2.5
 """The time between two polls after which the work in between is unknown."""
 
 SLOW_POLL_S = 0.3
-"""A poll that took longer tells no rates: its engine counted at an unknown moment of it."""
+"""A poll that took longer is not used for rates: its engine counted at an unknown moment of it."""
 
 WARM_S = 2.0
 """The first work of an engine's life, which compiles and warms up."""

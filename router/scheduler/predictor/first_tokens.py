@@ -56,7 +56,7 @@ class FirstTokens:
         self._fastest: dict[int, Fastest] = {}
 
     def restart(self, requests_finished: int) -> None:
-        """Begin with another life of the engine, which has finished so many requests."""
+        """Begin with another life of the engine, which has finished `requests_finished`."""
         self._guarded = max(GUARDED - requests_finished, 0)
         self._decades.clear()
         self._fastest.clear()
