@@ -304,7 +304,7 @@ def client_booking(request_id: str, request: SelectRequest) -> bytes:
     question = Question(SELECT_AND_RESERVE, received_fields(request), request_id)
     body = encoded(question)
     path = f"{question.path}?{urlencode(body.parameters)}"
-    headers = ((b"x-request-id", request_id.encode()), (b"content-type", body.media_type.encode()))
+    headers = ((b"content-type", body.media_type.encode()), (b"x-request-id", request_id.encode()))
     return Request("POST", path, body.content, headers).encoded(ORIGIN)
 
 

@@ -41,7 +41,8 @@ async def started(client, stack, directory, name, redis_port):
 
     await eventually(is_up)
     for worker_id in range(WORKERS):
-        body = {"worker_id": worker_id, "endpoint": "http://w", "block_size": 4}
+        # A server that answers, as workers have one: no engine is asked in this test.
+        body = {"worker_id": worker_id, "endpoint": url, "block_size": 4}
         assert (await client.post(f"{url}/workers", json=body)).status_code == 201
     return process, url
 
