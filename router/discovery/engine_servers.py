@@ -40,7 +40,7 @@ class ServedModels(Struct, frozen=True):
 
 
 class ServerState(Struct, frozen=True):
-    """What is known of a server since its worker was registered.
+    """The results of requests to a server since its worker was registered.
 
     `has_answered`: it did at some time. `failures`: requests without a response since the last one.
     `last`: the last result.

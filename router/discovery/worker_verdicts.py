@@ -1,4 +1,4 @@
-"""What is wrong with a registered worker, in one sentence each, from its sockets and its server.
+"""The faults of a registered worker, one sentence each, from its sockets and its server.
 
     event sockets ──▶ answered, absent, problem ─┐
     HTTP server ────▶ answered, failures, models ┴▶ verdict ▶ not schedulable │ fault of a rank
@@ -32,7 +32,7 @@ ESTIMATED = "cached blocks are estimated from bookings"
 
 
 class Verdict(Struct, frozen=True):
-    """What is wrong with a worker.
+    """The faults of a worker.
 
     `problem`: the reason why it is not schedulable; `is_unreachable`: it never answered anywhere.
     `faults`: what is wrong with ranks, or with the model of all.

@@ -33,7 +33,7 @@ _FAR_S = 1e9
 
 
 class SourceFault(Struct, frozen=True):
-    """What is wrong with a rank's event source or its engine, in a sentence.
+    """A fault of a rank's event source or its engine, in a sentence.
 
     `effect` on trust: `explain`, it is the reason of what is missing; `degrade`, what arrives is of
     something else than what is registered; `estimate`, nothing ever arrived, and bookings are used

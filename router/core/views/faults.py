@@ -1,4 +1,4 @@
-"""What is known to be wrong with workers that callers registered, in sentences. Read-only."""
+"""The known faults of workers that callers registered, in sentences. Read-only."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What an engine's OpenAI server says of itself."""
+"""The description of itself that an engine's OpenAI server gives."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

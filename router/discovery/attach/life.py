@@ -20,7 +20,7 @@ class Return(Struct, frozen=True):
 
 
 class EngineLife:
-    """What was last seen of an engine's process.
+    """The last observation of an engine's process.
 
     `is_several`: more than one engine answers at this URL. `has_been_up`: it answered once.
     """

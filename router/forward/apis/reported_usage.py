@@ -43,7 +43,7 @@ class ResponsesUsage(Struct, frozen=True):
 
 
 class Reported(Struct, frozen=True):
-    """What a whole answer says about itself. `answer_id`: under which its engine may keep it."""
+    """The usage in a whole answer. `answer_id`: the id under which its engine may keep it."""
 
     usage: Usage | None = None
     answer_id: str | None = None

@@ -45,7 +45,7 @@ class Features(Struct, frozen=True):
 
 
 class Rendered(Struct, frozen=True):
-    """What an engine makes of a request."""
+    """The prompt that an engine makes of a request."""
 
     token_ids: list[TokenId]
     features: Features | None = None

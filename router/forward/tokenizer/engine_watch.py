@@ -15,7 +15,7 @@ MOST_AT_ONCE = 4
 
 
 class EngineWatch:
-    """What is not known of an engine is said in the log at its start, not at its first image."""
+    """The limits of an engine are logged when it appears, not at its first image."""
 
     def __init__(self, engines: EngineTokens, roster: WorkerList) -> None:
         self._engines = engines

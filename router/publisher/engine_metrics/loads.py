@@ -37,7 +37,7 @@ _decoder = msgpack.Decoder(LoadStat)
 
 
 class WorkSeen(Struct, frozen=True):
-    """What an engine counts of its work, beside `LoadCounters`, for `rate_windows.py`.
+    """The counts of an engine's work beside `LoadCounters`, for `rate_windows.py`.
 
     `steps`: those that gave an output. `prompt_tokens`: computed for prompts with their first
     token. `admitted_tokens`: tokens to compute of prompts admitted, complete or not. `outputs`,

@@ -1,4 +1,4 @@
-"""How engines make a chat of a request: rules that differ between kinds of engines, and versions.
+"""The rules by which engines make a chat of a request, which differ by kind and version.
 
 Facts: vLLM 0.32 as it ran; SGLang 0.5.23 and TensorRT-LLM as their sources say.
 """
