@@ -16,6 +16,8 @@ from msgspec import Struct
 from peer import dynamo
 from timing import CallTimes
 
+from router.config.core import make_core
+from router.config.router import RouterConfig
 from router.core.commands import (
     Apply,
     Free,
@@ -25,15 +27,11 @@ from router.core.commands import (
     SetConnected,
     UpsertWorker,
 )
-from router.core.core import RouterCore
-from router.core.fleet import LivenessLimits
-from router.core.settings import CoreSettings
-from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.requests import ConfigOverride, ReserveRequest, SelectRequest
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.publisher.journal.journal import EventJournal
-from router.scheduler.settings import PolicySettings
+from router.runtime.process.settings import configured
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing.block_hashes import chain, local_block_hashes
 
@@ -87,14 +85,8 @@ class OurFleet:
     """A core, its workers, and what they hold and are booked for."""
 
     def __init__(self, world: World) -> None:
-        settings = CoreSettings(
-            router_id=1,
-            policy=PolicySettings(),
-            liveness=LivenessLimits(),
-            reservation_ttl_s=1e9,
-            max_reservations=1 << 20,
-        )
-        self._core = RouterCore(settings, RadixTree, Random(SEED))
+        config = configured(RouterConfig, reservation_ttl_s=1e9)
+        self._core = make_core(config, Random(SEED))
         self._core.handle(SetConnected(True), 0.0)
         self._ids = count()
         for worker_id in range(world.shape.workers):

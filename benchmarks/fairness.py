@@ -12,9 +12,9 @@ from random import Random
 
 import numpy as np
 
+from router.config.core import make_core
 from router.config.router import RouterConfig
 from router.core.core import RouterCore
-from router.indexer.radix_tree.radix_tree import RadixTree
 from router.runtime.process.settings import configured
 from router.simulator.engine_model import llama_8b
 from router.simulator.scenario import Scenario
@@ -60,7 +60,7 @@ def core(threshold: float, rng: Random) -> RouterCore:
         max_waiting_requests=65_536,
         max_waiting_tokens=1 << 40,
     )
-    return RouterCore(config.core, RadixTree, rng)
+    return make_core(config, rng)
 
 
 def p99s(asked: list[TraceRequest], workers: int, threshold: float, *, named: bool = True):

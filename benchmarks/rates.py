@@ -28,14 +28,13 @@ from msgspec import Struct
 from rows import Row, as_json, as_table, machine
 from timing import Bounded
 
+from router.config.core import make_core
 from router.config.router import RouterConfig
 from router.core.core import RouterCore
-from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.loads import LoadCounters, LoadGauges, PolledLoad
 from router.protocol.values import Rank
 from router.publisher.engine_metrics.loads import EngineLoad, WorkSeen
 from router.publisher.engine_metrics.rate_windows import RateEstimator
-from router.runtime.process.settings import configured
 from router.scheduler.predictor.predictor import Predictor
 from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import CONTEXT_S, PREFILL_S, RATE_ERROR, RankTable
@@ -101,7 +100,7 @@ def learned(shape: Shape, seed: int, *, with_first_tokens: bool) -> Learned:
     traffic, cores, seen = trace(shape, seed), [], []
 
     def core(rng: Random) -> RouterCore:
-        cores.append(RouterCore(configured(RouterConfig).core, RadixTree, rng))
+        cores.append(make_core(RouterConfig(), rng))
         return cores[0]
 
     def look(_: float) -> None:

@@ -1,25 +1,19 @@
-"""Replays for `scheduling.py`: what is replayed, by which policy, and how rates are learned."""
+"""Replays for `scheduling.py`: what is replayed, and by which policy."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, cast
 
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from router.core.commands import AnyCommand, ApplyLoad
+from router.config.core import make_core
+from router.config.router import RouterConfig
 from router.core.core import RouterCore
-from router.core.fleet import LivenessLimits
-from router.core.settings import CoreSettings
-from router.indexer.radix_tree.radix_tree import RadixTree
-from router.protocol.values import Rank, Scope
+from router.runtime.process.settings import configured
 from router.scheduler.policy.cache_aware import CacheAware
-from router.scheduler.predictor.rates import Vector
-from router.scheduler.settings import PolicySettings
-from router.sequence.rank_table import BASE_S, KV_S
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.mooncake import read_mooncake
 from router.simulator.scenario import Scenario, SlowDown
@@ -30,14 +24,13 @@ from router.simulator.workloads import WORKLOADS
 
 WORKERS = 16
 BLOCK_SIZE = 512
-_RATES = slice(BASE_S, KV_S + 1)
 
 
 class Case(Struct, frozen=True, kw_only=True):
     """One replay. `source`: a trace's path, or a workload's name; `requests`: of a workload, or how
     many of a trace. `settings`: of the policy. `slow_workers` take twice as long for everything;
-    `slowing`: worker 0 takes three times as long from this second on. `rates`: "rank", "shared" or
-    "scrambled". `spread`: requests of one moment come evenly until the next one.
+    `slowing`: worker 0 takes three times as long from this second on. `spread`: requests of one
+    moment come evenly until the next one.
     """
 
     source: str
@@ -50,7 +43,6 @@ class Case(Struct, frozen=True, kw_only=True):
     slowing: float | None = None
     routers: int = 1
     spread: bool = False
-    rates: str = "rank"
 
     @property
     def label(self) -> str:
@@ -61,38 +53,6 @@ class Case(Struct, frozen=True, kw_only=True):
     def told(self) -> str:
         """Its settings."""
         return ",".join(f"{name}={value:g}" for name, value in self.settings)
-
-
-class OtherRates:
-    """A core that predicts by other rates than those it has learned of each rank.
-
-    `rates`: "shared": every rank is as fast as its model on average, which learning per rank is
-    compared with; "scrambled": every rank is as fast as another one.
-    """
-
-    def __init__(self, core: RouterCore, rates: str) -> None:
-        self._core = core
-        self._rates = rates
-        self._reported: dict[Rank, None] = {}
-
-    def handle(self, command: AnyCommand, now_s: float) -> Any:
-        """Handle a command as the core does. A report then gives its rank other rates."""
-        handled = self._core.handle(command, now_s)
-        if isinstance(command, ApplyLoad):
-            rank = command.report.rank
-            self._reported[rank] = None
-            self._core.ranks.row(rank)[_RATES] = self._rates_of(rank)
-        return handled
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def _rates_of(self, rank: Rank) -> Vector:
-        predictor = self._core.predictor
-        if self._rates == "shared":
-            return predictor.model_seconds(Scope().model_name)
-        ranks = sorted(self._reported)
-        return predictor.rank_seconds(ranks[(ranks.index(rank) + len(ranks) // 2) % len(ranks)])
 
 
 def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
@@ -117,22 +77,20 @@ def run(case: Case) -> Summary:
     )
     trace = _trace(case.source, case.requests, case.seed if case.source in WORKLOADS else 0)
     trace = spread_arrivals(trace) if case.spread else trace
-    return summarize(simulate(trace, scenario, lambda rng: _core(case, rng)))
+    return summarize(simulate(trace, scenario, lambda rng: core_of(case, rng)))
 
 
-def _core(case: Case, rng: Random) -> RouterCore:
-    told = dict(case.settings)
-    selectors = [CacheAware(**told)] if case.policy == CacheAware.name else None
-    settings = CoreSettings(
-        router_id=rng.getrandbits(53),
-        policy=PolicySettings() if selectors else PolicySettings(**told),
-        liveness=LivenessLimits(),
-        reservation_ttl_s=3_600.0,
-        max_reservations=1_000_000,
-        default_policy=case.policy,
-    )
-    core = RouterCore(settings, RadixTree, rng, selectors)
-    return core if case.rates == "rank" else cast(RouterCore, OtherRates(core, case.rates))
+def core_of(case: Case, rng: Random) -> RouterCore:
+    """The core of the router as it ships, with the settings of a case.
+
+    SGLang's policy has settings of its own, which are none of the router.
+    """
+    told, selectors = dict(case.settings), None
+    if case.policy == CacheAware.name:
+        told, selectors = {}, [CacheAware(**told)]
+    name = f"simulated-{rng.getrandbits(53)}"
+    config = configured(RouterConfig, name=name, policy=case.policy, **told)
+    return make_core(config, rng, selectors=selectors)
 
 
 def _slow(model: EngineModel) -> EngineModel:

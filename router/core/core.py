@@ -78,7 +78,7 @@ class RouterCore:
     """The state of a router, and its commands.
 
     `handle`: executes a command at a time, and returns its reply and effects. All other members
-    may be read, not changed.
+    may be read, not changed; none can be replaced.
     """
 
     handle: Handle
@@ -152,7 +152,22 @@ class RouterCore:
         parts = (self._placer, self._reservations, self.waiting)
         self._admission = AdmissionController(self.fleet, *parts)
         self._handlers = self._table()
-        self.handle = self._execute
+        self.handle = self._execute  # the last one: from now on nothing is replaced
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raise AttributeError once the core is built: its parts hold on to each other."""
+        if hasattr(self, "handle"):
+            raise AttributeError(f"{name}: the parts of a core cannot be replaced")
+        object.__setattr__(self, name, value)
+
+    def wrap(self, around: Handle) -> None:
+        """Pass every command to a function around `handle`, which calls that: a recorder."""
+        object.__setattr__(self, "handle", around)
+
+    @property
+    def settings(self) -> CoreSettings:
+        """The settings it was built with."""
+        return self._settings
 
     @property
     def gate(self) -> Eligibility:

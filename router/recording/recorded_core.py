@@ -43,7 +43,7 @@ class RecordedCore:
         self._record = record
         self._handle = core.handle
         self._is_deciding = False
-        core.handle = self.handle
+        core.wrap(self.handle)
         core.index.on_search = self._note_search
 
     def handle(self, command: Command[Any], now_s: float) -> AnyHandled:

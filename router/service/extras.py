@@ -1,6 +1,5 @@
-"""Optional components, created if settings require them, and installed policies."""
+"""Optional components, created if settings require them."""
 
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,37 +13,9 @@ from router.observability.metrics import RouterMetrics
 from router.observability.state_metrics import SESSION_METRICS
 from router.runtime.process.metrics import expose
 from router.scheduler.affinity import AffinityTable
-from router.scheduler.policy.custom import CustomPolicy, checked_policy
-from router.scheduler.policy.registry import builtin_policies
-from router.scheduler.selector import Selector
 
 if TYPE_CHECKING:
     from router.observability.tracing import Tracer
-
-
-GROUP = "kv_router.policies"
-
-
-def installed_policies() -> list[CustomPolicy]:
-    """Return one of each installed policy, by entry point name. Raises ConfigError."""
-    found = sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value))
-    return [_made(each) for each in found]
-
-
-def every_policy() -> list[Selector]:
-    """Return one of each available policy. Raises ConfigError."""
-    return [*builtin_policies(), *installed_policies()]
-
-
-def _made(each: EntryPoint) -> CustomPolicy:
-    """Make the policy of an entry point: a class, or a function without arguments."""
-    origin = f"entry point {each.name} ({each.value}) of {GROUP}"
-    try:
-        made = each.load()()
-    except Exception as error:
-        reason = f"cannot be made: {type(error).__name__}: {error}"
-        raise ConfigError(origin, reason, "a subclass of Policy made without arguments") from error
-    return checked_policy(origin, made)
 
 
 def make_sessions(config: SessionConfig, namespace: str, metrics: RouterMetrics) -> Sessions | None:

@@ -20,6 +20,7 @@ from router.api.rpc.service import Rpc
 from router.api.sessions import SessionStep
 from router.api.shadow import ShadowStep
 from router.api.workers import WorkerCommands
+from router.config.core import make_core
 from router.config.router import RouterConfig
 from router.core.core import RouterCore
 from router.core.effects import ShareLoad
@@ -33,7 +34,6 @@ from router.discovery.attach.visitor import EngineVisitor
 from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
-from router.indexer.factory import make_indexer
 from router.ingest.engine_polls import EnginePolls, PollDuties
 from router.ingest.replica_sync import ReplicaSync
 from router.observability.accuracy_metrics import expose_accuracy
@@ -48,7 +48,7 @@ from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.settings import NO_OTHERS, Loaded, effective
 from router.service.bus_feed import Task
-from router.service.extras import every_policy, make_decision_log, make_sessions, make_tracer
+from router.service.extras import make_decision_log, make_sessions, make_tracer
 from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
@@ -81,7 +81,7 @@ class RouterService:
         self._settings = effective(config, sources)
         self._incarnation = time.time_ns() // 1000
         self._interface: tuple[Api, Front] | None = None
-        core = core or _core(config)
+        core = core or make_core(config, Random())
         self.host = CoreHost(
             "router",
             config,
@@ -340,8 +340,3 @@ class RouterService:
         if bus is None or not bus.client.is_connected:
             raise BusUnavailableError("worker orders are stored on the bus")
         await self.host.feed.registry.order(bus, worker_id, lifecycle)
-
-
-def _core(config: RouterConfig) -> RouterCore:
-    index = config.index_settings
-    return RouterCore(config.core, lambda: make_indexer(index), Random(), every_policy())

@@ -1,18 +1,49 @@
-"""Replays of the router as it is built, and of one that predicts by other rates."""
+"""Replays of the router as it is built."""
+
+from random import Random
 
 import pytest
-from scheduling_runs import Case, run
+from msgspec.structs import replace
+from scheduling_runs import Case, core_of, run
+from scheduling_sections import SECTIONS, Plan
 
-SMALL = {"source": "multi-turn", "policy": "predictive", "requests": 200, "slow_workers": 8}
+from router.config.core import make_core
+from router.config.router import RouterConfig
+from router.scheduler.settings import PolicySettings
+from router.simulator.summary import Summary
+
+SMALL = {"source": "multi-turn", "requests": 200}
 
 
-@pytest.fixture(scope="module")
-def learned():
-    return run(Case(**SMALL))
+def test_core_of_a_case_is_that_of_the_router_as_it_ships():
+    ours, shipped = (
+        core_of(Case(**SMALL, policy="predictive"), Random(1)),
+        make_core(RouterConfig(), Random(1)),
+    )
+    assert ours.settings == replace(shipped.settings, router_id=ours.settings.router_id)
 
 
-@pytest.mark.parametrize("rates", ["shared", "scrambled"])
-def test_other_rates_than_learned_decide_otherwise(rates, learned):
-    other = run(Case(**SMALL, rates=rates))
-    assert other.unserved == learned.unserved == 0
-    assert other.ttft_mean_s != learned.ttft_mean_s
+def test_settings_of_a_case_reach_its_core():
+    told = (("prefill_load_scale", 8.0), ("decode_active_request_weight", 2.0))
+    settings = core_of(Case(**SMALL, policy="dynamo-1.6", settings=told), Random(1)).settings
+    assert settings.default_policy == "dynamo-1.6"
+    assert settings.policy == PolicySettings(**dict(told))
+
+
+@pytest.mark.parametrize("policy", ["predictive", "cache-aware"])
+def test_every_request_of_a_case_is_served(policy):
+    summary = run(Case(**SMALL, policy=policy, slow_workers=8))
+    assert (summary.served, summary.unserved) == (200, 0)
+
+
+def test_learning_is_compared_with_the_best_of_each_grid():
+    plan, section = Plan("trace", 2, (1.0,), None), SECTIONS["learning"]
+    cases = list(section.cases(plan))
+    fields = dict.fromkeys(Summary.__struct_fields__, 1.0)
+    found = {case: Summary(**fields) for case in cases}
+    tuned = {"policy": "dynamo-1.0", "settings": (("prefill_load_scale", 8.0),)}
+    best = plan.cases(**tuned, slow_workers=8)[0]
+    found[best] = Summary(**fields | {"ttft_mean_s": 0.5})
+    rows = {row.name: row for row in section.rows(plan, found)}
+    assert f"half slow, best: {best.label} ttft_mean_s" in rows
+    assert {case.policy for case in cases} >= {"predictive", "dynamo-1.6", "lmetric", "cache-aware"}

@@ -156,10 +156,6 @@ class Predictor:
         model = self._models.get(model_name)
         return NOMINAL_S if model is None else model.learning.rates.seconds
 
-    def rank_seconds(self, rank: Rank) -> Vector:
-        """Return the rates learned of a known rank, in the order of their columns."""
-        return self._ranks[rank][1].rates.seconds
-
     def check_invariants(self) -> None:
         """Assert that rates are valid and ranks are counted. O(ranks)."""
         for model_name, model in self._models.items():

@@ -1,23 +1,15 @@
 """Constructors of the core that is recorded, and of the core for a replay."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
-from typing import TypeAlias
 
-from msgspec.structs import replace
-
+from router.config.core import make_core
 from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from router.errors import ConfigError
-from router.indexer.base import Indexer
-from router.indexer.factory import make_indexer
 from router.recording.format import Header, RecordingError, Setting
 from router.recording.recorded_core import Record, RecordedCore
 from router.runtime.process.settings import checked, configured, settings_of
-from router.service.extras import every_policy
-
-_Parts: TypeAlias = tuple[CoreSettings, Callable[[], Indexer], Random]
 
 
 def decision_settings(config: RouterConfig) -> dict[str, Setting]:
@@ -33,16 +25,17 @@ def recorded_core(header: Header, record: Record) -> RouterCore:
 def replayed_core(header: Header, settings: Mapping[str, Setting]) -> RouterCore:
     """Return a core like the recorded one, with changed settings. Raises RecordingError."""
     try:
-        return RouterCore(*_parts(header, settings), every_policy())
+        config = config_of({**header.settings, **settings})
+        return make_core(config, Random(header.seed), multiplier=header.multiplier)
     except ConfigError as error:
         raise RecordingError("damaged", 1, f"settings: {error}") from error
 
 
-def _parts(header: Header, settings: Mapping[str, Setting]) -> _Parts:
-    """Return the parts of a core. Raises ConfigError."""
+def config_of(settings: Mapping[str, Setting]) -> RouterConfig:
+    """Return a configuration with recorded settings; unknown ones are ignored.
+
+    Raises ConfigError.
+    """
     names = {each.name for each in settings_of(RouterConfig())}
-    given = {**header.settings, **settings}
-    known = {name: value for name, value in given.items() if name in names}
-    config = configured(RouterConfig, **checked(RouterConfig, known, "recorded"))
-    index = replace(config.index_settings, multiplier=header.multiplier)
-    return config.core, lambda: make_indexer(index), Random(header.seed)
+    known = {name: value for name, value in settings.items() if name in names}
+    return configured(RouterConfig, **checked(RouterConfig, known, "recorded"))

@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from msgspec import Struct, ValidationError, convert
 
+from router.config.core import make_core
 from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.core.core import RouterCore
 from router.errors import ConfigError
-from router.indexer.radix_tree.radix_tree import MULTIPLIER
-from router.recording.format import Header, Setting
+from router.recording.format import Setting
 from router.runtime.process.settings import checked
-from router.tools.recordings.cores import decision_settings, replayed_core
+from router.tools.recordings.cores import config_of, decision_settings
 
 T = TypeVar("T")
 
@@ -79,14 +79,8 @@ class NamedPolicy(Struct, frozen=True):
     def make_core(self, rng: Random) -> RouterCore:
         """Return a core with these settings, of a router with its own id."""
         seed = rng.getrandbits(53)
-        header = Header(
-            product_version="",
-            recorded_at="",
-            settings={**self.settings, "name": f"simulated-{seed}"},
-            seed=seed,
-            multiplier=MULTIPLIER,
-        )
-        return replayed_core(header, {})
+        config = config_of({**self.settings, "name": f"simulated-{seed}"})
+        return make_core(config, Random(seed))
 
 
 def named_policy(spec: Spec, base: Mapping[str, Setting]) -> NamedPolicy:

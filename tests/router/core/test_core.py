@@ -95,6 +95,12 @@ def test_equal_costs_go_to_the_smallest_cache(world):
     assert {world.select(PROMPT).rank for _ in range(20)} == {rank(2)}
 
 
+@pytest.mark.parametrize("part", ["predictor", "ranks", "fleet", "handle", "new"])
+def test_parts_of_a_core_cannot_be_replaced(world, part):
+    with pytest.raises(AttributeError, match="cannot be replaced"):
+        setattr(world.core, part, getattr(world.core, part, None))
+
+
 def test_weight_and_temperature_can_be_overridden(world):
     world.cache(rank(2), PROMPT)
     world.book("x", PROMPT, allowed_worker_ids=[2])

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from router.config.core import installed_policies
 from router.errors import ConfigError
 from router.scheduler.settings import PolicySettings
-from router.service.extras import installed_policies
 from support.values.terms import candidate, table
 
 MODULE = """
