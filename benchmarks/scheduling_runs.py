@@ -20,7 +20,7 @@ from router.simulator.scenario import Scenario, SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import Summary, summarize
 from router.simulator.traces import Trace, spread_arrivals
-from router.simulator.workloads import WORKLOADS
+from router.simulator.workloads.registry import WORKLOADS
 
 WORKERS = 16
 BLOCK_SIZE = 512

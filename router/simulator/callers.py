@@ -16,6 +16,7 @@ from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
 from router.simulator.engine import Progress, Work
 from router.simulator.outcomes import RequestResult
+from router.simulator.traces import FollowUps
 
 RETRY_S = 0.25
 """The delay before a client retries when no worker is available."""
@@ -29,6 +30,9 @@ StartWork: TypeAlias = Callable[[int, Work], bool]
 class SimulatedClients:
     """One client per request; routers take turns.
 
+    The client of a request that follows others sends it after its think time, or never, if one of
+    them was given up.
+
     `submit` hands work to a worker and returns False if the worker does not accept it. `done`: the
     number of requests served or given up.
     """
@@ -37,6 +41,7 @@ class SimulatedClients:
         "_agenda",
         "_bus",
         "_cores",
+        "_follow_ups",
         "_outcomes",
         "_reports_late",
         "_submit",
@@ -62,15 +67,19 @@ class SimulatedClients:
         self._cores = cores
         self._worker_ids = worker_ids
         self._outcomes = outcomes
+        self._follow_ups = FollowUps([outcome.request for outcome in outcomes])
         self._submit = submit
         self._waiting: dict[tuple[int, int], tuple[int, Sequence[int]]] = {}
         self.done = 0
         bus.on_waiting(self.attend)
 
     def arrive(self, index: int) -> None:
-        """Start a request, and schedule the arrival of the next one."""
-        if index + 1 < len(self._outcomes):
-            self._agenda.at(self._outcomes[index + 1].arrival_s, self.arrive, index + 1)
+        """Start a request, and schedule the arrival of the next one that follows no other."""
+        following = index + 1
+        while following < len(self._outcomes) and self._outcomes[following].request.after:
+            following += 1
+        if following < len(self._outcomes):
+            self._agenda.at(self._outcomes[following].arrival_s, self.arrive, following)
         self.call(index)
 
     def call(self, index: int, refused: Sequence[int] = ()) -> None:
@@ -85,14 +94,14 @@ class SimulatedClients:
         if self._agenda.now_s - self._outcomes[index].arrival_s < PATIENCE_S:
             self._agenda.after(RETRY_S, self.call, index)
         else:
-            self.done += 1
+            self._give_up(index)
 
     def attend(self, core: RouterCore, effect: AdmitWaiting | RefuseWaiting) -> None:
         """Handle an effect about waiting requests: admit them, or drop a refused one."""
         if isinstance(effect, AdmitWaiting):
             self._agenda.after(0.0, self._admit, core)
-        elif self._waiting.pop((self._cores.index(core), effect.ticket), None) is not None:
-            self.done += 1
+        elif waiting := self._waiting.pop((self._cores.index(core), effect.ticket), None):
+            self._give_up(waiting[0])
 
     def receive(self, progress: Progress) -> None:
         """Report first tokens, output blocks and last tokens to the routers."""
@@ -107,14 +116,33 @@ class SimulatedClients:
             self._report(self._core_of(work.caller), OutputBlock(work.request_id, None))
         for work in progress.finished:
             self._outcomes[work.caller].finish_s = now_s
-            self.done += 1
             self._free(work)
+            self._end(work.caller)
 
     def lost(self, works: Iterable[Work]) -> None:
         """Restart the requests of a worker that died."""
         for work in works:
             self._free(work)
             self.call(work.caller)
+
+    def _end(self, index: int) -> None:
+        """Count a request that is served, and schedule those that waited for it alone."""
+        self.done += 1
+        for follower in self._follow_ups.end(index):
+            think_s = self._outcomes[follower].request.think_s
+            self._agenda.after(think_s, self._follow, follower)
+
+    def _follow(self, index: int) -> None:
+        """Start a request that follows others."""
+        self._outcomes[index].arrival_s = self._agenda.now_s
+        self.call(index)
+
+    def _give_up(self, index: int) -> None:
+        """Count a request that is not served, and all that never arrive because of that."""
+        lost = self._follow_ups.lose(index)
+        for follower in lost:
+            self._outcomes[follower].arrival_s = self._agenda.now_s
+        self.done += 1 + len(lost)
 
     def _select(self, index: int, refused: Sequence[int]) -> Placement | int | None:
         """Return the placement, the ticket if the request waits, or None without a worker."""

@@ -1,5 +1,7 @@
 """The results of every request and the load of every worker, from which reports are made."""
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from math import log, nan
 from typing import TypeAlias
@@ -72,8 +74,12 @@ class RequestResults(Struct, frozen=True, eq=False):
     """All results of one simulator run.
 
     `arrivals_s` to `worker_ids`: one value per request, in order of arrival; NaN if a request was
-    never served, or has no second token. `gap_counts`: tokens by inter-token latency, see
-    `GAP_BIN_ENDS_S`. `busy_s`: seconds worked up to each of `sampled_s`, shape (samples, workers).
+    never served, or has no second token. A request that never came, since one that it waited for
+    was given up, arrived then. `session_ids`: NaN without a session. `shared_tokens`: the tokens of
+    the prompt that another prompt has as well, in whole blocks, except for the last token, which is
+    always computed; `distinct_shared_tokens`: those of all prompts, each counted once.
+    `gap_counts`: tokens by inter-token latency, see `GAP_BIN_ENDS_S`. `busy_s`: seconds worked up
+    to each of `sampled_s`, shape (samples, workers).
     """
 
     arrivals_s: FloatArray
@@ -85,9 +91,12 @@ class RequestResults(Struct, frozen=True, eq=False):
     cached_tokens: FloatArray
     attempts: FloatArray
     worker_ids: FloatArray
+    session_ids: FloatArray
+    shared_tokens: FloatArray
     gap_counts: FloatArray
     sampled_s: FloatArray
     busy_s: FloatArray
+    distinct_shared_tokens: int
 
 
 def collected(
@@ -97,7 +106,9 @@ def collected(
     sampled_s: Sequence[float],
     busy_s: Sequence[Sequence[float]],
 ) -> RequestResults:
-    """Return the results of a run, in columns. O(requests)."""
+    """Return the results of a run, in columns. O(requests log requests + blocks)."""
+    outcomes = sorted(outcomes, key=_arrival_s)
+    shared_blocks, distinct_blocks = _shared_blocks([each.request for each in outcomes], block_size)
     arrivals_s = np.array([each.arrival_s for each in outcomes])
     first_s = np.array([each.first_token_s for each in outcomes])
     finish_s = np.array([each.finish_s for each in outcomes])
@@ -112,7 +123,34 @@ def collected(
         cached_tokens=np.array([each.cached_blocks * block_size for each in outcomes], float),
         attempts=np.array([each.attempts for each in outcomes], float),
         worker_ids=np.array([each.worker_id for each in outcomes], float),
+        session_ids=np.array([_session_id(each.request) for each in outcomes], float),
+        shared_tokens=np.array([blocks * block_size for blocks in shared_blocks], float),
         gap_counts=gaps.counts,
         sampled_s=np.array(sampled_s),
         busy_s=np.array(busy_s),
+        distinct_shared_tokens=distinct_blocks * block_size,
     )
+
+
+def _arrival_s(outcome: RequestResult) -> float:
+    return outcome.arrival_s
+
+
+def _session_id(request: TraceRequest) -> float:
+    return nan if request.session is None else request.session
+
+
+def _shared_blocks(requests: Sequence[TraceRequest], block_size: int) -> tuple[list[int], int]:
+    """Return each prompt's leading blocks that another prompt has, and their number without copies.
+
+    A block names all that is before it, so the shared ones of a prompt are its first.
+    """
+    holders: Counter[int] = Counter()
+    limits_blocks = [(request.isl_tokens - 1) // block_size for request in requests]
+    for request, limit in zip(requests, limits_blocks, strict=True):
+        holders.update(request.sequence_hashes[:limit])
+    shared_blocks = [
+        bisect_left(request.sequence_hashes, True, 0, limit, key=lambda each: holders[each] == 1)
+        for request, limit in zip(requests, limits_blocks, strict=True)
+    ]
+    return shared_blocks, sum(count > 1 for count in holders.values())

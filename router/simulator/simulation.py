@@ -7,6 +7,9 @@
 One event queue determines what happens next, no component reads a clock, and the only randomness is
 that of the cores, drawn from the scenario's seed: the same trace, scenario and cores give the same
 results, to the last bit.
+
+A request arrives at its time, or a think time after the responses that it waits for: how fast a
+fleet is decides how much it is asked.
 """
 
 from collections.abc import Callable

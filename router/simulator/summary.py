@@ -72,7 +72,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Metrics of the served requests, with times in seconds.
 
     `hit_rate`: cached fraction of all prompt tokens. `load_spread`: the coefficient of variation
-    (standard deviation by mean) of the workers' busy seconds.
+    (standard deviation by mean) of the workers' busy seconds. `makespan_s`: from the first arrival
+    to the last end. `sessions`: those with all of their requests served; `session_mean_s`,
+    `session_p99_s`: from the first arrival of one to its last end; NaN without any.
+    `prefixes_computed`: how many times a token of a prefix that several prompts share was computed,
+    on average; NaN if none is shared.
     """
 
     served: int
@@ -88,6 +92,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     tpot_p99_s: float
     hit_rate: float
     load_spread: float
+    makespan_s: float
+    sessions: int
+    session_mean_s: float
+    session_p99_s: float
+    prefixes_computed: float
 
 
 def summarize(outcomes: RequestResults) -> Summary:
@@ -96,6 +105,7 @@ def summarize(outcomes: RequestResults) -> Summary:
     ttft_s, e2e_s = outcomes.ttft_s[served], outcomes.e2e_s[served]
     tpot_s = outcomes.tpot_s[served & ~np.isnan(outcomes.tpot_s)]
     prompt_tokens = float(outcomes.isl_tokens[served].sum())
+    session_s = session_times_s(outcomes)
     return Summary(
         served=int(served.sum()),
         unserved=int((~served).sum()),
@@ -110,7 +120,42 @@ def summarize(outcomes: RequestResults) -> Summary:
         tpot_p99_s=_percentile(tpot_s, 99),
         hit_rate=float(outcomes.cached_tokens[served].sum()) / max(prompt_tokens, 1),
         load_spread=spread(outcomes.busy_s[-1]),
+        makespan_s=_makespan_s(outcomes),
+        sessions=len(session_s),
+        session_mean_s=_mean(session_s),
+        session_p99_s=_percentile(session_s, 99),
+        prefixes_computed=_prefixes_computed(outcomes),
     )
+
+
+def session_times_s(outcomes: RequestResults) -> FloatArray:
+    """Return the time from the first arrival to the last end of each session.
+
+    In order of their numbers; without those of which a request was not served. O(requests).
+    """
+    known = ~np.isnan(outcomes.session_ids)
+    _, sessions = np.unique(outcomes.session_ids[known], return_inverse=True)
+    arrivals_s = outcomes.arrivals_s[known]
+    e2e_s = np.nan_to_num(outcomes.e2e_s[known], nan=np.inf)
+    begin_s = np.full(sessions.max(initial=-1) + 1, np.inf)
+    end_s = np.zeros(len(begin_s))
+    np.minimum.at(begin_s, sessions, arrivals_s)
+    np.maximum.at(end_s, sessions, arrivals_s + e2e_s)
+    times_s: FloatArray = end_s - begin_s
+    return times_s[np.isfinite(times_s)]
+
+
+def _makespan_s(outcomes: RequestResults) -> float:
+    ends_s = outcomes.arrivals_s + outcomes.e2e_s
+    served = ~np.isnan(ends_s)
+    return float(ends_s[served].max() - outcomes.arrivals_s[0]) if served.any() else float("nan")
+
+
+def _prefixes_computed(outcomes: RequestResults) -> float:
+    served = ~np.isnan(outcomes.ttft_s)
+    uncached = outcomes.shared_tokens[served] - outcomes.cached_tokens[served]
+    distinct = outcomes.distinct_shared_tokens
+    return float(np.maximum(uncached, 0).sum()) / distinct if distinct else float("nan")
 
 
 def spread(values: FloatArray) -> float:

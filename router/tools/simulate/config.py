@@ -16,19 +16,30 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
 
     Lists are separated by spaces. Options of an item follow its name, as in
     `dynamo-1.0:overlap_score_weight=8,router_temperature=0.1`.
+
+    Workloads whose requests arrive at their times: `shared-prompts`, `multi-turn`, `agents`,
+    `long-tail`. In a closed loop, where the next request follows the responses before it:
+    `agentic-code` (tools, people, subagents) and `rollouts` (groups of equal prompts at once), as
+    in `agentic-code:sessions=100,sessions_per_s=0.05`.
     """
 
     trace: Annotated[
         str,
         about(
-            "file (Mooncake's JSONL, or written by `kv-router record`), or the name of a workload"
+            "file (Mooncake's JSONL, or written by `kv-router record`), or a workload "
+            "(NAME:key=value,…): shared-prompts, multi-turn, agents, long-tail, agentic-code, "
+            "rollouts"
         ),
     ] = ""
     policies: Annotated[
         str, about("policies to compare; their settings are options of `kv-router serve`")
     ] = "predictive dynamo-1.0 round-robin"
     speeds: Annotated[
-        str, about("list of factors by which requests arrive faster than in the trace")
+        str,
+        about(
+            "list of factors by which requests, or in a closed loop sessions, "
+            "arrive faster than in the trace"
+        ),
     ] = "1"
     seeds: Annotated[str, about("list of seeds; every run is repeated with each")] = "0"
     workers: Annotated[

@@ -89,8 +89,7 @@ def _facts(config: SimulateConfig, trace: Trace, scenario: Scenario, models: str
     prompts = sum(request.isl_tokens for request in requests) / len(requests)
     outputs = sum(request.osl_tokens for request in requests) / len(requests)
     facts = {
-        "trace": f"{trace.name}: {len(requests):,} requests in {requests[-1].arrival_s:,.0f} s"
-        + ", arrivals spread" * config.spread_arrivals,
+        "trace": f"{trace.name}: {_extent(trace)}" + ", arrivals spread" * config.spread_arrivals,
         "on average": f"{prompts:,.0f} prompt tokens, {outputs:,.0f} output tokens",
         "workers": f"{len(scenario.models)} of {models}, blocks of {trace.block_size} tokens",
         "events": f"{scenario.event_lag_s:g} s late",
@@ -101,3 +100,13 @@ def _facts(config: SimulateConfig, trace: Trace, scenario: Scenario, models: str
         "kv-router": version("kv-router"),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _extent(trace: Trace) -> str:
+    """Return the number of requests, and the time in which they or their sessions begin."""
+    begin_s = trace.requests[-1].arrival_s
+    sessions = {request.session for request in trace.requests} - {None}
+    if not sessions:
+        return f"{len(trace.requests):,} requests in {begin_s:,.0f} s"
+    begin = f"{len(sessions):,} sessions that begin within {begin_s:,.0f} s"
+    return f"{len(trace.requests):,} requests of {begin}"

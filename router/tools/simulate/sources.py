@@ -16,7 +16,7 @@ from router.simulator.mooncake import read_mooncake
 from router.simulator.recorded import read_recording
 from router.simulator.scenario import Failure, Incident, SlowDown
 from router.simulator.traces import Trace
-from router.simulator.workloads import WORKLOADS
+from router.simulator.workloads.registry import WORKLOADS
 from router.tools.simulate.specs import parsed_spec, parsed_specs
 
 PRESETS = {"70b": llama_70b, "8b": llama_8b}

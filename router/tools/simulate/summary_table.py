@@ -64,6 +64,10 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _times(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.2f}"
+
+
 COLUMNS = (
     Column("TTFT mean (ms)", "ttft_mean_s", milliseconds),
     Column("median", "ttft_median_s", milliseconds),
@@ -74,8 +78,15 @@ COLUMNS = (
     Column("p99", "tpot_p99_s", milliseconds),
     Column("hit rate", "hit_rate", percent, is_better_higher=True),
     Column("load spread", "load_spread", percent),
+    Column("session mean (ms)", "session_mean_s", milliseconds),
+    Column("p99", "session_p99_s", milliseconds),
+    Column("prefixes computed", "prefixes_computed", _times),
+    Column("makespan (ms)", "makespan_s", milliseconds),
     Column("not served", "unserved", _count),
 )
+
+OF_SESSIONS = ("session_mean_s", "session_p99_s", "prefixes_computed", "makespan_s")
+"""Fields shown of traces with sessions only."""
 
 WITH_INTERVALS = ("ttft_mean_s", "e2e_mean_s")
 """Fields shown with confidence intervals if there are several seeds."""
@@ -84,7 +95,9 @@ WITH_INTERVALS = ("ttft_mean_s", "e2e_mean_s")
 def summary_table(results: Sequence[Result]) -> str:
     """Return a table with a row per policy, of means over the seeds."""
     several = any(len(result.summaries) > 1 for result in results)
-    columns = [column for column in COLUMNS if column.field != "unserved" or _any_unserved(results)]
+    hidden = [] if _any(results, "sessions") else [*OF_SESSIONS]
+    hidden += [] if _any(results, "unserved") else ["unserved"]
+    columns = [column for column in COLUMNS if column.field not in hidden]
     heads = ["policy"]
     for column in columns:
         heads += [column.head] + ["±"] * (several and column.field in WITH_INTERVALS)
@@ -100,5 +113,5 @@ def _row(result: Result, columns: Sequence[Column], several: bool) -> list[str]:
     return cells
 
 
-def _any_unserved(results: Sequence[Result]) -> bool:
-    return any(summary.unserved for result in results for summary in result.summaries)
+def _any(results: Sequence[Result], field: str) -> bool:
+    return any(getattr(summary, field) for result in results for summary in result.summaries)

@@ -1,67 +1,34 @@
-"""Building blocks of synthetic traces: growing contexts, and sessions of several requests.
-
-Synthetic traces of very different shapes, each from a few numbers and a seed.
+"""Synthetic traces of very different shapes, whose requests arrive whatever became of others.
 
 They differ in what requests share: a system prompt with all its users, a conversation's history
 with its next turn, an agent's context with its next step, and nothing at all in the long tail.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from math import exp
+from collections.abc import Callable, Iterator
 from random import Random
-from types import MappingProxyType
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, TypeAlias
 
-import numpy as np
 from msgspec import Meta, Struct
 
-from router.sequence.hashing.block_hashes import chain
 from router.simulator.traces import Trace, TraceRequest
+from router.simulator.workloads.contexts import (
+    Context,
+    Count,
+    PerSecond,
+    Seconds,
+    Tokens,
+    about,
+    exponential,
+)
 
-LONGEST_PROMPT_TOKENS = 128_000
-"""The limit of a prompt's length; longer prompts are cut to it."""
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_OWNER_SHIFT = 24
 _ANSWER_S, _TOKEN_S = 1.0, 0.04
-_SPREAD = 0.6
 
-
-class Context:
-    """Text that only grows, optionally after another text that many contexts share.
-
-    `owner`: a number that no other context has.
-    """
-
-    __slots__ = ("_owner", "_shared", "tokens")
-
-    def __init__(self, owner: int, tokens: int, shared: "Context | None" = None) -> None:
-        self._owner = owner
-        self._shared = shared
-        self.tokens: int = tokens if shared is None else shared.tokens + tokens
-
-    def grow(self, tokens: int) -> None:
-        """Append `tokens` tokens."""
-        self.tokens += tokens
-
-    def request(self, arrival_s: float, osl_tokens: int, block_size: int) -> TraceRequest:
-        """Return a request with all of the text so far. O(blocks)."""
-        isl_tokens = min(self.tokens, LONGEST_PROMPT_TOKENS)
-        blocks = np.arange(isl_tokens // block_size, dtype=np.uint64)
-        names = blocks + np.uint64(self._owner + 1 << _OWNER_SHIFT)
-        if self._shared is not None:
-            whole = self._shared.tokens // block_size
-            shared_names = blocks[:whole] + np.uint64(self._shared._owner + 1 << _OWNER_SHIFT)
-            names[:whole] = shared_names
-        return TraceRequest(arrival_s, isl_tokens, osl_tokens, chain(names * _ODD).tolist())
-
-
-MakeSession: TypeAlias = Callable[[int, float, int], Iterator[TraceRequest]]
+_MakeSession: TypeAlias = Callable[[int, float, int], Iterator[TraceRequest]]
 """A function that makes the requests of a session from its owner, start and number of requests."""
 
 
-def sessions(
-    requests: int, requests_per_s: float, length: int, make: MakeSession, rng: Random
+def _sessions(
+    requests: int, requests_per_s: float, length: int, make: _MakeSession, rng: Random
 ) -> list[TraceRequest]:
     """Return requests of sessions that begin at random, of `length` requests on average.
 
@@ -77,36 +44,13 @@ def sessions(
     return made[:requests]
 
 
-def about(rng: Random, tokens: int) -> int:
-    """Return a log-normal length of this mean: most are shorter, some several times as long."""
-    return max(round(tokens * exp(rng.gauss(-_SPREAD * _SPREAD / 2, _SPREAD))), 1)
-
-
-def exponential(rng: Random, mean: float) -> float:
-    """Return an exponential time with this mean; 0 if the mean is 0."""
-    return rng.expovariate(1 / mean) if mean else 0.0
-
-
-def answered_s(osl_tokens: int) -> float:
+def _answered_s(osl_tokens: int) -> float:
     """Return the approximate duration of a response, after which a session continues."""
     return _ANSWER_S + _TOKEN_S * osl_tokens
 
 
 def _arrival_s(request: TraceRequest) -> float:
     return request.arrival_s
-
-
-Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
-Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
-PerSecond: TypeAlias = Annotated[float, Meta(gt=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
-
-
-class Workload(Protocol):
-    """The parameters of a synthetic trace."""
-
-    def trace(self, block_size: int, rng: Random) -> Trace:
-        """Return the trace. O(blocks of all prompts)."""
 
 
 class _Numbers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,9 +102,9 @@ class MultiTurn(_Numbers, frozen=True, kw_only=True):
                 output_tokens = about(rng, self.output_tokens)
                 yield context.request(now_s, output_tokens, block_size)
                 context.grow(output_tokens)
-                now_s += answered_s(output_tokens) + exponential(rng, self.think_s)
+                now_s += _answered_s(output_tokens) + exponential(rng, self.think_s)
 
-        made = sessions(self.requests, self.requests_per_s, self.turns, session, rng)
+        made = _sessions(self.requests, self.requests_per_s, self.turns, session, rng)
         return Trace("multi-turn", block_size, made)
 
 
@@ -186,9 +130,9 @@ class Agents(_Numbers, frozen=True, kw_only=True):
                 output_tokens = about(rng, self.output_tokens)
                 yield context.request(now_s, output_tokens, block_size)
                 context.grow(output_tokens)
-                now_s += answered_s(output_tokens) + exponential(rng, self.tool_s)
+                now_s += _answered_s(output_tokens) + exponential(rng, self.tool_s)
 
-        made = sessions(self.requests, self.requests_per_s, self.steps, session, rng)
+        made = _sessions(self.requests, self.requests_per_s, self.steps, session, rng)
         return Trace("agents", block_size, made)
 
 
@@ -211,13 +155,3 @@ class LongTail(_Numbers, frozen=True, kw_only=True):
             context = Context(owner, int(self.least_tokens * rng.paretovariate(self.shape)))
             requests.append(context.request(now_s, about(rng, self.output_tokens), block_size))
         return Trace("long-tail", block_size, requests)
-
-
-WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
-    {
-        "shared-prompts": SharedPrompts,
-        "multi-turn": MultiTurn,
-        "agents": Agents,
-        "long-tail": LongTail,
-    }
-)
