@@ -40,12 +40,13 @@ from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import CONTEXT_S, PREFILL_S, RATE_ERROR, RankTable
 from router.simulator.engine_model import EngineModel, llama_8b, llama_70b
 from router.simulator.outcomes import RequestResults
-from router.simulator.scenario import Scenario
+from router.simulator.scenario import LoadSources, Scenario
 from router.simulator.simulation import SAMPLES, simulate
 from router.simulator.traces import Trace, TraceRequest
 
 SECONDS, OUTPUT_TOKENS, BLOCK_TOKENS = 300.0, 350, 512
 RANK = Rank(0, 0)
+POLLED = LoadSources(source="polled")
 GOALS = {("first tokens", 60): 0.25, ("first tokens", 300): 0.1} | {
     ("polls alone", 60): 0.4,
     ("polls alone", 300): 0.2,
@@ -109,7 +110,7 @@ def learned(shape: Shape, seed: int, *, with_first_tokens: bool) -> Learned:
 
     # Callers that report first tokens from time to time teach nothing by them.
     late = not with_first_tokens
-    scenario = Scenario(models=(shape.model,), polled=True, reports_late=late, seed=seed)
+    scenario = Scenario(models=(shape.model,), loads=POLLED, reports_late=late, seed=seed)
     outcomes = simulate(traffic, scenario, core, look)
     lengths = np.array([float(each.isl_tokens) for each in traffic.requests])
     tokens, contexts = lengths.sum(), (lengths**2 / 2).sum()

@@ -3,7 +3,7 @@
     python benchmarks/replay.py TRACE [--limit N] [--workers 16,4,2]
 
 NVIDIA's is `run_mocker_trace_replay` of PyPI's `ai-dynamo-runtime` 1.6.1, offline, as it comes; our
-engines are simulated with its timing (`mocker_timing.py`). Held against it are our simulator's time
+engines are simulated with its timing (`MockerTiming`). Held against it are our simulator's time
 to first token and hit rate, each decision of our policy `dynamo-1.6`, and mean time to first token
 with our policy `predictive`.
 """
@@ -14,10 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mocker_timing import MockerTiming
 from replay_decisions import agreement_with
 from replay_run import run_peer
 
+from router.simulator.engine_model import MockerTiming
 from router.simulator.mooncake import BLOCK_SIZE, read_mooncake
 from router.simulator.scenario import Scenario
 from router.simulator.simulation import simulate

@@ -15,6 +15,7 @@ class Row(Struct, frozen=True):
     at most.
 
     `error`: half the width of the ratio's 95 % confidence interval, all of which has to hold.
+    `note`: what else to know of it.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Row(Struct, frozen=True):
     goal: float
     lower: bool
     error: float = 0.0
+    note: str = ""
 
     is_bounded: ClassVar[bool] = False
 
@@ -39,13 +41,14 @@ class Row(Struct, frozen=True):
 
 
 def as_json(rows: Sequence[Row], sections: Sequence[str] = ()) -> str:
-    """`{name, ours, peer, unit, ratio, goal, bounded, lower, holds, error}` each, and its section,
-    where there are some.
+    """`{name, ours, peer, unit, ratio, goal, bounded, lower, holds, error}` each, and its section
+    and note, where there are some.
     """
     fields = ("name", "ours", "peer", "unit", "goal", "lower", "error")
     told = [
         {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
         | {"bounded": row.is_bounded}
+        | ({"note": row.note} if row.note else {})
         for row in rows
     ]
     for each, section in zip(told, sections, strict=False):
@@ -61,6 +64,7 @@ def as_table(rows: Sequence[Row], peer: str) -> str:
         f"{row.name:<{width}}{row.ours:>12.1f}{row.peer:>14.1f}  {row.unit:<8}{row.ratio:>7.3f}"
         f"{f' ± {row.error:.3f}' if row.error else '':<8}  "
         f"{'at most' if row.lower else 'at least'} {row.goal:g}: {'yes' if row.holds else 'NO'}"
+        f"{f'  {row.note}' if row.note else ''}"
         for row in rows
     ]
     return "\n".join(lines)

@@ -16,45 +16,93 @@ from pathlib import Path
 
 from command_line import section_parser
 from msgspec import to_builtins
+from msgspec.structs import replace
 from rows import Row, as_json, as_table, machine
-from scheduling_runs import Case, append_to_journal, read_journal, run_all
-from scheduling_sections import SECTIONS, SPEEDS, Found, Plan
+from scheduling_physics import QUICK, physics_cases, physics_rows
+from scheduling_runs import append_to_journal, read_journal, run_all
+from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, Section
+
+from router.simulator.physics import PHYSICS
 
 RESULTS = Path(__file__).with_name("results")
+ALL = {**SECTIONS, "physics": Section(physics_cases, physics_rows)}
+SPLITS = {"look": (1, 0), "release": (2, 1_000)}
+"""The half of the trace, and the first seed: a change may look at one, a release at the other."""
 
 
 def main() -> int:
     arguments = parser().parse_args()
-    plan = Plan(arguments.trace, arguments.seeds, SPEEDS, None)
-    if arguments.quick:
-        plan = Plan(arguments.trace, 1, (2.2,), 1_500)
-    cases = {name: list(SECTIONS[name].cases(plan)) for name in arguments.only}
-    found = replayed([case for each in cases.values() for case in each], arguments)
-    rows = {name: list(SECTIONS[name].rows(plan, found)) for name in arguments.only}
+    plan = planned(arguments)
+    found = replayed(plan, arguments)
+    rows = {name: list(ALL[name].rows(plan, found)) for name in arguments.only}
     for name in arguments.only if arguments.write else ():
-        write(name, rows[name], {case: found[case] for case in cases[name]})
+        write(name, rows[name], {case: found[case] for case in ALL[name].cases(plan, found)})
     every = [row for each in rows.values() for row in each]
     print(as_json(every) if arguments.json else f"{machine()}\n{as_table(every, 'other')}")
     return 0 if all(row.holds for row in every) else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    made = section_parser(__doc__, SECTIONS)
+    made = section_parser(__doc__, ALL)
     made.add_argument("trace", help="a file in Mooncake's format")
     made.add_argument("--seeds", type=int, default=5, help="of each replay that is compared")
+    made.add_argument("--speeds", type=numbers, default=SPEEDS, help="of arrivals in the trace")
+    made.add_argument("--requests", type=int, help="the first of a trace or workload; default: all")
+    made.add_argument("--physics", type=names, default=(), help=f"some of {','.join(PHYSICS)}")
+    made.add_argument("--workloads", type=words, default=WORKLOAD_NAMES, help="of physics")
+    made.add_argument("--split", choices=SPLITS, default="look", help="of physics")
     made.add_argument("--jobs", type=int, default=2, help="processes")
     made.add_argument("--journal", type=Path, help="what is over, a line a replay")
     made.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/ as well")
     return made
 
 
-def replayed(cases: Sequence[Case], arguments: argparse.Namespace) -> Found:
-    """Every case, from the journal or anew."""
+def words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in words(text))
+
+
+def names(text: str) -> tuple[str, ...]:
+    chosen = words(text)
+    if unknown := set(chosen) - set(PHYSICS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def planned(arguments: argparse.Namespace) -> Plan:
+    """What is replayed: with `--quick`, the fastest arrivals of a short trace."""
+    half, first_seed = SPLITS[arguments.split]
+    plan = Plan(
+        arguments.trace,
+        arguments.seeds,
+        arguments.speeds,
+        arguments.requests,
+        arguments.physics,
+        arguments.workloads,
+        half,
+        first_seed,
+    )
+    if not arguments.quick:
+        return plan
+    return replace(plan, seeds=1, speeds=(2.2,), requests=1_500, physics=QUICK, workloads=())
+
+
+def replayed(plan: Plan, arguments: argparse.Namespace) -> Found:
+    """Every case, from the journal or anew, and those that follow from them."""
     found = read_journal(arguments.journal) if arguments.journal else {}
-    for case, summary in run_all((each for each in cases if each not in found), arguments.jobs):
-        found[case] = summary
-        if arguments.journal:
-            append_to_journal(arguments.journal, case, summary)
+    while missing := {
+        case: None
+        for name in arguments.only
+        for case in ALL[name].cases(plan, found)
+        if case not in found
+    }:
+        for case, summary in run_all(missing, arguments.jobs):
+            found[case] = summary
+            if arguments.journal:
+                append_to_journal(arguments.journal, case, summary)
     return found
 
 

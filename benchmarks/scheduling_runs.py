@@ -16,13 +16,13 @@ from router.runtime.process.settings import configured
 from router.scheduler.policy.cache_aware import CacheAware
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.mooncake import read_mooncake
-from router.simulator.scenario import Scenario, SlowDown
+from router.simulator.physics import PHYSICS
+from router.simulator.scenario import SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import Summary, summarize
 from router.simulator.traces import Trace, spread_arrivals
 from router.simulator.workloads.registry import WORKLOADS
 
-WORKERS = 16
 BLOCK_SIZE = 512
 
 
@@ -30,7 +30,8 @@ class Case(Struct, frozen=True, kw_only=True):
     """One replay. `source`: a trace's path, or a workload's name; `requests`: of a workload, or how
     many of a trace. `settings`: of the policy. `slow_workers` take twice as long for everything;
     `slowing`: worker 0 takes three times as long from this second on. `spread`: requests of one
-    moment come evenly until the next one.
+    moment come evenly until the next one. `half`: 1 or 2 of a trace, or the whole of it. `physics`:
+    of `router.simulator.physics`.
     """
 
     source: str
@@ -43,6 +44,8 @@ class Case(Struct, frozen=True, kw_only=True):
     slowing: float | None = None
     routers: int = 1
     spread: bool = False
+    half: int = 0
+    physics: str = "plain"
 
     @property
     def label(self) -> str:
@@ -64,18 +67,17 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
 
 def run(case: Case) -> Summary:
     """Replay it."""
-    incidents = () if case.slowing is None else (SlowDown(case.slowing, 0, 3.0),)
-    scenario = Scenario(
-        models=(_slow(llama_70b()),) * case.slow_workers
-        + (llama_70b(),) * (WORKERS - case.slow_workers),
-        arrival_speed=case.arrival_speed,
-        event_lag_s=0.05,
-        report_lag_s=0.05,
-        routers=case.routers,
-        incidents=incidents,
-        seed=case.seed,
+    physics = PHYSICS[case.physics]
+    slowing = () if case.slowing is None else (SlowDown(case.slowing, 0, 3.0),)
+    scenario = physics.scenario(
+        arrival_speed=case.arrival_speed, routers=case.routers, seed=case.seed
     )
-    trace = _trace(case.source, case.requests, case.seed if case.source in WORKLOADS else 0)
+    if case.slow_workers:
+        slow = (_slow(llama_70b()),) * case.slow_workers
+        scenario = replace(scenario, models=slow + scenario.models[case.slow_workers :])
+    scenario = replace(scenario, incidents=(*scenario.incidents, *slowing))
+    seed = case.seed if case.source in WORKLOADS else 0
+    trace = _trace(case.source, case.half, case.requests, seed)
     trace = spread_arrivals(trace) if case.spread else trace
     return summarize(simulate(trace, scenario, lambda rng: core_of(case, rng)))
 
@@ -99,13 +101,23 @@ def _slow(model: EngineModel) -> EngineModel:
 
 
 @cache
-def _trace(source: str, requests: int | None, seed: int) -> Trace:
+def _trace(source: str, half: int, requests: int | None, seed: int) -> Trace:
+    """Return the first requests of a trace or of one of its halves, from second 0 on."""
     if source in WORKLOADS:
         made = WORKLOADS[source](requests=requests or 5_000)
         return made.trace(BLOCK_SIZE, Random(seed))
     with Path(source).open("rb") as lines:
         trace = read_mooncake(source, lines)
-    return replace(trace, requests=trace.requests[:requests])
+    middle = len(trace.requests) // 2
+    part = (trace.requests, trace.requests[:middle], trace.requests[middle:])[half][:requests]
+    begins_s = part[0].arrival_s if half else 0.0
+    shifted = [replace(each, arrival_s=each.arrival_s - begins_s) for each in part]
+    return replace(trace, requests=shifted)
+
+
+def number_of_requests(case: Case) -> int:
+    """All requests of its source."""
+    return len(_trace(case.source, case.half, None, 0).requests)
 
 
 class Replay(Struct, frozen=True):

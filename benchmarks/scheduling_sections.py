@@ -54,12 +54,18 @@ Found = Mapping[Case, Summary]
 
 
 class Plan(Struct, frozen=True):
-    """How much is replayed."""
+    """How much is replayed. The rest is of `physics` alone: fleets, by default all; made-up
+    workloads; which half of the trace, and the first of the seeds.
+    """
 
     trace: str
     seeds: int
     speeds: tuple[float, ...]
-    requests: int | None
+    requests: int | None = None
+    physics: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    half: int = 1
+    first_seed: int = 0
 
     def cases(self, policy: str, **fields: object) -> list[Case]:
         """One for each seed."""
@@ -68,10 +74,20 @@ class Plan(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """Which cases a section needs, and the rows that follow from them."""
+    """Which cases a section needs, and the rows that follow from them.
 
-    cases: Callable[[Plan], Iterable[Case]]
+    The cases may depend on those that are found: as long as there are others, they are replayed.
+    """
+
+    cases: Callable[[Plan, Found], Iterable[Case]]
     rows: Callable[[Plan, Found], Iterable[Row]]
+
+
+def fixed(
+    cases: Callable[[Plan], Iterable[Case]], rows: Callable[[Plan, Found], Iterable[Row]]
+) -> Section:
+    """A section whose cases are known beforehand."""
+    return Section(lambda plan, _: cases(plan), rows)
 
 
 def mean(found: Found, cases: Sequence[Case], field: str) -> float:
@@ -243,10 +259,10 @@ def routers_rows(plan: Plan, found: Found) -> Iterator[Row]:
 
 
 SECTIONS = {
-    "table": Section(table_cases, table_rows),
-    "weights": Section(weights_cases, weights_rows),
-    "learning": Section(learning_cases, learning_rows),
-    "workloads": Section(workloads_cases, workloads_rows),
-    "routers": Section(routers_cases, routers_rows),
-    "policies": Section(policies_cases, policies_rows),
+    "table": fixed(table_cases, table_rows),
+    "weights": fixed(weights_cases, weights_rows),
+    "learning": fixed(learning_cases, learning_rows),
+    "workloads": fixed(workloads_cases, workloads_rows),
+    "routers": fixed(routers_cases, routers_rows),
+    "policies": fixed(policies_cases, policies_rows),
 }

@@ -1,6 +1,7 @@
 """Messages between simulated workers and routers, each delivered after its lag."""
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import TypeAlias
 
 from router.core.commands import (
@@ -42,7 +43,16 @@ TICK_S = 0.2
 class Bus:
     """The message bus of all workers and routers; messages sent at once arrive in order."""
 
-    __slots__ = ("_agenda", "_attend", "_beacon_ids", "_cores", "_peers", "_scenario", "_workers")
+    __slots__ = (
+        "_agenda",
+        "_attend",
+        "_beacon_ids",
+        "_cores",
+        "_peers",
+        "_rng",
+        "_scenario",
+        "_workers",
+    )
 
     def __init__(
         self,
@@ -50,7 +60,10 @@ class Bus:
         scenario: Scenario,
         cores: Sequence[RouterCore],
         workers: Sequence[SimulatedWorker],
+        rng: Random,
     ) -> None:
+        """Set up the bus; `rng` decides which reports are lost."""
+        self._rng = rng
         self._agenda = agenda
         self._scenario = scenario
         self._cores = cores
@@ -129,8 +142,11 @@ class Bus:
         self._agenda.after(self._scenario.report_interval_s, self._report, worker)
         if worker.engine is None:
             return
+        loads = self._scenario.loads
         report = worker.report(self._beacon_ids, self._agenda.now_s)
-        polled = worker.poll(self._agenda.now_s) if self._scenario.polled else None
+        polled = worker.poll(self._agenda.now_s) if loads.source == "polled" else None
+        if loads.lost and self._rng.random() < loads.lost:
+            return
         for core in self._cores:
             self._agenda.after(self._scenario.report_lag_s, self._deliver_report, core, report)
             if polled is not None:

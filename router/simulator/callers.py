@@ -1,6 +1,7 @@
 """Simulated clients, which send requests to the ranks that routers select and report progress."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
 from typing import TypeAlias
 
 from router.core.commands import Admit, Free, OutputBlock, PrefillComplete, Submit
@@ -16,7 +17,8 @@ from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
 from router.simulator.engine import Progress, Work
 from router.simulator.outcomes import RequestResult
-from router.simulator.traces import FollowUps
+from router.simulator.scenario import Background
+from router.simulator.traces import FollowUps, TraceRequest
 
 RETRY_S = 0.25
 """The delay before a client retries when no worker is available."""
@@ -106,22 +108,22 @@ class SimulatedClients:
     def receive(self, progress: Progress) -> None:
         """Report first tokens, output blocks and last tokens to the routers."""
         now_s = self._agenda.now_s
-        for work in progress.prefilled:
+        for work in _of_clients(progress.prefilled):
             outcome, core = self._outcomes[work.caller], self._core_of(work.caller)
             outcome.first_token_s = now_s
             outcome.cached_blocks = work.cached_blocks
             completed = PrefillComplete(work.request_id, in_batch=self._reports_late)
             self._report(core, completed)
-        for work in progress.grown:
+        for work in _of_clients(progress.grown):
             self._report(self._core_of(work.caller), OutputBlock(work.request_id, None))
-        for work in progress.finished:
+        for work in _of_clients(progress.finished):
             self._outcomes[work.caller].finish_s = now_s
             self._free(work)
             self._end(work.caller)
 
     def lost(self, works: Iterable[Work]) -> None:
         """Restart the requests of a worker that died."""
-        for work in works:
+        for work in _of_clients(works):
             self._free(work)
             self.call(work.caller)
 
@@ -203,6 +205,33 @@ class SimulatedClients:
 
     def _core_number(self, index: int) -> int:
         return index % len(self._cores)
+
+
+class BackgroundRequests:
+    """The source of requests that no router knows of."""
+
+    __slots__ = ("_background", "_block_size", "_rng")
+
+    def __init__(self, background: Background, block_size: int, rng: Random) -> None:
+        self._background = background
+        self._block_size = block_size
+        self._rng = rng
+
+    def gap_s(self) -> float:
+        """Return the time until the next request of a worker."""
+        return self._rng.expovariate(self._background.requests_per_s)
+
+    def next(self) -> Work:
+        """Return a new request, without a client."""
+        isl_tokens = 1 + int(self._rng.expovariate(1 / self._background.isl_tokens))
+        osl_tokens = 1 + int(self._rng.expovariate(1 / self._background.osl_tokens))
+        hashes = [self._rng.getrandbits(64) for _ in range(isl_tokens // self._block_size)]
+        return Work(-1, "", TraceRequest(0.0, isl_tokens, osl_tokens, hashes))
+
+
+def _of_clients(works: Iterable[Work]) -> Iterator[Work]:
+    """Yield the requests that have a client; others come from elsewhere."""
+    return (work for work in works if work.caller >= 0)
 
 
 def _request_id(index: int, outcome: RequestResult) -> str:

@@ -16,13 +16,16 @@ step.
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import ceil, inf, sqrt
+from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.simulator.block_cache import BlockCache
+from router.simulator.disturbances import CALM, Disturbances, StepLoad, StepTimes
 from router.simulator.engine_model import Chunk, StepModel
 from router.simulator.traces import TraceRequest
 
@@ -31,7 +34,8 @@ class Run(Struct, frozen=True, gc=False):
     """A run of `steps` steps from `start_s`.
 
     The first takes `first_step_s`, each following one `growth_s` longer. `requests` requests decode
-    in each; in the first step their contexts have `kv_tokens` tokens in total.
+    in each; in the first step their contexts have `kv_tokens` tokens in total, and each step gives
+    them `grown_tokens` more.
     """
 
     start_s: float
@@ -40,6 +44,7 @@ class Run(Struct, frozen=True, gc=False):
     growth_s: float
     requests: int
     kv_tokens: int
+    grown_tokens: int
 
     @property
     def end_s(self) -> float:
@@ -52,7 +57,7 @@ class Run(Struct, frozen=True, gc=False):
 
     def resident_kv_tokens(self, steps: int) -> int:
         """Return the contexts of decoding requests, summed over the first `steps` steps."""
-        return steps * self.kv_tokens + self.requests * (steps * (steps - 1) // 2)
+        return steps * self.kv_tokens + self.grown_tokens * (steps * (steps - 1) // 2)
 
     def steps_begun(self, now_s: float) -> int:
         """Return the number of steps completed or in progress, at least 1.
@@ -78,11 +83,11 @@ class Run(Struct, frozen=True, gc=False):
 class EngineCounters:
     """Sums over all completed steps and all requests; see `LoadCounters`.
 
-    `finished_tokens`, `finished_s`: of finished requests, the tokens computed of their prompts, and
-    the time of these from admission on; `finished_isl_tokens`: the lengths of the prompts.
-    `output_steps`: steps that gave an output. `outputs_s`: the duration of steps, summed over the
-    requests that decoded in them. `prompts`, `prompt_tokens`: those with their first token.
-    `queried_tokens`: of admitted prompts.
+    `generated_tokens`: with first tokens. `finished_tokens`, `finished_s`: of finished requests,
+    the tokens computed of their prompts, and the time of these from admission on;
+    `finished_isl_tokens`: the lengths of the prompts. `output_steps`: steps that gave an output.
+    `outputs_s`: the duration of steps, summed over the requests that decoded in them.
+    `prompt_tokens`: of prompts with their first token. `queried_tokens`: of admitted prompts.
     """
 
     __slots__ = (
@@ -96,19 +101,20 @@ class EngineCounters:
         "finished_isl_tokens",
         "finished_s",
         "finished_tokens",
+        "generated_tokens",
         "output_steps",
         "outputs_s",
+        "preemptions",
         "prompt_tokens",
-        "prompts",
         "queried_tokens",
         "received",
         "steps",
     )
 
     def __init__(self) -> None:
-        self.output_steps = self.prompts = self.prompt_tokens = self.queried_tokens = 0
+        self.output_steps = self.prompt_tokens = self.queried_tokens = 0
         self.outputs_s = self.finished_s = 0.0
-        self.finished_tokens = 0
+        self.finished_tokens = self.generated_tokens = self.preemptions = 0
         self.finished_isl_tokens: list[int] = []
         self.steps = self.received = self.finished = self.cached_tokens = 0
         self._prefill_tokens = self._decode_requests = self._resident_kv_tokens = 0
@@ -120,6 +126,7 @@ class EngineCounters:
         self.busy_s += run.duration_s(run.steps)
         self.outputs_s += run.requests * run.duration_s(run.steps)
         self.output_steps += run.steps if run.requests else 0
+        self.generated_tokens += run.grown_tokens * run.steps
         self._decode_requests += run.requests * run.steps
         self._resident_kv_tokens += run.resident_kv_tokens(run.steps)
 
@@ -128,18 +135,18 @@ class EngineCounters:
         self._prefill_tokens += tokens
         self._contexts += tokens * (context_tokens + tokens / 2)
 
-    def end_prompts(self, works: Sequence["Work"], block_size: int, run: Run) -> None:
-        """Count prompts with their first token, which end a run."""
-        self.prompts += len(works)
-        self.output_steps += bool(works) and not run.requests
-        self.prompt_tokens += sum(
-            w.request.isl_tokens - w.cached_blocks * block_size for w in works
-        )
+    def end_prompts(self, progress: "Progress", block_size: int, run: Run) -> None:
+        """Count prompts with their first token, and those computed again, which end a run."""
+        works = progress.prefilled
+        outputs = len(works) + len(progress.recomputed)
+        self.generated_tokens += outputs
+        self.output_steps += bool(outputs) and not run.requests
+        self.prompt_tokens += sum(work.uncached_tokens(block_size) for work in works)
 
     def end_request(self, work: "Work", block_size: int) -> None:
         """Count a finished request."""
         self.finished += 1
-        self.finished_tokens += work.request.isl_tokens - work.cached_blocks * block_size
+        self.finished_tokens += work.uncached_tokens(block_size)
         self.finished_s += work.prefilled_s - work.admitted_s
         self.finished_isl_tokens.append(work.request.isl_tokens)
 
@@ -169,7 +176,8 @@ class ObservedEngine(Struct, frozen=True):
     counters: LoadCounters
     output_steps: int
     outputs_s: float
-    prompts: int
+    generated_tokens: int
+    preemptions: int
     prompt_tokens: int
     finished_isl_tokens: Sequence[int]
     finished_tokens: int
@@ -180,45 +188,77 @@ class ObservedEngine(Struct, frozen=True):
 
 
 class Work:
-    """A request in an engine; `caller` is the index of its client."""
+    """A request in an engine; `caller` is the index of its client, or -1 if it has none.
+
+    `cached_blocks`: those found when it was admitted last; `found_blocks`: when it was admitted
+    first. `blocks`: those that it has. `kept_tokens`: output of the time before it was preempted,
+    which is computed again like a prompt.
+    """
 
     __slots__ = (
         "admitted_s",
+        "began_step",
+        "blocks",
         "cached_blocks",
         "caller",
         "computed_tokens",
         "finish_step",
+        "found_blocks",
+        "is_preempted",
+        "kept_tokens",
+        "order",
         "prefilled_s",
         "request",
         "request_id",
+        "step_tokens",
     )
 
     def __init__(self, caller: int, request_id: str, request: TraceRequest) -> None:
         self.caller = caller
         self.request_id = request_id
         self.request = request
-        self.cached_blocks = 0
-        self.computed_tokens = 0
-        self.finish_step = 0
+        self.cached_blocks = self.found_blocks = self.blocks = 0
+        self.computed_tokens = self.kept_tokens = 0
+        self.began_step = self.finish_step = self.order = 0
+        self.step_tokens = 1
         self.admitted_s = self.prefilled_s = 0.0
+        self.is_preempted = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens to have before the next output."""
+        return self.request.isl_tokens + self.kept_tokens
+
+    def tokens(self, step: int) -> int:
+        """Return the length of its context after this step of its engine, if it decodes."""
+        return self.prompt_tokens + 1 + self.step_tokens * (step - self.began_step)
+
+    def uncached_tokens(self, block_size: int) -> int:
+        """Return the tokens of its prompt that were not found when it was admitted first."""
+        return self.request.isl_tokens - self.found_blocks * block_size
 
 
 class Progress(Struct, gc=False):
     """The results of a run of steps.
 
+    `prefilled`: with their first token; `recomputed`: with another one, after a preemption.
     `grown`: requests with output that needs one more block from now on; they have it already.
-    `decoded_tokens` and `mean_step_s`: as seen by the requests that decoded in the run.
+    `decoded_tokens` and `mean_gap_s`: of the requests that decoded in the run.
     """
 
-    prefilled: list[Work]
-    grown: list[Work]
-    finished: list[Work]
     decoded_tokens: int
-    mean_step_s: float
+    mean_gap_s: float
+    prefilled: list[Work] = []
+    recomputed: list[Work] = []
+    grown: list[Work] = []
+    finished: list[Work] = []
 
 
 class Engine:
-    """One engine. `slowness` multiplies the duration of steps, from the next one on."""
+    """One engine, in one life. `rng` draws its disturbances.
+
+    Without preemption a request is admitted if its whole output fits as well, and keeps its blocks.
+    """
 
     __slots__ = (
         "_admitted",
@@ -226,42 +266,67 @@ class Engine:
         "_chunks",
         "_counters",
         "_decoding",
+        "_growing",
+        "_grown_tokens",
+        "_is_preempting",
         "_kv_tokens",
         "_milestones",
-        "_model",
         "_order",
         "_prefilling",
         "_reports_growth",
         "_run",
         "_shown",
+        "_times",
         "_waiting",
         "cache",
+        "chunk_tokens",
         "due_s",
-        "slowness",
     )
 
-    def __init__(self, model: StepModel, block_size: int, *, reports_growth: bool) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: StepModel,
+        block_size: int,
+        *,
+        reports_growth: bool = False,
+        disturbances: Disturbances = CALM,
+        rng: Random | None = None,
+    ) -> None:
+        self._times = StepTimes(model, disturbances, rng or Random(0))
+        self._is_preempting = disturbances.is_preempting
         self._block_size = block_size
         self._reports_growth = reports_growth
+        self.chunk_tokens = model.chunk_tokens
         self.cache = BlockCache(model.capacity_tokens // block_size)
-        self.slowness = 1.0
         self.due_s = inf
         self._run: Run | None = None
         self._chunks: list[tuple[Work, int]] = []
         self._waiting: deque[Work] = deque()
         self._prefilling: deque[Work] = deque()
         self._milestones: list[tuple[int, int, Work]] = []
-        self._order = self._decoding = self._admitted = self._kv_tokens = 0
+        self._growing: list[Work] = []
+        self._order = self._decoding = self._admitted = 0
+        self._kv_tokens = self._grown_tokens = 0
         self._counters = EngineCounters()
         self._shown = (0, 0, LoadGauges())
 
+    @property
+    def slowness(self) -> float:
+        """The factor of the duration of steps, from the next run on."""
+        return self._times.slowness
+
+    @slowness.setter
+    def slowness(self, slowness: float) -> None:
+        self._times.slowness = slowness
+
     def fits(self, request: TraceRequest) -> bool:
         """Return whether the cache is large enough for the request."""
-        return self._blocks(request) <= self.cache.capacity_blocks
+        tokens = request.isl_tokens + request.osl_tokens
+        return self._blocks(tokens) <= self.cache.capacity_blocks
 
     def submit(self, work: Work, now_s: float) -> None:
         """Add a request that `fits`; it takes part from the next step on."""
+        work.step_tokens = self._times.tokens_a_step()
         self._counters.received += 1
         self._waiting.append(work)
         self.interrupt(now_s)
@@ -271,28 +336,22 @@ class Engine:
         if self._run is None:
             self._begin(now_s)
         elif self._run.steps > 1:
-            run = self._run
-            self._run = Run(
-                run.start_s,
-                run.steps_begun(now_s),
-                run.first_step_s,
-                run.growth_s,
-                run.requests,
-                run.kv_tokens,
-            )
+            self._run = replace(self._run, steps=self._run.steps_begun(now_s))
             self.due_s = self._run.end_s
 
     def advance(self) -> Progress:
         """End the run that is due, and begin the next one."""
         run, now_s = self._run, self.due_s
         assert run is not None
-        decoded_tokens = run.requests * run.steps
+        decoded_tokens = run.grown_tokens * run.steps
         self._counters.add_run(run)
         self._kv_tokens += decoded_tokens
-        progress = Progress([], [], [], decoded_tokens, run.duration_s(run.steps) / run.steps)
+        gap_s = run.requests * run.duration_s(run.steps) / max(decoded_tokens, 1)
+        progress = Progress(decoded_tokens, gap_s)
         self._pass_milestones(progress)
         self._end_chunks(progress)
-        self._counters.end_prompts(progress.prefilled, self._block_size, run)
+        self._counters.end_prompts(progress, self._block_size, run)
+        self._extend_blocks()
         self._begin(now_s)
         return progress
 
@@ -320,7 +379,9 @@ class Engine:
         if run is not None and steps:
             outputs_s += run.requests * run.duration_s(steps)
         output_steps = total.output_steps + (steps if run is not None and run.requests else 0)
-        totals = (output_steps, outputs_s, total.prompts, total.prompt_tokens)
+        generated = total.generated_tokens
+        generated += 0 if run is None else steps * run.grown_tokens
+        totals = (output_steps, outputs_s, generated, total.preemptions, total.prompt_tokens)
         ended = (total.finished_isl_tokens, total.finished_tokens, total.finished_s)
         return ObservedEngine(counters, *totals, *ended, *self._shown)
 
@@ -328,7 +389,7 @@ class Engine:
     def gauges(self) -> LoadGauges:
         """The current gauges. O(waiting requests)."""
         uncached = sum(
-            work.request.isl_tokens - self._reusable_blocks(work.request) * self._block_size
+            work.prompt_tokens - self._reusable_blocks(work) * self._block_size
             for work in self._waiting
         )
         return LoadGauges(self._admitted, len(self._waiting), uncached, self.cache.used_blocks)
@@ -336,7 +397,7 @@ class Engine:
     @property
     def constants(self) -> LoadConstants:
         """The constants of the engine."""
-        return LoadConstants(self._model.chunk_tokens, 0, self.cache.capacity_blocks)
+        return LoadConstants(self.chunk_tokens, 0, self.cache.capacity_blocks)
 
     def _begin(self, now_s: float) -> None:
         total = self._counters
@@ -351,37 +412,44 @@ class Engine:
         if not (requests or self._prefilling):
             self._run, self.due_s = None, inf
             return
-        step_s = self._model.step_s(self._plan_chunks(), requests, self._kv_tokens)
-        growth_s = self._model.growth_s(requests)
-        steps = 1 if self._chunks else self._milestones[0][0] - self._counters.steps
-        slow = self.slowness
-        run = Run(now_s, steps, step_s * slow, growth_s * slow, requests, self._kv_tokens)
-        self._run, self.due_s = run, run.end_s
+        load = StepLoad(self._plan_chunks(), requests, self._kv_tokens, self._grown_tokens)
+        done = self._counters.steps
+        steps = 1 if self._chunks else self._milestones[0][0] - done
+        planned = self._times.planned(load, steps, done, now_s)
+        self._run = Run(now_s, *planned, requests, self._kv_tokens, self._grown_tokens)
+        self.due_s = self._run.end_s
 
     def _admit(self, now_s: float) -> None:
         """Admit waiting requests in order, while their blocks fit."""
         while self._waiting:
             work = self._waiting[0]
             request = work.request
-            cached_blocks = self._reusable_blocks(request)
-            further = self._blocks(request) - cached_blocks
+            cached_blocks, blocks = self._reusable_blocks(work), self._blocks_to_admit(work)
+            further = blocks - cached_blocks
             if not self.cache.take(request.sequence_hashes[:cached_blocks], further):
                 return
-            work.admitted_s, work.cached_blocks = now_s, cached_blocks
+            work.cached_blocks, work.blocks = cached_blocks, blocks
             work.computed_tokens = cached_blocks * self._block_size
-            self._counters.cached_tokens += work.computed_tokens
-            self._counters.queried_tokens += request.isl_tokens
+            if not work.is_preempted:
+                work.admitted_s, work.found_blocks = now_s, cached_blocks
+                self._counters.cached_tokens += work.computed_tokens
+                self._counters.queried_tokens += request.isl_tokens
             self._admitted += 1
             self._prefilling.append(self._waiting.popleft())
 
+    def _blocks_to_admit(self, work: Work) -> int:
+        """Return the blocks of its context with the next output, or with all of its output."""
+        all_tokens = work.request.isl_tokens + work.request.osl_tokens
+        return self._blocks(work.prompt_tokens + 1 if self._is_preempting else all_tokens)
+
     def _plan_chunks(self) -> list[Chunk]:
         """Plan the prompt tokens of the next step: first in, first out."""
-        room_tokens = self._model.chunk_tokens - self._decoding
+        room_tokens = self._times.room_tokens(self._decoding)
         chunks: list[Chunk] = []
         for work in self._prefilling:
             if room_tokens <= 0:
                 break
-            tokens = min(work.request.isl_tokens - work.computed_tokens, room_tokens)
+            tokens = min(work.prompt_tokens - work.computed_tokens, room_tokens)
             self._chunks.append((work, tokens))
             chunks.append((tokens, work.computed_tokens))
             room_tokens -= tokens
@@ -391,63 +459,107 @@ class Engine:
         for work, tokens in self._chunks:
             self._counters.add_chunk(tokens, work.computed_tokens)
             work.computed_tokens += tokens
-            if work.computed_tokens == work.request.isl_tokens:
+            if work.computed_tokens == work.prompt_tokens:
                 self._prefilling.popleft()
-                work.prefilled_s = self.due_s
                 self.cache.name(work.request.sequence_hashes[work.cached_blocks :])
-                progress.prefilled.append(work)
                 self._begin_decoding(work, progress)
         self._chunks.clear()
 
     def _begin_decoding(self, work: Work, progress: Progress) -> None:
-        """Start decoding a request; the last prefill step has produced its first token."""
-        request = work.request
-        work.finish_step = self._counters.steps + request.osl_tokens - 1
-        if request.osl_tokens == 1:
+        """Start decoding a request; the last prefill step has produced a token."""
+        if work.prefilled_s:
+            progress.recomputed.append(work)
+        else:
+            work.prefilled_s = self.due_s
+            progress.prefilled.append(work)
+        left_tokens = work.request.osl_tokens - work.kept_tokens - 1
+        if not left_tokens:
             self._finish(work, progress)
             return
-        self._decoding += 1
-        self._kv_tokens += request.isl_tokens + 1
         self._order += 1
-        self._set_milestone(work, self._order, request.isl_tokens + 1)
+        work.order, work.began_step = self._order, self._counters.steps
+        work.finish_step = work.began_step + -(-left_tokens // work.step_tokens)
+        self._decoding += 1
+        self._grown_tokens += work.step_tokens
+        self._kv_tokens += work.prompt_tokens + 1
+        self._set_milestone(work)
 
-    def _set_milestone(self, work: Work, order: int, tokens: int) -> None:
+    def _set_milestone(self, work: Work) -> None:
         """Schedule the last step at which the run must end for this request.
 
         The run ends when the request is finished, or when its output needs another block.
         """
         step = work.finish_step
-        if self._reports_growth:
-            step = min(step, self._counters.steps + (-tokens % self._block_size) + 1)
-        heappush(self._milestones, (step, order, work))
+        if self._reports_growth or self._is_preempting:
+            now = self._counters.steps
+            left_tokens = -work.tokens(now) % self._block_size + 1
+            step = min(step, now + -(-left_tokens // work.step_tokens))
+        heappush(self._milestones, (step, work.order, work))
 
     def _pass_milestones(self, progress: Progress) -> None:
         milestones, now = self._milestones, self._counters.steps
         while milestones and milestones[0][0] == now:
-            _, order, work = heappop(milestones)
-            request = work.request
+            _, _, work = heappop(milestones)
             if work.finish_step == now:
-                self._decoding -= 1
-                self._kv_tokens -= request.isl_tokens + request.osl_tokens
+                self._stop_decoding(work)
                 self._finish(work, progress)
-            else:
+                continue
+            self._set_milestone(work)
+            if self._reports_growth:
                 progress.grown.append(work)
-                left = work.finish_step - now
-                tokens = request.isl_tokens + request.osl_tokens - left
-                self._set_milestone(work, order, tokens)
+            if self._is_preempting:
+                self._growing.append(work)
+
+    def _stop_decoding(self, work: Work) -> None:
+        self._decoding -= 1
+        self._grown_tokens -= work.step_tokens
+        self._kv_tokens -= work.tokens(self._counters.steps)
 
     def _finish(self, work: Work, progress: Progress) -> None:
-        request = work.request
         self._counters.end_request(work, self._block_size)
         self._admitted -= 1
-        named = len(request.sequence_hashes)
-        self.cache.release(request.sequence_hashes, self._blocks(request) - named)
+        hashes = work.request.sequence_hashes
+        self.cache.release(hashes, work.blocks - len(hashes))
         progress.finished.append(work)
 
-    def _blocks(self, request: TraceRequest) -> int:
-        return -(-(request.isl_tokens + request.osl_tokens) // self._block_size)
+    # ── Preemption ──────────────────────────────────────────────────────────────────────────────
 
-    def _reusable_blocks(self, request: TraceRequest) -> int:
+    def _extend_blocks(self) -> None:
+        """Give a block to each request that needs one more, or take all from the last admitted."""
+        for work in self._growing:
+            while work.blocks and not self.cache.take((), 1):
+                self._preempt(self._last_admitted())
+            if work.blocks:
+                work.blocks += 1
+        self._growing.clear()
+
+    def _last_admitted(self) -> Work:
+        """Return the last of the prompts, else of the decoding requests. O(decoding requests)."""
+        if self._prefilling:
+            return self._prefilling[-1]
+        return max(self._milestones, key=lambda milestone: milestone[1])[2]
+
+    def _preempt(self, work: Work) -> None:
+        """Put a request back to the front of the queue, without its blocks. O(requests)."""
+        hashes = work.request.sequence_hashes
+        if self._prefilling:
+            self._prefilling.pop()
+            hashes = hashes[: work.cached_blocks]
+        else:
+            self._milestones = [each for each in self._milestones if each[2] is not work]
+            heapify(self._milestones)
+            self._stop_decoding(work)
+            work.kept_tokens = work.tokens(self._counters.steps) - work.request.isl_tokens
+        self.cache.release(hashes, work.blocks - len(hashes))
+        work.blocks, work.is_preempted = 0, True
+        self._counters.preemptions += 1
+        self._admitted -= 1
+        self._waiting.appendleft(work)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _reusable_blocks(self, work: Work) -> int:
         """Return the cached leading blocks, leaving at least one token to compute."""
-        limit_blocks = (request.isl_tokens - 1) // self._block_size
-        return self.cache.matching(request.sequence_hashes, limit_blocks)
+        limit_blocks = (work.prompt_tokens - 1) // self._block_size
+        return self.cache.matching(work.request.sequence_hashes, limit_blocks)

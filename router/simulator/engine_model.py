@@ -1,4 +1,4 @@
-"""The step duration and the cache size of an engine.
+"""The step duration and the cache size of an engine: a formula of five terms, and another one.
 
 step_s = base_s + Σ over prefill chunks of c tokens behind a context of x
                     (c · prefill_token_s + c · (x + c / 2) · attention_token2_s)
@@ -34,8 +34,8 @@ class StepModel(Protocol):
     def step_s(self, chunks: Sequence[Chunk], decoding_requests: int, kv_tokens: int) -> float:
         """Return the duration of a step; `kv_tokens`: the decoding requests' contexts in total."""
 
-    def growth_s(self, decoding_requests: int) -> float:
-        """Return the extra duration of the next step if it has no prefill, as contexts grow."""
+    def growth_s(self, grown_tokens: int) -> float:
+        """Return the extra duration of a decode step whose contexts grew by this many tokens."""
 
 
 class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,9 +58,37 @@ class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             step_s += tokens * self.prefill_token_s + contexts * self.attention_token2_s
         return step_s
 
-    def growth_s(self, decoding_requests: int) -> float:
+    def growth_s(self, grown_tokens: int) -> float:
         """See `StepModel`."""
-        return decoding_requests * self.decode_kv_token_s
+        return grown_tokens * self.decode_kv_token_s
+
+
+_MOCKER_KV_TOKEN_S = 3.42e-8
+
+
+class MockerTiming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `StepModel` with the timing of NVIDIA's mock engine (ai-dynamo-runtime 1.6.1, polynomial).
+
+    prefill   16.5 ms + 0.0158 ms · n + 4.2e-7 ms · n²     n: new tokens of all prompts in the step
+    decode     5.75 ms + 3.42e-5 ms · resident KV tokens
+
+    Each where there is any, one after the other. Cached context costs nothing, and prompts computed
+    together are one.
+    """
+
+    chunk_tokens: Annotated[int, Meta(ge=1)] = 8192
+    capacity_tokens: Annotated[int, Meta(ge=1)]
+
+    def step_s(self, chunks: Sequence[Chunk], decoding_requests: int, kv_tokens: int) -> float:
+        """See `StepModel`. O(chunks)."""
+        tokens = sum(tokens for tokens, _ in chunks)
+        prefill_s = 16.5e-3 + 1.58e-5 * tokens + 4.2e-10 * tokens * tokens
+        decode_s = 5.75e-3 + _MOCKER_KV_TOKEN_S * kv_tokens
+        return prefill_s * bool(tokens) + decode_s * bool(decoding_requests)
+
+    def growth_s(self, grown_tokens: int) -> float:
+        """See `StepModel`."""
+        return _MOCKER_KV_TOKEN_S * grown_tokens
 
 
 def llama_70b() -> EngineModel:

@@ -1,6 +1,9 @@
 """A simulated engine together with its event journal and load reports."""
 
 from collections.abc import Mapping, Sequence
+from random import Random
+
+from msgspec.structs import replace
 
 from router.core.registered_workers import registered_worker
 from router.protocol.catalogue import WorkerAnnouncement
@@ -13,46 +16,38 @@ from router.publisher.engine_metrics.metrics import EngineMetrics
 from router.publisher.engine_metrics.rate_windows import RateEstimator
 from router.publisher.journal.journal import EventJournal
 from router.simulator.engine import Engine, Progress, Work
-from router.simulator.engine_model import StepModel
+from router.simulator.scenario import Scenario
 from router.simulator.vllm_metrics import vllm_metrics
 
 
 class SimulatedWorker:
     """One worker of one rank, through all its incarnations. `engine` is None while it is down.
 
-    `is_polled`: it has no agent that reports its load.
+    `rng` draws the disturbances of its engines.
     """
 
     __slots__ = (
         "_block_size",
         "_busy_s",
         "_estimator",
-        "_is_polled",
         "_journal",
         "_life",
         "_model",
         "_report_id",
-        "_reports_growth",
+        "_rng",
+        "_scenario",
         "_slowness",
         "engine",
         "worker_id",
     )
 
-    def __init__(
-        self,
-        worker_id: int,
-        model: StepModel,
-        block_size: int,
-        *,
-        reports_growth: bool,
-        is_polled: bool = False,
-    ) -> None:
-        self._is_polled = is_polled
-        self._estimator = RateEstimator()
+    def __init__(self, worker_id: int, scenario: Scenario, block_size: int, rng: Random) -> None:
         self.worker_id = worker_id
-        self._model = model
+        self._scenario = scenario
+        self._model = scenario.models[worker_id]
         self._block_size = block_size
-        self._reports_growth = reports_growth
+        self._rng = rng
+        self._estimator = RateEstimator()
         self._slowness = 1.0
         self._life = 0
         self._busy_s = 0.0
@@ -63,7 +58,8 @@ class SimulatedWorker:
         """The announcement that its agent would publish, or its registration."""
         endpoint, identity = f"http://worker-{self.worker_id}", self._journal.identity
         total_kv_blocks = self._model.capacity_tokens // self._block_size
-        if self._is_polled:
+        loads = self._scenario.loads
+        if loads.source == "polled":
             registration = WorkerRegistration(
                 worker_id=self.worker_id,
                 endpoint=endpoint,
@@ -77,7 +73,7 @@ class SimulatedWorker:
             endpoint=endpoint,
             identity=identity,
             total_kv_blocks=total_kv_blocks,
-            max_num_batched_tokens=self._model.chunk_tokens,
+            max_num_batched_tokens=self._model.chunk_tokens if loads.shows_chunk else None,
             incarnation=self._life,
         )
 
@@ -86,7 +82,11 @@ class SimulatedWorker:
         self._life += 1
         self._report_id = 0
         self.engine: Engine | None = Engine(
-            self._model, self._block_size, reports_growth=self._reports_growth
+            self._model,
+            self._block_size,
+            reports_growth=self._scenario.tracks_output,
+            disturbances=self._scenario.disturbances,
+            rng=Random(self._rng.getrandbits(64)),
         )
         self.engine.slowness = self._slowness
         identity = Identity(SCHEME, self._block_size)
@@ -119,7 +119,7 @@ class SimulatedWorker:
         """End the run of steps that is due; return its results."""
         assert self.engine is not None
         progress = self.engine.advance()
-        for work in progress.prefilled:
+        for work in (*progress.prefilled, *progress.recomputed):
             self._journal.stored(Tier.DEVICE, work.request.sequence_hashes, None)
         self._note_evicted(self.engine)
         return progress
@@ -136,10 +136,7 @@ class SimulatedWorker:
         """Return a load report of this moment, with the latest beacons received."""
         assert self.engine is not None
         self._report_id += 1
-        load = EngineLoad()
-        if not self._is_polled:
-            counters, gauges = self.engine.counters(now_s), self.engine.gauges
-            load = EngineLoad(gauges, counters, self.engine.constants)
+        load = self._reported(self.engine, now_s)
         return LoadReport(
             worker_id=self.worker_id,
             dp_rank=0,
@@ -171,6 +168,18 @@ class SimulatedWorker:
             constants=load.constants,
             timed=load.timed or (),
         )
+
+    def _reported(self, engine: Engine, now_s: float) -> EngineLoad:
+        """Return the load that an agent reports: nothing if it has none, or knows nothing."""
+        loads = self._scenario.loads
+        if loads.source != "agent":
+            return EngineLoad()
+        counters, constants = engine.counters(now_s), engine.constants
+        factor = loads.busy_factors[self.worker_id % len(loads.busy_factors)]
+        counters = replace(counters, busy_s=factor * counters.busy_s)
+        if not loads.shows_chunk:
+            constants = replace(constants, chunk_tokens=0)
+        return EngineLoad(engine.gauges, counters, constants)
 
     def _note_evicted(self, engine: Engine) -> None:
         evicted = engine.cache.take_evicted()

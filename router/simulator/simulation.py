@@ -20,7 +20,7 @@ from typing import TypeAlias
 from router.core.core import RouterCore
 from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
-from router.simulator.callers import SimulatedClients
+from router.simulator.callers import BackgroundRequests, SimulatedClients
 from router.simulator.engine import Work
 from router.simulator.outcomes import Gaps, RequestResult, RequestResults, collected
 from router.simulator.scenario import Failure, Incident, Scenario
@@ -48,6 +48,7 @@ def simulate(
 class _Simulation:
     __slots__ = (
         "_agenda",
+        "_background",
         "_block_size",
         "_bus",
         "_busy_s",
@@ -70,20 +71,18 @@ class _Simulation:
         rng = Random(scenario.seed)
         cores = [make_core(Random(rng.getrandbits(64))) for _ in range(scenario.routers)]
         self._workers = [
-            SimulatedWorker(
-                i,
-                model,
-                trace.block_size,
-                reports_growth=scenario.tracks_output,
-                is_polled=scenario.polled,
-            )
-            for i, model in enumerate(scenario.models)
+            SimulatedWorker(i, scenario, trace.block_size, Random(rng.getrandbits(64)))
+            for i in range(len(scenario.models))
         ]
         self._outcomes = [
             RequestResult(request, request.arrival_s / scenario.arrival_speed)
             for request in trace.requests
         ]
-        self._bus = Bus(self._agenda, scenario, cores, self._workers)
+        self._bus = Bus(self._agenda, scenario, cores, self._workers, Random(rng.getrandbits(64)))
+        self._background: BackgroundRequests | None = None
+        if scenario.background is not None:
+            source = Random(rng.getrandbits(64))
+            self._background = BackgroundRequests(scenario.background, trace.block_size, source)
         worker_ids = range(len(self._workers))
         self._callers = SimulatedClients(
             self._agenda,
@@ -103,6 +102,9 @@ class _Simulation:
         self._bus.begin()
         for incident in self._scenario.incidents:
             self._agenda.at(incident.at_s, self._apply_incident, incident)
+        if self._background is not None:
+            for worker in self._workers:
+                self._agenda.after(self._background.gap_s(), self._intrude, worker)
         self._sample_every(self._outcomes[-1].arrival_s / SAMPLES or 1.0)
         self._agenda.at(self._outcomes[0].arrival_s, self._callers.arrive, 0)
         while self._callers.done < len(self._outcomes):
@@ -134,9 +136,16 @@ class _Simulation:
             return
         progress = worker.advance()
         if progress.decoded_tokens:
-            self._gaps.add(progress.mean_step_s, progress.decoded_tokens)
+            self._gaps.add(progress.mean_gap_s, progress.decoded_tokens)
         self._await(worker)
         self._callers.receive(progress)
+
+    def _intrude(self, worker: SimulatedWorker) -> None:
+        """Submit a request from elsewhere, and schedule the next one."""
+        background = self._background
+        assert background is not None
+        self._agenda.after(background.gap_s(), self._intrude, worker)
+        self._submit(worker.worker_id, background.next())
 
     # ── Incidents ───────────────────────────────────────────────────────────────────────────────
 

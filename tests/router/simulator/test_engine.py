@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.simulator.disturbances import Disturbances, StepTimes
 from router.simulator.engine import Engine, Work
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.traces import TraceRequest
@@ -39,9 +40,11 @@ def played(engine, requests):
         else:
             now_s = engine.due_s
             progress = engine.advance()
-            firsts.update((work.caller, now_s) for work in progress.prefilled)
+            for work in progress.prefilled:
+                firsts[work.caller] = now_s, work.cached_blocks
             for work in progress.finished:
-                outcomes[work.caller] = (firsts[work.caller], now_s, work.cached_blocks)
+                first_s, cached_blocks = firsts[work.caller]
+                outcomes[work.caller] = (first_s, now_s, cached_blocks)
         engine.cache.check_invariants()
     return outcomes
 
@@ -70,6 +73,51 @@ def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, reports_growth):
     assert counters.steps == naive.steps
     assert counters.busy_s == pytest.approx(naive.busy_s)
     assert counters.requests_received == counters.requests_finished == len(requests)
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3]), st.sampled_from([0, 3]), st.booleans())
+def test_preemption_and_speculation_end_as_single_steps_do(seed, gap_s, draft_tokens, reports):
+    requests = requests_of(Random(seed), 25, gap_s)
+    disturbances = Disturbances(is_preempting=True, draft_tokens=draft_tokens, draft_s=0.004)
+    times = StepTimes(MODEL, disturbances, Random(seed))
+    naive = NaiveEngine(
+        MODEL,
+        8,
+        requests,
+        step_tokens=[times.tokens_a_step() for _ in requests],
+        draft_tokens=draft_tokens,
+        draft_s=0.004,
+        is_preempting=True,
+    )
+    expected = naive.run()
+    engine = Engine(
+        MODEL, 8, reports_growth=reports, disturbances=disturbances, rng=Random(seed)
+    )
+    outcomes = played(engine, requests)
+    assert outcomes.keys() == expected.keys()
+    for index, (first_s, finish_s, cached) in expected.items():
+        assert outcomes[index] == (pytest.approx(first_s), pytest.approx(finish_s), cached)
+    seen = engine.observed(1e9)
+    assert seen.preemptions == naive.preemptions
+    assert seen.counters.busy_s == pytest.approx(naive.busy_s)
+    assert engine.cache.used_blocks == 0
+
+
+def test_growing_requests_are_preempted_and_keep_their_output():
+    """Two of 10 blocks each grow to 30 in a cache of 40: the second is computed anew."""
+    preempting = Disturbances(is_preempting=True)
+    requests = [(0.0, 79, 161, hashes_of(family, 9)) for family in (1, 2)]
+    engine = Engine(MODEL, 8, disturbances=preempting)
+    outcomes = played(engine, requests)
+    seen = engine.observed(1e9)
+    assert seen.preemptions == 1
+    assert seen.generated_tokens == 2 * 161
+    assert seen.counters.prefill_tokens > 2 * 79
+    assert (seen.prompt_tokens, seen.queried_tokens) == (2 * 79, 2 * 79)
+    assert outcomes[1][0] < outcomes[0][1] < outcomes[1][1]
+    reserving = played(Engine(MODEL, 8), requests)
+    assert reserving[1][0] > reserving[0][1]
 
 
 def test_counters_explain_busy_seconds():

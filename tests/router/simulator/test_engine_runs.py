@@ -22,6 +22,7 @@ RUNS = st.builds(
     growth_s=st.sampled_from([0.0, 1e-8, 1e-4, 1e-3]),
     requests=st.integers(0, 100),
     kv_tokens=st.integers(0, 10**6),
+    grown_tokens=st.integers(0, 400),
 )
 
 
@@ -29,7 +30,7 @@ RUNS = st.builds(
 def test_the_closed_form_is_the_sum_of_the_steps(run, fraction):
     ends = step_ends(run)
     assert run.end_s == pytest.approx(ends[-1])
-    contexts = [run.kv_tokens + run.requests * step for step in range(run.steps)]
+    contexts = [run.kv_tokens + run.grown_tokens * step for step in range(run.steps)]
     assert run.resident_kv_tokens(run.steps) == sum(contexts)
     at_s = run.start_s + fraction * (run.end_s - run.start_s)
     begun = run.steps_begun(at_s)

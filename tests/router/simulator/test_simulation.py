@@ -8,10 +8,12 @@ from router.protocol.values import Rank
 from router.recording.recorded_core import RecordedCore
 from router.sequence.rank_table import BASE_S, CONTEXT_S, RATE_ERROR
 from router.simulator.engine_model import llama_8b, llama_70b
-from router.simulator.scenario import Failure, SlowDown
+from router.simulator.scenario import Failure, LoadSources, SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import spread, summarize
 from support.fleets.simulator_worlds import make_core, scenario, small_trace
+
+POLLED = LoadSources(source="polled")
 
 
 def columns(outcomes):
@@ -194,7 +196,7 @@ def work_of(core, worker_id=0):
 def test_polled_engines_teach_their_rates(reports_late):
     """With late first tokens from the polls alone."""
     cores, make = kept_cores(make_core())
-    fleet = scenario(2, model=llama_70b(), polled=True, reports_late=reports_late)
+    fleet = scenario(2, model=llama_70b(), loads=POLLED, reports_late=reports_late)
     simulate(small_trace(500, gap_s=0.3, families=400), fleet, make)
     model = llama_70b()
     true_s = model.step_s([(3_000, 0)], 0, 0)
@@ -205,7 +207,7 @@ def test_polled_engines_teach_their_rates(reports_late):
 
 def test_polled_fleet_gives_the_same_bits():
     def run():
-        return columns(simulate(small_trace(), scenario(polled=True), make_core()))
+        return columns(simulate(small_trace(), scenario(loads=POLLED), make_core()))
 
     first, again = run(), run()
     assert all(np.array_equal(first[name], again[name], equal_nan=True) for name in first)

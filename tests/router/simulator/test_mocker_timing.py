@@ -1,9 +1,9 @@
 from math import inf
 
 import pytest
-from mocker_timing import MockerTiming
 
 from router.simulator.engine import Engine, Work
+from router.simulator.engine_model import MockerTiming
 from router.simulator.traces import TraceRequest
 
 

@@ -1,0 +1,118 @@
+"""Named engines and surroundings that a router does not know, to try policies on.
+
+Rows differ in one thing each, but for the last. Numbers are typical of what operators report, and
+tuned to no policy.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.simulator.disturbances import CALM, Disturbances
+from router.simulator.engine_model import MockerTiming, StepModel, llama_8b, llama_70b
+from router.simulator.scenario import Background, Failure, Incident, LoadSources, Scenario
+
+
+class Physics(Struct, frozen=True, kw_only=True):
+    """A fleet of equal engines, and everything about them that is not in a trace."""
+
+    meaning: str
+    model: StepModel = llama_70b()
+    workers: int = 16
+    disturbances: Disturbances = CALM
+    loads: LoadSources = LoadSources()
+    background: Background | None = None
+    incidents: tuple[Incident, ...] = ()
+
+    def scenario(self, *, arrival_speed: float, routers: int, seed: int) -> Scenario:
+        """Return the scenario of one run."""
+        return Scenario(
+            models=(self.model,) * self.workers,
+            arrival_speed=arrival_speed,
+            routers=routers,
+            loads=self.loads,
+            disturbances=self.disturbances,
+            background=self.background,
+            incidents=self.incidents,
+            seed=seed,
+        )
+
+
+def _mocker(workers: int) -> Physics:
+    model = MockerTiming(capacity_tokens=3_000 * 512)
+    return Physics(meaning="NVIDIA's replay timing", model=model, workers=workers)
+
+
+_NOISE = Disturbances(noise=0.3)
+_SMALL_CACHE = replace(llama_70b(), capacity_tokens=200_000)
+_PAUSES = {"pause_interval_s": 60.0, "pause_s": 3.0}
+_RESTARTS = tuple(Failure(60.0 + 90.0 * i, i, 15.0) for i in range(4))
+
+PHYSICS: Mapping[str, Physics] = MappingProxyType(
+    {
+        "plain": Physics(meaning="the formula that the predictor knows"),
+        "8b": Physics(meaning="the same formula for a model of 8 B", model=llama_8b()),
+        "mocker-16": _mocker(16),
+        "mocker-4": _mocker(4),
+        "mocker-2": _mocker(2),
+        "noise": Physics(meaning="steps vary by 30 %", disturbances=_NOISE),
+        "stragglers": Physics(
+            meaning="one step in 500 takes 20 times as long",
+            disturbances=Disturbances(straggling=0.002, straggler_factor=20.0),
+        ),
+        "pauses": Physics(
+            meaning="each engine stops for 3 s once a minute",
+            disturbances=Disturbances(**_PAUSES),
+        ),
+        "warm-up": Physics(
+            meaning="20 s before the first step of a life, 2 s for each new shape; four restarts",
+            disturbances=Disturbances(start_s=20.0, shape_s=2.0),
+            incidents=_RESTARTS,
+        ),
+        "unknown-chunk": Physics(
+            meaning="steps of 2,048 tokens, which no report states",
+            loads=LoadSources(shows_chunk=False),
+        ),
+        "preemption": Physics(
+            meaning="a cache of 200,000 tokens, and no room kept for outputs",
+            model=_SMALL_CACHE,
+            disturbances=Disturbances(is_preempting=True),
+        ),
+        "speculation": Physics(
+            meaning="three tokens drafted in a step; a request accepts 0 to 3 of them",
+            disturbances=Disturbances(draft_tokens=3, draft_s=0.004),
+        ),
+        "background": Physics(
+            meaning="0.1 requests a second on each engine that no router knows of",
+            background=Background(requests_per_s=0.1),
+        ),
+        "lying": Physics(
+            meaning="every second engine reports three times its busy time",
+            loads=LoadSources(busy_factors=(3.0, 1.0)),
+        ),
+        "all-lying": Physics(
+            meaning="every engine reports three times its busy time",
+            loads=LoadSources(busy_factors=(3.0,)),
+        ),
+        "lost": Physics(
+            meaning="three load reports in ten are lost", loads=LoadSources(lost=0.3)
+        ),
+        "polled": Physics(
+            meaning="no agents: vLLM's metrics, polled each second",
+            loads=LoadSources(source="polled"),
+        ),
+        "silent": Physics(
+            meaning="agents that report nothing of the load", loads=LoadSources(source="none")
+        ),
+        "everything": Physics(
+            meaning="noise, pauses, warm-up, preemption, requests from elsewhere, polled, lost",
+            model=_SMALL_CACHE,
+            disturbances=replace(_NOISE, **_PAUSES, shape_s=2.0, is_preempting=True),
+            loads=LoadSources(source="polled", lost=0.1),
+            background=Background(requests_per_s=0.05),
+            incidents=_RESTARTS,
+        ),
+    }
+)
