@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rows import Row
 from scheduling_runs import Case, number_of_requests
-from scheduling_sections import MEANS, OURS, WORKLOAD_NAMES, Found, Plan, Settings, mean, row
+from scheduling_sections import MEANS, OURS, Found, Plan, Settings, mean, row
 
 from router.simulator.physics import PHYSICS
 

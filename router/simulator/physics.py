@@ -45,9 +45,8 @@ def _mocker(workers: int) -> Physics:
     return Physics(meaning="NVIDIA's replay timing", model=model, workers=workers)
 
 
-_NOISE = Disturbances(noise=0.3)
-_SMALL_CACHE = replace(llama_70b(), capacity_tokens=200_000)
-_PAUSES = {"pause_interval_s": 60.0, "pause_s": 3.0}
+_PAUSES = Disturbances(pause_interval_s=60.0, pause_s=3.0)
+_SMALL_CACHE = replace(llama_70b(), capacity_tokens=300_000)
 _RESTARTS = tuple(Failure(60.0 + 90.0 * i, i, 15.0) for i in range(4))
 
 PHYSICS: Mapping[str, Physics] = MappingProxyType(
@@ -57,14 +56,14 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
         "mocker-16": _mocker(16),
         "mocker-4": _mocker(4),
         "mocker-2": _mocker(2),
-        "noise": Physics(meaning="steps vary by 30 %", disturbances=_NOISE),
+        "noise": Physics(meaning="steps vary by 30 %", disturbances=Disturbances(noise=0.3)),
         "stragglers": Physics(
             meaning="one step in 500 takes 20 times as long",
             disturbances=Disturbances(straggling=0.002, straggler_factor=20.0),
         ),
         "pauses": Physics(
             meaning="each engine stops for 3 s once a minute",
-            disturbances=Disturbances(**_PAUSES),
+            disturbances=_PAUSES,
         ),
         "warm-up": Physics(
             meaning="20 s before the first step of a life, 2 s for each new shape; four restarts",
@@ -76,7 +75,7 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
             loads=LoadSources(shows_chunk=False),
         ),
         "preemption": Physics(
-            meaning="a cache of 200,000 tokens, and no room kept for outputs",
+            meaning="a cache of 300,000 tokens, and no room kept for outputs",
             model=_SMALL_CACHE,
             disturbances=Disturbances(is_preempting=True),
         ),
@@ -96,9 +95,7 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
             meaning="every engine reports three times its busy time",
             loads=LoadSources(busy_factors=(3.0,)),
         ),
-        "lost": Physics(
-            meaning="three load reports in ten are lost", loads=LoadSources(lost=0.3)
-        ),
+        "lost": Physics(meaning="one load report in ten is lost", loads=LoadSources(lost=0.1)),
         "polled": Physics(
             meaning="no agents: vLLM's metrics, polled each second",
             loads=LoadSources(source="polled"),
@@ -109,7 +106,7 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
         "everything": Physics(
             meaning="noise, pauses, warm-up, preemption, requests from elsewhere, polled, lost",
             model=_SMALL_CACHE,
-            disturbances=replace(_NOISE, **_PAUSES, shape_s=2.0, is_preempting=True),
+            disturbances=replace(_PAUSES, noise=0.3, shape_s=2.0, is_preempting=True),
             loads=LoadSources(source="polled", lost=0.1),
             background=Background(requests_per_s=0.05),
             incidents=_RESTARTS,

@@ -73,7 +73,7 @@ class SimulatedWorker:
             endpoint=endpoint,
             identity=identity,
             total_kv_blocks=total_kv_blocks,
-            max_num_batched_tokens=self._model.chunk_tokens if loads.shows_chunk else None,
+            max_num_batched_tokens=self._model.chunk_tokens if loads.shows_chunk else 0,
             incarnation=self._life,
         )
 

@@ -38,7 +38,7 @@ def test_every_request_of_a_case_is_served(policy):
 
 def test_learning_is_compared_with_the_best_of_each_grid():
     plan, section = Plan("trace", 2, (1.0,), None), SECTIONS["learning"]
-    cases = list(section.cases(plan))
+    cases = list(section.cases(plan, {}))
     fields = dict.fromkeys(Summary.__struct_fields__, 1.0)
     found = {case: Summary(**fields) for case in cases}
     tuned = {"policy": "dynamo-1.0", "settings": (("prefill_load_scale", 8.0),)}

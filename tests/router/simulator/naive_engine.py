@@ -77,7 +77,9 @@ class NaiveEngine:
                     each["blocks"] += 1
                     self._evict()
                 else:
-                    self._preempt(self._running()[-1] if not self.prefilling else self.prefilling[-1])
+                    self._preempt(
+                        self._running()[-1] if not self.prefilling else self.prefilling[-1]
+                    )
 
     def _preempt(self, each):
         self.preemptions += 1

@@ -91,9 +91,7 @@ def test_preemption_and_speculation_end_as_single_steps_do(seed, gap_s, draft_to
         is_preempting=True,
     )
     expected = naive.run()
-    engine = Engine(
-        MODEL, 8, reports_growth=reports, disturbances=disturbances, rng=Random(seed)
-    )
+    engine = Engine(MODEL, 8, reports_growth=reports, disturbances=disturbances, rng=Random(seed))
     outcomes = played(engine, requests)
     assert outcomes.keys() == expected.keys()
     for index, (first_s, finish_s, cached) in expected.items():
