@@ -144,6 +144,7 @@ class Doubt(enum.IntFlag):
     LOWER_TIERS = 16
     UNREADABLE = 32
     UNCOUNTED = 64
+    UNKNOWN_FIELDS = 128
 
 
 _DOUBT_TEXTS = {
@@ -154,6 +155,7 @@ _DOUBT_TEXTS = {
     Doubt.LOWER_TIERS: "lower tiers unknown since the device's was cleared",
     Doubt.UNREADABLE: "engine events dropped as unreadable",
     Doubt.UNCOUNTED: "a copy cannot be distinguished from a re-announcement",
+    Doubt.UNKNOWN_FIELDS: "unknown fields in engine events",
 }
 
 

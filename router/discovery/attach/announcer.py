@@ -55,15 +55,18 @@ class Announcer:
 
     def _write(self, worker_id: int, text: str, *, is_good: bool) -> None:
         if self._show is not None:
-            self._show(text + self._state(worker_id))
+            self._show(text + self._state(worker_id, text))
         else:
             (log.info if is_good else log.warning)("%s", text)
         self._timeline.note(
             "worker_attached", "good" if is_good else "fault", f"worker {worker_id}", text
         )
 
-    def _state(self, worker_id: int) -> str:
-        """Return the trust in an engine's ranks as of now, or how many workers can be chosen."""
+    def _state(self, worker_id: int, text: str) -> str:
+        """Return the trust in an engine's ranks as of now, or how many workers can be chosen.
+
+        Of degraded ranks the first reason is included, unless the text contains one.
+        """
         fleet, now_s = self._core.fleet, time.monotonic()
         worker = fleet.get(worker_id)
         if worker is None:
@@ -74,4 +77,7 @@ class Announcer:
         if len(states) != 1 or TrustState.BLIND in states:
             return ""
         held = (f"{r.dp_rank}: {self._core.index.held_blocks(r)}" for r in worker.ranks)
-        return f": {states.pop()} ({', '.join(held)} blocks)"
+        reasons = [each.reason for each in trusts.values() if each.reason is not None]
+        is_new = TrustState.DEGRADED in states and TrustState.DEGRADED not in text
+        why = f": {reasons[0]}" if is_new and reasons else ""
+        return f": {states.pop()} ({', '.join(held)} blocks){why}"

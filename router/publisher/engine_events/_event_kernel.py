@@ -11,16 +11,19 @@ from router.publisher.engine_events._event_rows import (
     BLOCK_SIZE,
     CACHE_SALT,
     CLEARED,
+    DOUBT_EVENT,
+    DOUBT_FIRST,
+    DOUBT_LAST,
     EXTRA_KEYS,
     FIELD_NAMES,
     GROUP,
+    HARMLESS,
     KIND,
     LORA_ID,
     LORA_NAME,
     MEDIUM,
     MISSING,
     NO_EVENT,
-    NO_FIELD,
     NO_TEXT,
     REMOVED,
     STORED,
@@ -28,6 +31,7 @@ from router.publisher.engine_events._event_rows import (
     TYPE,
     TYPE_NAMES,
     UNKNOWN,
+    UNKNOWN_FIELD,
     WINDOW,
     Batch,
     has,
@@ -35,8 +39,17 @@ from router.publisher.engine_events._event_rows import (
     place_of,
     refuse,
 )
-from router.publisher.engine_events._field_kernel import read_field
-from router.runtime.kernels._msgpack import LIST, MAP, STRING, Words, head_at, skip
+from router.publisher.engine_events._field_kernel import is_read, read_field
+from router.runtime.kernels._msgpack import (
+    BROKEN,
+    LIST,
+    MAP,
+    NIL,
+    STRING,
+    Words,
+    head_at,
+    skip,
+)
 from router.runtime.kernels.numba_runtime import device
 
 _0 = np.uint64(0)
@@ -53,15 +66,15 @@ def _field_of_position(batch: Batch, row: Words, at: np.uint64, position: np.uin
     LoRA id, which vLLM always sends along with the name.
     """
     if row[KIND] == REMOVED and position >= _2:
-        return MEDIUM if position == _2 else GROUP if position == _3 else NO_FIELD
+        return MEDIUM if position == _2 else GROUP if position == _3 else UNKNOWN_FIELD
     if row[KIND] == CLEARED or position > WINDOW:
-        return NO_FIELD
+        return UNKNOWN_FIELD
     if LORA_NAME <= position <= GROUP:
         kind, _, _ = head_at(at, batch.end)
         if kind == STRING and position == LORA_NAME and not has(row, LORA_ID):
             return CACHE_SALT
         if kind == STRING and position == EXTRA_KEYS:
-            return NO_FIELD
+            return HARMLESS
         if kind == STRING and position == GROUP:
             return LORA_NAME
     return position
@@ -87,7 +100,7 @@ def _read_key(batch: Batch, at: np.uint64) -> tuple[np.uint64, np.uint64]:
     kind, length, text = head_at(at, batch.end)
     if kind == STRING:
         return place_of(FIELD_NAMES, text, length), text + length
-    return NO_FIELD, skip(at, batch.end)
+    return UNKNOWN_FIELD, skip(at, batch.end)
 
 
 @device
@@ -106,6 +119,32 @@ def _find_type(batch: Batch, row: Words, at: np.uint64, count: np.uint64) -> np.
 
 
 @device
+def _is_doubtful(kind: np.uint64, field: np.uint64) -> bool:
+    """Return whether a field that is not read may change the meaning of its event.
+
+    Nothing is read of a clear: any known field may say that it clears only a part.
+    """
+    return bool(field == UNKNOWN_FIELD or (kind == CLEARED and TYPE < field < HARMLESS))
+
+
+@device
+def _note_doubtful(
+    batch: Batch, row: Words, at: np.uint64, key: np.uint64, position: np.uint64, is_map: bool
+) -> None:
+    """Note the first doubtful field of a batch. Engines send fields that are nil for nothing."""
+    kind, _, _ = head_at(at, batch.end)
+    if kind in (NIL, BROKEN) or batch.totals[DOUBT_EVENT]:
+        return
+    first, last = position, _0
+    if is_map:
+        kind, length, text = head_at(key, batch.end)
+        first = text - batch.start if kind == STRING else _0
+        last = first + length if kind == STRING else _0
+    batch.totals[DOUBT_EVENT] = row[KIND] + _1
+    batch.totals[DOUBT_FIRST], batch.totals[DOUBT_LAST] = first, last
+
+
+@device
 def _read_fields(
     batch: Batch, row: Words, at: np.uint64, count: np.uint64, is_map: bool
 ) -> np.uint64:
@@ -115,12 +154,17 @@ def _read_fields(
     """
     position = _0 if is_map else _1
     while position < count and at != _0:
+        key = at
         if is_map:
             field, at = _read_key(batch, at)
         else:
             field = _field_of_position(batch, row, at, position)
-        if at != _0:
+        if at != _0 and is_read(row[KIND], field):
             at = read_field(batch, row, at, field)
+        elif at != _0:
+            if _is_doubtful(row[KIND], field):
+                _note_doubtful(batch, row, at, key, position, is_map)
+            at = skip(at, batch.end)
         position += _1
     return at
 

@@ -8,12 +8,11 @@ from router.publisher.engine_events._event_rows import (
     EAGLE,
     EXTRA_KEYS,
     GROUP,
+    HARMLESS,
     HASH_COUNT,
-    KIND,
     LOCALITY,
     LORA_ID,
     MEDIUM,
-    NO_FIELD,
     NO_HASH,
     NO_LIST,
     NO_NUMBER,
@@ -57,9 +56,10 @@ _NIL_CODE = np.uint8(0xC0)
 
 
 @device
-def _is_read(kind: np.uint64, field: np.uint64) -> bool:
+def is_read(kind: np.uint64, field: np.uint64) -> bool:
+    """Return whether a field is read from events of a kind."""
     if kind == STORED:
-        return bool(field != TYPE and field != NO_FIELD)
+        return bool(field != TYPE and field < HARMLESS)
     is_of_removal = field in (BLOCK_HASHES, MEDIUM, GROUP, LOCALITY)
     return bool(kind == REMOVED and is_of_removal)
 
@@ -184,9 +184,10 @@ def _read_plain(
 
 @device
 def read_field(batch: Batch, row: Words, at: np.uint64, field: np.uint64) -> np.uint64:
-    """Read a field into the row. Returns its end address, or 0 if it is malformed."""
-    if not _is_read(row[KIND], field):
-        return skip(at, batch.end)
+    """Read a field that is read of this kind into the row.
+
+    Returns its end address, or 0 if it is malformed.
+    """
     kind, value, inside = head_at(at, batch.end)
     forget(row, field)
     if kind == NIL:

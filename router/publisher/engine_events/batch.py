@@ -122,6 +122,9 @@ class EngineBatch(Struct, frozen=True, eq=False):
     """The types of dropped events that are unknown to this version, one for each event."""
     malformed: list[str]
     """A sentence for each event that could not be read."""
+    unknown_field: str | None = None
+    """A sentence that names the first field that this version does not know, and that may change
+    what the blocks of its event are. None if there is no such field."""
 
     @property
     def events(self) -> list[EngineEvent]:

@@ -8,9 +8,10 @@ The decoder of engine events: all engines and versions into one form.
     TensorRT-LLM        vLLM's maps, streamed               ┘
                         dictionaries, polled: `trtllm.py`
 
-Unknown fields are skipped. An event of an unknown type, or an unreadable one, is dropped alone and
-reported. Kernels read a whole batch at once (`_batch_kernel.py`): no Python object is created for
-a token or a hash, nor for an event that continues the previous one.
+Unknown fields are skipped, and the first one of a batch is named. An event of an unknown type, or
+an unreadable one, is dropped alone and reported. Kernels read a whole batch at once
+(`_batch_kernel.py`): no Python object is created for a token or a hash, nor for an event that
+continues the previous one.
 """
 
 from typing import TypeAlias
@@ -127,9 +128,11 @@ def decode_engine_batch(
     )
     if outcome:
         raise WireError(_BATCH_REASONS[outcome])
-    row_count, token_count, hash_count, _, rank = totals.tolist()
+    row_count, token_count, hash_count, _, rank, kind, first, last = totals.tolist()
     reader = _Reader(payload, heads, tokens[:token_count].copy(), hashes[:hash_count].copy())
-    return reader.batch(None if rank == NO_RANK else rank, rows[:row_count].tolist())
+    sentence = _unknown_field(payload, kind, first, last) if kind else None
+    dp_rank = None if rank == NO_RANK else rank
+    return reader.batch(dp_rank, rows[:row_count].tolist(), sentence)
 
 
 _BATCH_REASONS = {
@@ -200,8 +203,10 @@ class _Reader:
         self._tokens = tokens
         self._hashes = hashes
 
-    def batch(self, dp_rank: int | None, rows: list[list[int]]) -> EngineBatch:
-        batch = EngineBatch(dp_rank, [], [], [])
+    def batch(
+        self, dp_rank: int | None, rows: list[list[int]], unknown_field: str | None
+    ) -> EngineBatch:
+        batch = EngineBatch(dp_rank, [], [], [], unknown_field)
         for row in rows:
             if row[_REASON]:
                 batch.malformed.append(_complaint(row))
@@ -281,6 +286,25 @@ class _Reader:
 def bounded_name(name: str) -> str:
     """Return a foreign name, shortened and printable."""
     return ascii(name[:MAX_NAME])[1:-1]
+
+
+def unknown_field(field: str) -> str:
+    """Return the sentence about a field that this version does not know."""
+    return (
+        f"events carry {field}, which this version does not know: "
+        "blocks may be other than announced"
+    )
+
+
+def _unknown_field(payload: bytes, kind: int, first: int, last: int) -> str:
+    """Return the sentence about the field that the kernels noted, without its value."""
+    event = EVENT_TYPES[kind - 1]
+    if last:
+        name = payload[first : min(last, first + 4 * MAX_NAME)].decode(errors="backslashreplace")
+        return unknown_field(f"the field `{bounded_name(name)}` of {event}")
+    return unknown_field(
+        f"field {first} of {event}" if first else f"a field of {event} whose name is not text"
+    )
 
 
 def _complaint(row: list[int]) -> str:

@@ -7,11 +7,12 @@
         {"type": "updated", "block_hash": …, "cache_level": {"old_value", "new_value"}}}
 
 Source: `KVCacheEventSerializer` (NVIDIA/TensorRT-LLM, `tensorrt_llm/_utils.py`). A block is in one
-cache level at a time. The events that it streams over ZMQ are in vLLM's format.
+cache level at a time. The events that it streams over ZMQ are in vLLM's format. Unknown fields are
+named as by `decoder.py`; those of tokens are not looked for.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, starmap
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,10 +24,16 @@ from router.protocol.values import U64_MAX, DpRank, HashArray, TokenId, UInt, de
 from router.publisher.engine_events.batch import (
     EngineBatch,
     EngineEvent,
+    EnginePart,
     EngineRemoved,
     EngineStored,
 )
-from router.publisher.engine_events.decoder import DEFAULT_LIMITS, DecodeLimits, bounded_name
+from router.publisher.engine_events.decoder import (
+    DEFAULT_LIMITS,
+    DecodeLimits,
+    bounded_name,
+    unknown_field,
+)
 from router.sequence.hashing.block_hashes import token_array
 
 _LEVEL_MEDIUMS = ("GPU", "CPU")
@@ -35,7 +42,7 @@ _LEVEL_MEDIUMS = ("GPU", "CPU")
 _TYPES = ("created", "stored", "removed", "updated")
 
 
-class TrtllmBatch(EngineBatch, frozen=True, eq=False):
+class TrtllmBatch(EngineBatch, frozen=True, eq=False, kw_only=True):
     """Events of one rank with consecutive ids; `created` events only take an id."""
 
     first_event_id: int
@@ -102,6 +109,22 @@ class _Envelope(Struct, frozen=True):
 
 _Data: TypeAlias = _Created | _Stored | _Removed | _Updated
 
+_HARMLESS_FIELDS = ("type", "priority", "num_blocks_per_cache_level", "hash_algo")
+"""Fields that change neither what a block is nor where it is."""
+
+_KNOWN_FIELDS: dict[type[Struct], frozenset[str]] = {
+    kind: frozenset((*kind.__struct_fields__, *_HARMLESS_FIELDS))
+    for kind in (_Envelope, _Block, _Created, _Stored, _Removed, _Updated)
+}
+
+
+class _Event(Struct, frozen=True):
+    """An event, and the first field beside its data that this version does not know."""
+
+    envelope: _Envelope
+    unknown_field: str | None
+
+
 _json_decoder = msgspec.json.Decoder(list[object])
 
 
@@ -119,45 +142,78 @@ def decode_trtllm_events(
         answer = decode(_json_decoder.decode, answer)
     _check("events", len(answer), limits.batch_events)
     malformed: list[str] = []
-    envelopes: list[_Envelope] = []
+    events: list[_Event] = []
     for place, element in enumerate(answer):
         try:
-            envelopes.append(_convert(element, _Envelope))
+            envelope = _convert(element, _Envelope)
         except WireError:
             malformed.append(f"event {place}: no event with an id, data and a rank")
-    return TrtllmAnswer([_batch(run, limits) for run in _runs(envelopes)], malformed)
+        else:
+            events.append(_Event(envelope, _unknown_of(element, _Envelope)))
+    return TrtllmAnswer([_batch(run, limits) for run in _runs(events)], malformed)
 
 
-def _runs(envelopes: Iterable[_Envelope]) -> list[list[_Envelope]]:
+def _runs(events: Iterable[_Event]) -> list[list[_Event]]:
     """Return each rank's events, divided where an id is missing."""
-    runs: list[list[_Envelope]] = []
-    current: dict[int | None, list[_Envelope]] = {}
-    for envelope in envelopes:
-        run = current.get(envelope.attention_dp_rank)
-        if run is None or run[-1].event_id + 1 != envelope.event_id:
-            run = current[envelope.attention_dp_rank] = []
+    runs: list[list[_Event]] = []
+    current: dict[int | None, list[_Event]] = {}
+    for event in events:
+        dp_rank = event.envelope.attention_dp_rank
+        run = current.get(dp_rank)
+        if run is None or run[-1].envelope.event_id + 1 != event.envelope.event_id:
+            run = current[dp_rank] = []
             runs.append(run)
-        run.append(envelope)
+        run.append(event)
     return runs
 
 
-def _batch(run: Sequence[_Envelope], limits: DecodeLimits) -> TrtllmBatch:
-    first, last = run[0], run[-1]
-    batch = TrtllmBatch(first.attention_dp_rank, [], [], [], first.event_id, last.event_id)
-    for envelope in run:
-        kind = envelope.data.get("type")
+def _batch(run: Sequence[_Event], limits: DecodeLimits) -> TrtllmBatch:
+    first, last = run[0].envelope, run[-1].envelope
+    parts: list[EnginePart] = []
+    unknown: list[str] = []
+    malformed: list[str] = []
+    found: str | None = None
+    for event in run:
+        kind = event.envelope.data.get("type")
         if isinstance(kind, str) and kind not in _TYPES:
-            batch.unknown.append(bounded_name(kind))
+            unknown.append(bounded_name(kind))
             continue
         try:
-            batch.parts.extend(_events(envelope, limits))
+            data: _Data = _convert(event.envelope.data, _Data)
+            parts.extend(_events(data, limits))
         except WireError:
-            batch.malformed.append(f"event {envelope.event_id}: not what its type promises")
-    return batch
+            malformed.append(f"event {event.envelope.event_id}: not what its type promises")
+        else:
+            found = found or event.unknown_field or _unknown_in(event.envelope.data, data)
+    return TrtllmBatch(
+        first.attention_dp_rank,
+        parts,
+        unknown,
+        malformed,
+        found,
+        first_event_id=first.event_id,
+        last_event_id=last.event_id,
+    )
 
 
-def _events(envelope: _Envelope, limits: DecodeLimits) -> list[EngineEvent]:
-    data: _Data = _convert(envelope.data, _Data)
+def _unknown_in(fields: Mapping[str, Any], data: _Data) -> str | None:
+    """Return the sentence about the first unknown field of an event's data, None without one."""
+    blocks = fields["blocks"] if isinstance(data, _Stored) else ()
+    objects = chain([(fields, type(data))], ((block, _Block) for block in blocks))
+    return next(filter(None, starmap(_unknown_of, objects)), None)
+
+
+def _unknown_of(fields: object, kind: type[Struct]) -> str | None:
+    """Return the sentence about the first unknown field of an object that converts to `kind`."""
+    if not isinstance(fields, Mapping) or fields.keys() <= _KNOWN_FIELDS[kind]:
+        return None
+    known = _KNOWN_FIELDS[kind]
+    names = (str(name) for name, value in fields.items() if name not in known and value is not None)
+    name = next(names, None)
+    return None if name is None else unknown_field(f"the field `{bounded_name(name)}`")
+
+
+def _events(data: _Data, limits: DecodeLimits) -> list[EngineEvent]:
     if isinstance(data, _Stored):
         _check("blocks", len(data.blocks), limits.event_blocks)
         return [*_stored(data)]

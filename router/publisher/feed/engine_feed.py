@@ -47,8 +47,7 @@ class FeedCounters:
 class EngineFeed:
     """A feeder of one rank, the only writer of its normaliser and journal.
 
-    Batches that another rank published are dropped: crediting them would invent a rank. `problem`:
-    the error of the last bad batch of this life.
+    Batches that another rank published are dropped: crediting them would invent a rank.
     """
 
     __slots__ = (
@@ -56,10 +55,11 @@ class EngineFeed:
         "_dp_rank",
         "_journal",
         "_normalizer",
+        "_problem",
         "_room",
+        "_unknown_field",
         "_unsaved",
         "counters",
-        "problem",
     )
 
     def __init__(self, journal: SourceJournal, normalizer: Normalizer, dp_rank: int) -> None:
@@ -70,7 +70,14 @@ class EngineFeed:
         self._room = ScratchBuffer()
         self._unsaved = 0
         self.counters = FeedCounters()
-        self.problem: str | None = None
+        self._problem: str | None = None
+        self._unknown_field: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """The error of the last bad batch of this life, and the doubt about unknown fields."""
+        found = [each for each in (self._problem, self._normalizer.unknown_field) if each]
+        return "; ".join(found) or None
 
     @property
     def is_state_due(self) -> bool:
@@ -147,7 +154,7 @@ class EngineFeed:
             f"batches of rank {dp_rank} arrive where rank {self._dp_rank} is registered, and are "
             f"dropped: register this endpoint as rank {dp_rank}"
         )
-        if sentence != self.problem:
+        if sentence != self._problem:
             self._complain(sentence)
 
     def _decoded(self, step: Apply) -> EngineBatch:
@@ -160,7 +167,7 @@ class EngineFeed:
 
     def _complain(self, sentence: str, sequence: int | None = None) -> None:
         """Note what is wrong; in the log with the batch, which differs each time."""
-        self.problem = sentence
+        self._problem = sentence
         self._complaints.add(sentence if sequence is None else f"batch {sequence}: {sentence}")
 
     def _complain_of(self, sequence: int, batch: EngineBatch) -> None:
@@ -171,10 +178,19 @@ class EngineFeed:
         self.counters.dropped_events += len(batch.unknown) + len(batch.malformed)
         for sentence in self._normalizer.take_complaints():
             self._complain(sentence, sequence)
+        if batch.unknown_field is not None:
+            self._complain_of_field(sequence)
+
+    def _complain_of_field(self, sequence: int) -> None:
+        """Log an unknown field once, although all batches of an engine may have it."""
+        sentence = self._normalizer.unknown_field
+        if sentence is not None and sentence != self._unknown_field:
+            self._unknown_field = sentence
+            self._complaints.add(f"batch {sequence}: {sentence}")
 
     def _begin_life(self, step: NewLife) -> None:
         self.counters.new_lives += 1
-        self.problem = None
+        self._problem = self._unknown_field = None
         self._complaints.add(f"the engine began a new life: {step.reason}")
         self._journal.new_life(self._journal.incarnation + 1)
         self._normalizer.reset()

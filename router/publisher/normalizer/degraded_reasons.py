@@ -13,6 +13,7 @@ _HYBRID = int(Doubt.HYBRID)
 _COPIES = int(Doubt.COPIES)
 _LOWER_TIERS = int(Doubt.LOWER_TIERS)
 _UNCOUNTED = int(Doubt.UNCOUNTED)
+_UNKNOWN_FIELDS = int(Doubt.UNKNOWN_FIELDS)
 
 _LOWER = tuple(tier for tier in Tier if tier)
 
@@ -22,7 +23,8 @@ class DegradedReasons:
 
     The doubt of orphans lasts while there are any, that of lower tiers until these are empty, the
     others until the engine clears everything, and that of a hybrid model forever.
-    `may_have_lower_tiers`: True if lower tiers may hold blocks, published or not.
+    `may_have_lower_tiers`: True if lower tiers may hold blocks, published or not. `unknown_field`:
+    the sentence about the first unknown field since the doubt of these began; None without it.
     """
 
     __slots__ = (
@@ -34,6 +36,7 @@ class DegradedReasons:
         "_uncounted_blocks",
         "kept",
         "may_have_lower_tiers",
+        "unknown_field",
     )
 
     def __init__(
@@ -47,6 +50,7 @@ class DegradedReasons:
     def begin(self, settings: EngineSettings) -> None:
         """Start a new life, without doubts."""
         self.kept = 0
+        self.unknown_field: str | None = None
         self._settings = settings
         self._uncounted_blocks = 0
         self._orphans_since_s: float | None = None
@@ -56,6 +60,7 @@ class DegradedReasons:
         """Record that events are lost for good; lower tiers may hold unknown blocks."""
         self._uncounted_blocks = 0
         self.kept = self.kept & _HYBRID | int(Doubt.EVENTS_LOST)
+        self.unknown_field = None
         self.may_have_lower_tiers = self._settings.has_lower_tiers is not False
 
     def drop_orphans(self) -> None:
@@ -66,10 +71,16 @@ class DegradedReasons:
         """Add a doubt."""
         self.kept |= int(doubt)
 
+    def note_unknown_field(self, sentence: str) -> None:
+        """Add the doubt of unknown fields. Only the first sentence is kept."""
+        self.kept |= _UNKNOWN_FIELDS
+        self.unknown_field = self.unknown_field or sentence
+
     def clear(self, engine_map: EngineMap, *, is_complete: bool) -> None:
         """Drop the doubts that end when the engine clears its device, or everything."""
         if is_complete:
             self.kept &= _HYBRID
+            self.unknown_field = None
             self._uncounted_blocks = engine_map.uncounted_blocks
         elif _holds_lower(engine_map):
             self.kept |= _LOWER_TIERS

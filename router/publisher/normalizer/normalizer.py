@@ -124,6 +124,11 @@ class Normalizer:
         """The map of engine hashes; a new life starts with a new map."""
         return self._names.map
 
+    @property
+    def unknown_field(self) -> str | None:
+        """The sentence about a field of its events that is unknown, while that is a doubt."""
+        return self._doubts.unknown_field
+
     def take_complaints(self) -> Sequence[str]:
         """Return warnings, one for each event refused since the last call, up to a limit."""
         complaints, self._complaints = self._complaints, []
@@ -151,12 +156,18 @@ class Normalizer:
                 for each in sliced(part, self._block_size, self._identity.eagle):
                     yield block_count(each)
                     self._apply_part(each, now_s)
+        self._note_unread(batch)
+        self.tick(now_s)
+
+    def _note_unread(self, batch: EngineBatch) -> None:
+        """Count the events of a batch that were dropped; doubt what was not understood."""
         if batch.unknown:
             self._counts.unknown_events += len(batch.unknown)
         if batch.malformed:
             self._counts.malformed_events += len(batch.malformed)
             self._doubts.add(Doubt.UNREADABLE)
-        self.tick(now_s)
+        if batch.unknown_field is not None:
+            self._doubts.note_unknown_field(batch.unknown_field)
 
     def _apply_part(self, part: BlocksPart, now_s: float) -> None:
         if isinstance(part, StoredRun):

@@ -35,6 +35,7 @@ class EventTotals:
         "removed",
         "salts",
         "stored",
+        "unknown_field",
         "unknown_types",
         "unreadable_batches",
     )
@@ -46,6 +47,8 @@ class EventTotals:
         """The first few reasons why batches or events could not be read."""
         self.malformed_events = 0
         self.unknown_types: Counter[str] = Counter()
+        self.unknown_field: str | None = None
+        """The sentence about the first field that is unknown, and makes the rank degraded."""
         self.dp_ranks: Counter[int] = Counter()
         """Batches by rank; batches that contain no rank are not counted."""
         self.block_sizes: Counter[int] = Counter()
@@ -74,6 +77,7 @@ class EventTotals:
         if batch.dp_rank is not None:
             self.dp_ranks[batch.dp_rank] += 1
         self.unknown_types.update(batch.unknown)
+        self.unknown_field = self.unknown_field or batch.unknown_field
         self.malformed_events += len(batch.malformed)
         for sentence in batch.malformed:
             self._complain(sentence)

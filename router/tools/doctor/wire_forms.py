@@ -10,13 +10,10 @@ from typing import Any
 import msgspec
 
 from router.protocol.values import UNREADABLE
-from router.publisher.engine_events._event_rows import EVENT_TYPES, FIELDS
+from router.publisher.engine_events._event_rows import EVENT_TYPES, FIELDS, HARMLESS_FIELDS
 from router.publisher.engine_events.decoder import bounded_name
 
-_PASSED_OVER = frozenset({"ownership", "session_id", "lookahead_token_ids"})
-"""Fields of known engines that do not concern cached blocks."""
-
-_KNOWN_FIELDS = _PASSED_OVER | set(FIELDS)
+_KNOWN_FIELDS = frozenset((*FIELDS, *HARMLESS_FIELDS))
 _MAX_NAMES = 32
 
 
@@ -44,6 +41,7 @@ class WireForms:
         self.hash_kinds: Counter[str] = Counter()
         """Counts of blocks: `unsigned`, `signed` (below 0), or the number of bytes."""
         self.unknown_fields: Counter[str] = Counter()
+        """By name, of maps; fields that are null are unset, and not counted."""
 
     def add(self, payload: bytes) -> None:
         """Examine one message; ignores any that is not a batch. O(bytes)."""
@@ -65,9 +63,9 @@ class WireForms:
         is_stored = event.get("type") == "BlockStored"
         self.maps_without_lora_name += is_stored and "lora_name" not in event
         if event.get("type") in EVENT_TYPES:
-            for name in map(str, event.keys() - _KNOWN_FIELDS):
-                if len(self.unknown_fields) < _MAX_NAMES:
-                    self.unknown_fields[bounded_name(name)] += 1
+            for name in event.keys() - _KNOWN_FIELDS:
+                if event[name] is not None and len(self.unknown_fields) < _MAX_NAMES:
+                    self.unknown_fields[bounded_name(str(name))] += 1
         self._add_hashes(event.get("block_hashes"))
 
     def _add_array(self, event: Sequence[Any]) -> None:

@@ -37,6 +37,10 @@ def wrong_block_size(engine):
     return registered(engine, engine.engine.port, block_size=16)
 
 
+def unknown_field(engine):
+    return registered(engine, engine.engine.port)
+
+
 def wrong_model(engine):
     return registered(engine, engine.engine.port, model_name="other")
 
@@ -45,10 +49,19 @@ def no_process_at_all(engine):
     return registered(engine, free_port(), endpoint=f"http://127.0.0.1:{free_port()}")
 
 
+PUBLISHED = {wrong_block_size: {}, unknown_field: {"tenant": "x"}}
+"""Fields of the event that an engine publishes, where it is an event that is wrong."""
+
+FIELD = (
+    "events carry the field `tenant` of BlockStored, which this version does not know: "
+    "blocks may be other than announced"
+)
+
 WRONG = [
     (dead_event_port, "nothing listens there", "approximate", True),
     (http_port_as_event_port, "is it the HTTP port", "approximate", True),
     (wrong_block_size, "blocks of 4 tokens, registered 16", "degraded", True),
+    (unknown_field, FIELD, "degraded", True),
     (wrong_model, "serves 'm', not 'other'", None, False),
     (no_process_at_all, "nor its event sockets ever answered", "unreachable", False),
 ]
@@ -89,9 +102,9 @@ async def test_wrong_registration_is_said_on_every_surface(
     engine = OpenAiEngine()
     async with engine.running(), watching().running() as router:
         assert (await router.post("/workers", wrong(engine))).status_code == 201
-        if wrong is wrong_block_size:
+        if wrong in PUBLISHED:
             await eventually(lambda: engine.engine.is_heard)
-            engine.engine.publish(stored([11, 22, 33], TOKENS))
+            engine.engine.publish(stored([11, 22, 33], TOKENS, **PUBLISHED[wrong]))
         began_s = time.monotonic()
 
         async def silent():

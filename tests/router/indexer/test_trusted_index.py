@@ -194,6 +194,21 @@ def test_doubts_come_with_messages_too(edge):
     assert edge.trust().state is TrustState.DEGRADED
 
 
+@pytest.mark.parametrize(
+    ("doubts", "reason"),
+    [
+        (Doubt.UNKNOWN_FIELDS, "unknown fields in engine events"),
+        (Doubt.ORPHANS | 1 << 40, f"blocks with unknown parents; doubt {1 << 40}"),
+    ],
+)
+def test_doubts_of_newer_agents_degrade_the_rank(edge, doubts, reason):
+    edge.deliver()
+    state = HeldState((0, 0, 0, 0), (1, 0, 0, 0), (digest_of(1), 0, 0, 0), doubts)
+    stored = pack_batch(state, [Stored(Tier.DEVICE, pack_hashes(np.array([1], dtype=np.uint64)))])
+    edge.index.apply(EventBatch(1, 0, 1, IDENTITY, 1, 1, stored), 0.0)
+    assert (edge.trust().state, edge.trust().reason) == (TrustState.DEGRADED, reason)
+
+
 def test_doubts_of_one_life_are_not_those_of_the_next(edge):
     for block in range(5):
         edge.journal.stored(Tier.DEVICE, [block], None)

@@ -208,6 +208,17 @@ async def test_a_poisoned_batch_is_dropped_alone(eventually):
             assert bridged.bridge.follower.feed.counters.unreadable == 1
 
 
+async def test_unknown_field_is_doubted_by_routers_too(eventually):
+    with Engine(topic="kv@w1") as engine:
+        async with Bridged(engine).running() as bridged:
+            publish(engine, events(1, 3))
+            engine.publish({**events(1, 4)[3][0], "tenant": "x"})
+            await eventually(lambda: bridged.router.held == blocks(1, 4))
+            await eventually(lambda: bridged.router.trust == "degraded")
+            problem = bridged.bridge.follower.status(time.monotonic()).problem
+            assert "field `tenant` of BlockStored" in problem
+
+
 async def test_history_that_rolled_over_is_doubted(eventually):
     with Engine(topic="kv@w1", buffer_steps=10) as engine:
         publish(engine, events(1, 30))

@@ -47,8 +47,8 @@ def removed(hashes, medium=None, group=0):
     return EngineRemoved(engine_hashes(hashes), medium, group)
 
 
-def batch(*events, unknown=(), malformed=()):
-    return EngineBatch(0, joined(events), unknown, malformed)
+def batch(*events, unknown=(), malformed=(), unknown_field=None):
+    return EngineBatch(0, joined(events), unknown, malformed, unknown_field)
 
 
 def joined(events):

@@ -20,6 +20,9 @@ from router.tools.doctor.observed_engine import ObservedEngine
 from router.tools.doctor.trial import ObservedTrial
 
 _NOWHERE = "unknown"
+_FOUND_APART = Doubt.HYBRID | Doubt.COPIES | Doubt.UNKNOWN_FIELDS
+"""Doubts with a finding of their own."""
+
 _ENV = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
@@ -166,7 +169,7 @@ def _held(trial: ObservedTrial) -> Finding:
         if count
     )
     text = f"a router would hold {held or 'nothing'}"
-    doubts = trial.held.doubts & ~(Doubt.HYBRID | Doubt.COPIES)
+    doubts = trial.held.doubts & ~_FOUND_APART
     if trial.complaints and trial.stats.counts.refused_events:
         fix = "one engine per port; else report it, with the engine's version"
         return wrong("would hold", f"{text}; {trial.complaints[0]}", doubt_text(doubts), fix)
@@ -174,4 +177,4 @@ def _held(trial: ObservedTrial) -> Finding:
         why = "this engine would be degraded: a prefix may be missed, but none is invented"
         fix = "restart it, or clear its cache, once it is registered"
         return warning("would hold", f"{text}, with a doubt: {doubt_text(doubts)}", why, fix)
-    return ok("would hold", f"{text}, without a doubt")
+    return ok("would hold", f"{text}, without {'a further' if trial.held.doubts else 'a'} doubt")

@@ -66,14 +66,15 @@ def _ranks(seen: ObservedEngine) -> Iterator[Finding]:
 
 
 def _unknowns(seen: ObservedEngine) -> Iterator[Finding]:
-    contents, fields = seen.contents, seen.forms.unknown_fields
+    contents, names = seen.contents, seen.forms.unknown_fields
     if contents.unknown_types:
-        names = ", ".join(sorted(contents.unknown_types))
+        types = ", ".join(sorted(contents.unknown_types))
         why = "they are ignored; if they concern cached blocks, those are missing"
-        yield warning("event types", f"unknown: {names}", why, "look for a newer kv-router")
-    if fields:
-        text = f"unknown, and ignored: {', '.join(sorted(fields))}"
-        why = "if they distinguish blocks, equal tokens would be mistaken for equal blocks"
+        yield warning("event types", f"unknown: {types}", why, "look for a newer kv-router")
+    if contents.unknown_field is not None:
+        every = f" (all: {', '.join(sorted(names))})" if len(names) > 1 else ""
+        why = "the rank is degraded: if it distinguishes blocks, unlike ones are taken for equal"
+        text = f"{contents.unknown_field}{every}"
         yield warning("fields", text, why, "look for a newer kv-router")
 
 

@@ -19,9 +19,11 @@ from router.publisher.engine_events.decoder import (
     DecodeLimits,
     bounded_name,
     decode_engine_batch,
+    unknown_field,
 )
 from support.chaos.fuzzing import examples
 from support.engines.engine_messages import (
+    ARRAY_FIELDS,
     U64,
     ArrayCleared,
     MapCleared,
@@ -320,6 +322,63 @@ def engine_events(draw):
 @example([["BlockRemoved", [1], "GPU"], ["BlockRemoved", [2.5], "GPU"], ["BlockRemoved", [3]]])
 def test_garbage_anywhere_costs_only_its_own_event(events):
     agrees_with_the_model(msgspec.msgpack.encode([1.0, events, 3]), events)
+
+
+KNOWN_NAMES = {*STORED_FIELDS, "type", "cache_salt", "locality"}
+HARMLESS_NAMES = ["ownership", "session_id", "lookahead_token_ids"]
+names_of_fields = st.sampled_from([*HARMLESS_NAMES, "tenant", "é", ""]) | st.text(max_size=60)
+
+
+@st.composite
+def extended_events(draw):
+    """Good events with further fields, and the first of these that is neither null nor harmless."""
+    kind, fields = draw(
+        stored_fields.map(lambda fields: ("BlockStored", fields))
+        | removed_fields.map(lambda fields: ("BlockRemoved", fields))
+        | st.just(("AllBlocksCleared", {}))
+    )
+    if draw(st.booleans()):
+        extra = draw(st.lists(garbage, max_size=3))
+        places = (place for place, value in enumerate(extra, 1 + len(fields)) if value is not None)
+        first = next((f"field {place} of {kind}" for place in places), None)
+        return [kind, *(fields[name] for name in ARRAY_FIELDS[kind]), *extra], first
+    extra = draw(st.dictionaries(names_of_fields.filter(lambda n: n not in KNOWN_NAMES), garbage))
+    doubtful = (name for name in extra if name not in HARMLESS_NAMES and extra[name] is not None)
+    first = next((f"the field `{bounded_name(name)}` of {kind}" for name in doubtful), None)
+    return {"type": kind, **fields, **extra}, first
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(extended_events(), max_size=4))
+def test_first_unknown_field_is_named_and_changes_no_block(extended):
+    events = [event for event, _ in extended]
+    batch = agrees_with_the_model(msgspec.msgpack.encode([1.0, events, 3]), events)
+    first = next((field for _, field in extended if field is not None), None)
+    expected = None if first is None else unknown_field(first)
+    assert batch.unknown_field == expected
+    assert batch.malformed == []
+
+
+@pytest.mark.parametrize("name", STORED_FORMS)
+def test_no_form_of_a_known_engine_has_an_unknown_field(name):
+    assert decode_engine_batch(payload(STORED_FORMS[name])).unknown_field is None
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        ({"type": "AllBlocksCleared", "medium": "CPU"}, "the field `medium` of AllBlocksCleared"),
+        (["AllBlocksCleared", "CPU"], "field 1 of AllBlocksCleared"),
+        ({**msgspec.to_builtins(MapRemoved([1])), 5: 6}, "a field of BlockRemoved whose name is"),
+        ({**msgspec.to_builtins(MapRemoved([1])), "s" * 1000: 6}, f"the field `{'s' * MAX_NAME}`"),
+        ({"type": "BlockPinned", "tenant": 1}, None),
+        (MapCleared(), None),
+    ],
+)
+def test_unknown_fields_are_named_by_position_or_by_a_bounded_name(event, field):
+    found = decode_engine_batch(payload(event)).unknown_field
+    assert (found is None) == (field is None)
+    assert (field or "") in (found or "")
 
 
 @settings(max_examples=examples(100))

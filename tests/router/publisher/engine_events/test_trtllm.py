@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.errors import WireError
 from router.publisher.engine_events.batch import EngineRemoved, EngineStored
-from router.publisher.engine_events.decoder import DecodeLimits
+from router.publisher.engine_events.decoder import DecodeLimits, unknown_field
 from router.publisher.engine_events.trtllm import decode_trtllm_events
 from support.engines.engine_messages import U64, plain
 
@@ -73,6 +73,24 @@ def test_extra_keys_lora_and_salt_distinguish_equal_tokens():
     assert read.extra_keys == ((["9f" * 32, 1],), (["token_extra_ids", 0, 9],))
     (read,) = only_batch(stored(0, block(1, [1, 2], lora_id=3, cache_salt="s"))).events
     assert (read.lora_id, read.cache_salt) == (3, "s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({**STORED, "layer_group_id": 0}, "layer_group_id"),
+        (stored(0, block(1, [1, 2]), lora_name="ad"), "lora_name"),
+        (stored(0, block(1, [1, 2]), block(2, [3, 4], tenant="a")), "tenant"),
+        (event(0, "removed", block_hashes=[1], layers=[0]), "layers"),
+        (stored(0, block(1, [1, 2], tenant=None), lora_name=None), None),
+        ({**STORED, "hash_algo": "v2_sha256", "layer_group_id": None}, None),
+        (event(0, "updated", block_hash=11, **LEVELS), None),
+        (CREATED, None),
+    ],
+)
+def test_unknown_field_that_is_not_null_is_named(changed, field):
+    sentence = None if field is None else unknown_field(f"the field `{field}`")
+    assert only_batch(changed).unknown_field == sentence
 
 
 def test_a_removed_block_is_gone_from_every_level():

@@ -84,6 +84,27 @@ def test_bad_and_unknown_events_are_dropped_alone(feeding):
     assert len(feeding.feed.take_complaints(0.0)) == 3
 
 
+def test_unknown_field_is_logged_once_and_a_problem_while_it_is_a_doubt(feeding):
+    field = "events carry the field `tenant` of BlockStored, which this version does not know"
+    for number in range(5):
+        feeding.take(apply(number, stored([11 + number], TOKENS[:4], tenant="a")))
+    feeding.take(apply(5, {"type": "Odd"}))
+    assert feeding.journal.state.doubts == Doubt.UNKNOWN_FIELDS
+    logged = feeding.feed.take_complaints(0.0)
+    assert len(logged) == 2
+    assert logged[0].startswith(f"batch 0: {field}")
+    assert feeding.feed.problem.startswith(f"events of type 'Odd' are dropped; {field}")
+    feeding.take(apply(6, cleared()))
+    assert feeding.journal.state.doubts == 0
+    assert feeding.feed.problem == "events of type 'Odd' are dropped"
+
+
+def test_unknown_field_of_another_rank_is_no_doubt(feeding):
+    feeding.take(apply(0, stored([11], TOKENS[:4], tenant="a"), dp_rank=3))
+    assert feeding.journal.state.doubts == 0
+    assert "tenant" not in feeding.feed.problem
+
+
 def test_batches_of_other_ranks_are_dropped(feeding):
     feeding.take(apply(0, stored([11], TOKENS[:4]), dp_rank=3))
     assert (feeding.feed.counters.foreign, feeding.held) == (1, set())

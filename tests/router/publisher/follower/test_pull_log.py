@@ -8,7 +8,7 @@ from router.publisher.follower.pull_follower import PollOrder
 
 
 def taken(log, first, last):
-    steps = log.take(TrtllmBatch(None, [], [], [], first, last))
+    steps = log.take(TrtllmBatch(None, [], [], [], first_event_id=first, last_event_id=last))
     assert isinstance(steps[-1], ApplyDecoded)
     assert (steps[-1].sequence, log.cursor) == (first, last + 1)
     return [type(step) if isinstance(step, NewLife) else (step.first, step.last)

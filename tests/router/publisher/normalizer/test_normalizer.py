@@ -467,6 +467,27 @@ def test_dropped_events_of_known_blocks_are_doubts():
     assert (edge.counts.malformed_events, edge.doubts) == (1, Doubt.UNREADABLE)
 
 
+def test_unknown_field_is_a_doubt_until_the_cache_is_empty():
+    edge = Edge(has_lower_tiers=False).feed(FIRST_THREE, unknown_field="field 12")
+    edge.feed(unknown_field="field 13")
+    assert (edge.held(), edge.doubts) == ({A, B, C}, Doubt.UNKNOWN_FIELDS)
+    assert edge.normalizer.unknown_field == "field 12"
+    edge.feed(CLEARED)
+    assert (edge.doubts, edge.normalizer.unknown_field) == (0, None)
+    edge.feed(CLEARED, unknown_field="field 1")
+    assert edge.doubts == Doubt.UNKNOWN_FIELDS
+    edge.normalizer.events_lost()
+    assert (edge.doubts, edge.normalizer.unknown_field) == (Doubt.EVENTS_LOST, None)
+
+
+def test_doubt_of_a_field_is_saved_and_its_name_comes_with_the_next_batch():
+    edge, other = Edge().feed(FIRST_THREE, unknown_field="field 12"), Edge()
+    other.normalizer.load(b"".join(edge.normalizer.save()), 0.0)
+    assert (other.doubts, other.normalizer.unknown_field) == (Doubt.UNKNOWN_FIELDS, None)
+    other.feed(unknown_field="field 12")
+    assert other.normalizer.unknown_field == "field 12"
+
+
 def test_known_blocks_are_bounded_and_further_ones_refused():
     edge = Edge(limits=NormalizerLimits(known_blocks=4))
     edge.feed(FIRST_THREE, stored([44, 55], TOKENS[12:20], 33))

@@ -157,6 +157,13 @@ class NormalizerMachine(RuleBasedStateMachine):
             self.feed(stored(hashes, [0] * 4 * len(hashes), **WINDOW), removed(hashes, group=1))
 
     @rule(seed=SEEDS)
+    def have_an_unknown_field(self, seed):
+        if Random(seed).random() < 0.2:
+            self.model.doubts |= Doubt.UNKNOWN_FIELDS
+            self.edge.normalizer.apply(batch(unknown_field="field 12"), self.edge.now_s)
+            self.model.end_batch(self.edge.now_s)
+
+    @rule(seed=SEEDS)
     def clear(self, seed):
         if Random(seed).random() < 0.3:
             self.model.clear()

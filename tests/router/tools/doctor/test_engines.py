@@ -317,9 +317,29 @@ async def test_unknown_fields_and_types_are_named():
     odd = {**stored([7], [1, 2, 3, 4]), "tenant": "x"}
     with Engine() as engine:
         _, found = await examine_engine(engine, PROMPT, odd, {"type": "BlockMoved"}, {"type": 5})
-    says(found, "fields", "warning", "tenant")
+    sentence = (
+        "events carry the field `tenant` of BlockStored, which this version does not know: "
+        "blocks may be other than announced"
+    )
+    says(found, "fields", "warning", sentence, "degraded")
     says(found, "event types", "warning", "BlockMoved")
     says(found, "events", "wrong", "1 cannot be read", "type")
+
+
+async def test_several_unknown_fields_are_named_unless_they_are_null_or_harmless():
+    fields = {"tenant": "x", "region": 3, "later": None, "session_id": "s"}
+    with Engine() as engine:
+        _, found = await examine_engine(engine, stored([1], [1, 2, 3, 4], **fields))
+        says(found, "fields", "warning", "`tenant`", "(all: region, tenant)")
+        says(found, "would hold", "ok", "without a further doubt")
+
+
+async def test_null_and_harmless_fields_are_no_finding():
+    with Engine() as engine:
+        _, found = await examine_engine(
+            engine, stored([1], [1, 2, 3, 4], later=None, session_id="s", ownership="o")
+        )
+    assert "fields" not in found
 
 
 # ── Blocks ───────────────────────────────────────────────────────────────────────────────────────
