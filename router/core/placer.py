@@ -41,7 +41,7 @@ from router.sequence.active.footprint import TrackedParts
 from router.sequence.active.prompt import HashedPrompt, Prompt
 from router.sequence.active.stages import FIND, SCHEDULING
 from router.sequence.active.tracker import Tracker
-from router.sequence.rank_table import BLOCK_SIZE, RankTable
+from router.sequence.rank_table import BLOCK_SIZE, PLACED_AT, RankTable
 
 
 class _Scope(Struct, frozen=True, eq=False):
@@ -78,6 +78,7 @@ class Placer:
         "_fleet",
         "_herd",
         "_index",
+        "_placements",
         "_policies",
         "_predictions",
         "_ranks",
@@ -125,6 +126,7 @@ class Placer:
             ranks, tracker, counts_output=counts_output, models_prefill=models_prefill
         )
         self._scopes: dict[Scope, _Scope] = {}
+        self._placements: dict[Scope, int] = {}
         self.gate = Eligibility(settings.gate, ranks)
 
     def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
@@ -157,6 +159,11 @@ class Placer:
         hashed, rows = prompt.by_identity[worker.identity], found[worker.identity]
         rank_of = known.search.rank_of
         return Placement(choice, worker, hashed, passed, rules.settings, tracking, rows, rank_of)
+
+    def note_placed(self, scope: Scope, rank: Rank) -> None:
+        """Record that a rank was given a request, as its scope's last placement so far."""
+        placements = self._placements[scope] = self._placements.get(scope, 1) + 1
+        self._ranks.row(rank)[PLACED_AT] = placements
 
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Return the reasons of a placement, from the state at that time. O(candidates)."""
@@ -280,12 +287,22 @@ class Placer:
             candidates = known.candidates
         else:
             candidates = Candidates.of(self._fleet.schedulable(scope), self._ranks)
+            if candidates.ranks:
+                self._start_turns(scope, candidates)
         known = _Scope(fleet_version, ranks_version, candidates, SearchTable(trees, self._ranks))
         if candidates.ranks:
             self._scopes[scope] = known
         else:
             self._scopes.pop(scope, None)
+            self._placements.pop(scope, None)
         return known
+
+    def _start_turns(self, scope: Scope, candidates: Candidates) -> None:
+        """Let the placements that pass over a new rank, which has number 0, count from now on."""
+        rows, slots = self._ranks.values, candidates.slots
+        placed_at = rows[slots, PLACED_AT]
+        last = max(self._placements.get(scope, 1), int(placed_at.max()))
+        rows[slots[placed_at == 0], PLACED_AT] = self._placements[scope] = last
 
     def _selector(self, request: SelectRequest) -> Selector:
         override = request.router_config_override

@@ -234,6 +234,7 @@ class Reservations:
         if lora_name is not None:
             self._placer.gate.served(rank, lora_name, worker.labels)
         self._tracker.book(request_id, rank, footprint, now_s)
+        self._placer.note_placed(scope, rank)
         foreign = self._foreign
         if foreign.herd.others:
             foreign.herd.note_ours(rank, footprint, now_s)

@@ -65,7 +65,12 @@ GROWING_SINCE_S = 34  # sum of the times of their last reports
 # Engine rates, continued.
 RATE_ERROR = 35  # standard error of the predictions themselves, as a fraction: large until learned
 
-RANK_COLUMNS = 36
+BURSTS = 36  # separate bursts of work by which the rank's rates were measured, in this life
+
+# Placements, written by the core.
+PLACED_AT = 37  # number of its scope's placements at the last one on this rank
+
+RANK_COLUMNS = 38
 
 FIRST_CAPACITY = 16
 

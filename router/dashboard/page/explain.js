@@ -20,6 +20,7 @@ const PARTS = {
   future_s: ["delaying future requests", "part-7"],
   pushed_s: ["recomputing evicted blocks", "part-3"],
   slow_start_s: ["worker just started", "part-8"],
+  trial_s: ["tried: too little is known of it", "part-4"],
   prefill_blocks: ["blocks to compute", "part-1"],
   decode_blocks: ["blocks in use", "part-2"],
   active_request_blocks: ["active requests", "part-5"],

@@ -156,13 +156,13 @@ class Normalizer:
                 for each in sliced(part, self._block_size, self._identity.eagle):
                     yield block_count(each)
                     self._apply_part(each, now_s)
-        if batch.unknown or batch.malformed or batch.unknown_field is not None:
-            self._note_unread(batch)
+        self._note_unread(batch)
         self.tick(now_s)
 
     def _note_unread(self, batch: EngineBatch) -> None:
         """Count the events of a batch that were dropped; doubt what was not understood."""
-        self._counts.unknown_events += len(batch.unknown)
+        if batch.unknown:
+            self._counts.unknown_events += len(batch.unknown)
         if batch.malformed:
             self._counts.malformed_events += len(batch.malformed)
             self._doubts.add(Doubt.UNREADABLE)

@@ -36,6 +36,7 @@ from router.scheduler.terms import (
 from router.sequence.rank_table import (
     BASE_S,
     BLOCK_SIZE,
+    BURSTS,
     CAPACITY_BLOCKS,
     CHUNK_TOKENS,
     CONTEXT_S,
@@ -52,6 +53,7 @@ from router.sequence.rank_table import (
     HELD_BLOCKS,
     KV_S,
     OUTPUT_TOKENS,
+    PLACED_AT,
     PREFILL_S,
     PREFILL_SHARE,
     QUEUED_CONTEXTS,
@@ -82,6 +84,15 @@ PARTS = 8
 SLOW_START_S = 30.0
 """Slow start of a rank that has never finished a request: its cost is double at first, falling
 linearly to normal after this time."""
+
+TRIAL_PLACEMENTS = 19.0
+"""Placements per candidate after which a rank that is not yet measured gets the next request.
+
+One less than the bound of 20: several ranks may be due at once, and are served one after another.
+"""
+
+MEASURED_BURSTS = 3.0
+"""Separate bursts of work after which a rank's own rates are believed, and it needs no trial."""
 
 FOLLOWING = 1 / 3
 """Fraction of a request's followers that delay the present requests, or the later ones of those
@@ -226,6 +237,30 @@ def slow_start(row: Array, now_s: float) -> float:
 
 
 @device
+def last_placement(values: Array) -> float:
+    """Return the number of the scope's placements, as of the last one on any candidate."""
+    last = 0.0
+    for i in range(len(values)):
+        last = max(last, values[i, PLACED_AT])
+    return last
+
+
+@device
+def trial(row: Array, placements: float, candidates: int) -> float:
+    """Return the fraction by which the cost of a rank that is not yet measured is lowered.
+
+    It grows with the placements that went elsewhere, faster the less is known of the rank, and
+    reaches 1, at which the rank gets the next request, after TRIAL_PLACEMENTS per candidate. One
+    wrong estimate could otherwise leave a rank without work, and so without a better estimate.
+    """
+    lacking = MEASURED_BURSTS - row[BURSTS]
+    if lacking <= 0:
+        return 0.0
+    passed = (placements - row[PLACED_AT]) / (TRIAL_PLACEMENTS * candidates)
+    return math.pow(min(max(passed, 0.0), 1.0), MEASURED_BURSTS / lacking)
+
+
+@device
 def pushed_tokens(row: Array, isl_tokens: float, output_tokens: float) -> float:
     """Return the number of cached tokens that this request would evict."""
     if row[CAPACITY_BLOCKS] <= 0:
@@ -270,11 +305,13 @@ def write_parts(
     arrivals = arrivals_behind(values)
     followers = followers_of(values, isl_tokens, host, disk, remote)
     reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    placements = last_placement(values)
     for i in range(len(values)):
         saved = saved_tokens(values[i], host, disk, remote)
         new_tokens = 0.0 if values[i, DECODE_SIDE] else max(isl_tokens - saved, 1.0)
         predict(values[i], new_tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
                 now_s, delay_weight, parts[i])  # fmt: skip
+        parts[i, COST_S] *= 1.0 - trial(values[i], placements, len(values))
 
 
 # ── Other routers ────────────────────────────────────────────────────────────────────────────────
@@ -413,8 +450,10 @@ def weigh_parts(
 ) -> None:
     """Write the summands of every candidate's cost, from the parts that `predictive` wrote.
 
-    Columns: the parts, weighted; the slow start; the change by the preference factor.
+    Columns: the parts, weighted; the slow start; the change by the preference factor; that by the
+    trial.
     """
+    placements = last_placement(values)
     for i in range(len(values)):
         own_s = 0.0
         for part in range(COST_S):
@@ -422,6 +461,8 @@ def weigh_parts(
             weighted[i, part] = seconds[i, part] * weight
             own_s += weighted[i, part]
         slow_s = own_s * slow_start(values[i], now_s)
-        preference_s = seconds[i, COST_S] - own_s - slow_s
+        before_s = own_s + slow_s
         weighted[i, COST_S] = slow_s
-        weighted[i, COST_S + 1] = preference_s if abs(preference_s) > 1e-9 else 0.0
+        weighted[i, COST_S + 1] = before_s * (values[i, TAINT_FACTOR] - 1.0)
+        lowered = trial(values[i], placements, len(values))
+        weighted[i, COST_S + 2] = -before_s * values[i, TAINT_FACTOR] * lowered

@@ -58,7 +58,7 @@ class Predictive(Policy):
         return _PARTS, parts
 
 
-_PARTS = (*PREDICTED, "slow_start_s", "preference")
+_PARTS = (*PREDICTED, "slow_start_s", "preference", "trial_s")
 
 
 def _priced(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:

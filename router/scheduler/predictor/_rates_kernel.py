@@ -16,6 +16,12 @@ SURPRISING = 3.0
 NOISE_VARIANCE = 0  # deviation of engines from the formula, relative to busy seconds
 SUSPICION = 1  # number of the last surprises that were ignored, with their sign; else 0
 
+MOST_STEP = 4.0
+"""Factor by which one report changes the predicted time of its own work at most."""
+
+MOST_RATE_STEP = 16.0
+"""Factor by which one report changes any rate at most."""
+
 _LEAST = 1e-4
 _RESOLUTION_S = 1e-4
 _NOISE_MEMORY = 0.9
@@ -134,6 +140,24 @@ def _explain(
 
 
 @device
+def _limit(before: Vector, mean: Vector) -> None:
+    """Limit the change of each rate to the factor MOST_RATE_STEP."""
+    for i in range(len(mean)):
+        mean[i] = max(mean[i], before[i] / MOST_RATE_STEP)
+        mean[i] = min(mean[i], before[i] * MOST_RATE_STEP)
+
+
+@device
+def _widen(
+    mean: Vector, covariance: Matrix, added_mean: Vector, added: Matrix, common: float, each: float
+) -> None:
+    """Add the uncertainty of the varied prior."""
+    for i in range(len(mean)):
+        for j in range(len(mean)):
+            covariance[i, j] += varied(added_mean, added, common, each, i, j)
+
+
+@device
 def _note_noise(state: Vector, surprise: float, known: float, least: float, most: float) -> None:
     """Update the noise by the part of a surprise not explained by the rates; all relative."""
     noise = state[NOISE_VARIANCE]
@@ -144,7 +168,8 @@ def _note_noise(state: Vector, surprise: float, known: float, least: float, most
 
 
 @kernel(
-    "void(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8, f8, f8)"
+    "boolean(f8[::1], f8[:, ::1], f8[::1], f8[::1], f8, f8[::1], f8[:, ::1], f8, f8, f8, f8, f8,"
+    " f8)"
 )
 def learn(
     mean: Vector,
@@ -160,7 +185,7 @@ def learn(
     most_noise: float,
     ignored: float,
     error: float,
-) -> None:
+) -> bool:
     """Learn from work that kept an engine busy for `busy_s`; see `Rates.learn`."""
     predicted_s = product(mean, work)
     surprise_s = busy_s - predicted_s
@@ -168,17 +193,22 @@ def learn(
     measured = (error * scale_s) ** 2
     noise = state[NOISE_VARIANCE] * scale_s**2 + measured
     known = spread(covariance, work)
-    is_surprising = surprise_s**2 > SURPRISING**2 * (known + noise)
+    is_surprising: bool = surprise_s**2 > SURPRISING**2 * (known + noise)
     explained = (known + measured) / scale_s**2
     _note_noise(state, surprise_s / scale_s, explained, least_noise, most_noise)
     if is_surprising:
         before, sign = state[SUSPICION], math.copysign(1.0, surprise_s)
         state[SUSPICION] = before + sign if before * sign > 0 else sign
         if abs(state[SUSPICION]) <= ignored:
-            return
-        for i in range(len(mean)):
-            for j in range(len(mean)):
-                covariance[i, j] += varied(anything_mean, anything_covariance, common, each, i, j)
+            return False
+        _widen(mean, covariance, anything_mean, anything_covariance, common, each)
         known = spread(covariance, work)
-    state[SUSPICION] = 0.0
-    _explain(mean, covariance, work, surprise_s, known + noise)
+    rates, uncertainty = mean.copy(), covariance.copy()
+    believed_s = min(max(busy_s, predicted_s / MOST_STEP), predicted_s * MOST_STEP)
+    _explain(mean, covariance, work, believed_s - predicted_s, known + noise)
+    _limit(rates, mean)
+    if believed_s != busy_s:
+        covariance[:] = uncertainty  # as much is left to learn, and the next report is believed
+    else:
+        state[SUSPICION] = 0.0
+    return is_surprising

@@ -27,6 +27,7 @@ from router.scheduler.predictor.traffic import Traffic
 from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
     BASE_S,
+    BURSTS,
     CHUNK_TOKENS,
     CONTEXT_S,
     FOREIGN_REQUESTS,
@@ -189,7 +190,8 @@ def _is_usable(report: AnyReport) -> bool:
 
 def _write_rates(row: Vector, learning: RankModel) -> None:
     """Write the learned rates; 0 for work not counted by an engine that computed prompts."""
-    row[_RATES] = learning.rates.seconds
+    row[_RATES] = learning.seconds
+    row[BURSTS] = learning.bursts
     row[RELATIVE_ERROR] = row[RATE_ERROR] = learning.rates.relative_error(learning.work)
     if not learning.counts_steps:
         row[BASE_S] = 0.0

@@ -7,11 +7,12 @@ import numpy as np
 from msgspec import structs
 
 from router.protocol.loads import LoadCounters, LoadReport, PolledLoad, TimedWork
-from router.scheduler.policy._predictive_kernel import SLOW_START_S
+from router.scheduler.policy._predictive_kernel import MEASURED_BURSTS, SLOW_START_S
 from router.scheduler.predictor._rates_kernel import slowness
-from router.scheduler.predictor.first_tokens import FirstTokens
+from router.scheduler.predictor.first_tokens import GUARDED, FirstTokens
 from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
 from router.scheduler.predictor.traffic import Excess, Traffic
+from router.scheduler.predictor.warm_up import WarmUp
 from router.sequence.active.tracker import FirstToken
 
 AnyReport: TypeAlias = LoadReport | PolledLoad
@@ -98,9 +99,10 @@ _DRIFT = Prior.around(np.ones(len(NOMINAL_S)), common=1.0, each=0.5)
 """What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence
 add 5 % to their error, not 50 %, with which any report would be believed."""
 
-_MODEL_NOISE = Noise(least=0.02, first=0.05, most=1.0, ignored=3)
+_MODEL_NOISE = Noise(least=0.02, first=0.5, most=1.0, ignored=3)
 """A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
-all ranks share, is not: three odd reports in a row teach it nothing."""
+all ranks share, is not: three odd reports in a row teach it nothing. Its noise is large at first:
+the first reports come from ranks whose own speeds are not known yet."""
 
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
 
@@ -116,6 +118,12 @@ _EXCUSED = 0.9
 how kinds of work compare, and its speed only slowly; otherwise a fleet of fast and slow ranks would
 look like inconsistent data.
 """
+
+BURST_S = 5.0
+"""Time after which work that continues counts as another burst."""
+
+PLAUSIBLE = 3.0
+"""Factor between a rank's rates and its model's that one burst of work makes believable."""
 
 DEFAULT_CHUNK_TOKENS = 8_192
 
@@ -179,15 +187,19 @@ class SharedModel:
 class RankModel:
     """The reports of one rank, and the rates and traffic derived from them.
 
-    `has_taught`: True once it has worked; until then its rates are its model's. `work`: its usual
+    `has_taught`: True once it has worked; until then its rates are its model's. `bursts`: separate
+    bursts of work that its rates were measured by, since it started or changed. `work`: its usual
     work in one second. `slow_until_s`: end of the slow start, counted from when the rank appeared
     or restarted; 0 if its first report contains finished requests.
     """
 
     __slots__ = (
+        "_burst_s",
         "_first_tokens",
         "_last_seen_s",
         "_report",
+        "_warm_up",
+        "bursts",
         "excess_requests",
         "excess_tokens",
         "has_taught",
@@ -205,11 +217,27 @@ class RankModel:
         self.excess_requests = Excess()
         self.excess_tokens = Excess()
         self.has_taught = False
+        self.bursts = 0
+        self._burst_s = -math.inf
+        self._warm_up = WarmUp()
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
         self._report: AnyReport | None = None
         self._last_seen_s = now_s
         self._first_tokens = FirstTokens()
+
+    @property
+    def seconds(self) -> Vector:
+        """The rates to predict by, in seconds per unit, in the order of `NOMINAL_S`.
+
+        Until MEASURED_BURSTS of work have measured the rank, each burst makes a factor of PLAUSIBLE
+        beside its model's rates believable: one burst may be unlike all others.
+        """
+        if self.bursts >= MEASURED_BURSTS:
+            return self.rates.seconds
+        most = PLAUSIBLE**self.bursts
+        usual = self.model.rates.seconds
+        return np.clip(self.rates.seconds, usual / most, usual * most)
 
     @property
     def chunk_tokens(self) -> int | None:
@@ -222,7 +250,10 @@ class RankModel:
         self._report, self._last_seen_s = report, now_s
         is_new = before is None or is_new_life(before, report)
         if is_new:
-            self._first_tokens.restart(report.counters.requests_finished)
+            finished = report.counters.requests_finished
+            self._first_tokens.restart(finished)
+            self._warm_up.restart(is_warm=finished >= GUARDED)
+            self.bursts, self._burst_s = 0, -math.inf
         if is_new and report.counters.requests_finished:
             self.slow_until_s = 0.0
         elif is_new and before is not None:
@@ -231,9 +262,12 @@ class RankModel:
         if report.timed is None:
             busy_s = measured_busy_s(before, report, counted, elapsed_s)
             self._fade(busy_s or 0.0, elapsed_s)
-            self._learn(work_of(counted), busy_s, now_s)
+            self._end_burst(is_idle=not busy_s)
+            if busy_s and not self._warm_up.is_first(counted):
+                self._learn(work_of(counted), busy_s, now_s)
         else:
             self._fade(elapsed_s if _is_at_work(report) else 0.0, elapsed_s)
+            self._end_burst(is_idle=not _is_at_work(report))
             for each in timed_since(before, report):
                 self._learn(work_of(each.work), each.work.busy_s, now_s, each.error)
             self.learn_first_tokens(now_s)
@@ -305,7 +339,19 @@ class RankModel:
             slower = self._slowness(work)
             self.model.note_slowness(slower)
             self.model.learn(work, busy_s / slower, now_s, error)
-            self.rates.learn(work, busy_s, self.model.anything, error)
+            if self.rates.learn(work, busy_s, self.model.anything, error):
+                self.bursts, self._burst_s = 0, -math.inf
+            self._note_burst(now_s)
+
+    def _note_burst(self, now_s: float) -> None:
+        """Count a burst of work, unless the last one continues."""
+        if now_s >= self._burst_s + BURST_S:
+            self.bursts, self._burst_s = self.bursts + 1, now_s
+
+    def _end_burst(self, *, is_idle: bool) -> None:
+        """End the present burst of work if the engine was idle."""
+        if is_idle:
+            self._burst_s = -math.inf
 
     def _slowness(self, work: Vector) -> float:
         """Return the rank's time for its usual work, relative to its model's; near 1 if uncertain.

@@ -9,6 +9,9 @@ separate: if two kinds of work always occur together, they keep the proportion o
 
 A few surprising reports in a row (`Noise.ignored`) are outliers, and ignored. One more with a
 surprise in the same direction is a change: the earlier knowledge is dropped.
+
+No report changes the predicted time of its work by more than the factor MOST_STEP, or a rate by
+more than MOST_RATE_STEP. What the first limit holds back is learned from the next reports.
 """
 
 from typing import TypeAlias
@@ -100,12 +103,13 @@ class Rates:
         """Move towards the prior; `kept` is the remaining part of the difference, 0 to 1."""
         relax(self.mean, self.covariance, *_fields(prior), kept)
 
-    def learn(self, work: Vector, busy_s: float, anything: Prior, error: float = 0.0) -> None:
+    def learn(self, work: Vector, busy_s: float, anything: Prior, error: float = 0.0) -> bool:
         """Learn from work and its busy time, which has a relative `error`.
 
-        `anything`: the rates to expect after a change.
+        No rate changes by more than the factor MOST_RATE_STEP. `anything`: the rates to expect
+        after a change. Returns whether this is a change.
         """
-        learn(
+        return learn(
             self.mean,
             self.covariance,
             self._state,

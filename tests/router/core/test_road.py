@@ -192,6 +192,9 @@ class AgainstReference(RuleBasedStateMachine):
             row = self.core.ranks.row(rank)
             row[columns.BASE_S : columns.KV_S + 1] = [0.02, 1e-2, 2e-7, 2e-4, 2e-8]
             row[columns.REQUESTS_PER_S : columns.REUSE + 1] = [rank.worker_id, 0.1, 30, 0.5]
+        for scope in {each.scope for each in self.workers.values()}:  # from now on turns count
+            asked = SelectRequest(token_ids=[1], routing_group=scope.routing_group)
+            self.core.weigh(asked, prepare(asked, ()), 0.0)
         selections = Selections(SelectionLimits())
         sessions = LocalSessions(AffinityTable(FOREVER_S, 100))
         is_hard = self.settings.is_hard

@@ -309,6 +309,8 @@ loads = st.fixed_dictionaries(
         ranks.CAPACITY_BLOCKS: st.sampled_from([0, 100]),
         ranks.FOREIGN_REQUESTS: st.sampled_from([0, 0, 1]),
         ranks.SLOW_UNTIL_S: st.sampled_from([0, 20]),
+        ranks.BURSTS: st.sampled_from([0, 2, 3]),
+        ranks.PLACED_AT: st.sampled_from([0, 3, 40]),
         ranks.RELATIVE_ERROR: st.sampled_from([0, 0.05, 0.5]),
         terms.OVERLAP_DEVICE: st.sampled_from([0, 0, 40]),
         terms.CACHED_BLOCKS: st.sampled_from([0, 0, 40]),

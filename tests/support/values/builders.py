@@ -92,7 +92,7 @@ class World:
             self.core.handle(Apply(message), now_s)[0] for message in self.journals[rank].take()
         ]
 
-    def report_load(self, rank, now_s):
+    def report_load(self, rank, now_s, **fields):
         journal, beacon = self.journals[rank], self.core.handle(MarkBeacon(), now_s)[0]
         return self.core.handle(
             ApplyLoad(
@@ -103,6 +103,7 @@ class World:
                     event_id=journal.last_event_id,
                     state=journal.taken_state,
                     heard={beacon.source_id: beacon.beacon_id},
+                    **fields,
                 )
             ),
             now_s,

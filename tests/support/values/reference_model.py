@@ -44,6 +44,7 @@ class ReferenceModel:
         self.bookings, self.discounts = {}, {}
         self.head_since_s = dict.fromkeys(self.ranks, 0.0)
         self.busy = dict.fromkeys(self.ranks, False)
+        self.placements, self.placed_at = {}, dict.fromkeys(self.ranks, 1)
         self.cordoned, self.loaded, self.sessions, self.last = set(), {}, {}, {}
         self.waiting, self.tickets, self.shares, self.unreported = [], 0, {}, 0.0
 
@@ -106,6 +107,7 @@ class ReferenceModel:
             row[column] = float(value)
         row[columns.HELD_BLOCKS] = float(sum(map(len, self.held[rank])))
         row[columns.BUSY] = float(self.busy[rank])
+        row[columns.PLACED_AT] = float(self.placed_at[rank])
         return row
 
     def add(self, request, rank, overlap, now_s):
@@ -126,6 +128,8 @@ class ReferenceModel:
             block_size=hashed.block_size, expected=request.expected_output_tokens or 0,
             stage="queued", booked_s=now_s, reported_s=None, expires_s=now_s + self.settings.ttl_s,
         )  # fmt: skip
+        scope = self.worker(rank).scope
+        self.placements[scope] = self.placed_at[rank] = self.placements.get(scope, 1) + 1
         for block in hashes:  # shared ones weigh in full until the next report
             self.discounts.pop((rank, block), None)
         self.guessed[rank].update(hashed.sequence_hashes.tolist())

@@ -239,6 +239,20 @@ def test_more_requests_there_never_cost_less(few, more):
     assert cost({ranks.REQUESTS: few}) <= cost({ranks.REQUESTS: few + more})
 
 
+def tried(bursts, passed):
+    """The part by which the cost of the second of two ranks is lowered."""
+    rows = row({ranks.PLACED_AT: passed}), row({ranks.BURSTS: bursts})
+    costs = Predictive().score(asked(*rows), SETTINGS)
+    return 1 - costs[1] / costs[0]
+
+
+def test_a_rank_that_is_passed_over_costs_less_until_it_is_measured():
+    assert [tried(0, passed) for passed in (0, 19, 38, 500)] == pytest.approx([0, 0.5, 1, 1])
+    assert [tried(bursts, 19) for bursts in (1, 2, 3)] == pytest.approx([0.5**1.5, 0.5**3, 0])
+    assert tried(2, 38) == 1
+    assert tried(3, 500) == 0
+
+
 def chosen(*rows, claims=ALONE, **settings):
     rng, of = Random(3), replace(asked(*rows), claims=claims)
     made = PolicySettings(**settings)

@@ -7,7 +7,14 @@ import pytest
 
 from router.scheduler.policy.registry import builtin_policies
 from router.scheduler.settings import PolicySettings
-from router.sequence.rank_table import BASE_S, DECODE_SIDE, RELATIVE_ERROR, SLOW_UNTIL_S
+from router.sequence.rank_table import (
+    BASE_S,
+    BURSTS,
+    DECODE_SIDE,
+    PLACED_AT,
+    RELATIVE_ERROR,
+    SLOW_UNTIL_S,
+)
 from support.values.terms import candidate, table
 
 POLICIES = {policy.name: type(policy) for policy in builtin_policies()}
@@ -34,6 +41,8 @@ def mixed():
     of.values[:, BASE_S : BASE_S + 5] = (0.02, 1e-4, 2e-9, 2e-4, 2e-8)
     of.values[1, SLOW_UNTIL_S] = 15.0
     of.values[:, RELATIVE_ERROR] = 0.1
+    of.values[:, PLACED_AT] = (30, 1, 29, 0, 25)[: len(of)]
+    of.values[:, BURSTS] = (0, 2, 0, 9, 1)[: len(of)]
     of.values[3, DECODE_SIDE] = 1.0
     return of
 

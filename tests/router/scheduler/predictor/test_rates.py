@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.protocol.loads import LoadCounters
+from router.scheduler.predictor._rates_kernel import MOST_RATE_STEP
 from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, work_of
 from support.chaos.fuzzing import examples
 from support.engines.engine_work import LARGE_S, mixed_second
@@ -91,14 +92,27 @@ def test_an_outlier_each_few_seconds_does_not_mislead():
     assert counted @ rates.seconds == pytest.approx(counted @ LARGE_S, rel=0.05)
 
 
-@pytest.mark.parametrize("times", [0.25, 2.0, 10.0])
-def test_a_change_is_believed_the_second_time(times):
+@pytest.mark.parametrize(("times", "reports"), [(0.3, 2), (2.0, 2), (3.9, 2), (10.0, 3), (60, 4)])
+def test_a_change_is_believed_from_the_second_report_on_by_a_factor_of_four_each(times, reports):
     random = Random(7)
     rates = learned(LARGE_S, random, 60)
     counted = np.array([10.0, 4_000.0, 2e7, 100.0, 1e6])
-    for _ in range(2):
+    for _ in range(reports):
         teach(rates, counted, LARGE_S * times)
     assert counted @ rates.seconds == pytest.approx(times * (counted @ LARGE_S), rel=0.05)
+
+
+@settings(max_examples=examples(60))
+@given(factors, seeds, st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8))
+def test_no_report_changes_a_rate_by_more_than_the_stated_factor(multiples, seed, times):
+    random, true_s = Random(seed), np.array(multiples) * NOMINAL_S
+    rates = learned(true_s, random, random.randint(0, 20))
+    for each in times:
+        before = rates.seconds
+        teach(rates, mixed_second(random), true_s, each)
+        change = rates.seconds / before
+        assert change.max() <= MOST_RATE_STEP * 1.000001
+        assert change.min() >= 0.999999 / MOST_RATE_STEP
 
 
 def test_rates_return_to_the_prior():
