@@ -4,6 +4,7 @@ one without events. Agents' conversations, by every API, are predicted as vLLM c
 
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from random import Random
 
 import httpx
@@ -198,9 +199,32 @@ def _text(reply):
     return "".join(part.get("text") or "" for part in parts)
 
 
-@pytest.mark.parametrize("path", USAGES)
+@asynccontextmanager
+async def cordoned(router, engine):
+    """Keep new requests from an engine for a while."""
+    worker_id = (await router.workers())[engine.url]["worker_id"]
+    await router.call("PATCH", f"/workers/{worker_id}", lifecycle="cordoned")
+    try:
+        yield
+    finally:
+        await router.call("PATCH", f"/workers/{worker_id}", lifecycle="schedulable")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
 async def test_conversations_are_predicted_as_vllm_counts_them(router, attachable, path):
+    await converse(router, attachable[0], path)
+
+
+async def test_responses_are_predicted_as_vllm_counts_them(router, attachable):
+    """vLLM itself chooses the rank of a Responses request, so of two ranks nothing is predicted."""
     await until_attached(router, attachable[0])
+    async with cordoned(router, attachable[0][0]):
+        await converse(router, attachable[0], "/v1/responses")
+
+
+async def converse(router, engines, path):
+    """Hold conversations, and assert that every exact prediction is what the engine reports."""
+    await until_attached(router, engines)
     async with httpx.AsyncClient(base_url=router.openai_url, timeout=60) as client:
         talk = Conversations(router, client, path, seed=len(path))
         await talk.run(CONVERSATIONS, TURNS)
