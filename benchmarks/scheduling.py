@@ -9,13 +9,12 @@ is the best of a grid. `--journal FILE` goes on where a run with the same code w
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from command_line import section_parser
-from msgspec import to_builtins
+from msgspec import json, to_builtins
 from msgspec.structs import replace
 from rows import Row, as_json, as_table, machine
 from scheduling_physics import QUICK, physics_cases, physics_rows
@@ -113,7 +112,7 @@ def write(section: str, rows: Sequence[Row], found: Found) -> None:
         for case, summary in found.items()
     ]
     file = RESULTS / f"scheduling-{section}"
-    file.with_suffix(".json").write_text(json.dumps(replays, indent=1) + "\n")
+    file.with_suffix(".json").write_bytes(json.format(json.encode(replays), indent=1) + b"\n")
     file.with_suffix(".txt").write_text(f"{machine()}\n{as_table(rows, 'other')}\n")
 
 

@@ -70,6 +70,10 @@ CANDIDATES: Sequence[Rival] = [
         for more, times in ((128.0, 2.0), (64.0, 1.5), (16.0, 1.5), (8.0, 1.1), (2.0, 1.1))
         for threshold in (0.1, 0.3, 0.5)
     ),
+    *(
+        Rival("llm-d", (("affinity", affinity), ("penalty_tokens", penalty)))
+        for affinity, penalty in product((0.2, 0.5, 0.8), (1e3, 4e3, 16e3, 64e3, 256e3, 1e6))
+    ),
     Rival("lmetric"),
     Rival("least-loaded"),
 ]

@@ -3,17 +3,19 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from math import nan
 from pathlib import Path
 from random import Random
 
 from msgspec import Struct, json
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
+from scheduling_rivals import WITH_SETTINGS
 
 from router.config.core import make_core
 from router.config.router import RouterConfig
 from router.core.core import RouterCore
 from router.runtime.process.settings import configured
-from router.scheduler.policy.cache_aware import CacheAware
+from router.scheduler.selector import Selector
 from router.simulator.engine_model import EngineModel, llama_70b
 from router.simulator.mooncake import read_mooncake
 from router.simulator.physics import PHYSICS
@@ -85,11 +87,12 @@ def run(case: Case) -> Summary:
 def core_of(case: Case, rng: Random) -> RouterCore:
     """The core of the router as it ships, with the settings of a case.
 
-    SGLang's policy has settings of its own, which are none of the router.
+    Rivals may have settings of their own, which are none of the router.
     """
-    told, selectors = dict(case.settings), None
-    if case.policy == CacheAware.name:
-        told, selectors = {}, [CacheAware(**told)]
+    told: dict[str, float] = dict(case.settings)
+    selectors: list[Selector] | None = None
+    if case.policy in WITH_SETTINGS:
+        told, selectors = {}, [WITH_SETTINGS[case.policy](**told)]
     name = f"simulated-{rng.getrandbits(53)}"
     config = configured(RouterConfig, name=name, policy=case.policy, **told)
     return make_core(config, rng, selectors=selectors)
@@ -128,7 +131,7 @@ class Replay(Struct, frozen=True):
     """
 
     case: Case
-    summary: Summary
+    summary: dict[str, int | float | None]
 
 
 def read_journal(path: Path) -> dict[Case, Summary]:
@@ -137,10 +140,16 @@ def read_journal(path: Path) -> dict[Case, Summary]:
         return {}
     replays = json.Decoder(Replay)
     lines = [replays.decode(line) for line in path.read_bytes().splitlines()]
-    return {replay.case: replay.summary for replay in lines}
+    return {replay.case: _summary(replay) for replay in lines}
+
+
+def _summary(replay: Replay) -> Summary:
+    """Figures that there were none of are null in JSON."""
+    values = {name: nan if each is None else each for name, each in replay.summary.items()}
+    return Summary(**values)  # type: ignore[arg-type]
 
 
 def append_to_journal(path: Path, case: Case, summary: Summary) -> None:
     """Write it down at once."""
     with path.open("ab") as lines:
-        lines.write(json.encode(Replay(case, summary)) + b"\n")
+        lines.write(json.encode(Replay(case, asdict(summary))) + b"\n")

@@ -3,8 +3,8 @@
 from random import Random
 
 import pytest
-from msgspec.structs import replace
-from scheduling_runs import Case, core_of, run
+from msgspec.structs import asdict, replace
+from scheduling_runs import Case, append_to_journal, core_of, read_journal, run
 from scheduling_sections import SECTIONS, Plan
 
 from router.config.core import make_core
@@ -47,3 +47,15 @@ def test_learning_is_compared_with_the_best_of_each_grid():
     rows = {row.name: row for row in section.rows(plan, found)}
     assert f"half slow, best: {best.label} ttft_mean_s" in rows
     assert {case.policy for case in cases} >= {"predictive", "dynamo-1.6", "lmetric", "cache-aware"}
+
+
+def test_journal_keeps_every_replay(tmp_path):
+    """Figures that there were none of, as of sessions, are not a number."""
+    case = Case(**SMALL, policy="llm-d", settings=(("affinity", 0.5),))
+    summary = run(case)
+    append_to_journal(tmp_path / "journal", case, summary)
+    (found,) = read_journal(tmp_path / "journal").items()
+    assert found[0] == case
+    for name, value in asdict(summary).items():
+        assert getattr(found[1], name) == pytest.approx(value, nan_ok=True)
+    assert read_journal(tmp_path / "none") == {}
