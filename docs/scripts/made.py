@@ -11,6 +11,7 @@ from pathlib import Path
 
 import licences
 import pictures
+import policy_settings
 import security_tables
 import wire_reference
 
@@ -25,6 +26,7 @@ WHOLE: Mapping[str, Callable[[], str]] = {
 
 SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("SECURITY.md", "routes"): security_tables.routes,
+    ("docs/routing.md", "policy settings"): policy_settings.table,
 }
 """Parts of files by path and name."""
 

@@ -8,7 +8,12 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
-from router.protocol.requests import BookRequest, PromptRequest, SelectRequest
+from router.protocol.requests import (
+    BookRequest,
+    PotentialLoadsRequest,
+    PromptRequest,
+    SelectRequest,
+)
 from router.sequence.active.prompt import Prompt
 
 
@@ -27,7 +32,7 @@ class Book(Struct, frozen=True):
 class PotentialLoads(Struct, frozen=True):
     """Return the load of each rank, were this prompt placed there. Raises NoEndpointsError."""
 
-    request: PromptRequest
+    request: PotentialLoadsRequest
     prompt: Prompt | None = None
 
 

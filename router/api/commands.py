@@ -9,7 +9,7 @@ metrics, and the outbox. There is no await between reading and changing the core
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from inspect import iscoroutine
 from typing import Any, TypeVar
 
@@ -59,8 +59,8 @@ from router.observability.metrics import RouterMetrics
 from router.protocol.replicas import PromptUsage
 from router.protocol.replies import (
     Decision,
+    LoadForecast,
     OverlapScoresReply,
-    PotentialLoad,
     ReservationReply,
     WorkerLoad,
 )
@@ -73,11 +73,13 @@ from router.protocol.requests import (
 from router.protocol.values import Rank
 from router.runtime.security.caller import ANYBODY, Caller
 from router.scheduler.errors import NoEndpointsError
+from router.scheduler.ignored import chosen_by_caller, of_loads, selected_before
 from router.sequence.active.prompt import Prompt, prepare
 from router.sequence.active.stages import SCHEDULING, Stages
 
 C = TypeVar("C", bound=PromptCommand)
 T = TypeVar("T")
+W = TypeVar("W", Decision, ReservationReply, LoadForecast)
 
 
 class PendingRequest(Struct, frozen=True, eq=False):
@@ -258,10 +260,11 @@ class Commands:
         return structs.replace(decision, waited_s=round(now_s - wait.since_s, 6))
 
     def _book(self, command: Book) -> ReservationReply:
-        asked = command.request
+        asked, override = command.request, command.request.router_config_override
         if asked.worker_id is not None:
             request = asked.at(Rank(asked.worker_id, asked.dp_rank))
-            return self._reserve(request, command.prompt or self._prompt(request))
+            reply = self._reserve(request, command.prompt or self._prompt(request))
+            return reply if override is None else self._warned(reply, chosen_by_caller(override))
         selection_id = asked.selection_id or asked.request_id
         if selection_id is None:
             raise MissingRequestIdError
@@ -271,7 +274,7 @@ class Commands:
         request = selection.request
         reply = self._reserve(request, self._prompt(request))
         self._selections.reserved((asked.scope, selection_id))
-        return reply
+        return reply if override is None else self._warned(reply, selected_before(override))
 
     def _reserve(self, request: ReserveRequest, prompt: Prompt) -> ReservationReply:
         worker, effects = self.core.handle(Reserve(request, prompt), time.monotonic())
@@ -292,10 +295,12 @@ class Commands:
         if effects:
             self._effect_runner.perform(effects)
 
-    def _potential_loads(self, command: PotentialLoads) -> list[PotentialLoad]:
-        request = command.request
+    def _potential_loads(self, command: PotentialLoads) -> LoadForecast:
+        request, override = command.request, command.request.router_config_override
         prompt = command.prompt or self.core.hashed(request)
-        return _served(potential_loads(self.core, request, prompt, time.monotonic()), request)
+        loads = potential_loads(self.core, request, prompt, time.monotonic())
+        reply = LoadForecast(_served(loads, request))
+        return reply if override is None else self._warned(reply, of_loads(override))
 
     def _overlap_scores(self, command: OverlapScores) -> OverlapScoresReply:
         request = command.request
@@ -346,9 +351,21 @@ class Commands:
     ) -> Decision:
         """Explain and observe a decision. `stages`: its finished timing; None if not timed."""
         decision = explain(self.core, request, placement, now_s, is_booked=is_booked)
+        override = request.router_config_override
+        if override is not None:
+            may_be_booked = is_booked or request.selection_id is not None
+            policies = self.core.policies
+            ignored = policies.ignored(decision.policy, override, is_booked=may_be_booked)
+            decision = self._warned(decision, ignored)
         command = "select_and_reserve" if is_booked else "select"
         self._watch.decided(command, request, placement, decision, stages)
         return decision
+
+    def _warned(self, reply: W, ignored: Mapping[str, str]) -> W:
+        """Return a reply with the sentences about ignored fields of an override; count these."""
+        for field in ignored:
+            self._metrics.ignored_overrides.labels(field).inc()
+        return structs.replace(reply, warnings=tuple(ignored.values())) if ignored else reply
 
 
 def _served(ranks: list[T], request: PromptRequest) -> list[T]:

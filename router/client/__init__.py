@@ -6,14 +6,22 @@ from router.client.errors import RefusedError, UnansweredError
 from router.client.reservation import Reservation
 from router.client.settings import ClientSettings, Retries
 from router.protocol.batches import ItemResult, ReservationStep
-from router.protocol.replies import Decision
-from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest, Usage
+from router.protocol.replies import Decision, LoadForecast
+from router.protocol.requests import (
+    PotentialLoadsRequest,
+    PromptRequest,
+    ReserveRequest,
+    SelectRequest,
+    Usage,
+)
 
 __all__ = [
     "ClientSettings",
     "Decision",
     "EncodedTokens",
     "ItemResult",
+    "LoadForecast",
+    "PotentialLoadsRequest",
     "PromptRequest",
     "RefusedError",
     "Reservation",

@@ -1,5 +1,6 @@
 """The endpoints of the router: their names over HTTP and NATS, and their replies."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from msgspec import Struct, structs
 from router.protocol.batches import BatchReply
 from router.protocol.replies import (
     Decision,
+    LoadForecast,
     OverlapScoresReply,
     PotentialLoad,
     PotentialLoadsReply,
@@ -23,8 +25,9 @@ class Endpoint(Struct, Generic[T], frozen=True, eq=False):
     """An endpoint of the router.
 
     `name`: its name on NATS, with `bus_reply` if the reply differs from HTTP's; `path` may contain
-    a `{request_id}`. `is_repeatable`: executing it twice is harmless. `books`: the same, if the
-    first attempt's booking is freed before. `takes_binary`: HTTP accepts tokens as bytes.
+    a `{request_id}`. `joined`: makes the reply of an HTTP body without room for warnings, and of
+    these. `is_repeatable`: executing it twice is harmless. `books`: the same, if the first
+    attempt's booking is freed before. `takes_binary`: HTTP accepts tokens as bytes.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Endpoint(Struct, Generic[T], frozen=True, eq=False):
     path: str
     reply: Any
     bus_reply: Any = None
+    joined: Callable[[Any, tuple[str, ...]], T] | None = None
     is_repeatable: bool = True
     books: bool = False
     takes_binary: bool = False
@@ -61,12 +65,13 @@ OUTPUT_BLOCK = Endpoint[Done](
 )
 FREE = Endpoint[Done]("free", "DELETE", _RESERVATION, Done)
 LOADS = Endpoint[list[ScopeLoads]]("loads", "GET", "/loads", list[ScopeLoads])
-POTENTIAL_LOADS = Endpoint[list[PotentialLoad] | PotentialLoadsReply](
+POTENTIAL_LOADS = Endpoint[LoadForecast | PotentialLoadsReply](
     "potential_loads",
     "POST",
     "/potential_loads",
     list[PotentialLoad],
     PotentialLoadsReply,
+    LoadForecast,
 )
 OVERLAP_SCORES = Endpoint[OverlapScoresReply](
     "overlap_scores", "POST", "/overlap_scores", OverlapScoresReply

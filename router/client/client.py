@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from random import Random, getrandbits
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import UNSET
+
 from router.client.calls import (
     FREE,
     LOADS,
@@ -42,8 +44,8 @@ from router.errors import KvRouterError
 from router.protocol.batches import ItemResult, ReservationStep
 from router.protocol.replies import (
     Decision,
+    LoadForecast,
     OverlapScoresReply,
-    PotentialLoad,
     PotentialLoadsReply,
     ReservationReply,
     ScopeLoads,
@@ -51,6 +53,7 @@ from router.protocol.replies import (
 from router.protocol.requests import (
     FreeRequest,
     OutputBlockRequest,
+    PotentialLoadsRequest,
     PrefillCompleteRequest,
     PromptRequest,
     ReserveRequest,
@@ -167,10 +170,12 @@ class RouterClient:
         """Return the booked load of every rank."""
         return await self._send(Question(LOADS))
 
-    async def potential_loads(self, request: PromptRequest) -> list[PotentialLoad]:
+    async def potential_loads(self, request: PotentialLoadsRequest) -> LoadForecast:
         """Return the load of every rank if this prompt were placed there."""
         reply = await self._send(Question(POTENTIAL_LOADS, request))
-        return reply.loads if isinstance(reply, PotentialLoadsReply) else reply
+        if isinstance(reply, PotentialLoadsReply):
+            return LoadForecast(reply.loads, () if reply.warnings is UNSET else reply.warnings)
+        return reply
 
     async def overlap_scores(self, request: PromptRequest) -> OverlapScoresReply:
         """Return the cached prefix on every rank."""

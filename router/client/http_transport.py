@@ -15,6 +15,7 @@ from router.client.errors import UnansweredError, rebuilt
 from router.client.retry import HeadersOf
 from router.client.settings import Patience
 from router.errors import InvalidFieldError, KvRouterError
+from router.protocol.replies import WARNINGS_HEADER
 from router.protocol.values import UNREADABLE
 from router.runtime.http_client import (
     HttpPool,
@@ -79,9 +80,10 @@ class HttpTransport:
             raise _refusal(answer, body)
         try:
             reply: T = msgspec.json.decode(body, type=question.call.reply)
+            joined = question.call.joined
+            return reply if joined is None else joined(reply, _warnings(answer))
         except UNREADABLE as error:
             raise self._unanswered(error, is_maybe_done=True) from error
-        return reply
 
     def _unanswered(self, error: Exception, *, is_maybe_done: bool) -> UnansweredError:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -108,6 +110,12 @@ def _request(question: Question[T], headers: dict[str, str]) -> Request:
 @lru_cache(maxsize=1024)
 def _query(parameters: tuple[tuple[str, str], ...]) -> str:
     return urlencode(parameters)
+
+
+def _warnings(answer: UpstreamResponse) -> tuple[str, ...]:
+    """Return the warnings in the header of a response. Raises what UNREADABLE names."""
+    header = answer.header(WARNINGS_HEADER)
+    return () if header is None else msgspec.json.decode(header, type=tuple[str, ...])
 
 
 def _refusal(answer: UpstreamResponse, content: bytes) -> KvRouterError:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
+from router.config.core import every_policy
 from router.config.dynamo_aliases import ALIASES, PREFIX, REFUSED
 from router.config.openai import OpenAiConfig, check_engines
 from router.config.queue import policy_file_text
@@ -220,7 +221,18 @@ def load_router(arguments: Sequence[str], environment: Mapping[str, str]) -> Loa
     """
     loaded = load_extended(RouterConfig, arguments, environment)
     check_router(loaded.config, loaded.sources)
-    return structs.replace(loaded, config=completed(loaded.config))
+    loaded = structs.replace(loaded, config=completed(loaded.config))
+    return with_warnings(loaded, loaded.config)
+
+
+def with_warnings(loaded: Loaded[T], router: RouterConfig) -> Loaded[T]:
+    """Return a configuration that is to be printed with warnings about its router's settings.
+
+    Raises ConfigError if an installed policy is wrong.
+    """
+    if not loaded.is_asked_for:
+        return loaded
+    return structs.replace(loaded, warnings=router.policy.unused(every_policy()))
 
 
 def load_extended(

@@ -3,13 +3,51 @@
 Fields that Dynamo's routers also have carry the same names.
 """
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from router.runtime.process.settings import DECIDES, about
-from router.scheduler.policy.registry import DEFAULT_POLICY, parsed_groups
+from router.scheduler.ignored import no_effect, unread, users
+from router.scheduler.policy.registry import DEFAULT_POLICY, builtin_policies, parsed_groups
+from router.scheduler.selector import Selector
 from router.scheduler.settings import PolicySettings, TrustWeights
+
+TRUST_STATES = ("lagging", "degraded", "approximate", "blind")
+
+FIELD_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "overlap_score_weight": "prefill_load_scale",
+        **{f"trust_weight_{state}": "trust_weights" for state in TRUST_STATES},
+        **{
+            name: name
+            for name in (
+                "prefill_load_scale",
+                "router_temperature",
+                "overlap_score_credit",
+                "overlap_score_credit_decay",
+                "host_cache_hit_weight",
+                "disk_cache_hit_weight",
+                "shared_cache_multiplier",
+                "decode_active_request_weight",
+                "delay_weight",
+            )
+        },
+    }
+)
+"""The field of `PolicySettings` that each setting of placement sets."""
+
+
+def used_by(name: str) -> list[str]:
+    """Return the policies of this router that use a setting of placement."""
+    return users(FIELD_OF[name], builtin_policies())
+
+
+def _placing(name: str, text: str, **limits: Any) -> Meta:
+    """Return the annotation of a setting of placement, which names the policies that use it."""
+    return about(f"{text}; used by {', '.join(used_by(name))}", DECIDES, **limits)
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True):
@@ -26,78 +64,103 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     overlap_score_weight: Annotated[
         float,
-        about(
-            "weight of one block to prefill, in blocks of decode load; 0 turns the index off",
-            DECIDES,
+        _placing(
+            "overlap_score_weight",
+            "weight of a block to prefill, in blocks of decode load; 0 turns the index off",
             ge=0,
             le=1e9,
         ),
     ] = 1.0
     prefill_load_scale: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
-        about("newer name of overlap_score_weight; here 0 leaves the index on", DECIDES),
+        _placing(
+            "prefill_load_scale", "newer name of overlap_score_weight; here 0 leaves the index on"
+        ),
     ] = None
     router_temperature: Annotated[
         float,
-        about(
+        _placing(
+            "router_temperature",
             "0: take the cheapest rank; above 0: draw a rank at random, by softmax over costs",
-            DECIDES,
             ge=0,
             le=1e9,
         ),
     ] = 0.0
     overlap_score_credit: Annotated[
         float,
-        about("dynamo-1.6: credit for each block cached on the device", DECIDES, ge=0, le=1e9),
+        _placing(
+            "overlap_score_credit", "credit for each block cached on the device", ge=0, le=1e9
+        ),
     ] = 1.0
     overlap_score_credit_decay: Annotated[
         float,
-        about(
-            "dynamo-1.6: how fast that credit falls with the prefill reserved on the rank",
-            DECIDES,
+        _placing(
+            "overlap_score_credit_decay",
+            "how fast that credit falls with the prefill reserved on the rank",
             ge=0,
             le=1e9,
         ),
     ] = 0.0
     host_cache_hit_weight: Annotated[
         float,
-        about(
-            "dynamo-1.6: credit for each further block cached in host memory", DECIDES, ge=0, le=1
+        _placing(
+            "host_cache_hit_weight",
+            "weight of each further block cached in host memory",
+            ge=0,
+            le=1,
         ),
     ] = 0.75
     disk_cache_hit_weight: Annotated[
         float,
-        about("dynamo-1.6: credit for each further block cached on disk", DECIDES, ge=0, le=1),
+        _placing(
+            "disk_cache_hit_weight", "weight of each further block cached on disk", ge=0, le=1
+        ),
     ] = 0.25
     shared_cache_multiplier: Annotated[
         float,
-        about("dynamo-1.6: credit for each further block in the remote tier", DECIDES, ge=0, le=1),
+        _placing(
+            "shared_cache_multiplier", "weight of each further block in the remote tier", ge=0, le=1
+        ),
     ] = 0.0
     decode_active_request_weight: Annotated[
-        float, about("dynamo-1.6: cost of each active request, in blocks", DECIDES, ge=0, le=1e9)
+        float,
+        _placing(
+            "decode_active_request_weight", "cost of each active request, in blocks", ge=0, le=1e9
+        ),
     ] = 0.0
     delay_weight: Annotated[
         float,
-        about(
-            "predictive: cost of delaying other requests by a second, in seconds",
-            DECIDES,
-            ge=0,
-            le=1e9,
+        _placing(
+            "delay_weight", "cost of delaying other requests by a second, in seconds", ge=0, le=1e9
         ),
     ] = 0.1
     trust_weight_lagging: Annotated[
         float,
-        about("how much overlap counts where the rank's trust is lagging", DECIDES, ge=0, le=1),
+        _placing(
+            "trust_weight_lagging",
+            "how much overlap counts where the rank's trust is lagging",
+            ge=0,
+            le=1,
+        ),
     ] = 1.0
     trust_weight_degraded: Annotated[
-        float, about("how much overlap counts where it is degraded", DECIDES, ge=0, le=1)
+        float,
+        _placing(
+            "trust_weight_degraded", "how much overlap counts where it is degraded", ge=0, le=1
+        ),
     ] = 0.5
     trust_weight_approximate: Annotated[
         float,
-        about("how much overlap counts where it is estimated from bookings", DECIDES, ge=0, le=1),
+        _placing(
+            "trust_weight_approximate",
+            "how much overlap counts where it is estimated from bookings",
+            ge=0,
+            le=1,
+        ),
     ] = 0.5
     trust_weight_blind: Annotated[
-        float, about("how much overlap counts where it is blind", DECIDES, ge=0, le=1)
+        float,
+        _placing("trust_weight_blind", "how much overlap counts where it is blind", ge=0, le=1),
     ] = 0.0
 
     @property
@@ -126,3 +189,24 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             track_prefill_tokens=tracks_prefill,
             delay_weight=self.delay_weight,
         )
+
+    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
+        """Return the settings that were set and no policy in force uses, with sentences.
+
+        In force are `policy` and those of groups, among the available `selectors`.
+        """
+        names = {self.policy, *self.policies_by_group.values()}
+        in_force = [each for each in selectors if each.name in names]
+        found = {}
+        for name, field in FIELD_OF.items():
+            value = getattr(self, name)
+            turns_index_off = name == "overlap_score_weight" and value == 0
+            if value == getattr(_DEFAULT, name) or turns_index_off:
+                continue
+            reason = unread((field,), in_force, selectors)
+            if reason is not None:
+                found[name] = no_effect(name, value, reason)
+        return found
+
+
+_DEFAULT = PolicyConfig()

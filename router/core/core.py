@@ -47,9 +47,10 @@ from router.protocol.replicas import (
     HandedOver,
     ProgressTold,
 )
-from router.protocol.requests import PromptRequest, SelectRequest
+from router.protocol.requests import PotentialLoadsRequest, PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope, unpack_hashes
 from router.scheduler.eligibility import Eligibility
+from router.scheduler.policy.registry import Policies
 from router.scheduler.predictor.predictor import Predictor
 from router.scheduler.queue.errors import WithdrawnError
 from router.scheduler.queue.waiting_room import WaitingRoom
@@ -175,6 +176,11 @@ class RouterCore:
         return self._placer.gate
 
     @property
+    def policies(self) -> Policies:
+        """The available policies; read-only."""
+        return self._placer.policies
+
+    @property
     def closed_loop(self) -> AccuracyMonitor:
         """The comparison of engines' usage reports with the predictions; read-only."""
         return self._usage.closed_loop
@@ -217,7 +223,11 @@ class RouterCore:
         """Explain why a request was placed there. O(candidates)."""
         return self._placer.explain(request, placement)
 
-    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+    def counts_prompt(self, request: PotentialLoadsRequest) -> bool:
+        """Return whether the tokens left to compute would count as load."""
+        return self._placer.tracking(request).prefill_tokens
+
+    def weigh(self, request: PotentialLoadsRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Return the terms of every rank of a scope that may be chosen; there may be none."""
         return self._placer.weigh(request, prompt, now_s)
 

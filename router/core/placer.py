@@ -21,7 +21,7 @@ from router.protocol.catalogue import WorkerAnnouncement, WorkerLabels
 from router.protocol.replies import RemovedRanks
 from router.protocol.requests import (
     ConfigOverride,
-    PromptRequest,
+    PotentialLoadsRequest,
     ReserveRequest,
     SelectRequest,
 )
@@ -72,14 +72,13 @@ MOST_RULES = 256
 
 
 class Placer:
-    """A selector of ranks; owns `gate`, and the policies with their state."""
+    """A selector of ranks; owns `gate`, and `policies` with their state."""
 
     __slots__ = (
         "_fleet",
         "_herd",
         "_index",
         "_placements",
-        "_policies",
         "_predictions",
         "_ranks",
         "_rng",
@@ -89,6 +88,7 @@ class Placer:
         "_term_builder",
         "_tracker",
         "gate",
+        "policies",
     )
 
     def __init__(
@@ -114,7 +114,7 @@ class Placer:
         self._predictions = predictions
         self._ranks = ranks
         self._rng = rng
-        self._policies = Policies(
+        self.policies = Policies(
             builtin_policies() if selectors is None else selectors,
             settings.default_policy,
             settings.group_policies,
@@ -140,7 +140,7 @@ class Placer:
         candidates = passed.candidates
         if stages is not None:
             stages.end(SCHEDULING)
-        policy = self._policies.find(
+        policy = self.policies.find(
             scope.routing_group, None if override is None else override.policy
         )
         rules = self._rules.get((phase, override)) or self._make_rules(phase, override)
@@ -231,10 +231,10 @@ class Placer:
         cached_tokens = table.column(OVERLAP_DEVICE) * table.column(BLOCK_SIZE)
         return min(prompt.isl_tokens, int(cached_tokens.max()))
 
-    def weigh(self, request: PromptRequest, prompt: Prompt, now_s: float) -> TermTable:
+    def weigh(self, request: PotentialLoadsRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Return the terms of every schedulable rank of a scope, which may be none."""
         scope = request.scope
-        known, wanted = self._scope(scope), Wanted(scope, now_s, self._settings.tracking)
+        known, wanted = self._scope(scope), Wanted(scope, now_s, self.tracking(request))
         for identity in known.candidates.identities:
             self._index.note_search(scope, prompt.hashed(identity).sequence_hashes)
         return self._term_builder.build(known.search, known.candidates, prompt, wanted)[0]
@@ -256,9 +256,12 @@ class Placer:
         detail = f"with a schedulable dp_rank {rank.dp_rank} for model={scope.model_name} "
         raise WorkerNotFoundError(rank.worker_id, detail + f"routing_group={scope.routing_group}")
 
-    def tracking(self, request: SelectRequest | ReserveRequest) -> TrackedParts:
-        """Return the parts of a reservation that are counted as load."""
-        phase, override = request.phase, request.router_config_override
+    def tracking(
+        self, request: SelectRequest | ReserveRequest | PotentialLoadsRequest
+    ) -> TrackedParts:
+        """Return the parts of a prompt that count as load where it is booked."""
+        phase = None if isinstance(request, PotentialLoadsRequest) else request.phase
+        override = request.router_config_override
         return (self._rules.get((phase, override)) or self._make_rules(phase, override)).tracking
 
     def _make_rules(self, phase: Phase | None, override: ConfigOverride | None) -> _Rules:
@@ -307,7 +310,7 @@ class Placer:
     def _selector(self, request: SelectRequest) -> Selector:
         override = request.router_config_override
         wanted = None if override is None else override.policy
-        return self._policies.find(request.routing_group, wanted)
+        return self.policies.find(request.routing_group, wanted)
 
     def _unschedulable(self, scope: Scope, named: int | None = NAMED_RANKS) -> list[RemovedRanks]:
         """Return why workers are not schedulable; `named`: limit of ranks per reason, None: all."""

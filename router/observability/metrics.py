@@ -25,6 +25,10 @@ class RouterMetrics:
         Counter, Event("Unknown fields in request bodies", ("interface", "route"))
     ]
 
+    ignored_overrides: Annotated[
+        Counter, Event("Requests with an override that has no effect, by its field", ("field",))
+    ]
+
     usage_prompt_tokens: Annotated[Counter, Event("Prompt tokens of requests with a usage report")]
     usage_cached_tokens: Annotated[Counter, Event("Of those, tokens that their engines had cached")]
     usage_predicted_cached_tokens: Annotated[

@@ -13,6 +13,7 @@ from router.protocol.requests import (
     BookRequest,
     FreeRequest,
     OutputBlockRequest,
+    PotentialLoadsRequest,
     PrefillCompleteRequest,
     PromptRequest,
     RequestId,
@@ -98,7 +99,7 @@ class MarkFreeCommand(Struct, frozen=True, tag_field="method", tag="mark_free"):
 
 
 class PotentialLoadsCommand(
-    PromptRequest, frozen=True, kw_only=True, tag_field="method", tag="potential_loads"
+    PotentialLoadsRequest, frozen=True, kw_only=True, tag_field="method", tag="potential_loads"
 ):
     """A query for the load of every rank if this prompt were placed there."""
 
@@ -106,7 +107,7 @@ class PotentialLoadsCommand(
     tokens: list[TokenId] | None = None
 
     @property
-    def request(self) -> PromptRequest:
+    def request(self) -> PotentialLoadsRequest:
         """The request with its tokens in `token_ids`."""
         if self.tokens is None:
             return self

@@ -12,6 +12,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from router.protocol.values import DpRank, UInt
 
+WARNINGS_HEADER = b"x-kv-router-warnings"
+"""The header with warnings, a JSON array, of responses that are not JSON objects."""
+
 
 class RemovedRanks(Struct, frozen=True):
     """The number of ranks that a filter removed, and the first of them."""
@@ -181,7 +184,8 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     `selection_id`: the id under which it may be booked, or is. `sequence_hashes`: for bookings, the
     signed hashes of its full blocks. `track_prefill_tokens`: for bookings, whether its prefill
-    counts. `worker_load`: set if the request is `advisory`.
+    counts. `worker_load`: set if the request is `advisory`. `warnings`: sentences about fields of
+    the request without effect.
     """
 
     selection_id: str | None = None
@@ -207,10 +211,14 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     worker_load: WorkerLoad | None = None
     candidates: list[ExplainedCandidate] | None = None
     explanation: Explanation | None = None
+    warnings: tuple[str, ...] = ()
 
 
-class ReservationReply(Struct, frozen=True):
-    """A completed booking. `selection_id`: the id of the booking."""
+class ReservationReply(Struct, frozen=True, omit_defaults=True):
+    """A completed booking.
+
+    `selection_id`: the id of the booking. `warnings`: see `Decision`.
+    """
 
     selection_id: str
     request_id: str
@@ -219,6 +227,7 @@ class ReservationReply(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     endpoint: str
+    warnings: tuple[str, ...] = ()
 
 
 class PotentialLoad(Struct, frozen=True, gc=False):
@@ -229,6 +238,16 @@ class PotentialLoad(Struct, frozen=True, gc=False):
     potential_prefill_tokens: int
     potential_decode_blocks: int
     active_requests: int
+
+
+class LoadForecast(Struct, frozen=True):
+    """The load of every rank, with a prompt. `warnings`: see `Decision`.
+
+    Over HTTP the body is `loads`, and `warnings` is a header.
+    """
+
+    loads: list[PotentialLoad]
+    warnings: tuple[str, ...] = ()
 
 
 class ServedName(Struct, frozen=True):
@@ -299,7 +318,7 @@ class OverlapScoresReply(Struct, frozen=True):
 
 
 class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults=True):
-    """NATS: the rank where the request was booked. `source`: see `Decision`."""
+    """NATS: the rank where the request was booked. `source`, `warnings`: see `Decision`."""
 
     request_id: str
     worker_id: int
@@ -308,6 +327,7 @@ class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults
     predicted_cached_blocks: int
     endpoint: str
     source: BlockSource | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class PrefillMarkedReply(Struct, frozen=True, tag_field="method", tag="prefill_marked"):
@@ -323,8 +343,9 @@ class FreeMarkedReply(Struct, frozen=True, tag_field="method", tag="free_marked"
 
 
 class PotentialLoadsReply(Struct, frozen=True, tag_field="method", tag="potential_loads"):
-    """NATS: the reply to `potential_loads`."""
+    """NATS: the reply to `potential_loads`. `warnings`: see `Decision`; absent without any."""
 
     loads: list[PotentialLoad]
     pending_count: int = 0
     pending_isl_tokens: int = 0
+    warnings: tuple[str, ...] | UnsetType = UNSET

@@ -52,7 +52,8 @@ class ConfigOverride(Struct, frozen=True):
     """The policy of one request, and its overridden settings.
 
     `overlap_score_weight` is the older name of `prefill_load_scale`, and takes precedence over it;
-    0 also sets `overlap_score_credit` to 0.
+    0 also sets `overlap_score_credit` to 0. A field that has no effect, since the policy does not
+    use it, is named in the `warnings` of the reply.
     """
 
     overlap_score_weight: Weight | None = None
@@ -91,6 +92,12 @@ class PromptRequest(Struct, frozen=True, kw_only=True):
     def scope(self) -> Scope:
         """The scope of the request."""
         return Scope(self.model_name, self.routing_group)
+
+
+class PotentialLoadsRequest(PromptRequest, frozen=True, kw_only=True):
+    """A query for the load of each rank if this prompt were placed there."""
+
+    router_config_override: ConfigOverride | None = None
 
 
 class Incumbent(Struct, frozen=True):

@@ -94,6 +94,10 @@ class Selector(Protocol):
     def name(self) -> str:
         """The name for callers and the configuration."""
 
+    @property
+    def uses(self) -> tuple[str, ...] | None:
+        """The fields of `PolicySettings` that it reads; None: any."""
+
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
         """Choose one of the candidates, of which there is at least one.
 
@@ -109,11 +113,13 @@ class Policy:
     """A selector in three steps: filter, score, pick. A policy overrides those that it needs.
 
     Runs once for every decision, on the event loop's thread: with 16 candidates in a few
-    microseconds.
+    microseconds. `uses`: the fields of `PolicySettings` that it reads, so that callers and
+    operators are warned of those without effect; None, unless it declares them: any.
     """
 
     __slots__ = ()
     name: ClassVar[str]
+    uses: ClassVar[tuple[str, ...] | None] = None
 
     def filter(self, table: TermTable, settings: PolicySettings) -> BoolArray | None:  # noqa: ARG002
         """Return a mask of the candidates that may be chosen; None: all."""

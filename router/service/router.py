@@ -1,6 +1,7 @@
 """The router process: a hosted core, its commands over HTTP and NATS, and its announcement."""
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +57,8 @@ if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.service.openai import RouterEndpoint
 
 
+log = logging.getLogger(__name__)
+
 FIRST_VISITS_S = 5.0
 """The time for which the addresses of this process wait for the first lines about engines."""
 
@@ -78,10 +81,11 @@ class RouterService:
     ) -> None:
         self._config = config
         self._show = show
-        self._settings = effective(config, sources)
+        core = core or make_core(config, Random())
+        self._unused = config.policy.unused(core.policies.available)
+        self._settings = effective(config, sources, self._unused)
         self._incarnation = time.time_ns() // 1000
         self._interface: tuple[Api, Front] | None = None
-        core = core or make_core(config, Random())
         self.host = CoreHost(
             "router",
             config,
@@ -136,7 +140,7 @@ class RouterService:
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
         """Apply changed settings, those of `reload.LIVE`."""
         config = loaded.config
-        self._settings.update(effective(config, loaded.sources))
+        self._settings.update(effective(config, loaded.sources, self._unused))
         self.host.reconfigure(config)
         self._rpc.reconfigure(config.bodies)
         self._dashboard.pages.reconfigure(config.bodies)
@@ -154,6 +158,8 @@ class RouterService:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
         host, config = self.host, self._config
+        if self._unused:
+            log.warning("%s", "; ".join(self._unused.values()))
         workers = WorkerCommands(
             host.core,
             host.registrations,

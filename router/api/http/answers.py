@@ -1,14 +1,16 @@
 """Responses, and the common shape of errors: `{"error": …, "code": …}` and the error's fields."""
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.errors import KvRouterError
-from router.protocol.replies import Decision
+from router.protocol.replies import WARNINGS_HEADER, Decision
 from router.runtime.kernels._json_numbers import as_json
 from router.runtime.process.json_bodies import warning
 from router.runtime.security.guarded import refusal_headers
@@ -37,12 +39,34 @@ def response(value: Any, status: int = 200) -> Response:
     return Response(encode_reply(value), status)
 
 
-def warned(body: bytes, unknown: Sequence[str]) -> bytes:
-    """Return a body with `warnings` about unknown fields, if it is an object."""
-    if not unknown or not body.startswith(b"{"):
-        return body
-    warnings = msgspec.json.encode([warning(field) for field in unknown])
-    return b'%s,"warnings":%s}' % (body[:-1], warnings)
+MOST_HEADER_BYTES = 4096
+"""The limit of the header with warnings; the last warnings are left out beyond it."""
+
+
+def warned(answer: Response, unknown: Sequence[str]) -> Response:
+    """Return a response with `warnings` about unknown fields as well, wherever it has room."""
+    sentences = [warning(field) for field in unknown]
+    if not answer.body.startswith(b"{"):
+        return with_warnings_header(answer, sentences)
+    fields = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
+    told = msgspec.json.decode(fields.get("warnings", _NONE), type=list[str])
+    fields["warnings"] = msgspec.Raw(msgspec.json.encode([*told, *sentences]))
+    return replace(answer, body=msgspec.json.encode(fields))
+
+
+_NONE = msgspec.Raw(b"[]")
+
+
+def with_warnings_header(answer: Response, sentences: Sequence[str]) -> Response:
+    """Return a response with warnings in its header, after those that are there."""
+    kept = tuple(each for each in answer.headers if each[0] != WARNINGS_HEADER)
+    before = [json.loads(value) for name, value in answer.headers if name == WARNINGS_HEADER]
+    told = [*(sentence for each in before for sentence in each), *sentences]
+    while told and len(json.dumps(told)) > MOST_HEADER_BYTES:
+        told.pop()
+    if not told:
+        return answer
+    return replace(answer, headers=(*kept, (WARNINGS_HEADER, json.dumps(told).encode())))
 
 
 def error_response(error: KvRouterError) -> Response:
@@ -89,7 +113,7 @@ def header_response(decision: Decision) -> Response:
     ]
     if decision.request_id is not None:
         headers.append((REQUEST_ID_HEADER, _printable(decision.request_id)))
-    return Response(b"", 200, tuple(headers))
+    return with_warnings_header(Response(b"", 200, tuple(headers)), decision.warnings)
 
 
 def _printable(text: str) -> bytes:

@@ -15,9 +15,9 @@ from router.api.batches import BatchCommands
 from router.api.caller_commands import CallerCommand, PotentialLoads, ReadShadow
 from router.api.commands import Commands
 from router.api.errors import NoReplicaPeersError
-from router.api.http.answers import OK
+from router.api.http.answers import OK, response, with_warnings_header
 from router.api.http.routes import ROUTES
-from router.api.http.web import Web, dump_answer, json_answer, json_bytes
+from router.api.http.web import Web, as_starlette, dump_answer, json_answer, json_bytes
 from router.api.workers import BusyCommands, WorkerCommands
 from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
@@ -28,7 +28,11 @@ from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
-from router.protocol.requests import BusyThresholdRequest, PromptRequest, ReplicaPeerRequest
+from router.protocol.requests import (
+    BusyThresholdRequest,
+    PotentialLoadsRequest,
+    ReplicaPeerRequest,
+)
 from router.protocol.values import U64_MAX, Rank, number_in
 from router.protocol.workers import WorkerPatch, WorkerRequest
 from router.runtime.http_server.config import BodyConfig
@@ -138,8 +142,10 @@ class Api:
 
     async def potential_loads(self, request: Request) -> Response:
         """Return the load of each rank if a prompt were placed there."""
-        body = await self._web.body(request, PromptRequest)
-        return await self._reply(PotentialLoads(body), request)
+        body = await self._web.body(request, PotentialLoadsRequest)
+        reply = await self._commands.reply_to(PotentialLoads(body), caller_of(request.scope))
+        answer = with_warnings_header(response(reply.loads), reply.warnings)
+        return as_starlette(answer)
 
     async def predictions(self, _: Request) -> Response:
         """Return the accuracy of predictions."""

@@ -69,16 +69,16 @@ class Front:
         self._send(exchange, await later)
 
     def _send(self, exchange: Exchange, answer: Response) -> None:
-        path, body = exchange.head.route.path, answer.body
+        path = exchange.head.route.path
         if exchange.unknown:
             self._metrics.unknown_fields.labels("http", path).inc(len(exchange.unknown))
-            body = warned(body, exchange.unknown)
+            answer = warned(answer, exchange.unknown)
         counted, number = self._requests.numbers, ("http", path, answer.status)
         counted[number] = counted.get(number, 0) + 1  # a call costs twice as much
         ids = exchange.ids
         if ids.given is not None or ids.traceparent is not None:
             exchange.own_lines = ids.lines()
-        exchange.json(body, answer.status, answer.headers)
+        exchange.json(answer.body, answer.status, answer.headers)
 
     def refused(self, exchange: Exchange, error: KvRouterError) -> None:
         """Count and log a refusal."""

@@ -91,7 +91,7 @@ def document(app: FastAPI, routes: Sequence[Route]) -> None:
     named = [*types, ErrorResponse, ReservationStep]  # items of batches are named, not typed
     _, components = msgspec.json.schema_components(named, ref_template=_REF)
     describe(components, named)
-    for name in ("PromptRequest", "SelectRequest"):
+    for name in ("PromptRequest", "PotentialLoadsRequest", "SelectRequest"):
         if name in components:
             components[name]["anyOf"] = _PROMPTS
     generate = app.openapi

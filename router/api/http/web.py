@@ -29,6 +29,7 @@ from router.errors import KvRouterError
 from router.ingest.snapshots import dumped
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
+from router.protocol.replies import WARNINGS_HEADER
 from router.protocol.values import Rank
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.http_server.exchange import Exchange, HotRoute
@@ -107,13 +108,10 @@ class Web:
                 unknown = getattr(request.state, "unknown", ())
                 if unknown:
                     self._metrics.unknown_fields.labels("http", path).inc(len(unknown))
-                    body = warned(bytes(response.body), unknown)
-                    response = json_bytes(body, response.status_code)
+                    response = _warned(response, unknown)
             except KvRouterError as error:
                 self._metrics.refusals.labels("http", error.code).inc()
-                refused = error_response(error)
-                response = json_bytes(refused.body, refused.status)
-                response.raw_headers.extend(refused.headers)
+                response = as_starlette(error_response(error))
             self._metrics.requests.count("http", path, response.status_code)
             return response
 
@@ -207,6 +205,20 @@ async def dump_answer(core: RouterCore, only: Rank | None = None) -> Response:
     """
     pieces = dump_pieces(await dumped(core), block_sizes(core), only)
     return StreamingResponse(pieces, media_type="application/json")
+
+
+def as_starlette(answer: answers.Response) -> Response:
+    """Return a response as Starlette's."""
+    response = json_bytes(answer.body, answer.status)
+    response.raw_headers.extend(answer.headers)
+    return response
+
+
+def _warned(response: Response, unknown: Sequence[str]) -> Response:
+    """Return a response with warnings about unknown fields as well."""
+    headers = [each for each in response.raw_headers if each[0] == WARNINGS_HEADER]
+    own = answers.Response(bytes(response.body), response.status_code, tuple(headers))
+    return as_starlette(warned(own, unknown))
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from inspect import iscoroutine
 from typing import Any, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from router.api.batches import BatchCommands
 from router.api.caller_commands import Book, OverlapScores, PotentialLoads
@@ -35,8 +35,8 @@ from router.protocol.commands import (
 from router.protocol.replies import (
     Decision,
     FreeMarkedReply,
+    LoadForecast,
     NewReply,
-    PotentialLoad,
     PotentialLoadsReply,
     PrefillMarkedReply,
 )
@@ -149,12 +149,13 @@ class Verbs:
         return self._loads_reply(command.scope, loads)
 
     async def _loads_later(
-        self, scope: Scope, loads: Awaitable[list[PotentialLoad]]
+        self, scope: Scope, loads: Awaitable[LoadForecast]
     ) -> PotentialLoadsReply:
         return self._loads_reply(scope, await loads)
 
-    def _loads_reply(self, scope: Scope, loads: list[PotentialLoad]) -> PotentialLoadsReply:
-        return PotentialLoadsReply(loads, *self._commands.core.waiting.usage(scope))
+    def _loads_reply(self, scope: Scope, forecast: LoadForecast) -> PotentialLoadsReply:
+        waiting = self._commands.core.waiting.usage(scope)
+        return PotentialLoadsReply(forecast.loads, *waiting, forecast.warnings or UNSET)
 
     def _select_batch(self, command: SelectBatchCommand, caller: Caller, _: Fields) -> Any:
         return self._batches.select(caller, command.requests)
@@ -175,6 +176,7 @@ def new_reply(decision: Decision) -> NewReply:
         predicted_cached_blocks=decision.predicted_cached_blocks,
         endpoint=decision.endpoint,
         source=decision.source,
+        warnings=decision.warnings,
     )
 
 

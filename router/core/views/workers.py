@@ -26,7 +26,7 @@ from router.protocol.replies import (
     ServedName,
     Trust,
 )
-from router.protocol.requests import PromptRequest
+from router.protocol.requests import PotentialLoadsRequest, PromptRequest
 from router.protocol.values import HeldState, Rank
 from router.protocol.workers import WorkerRegistration
 from router.scheduler.policy._cost_kernel import (
@@ -76,12 +76,14 @@ def _names(core: RouterCore, ranks: Sequence[Rank]) -> dict[str, Any]:
 
 
 def potential_loads(
-    core: RouterCore, request: PromptRequest, prompt: Prompt, now_s: float
+    core: RouterCore, request: PotentialLoadsRequest, prompt: Prompt, now_s: float
 ) -> list[PotentialLoad]:
     """Return the load of every schedulable rank of a scope if this prompt were placed there."""
     table = core.weigh(request, prompt, now_s)
     shown = np.empty((len(table), SHOWN), np.int64)
     shown_terms(table.values, table.isl_tokens, shown)
+    if not core.counts_prompt(request):
+        shown[:, SHOWN_PREFILL] = table.column(PREFILL_TOKENS)
     return _loads(table.ranks, shown[:, [SHOWN_PREFILL, SHOWN_DECODE, SHOWN_OWN_REQUESTS]])
 
 

@@ -113,10 +113,11 @@ def tags_of(body_type: Any) -> tuple[str | None, dict[str, Any]]:
 
 
 def with_warnings(reply: Any, unknown: Sequence[str]) -> Any:
-    """Return a reply with `warnings` about unknown fields, if it is an object."""
+    """Return a reply with `warnings` about unknown fields as well, if it is an object."""
     built = msgspec.to_builtins(reply, enc_hook=_as_list) if unknown else reply
     if unknown and isinstance(built, dict):
-        return {**built, "warnings": [warning(field) for field in unknown]}
+        sentences = [*built.get("warnings", ()), *map(warning, unknown)]
+        return {**built, "warnings": sentences}
     return reply
 
 

@@ -22,7 +22,7 @@ from typing import (
 )
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from xxhash import xxh3_64_intdigest
 
 from router.errors import ConfigError
@@ -143,30 +143,49 @@ def settings_of(config: Struct) -> Iterator[Setting]:
 
 
 class SettingView(Struct, frozen=True):
-    """A setting's value. `source`: `default`, or the file, variable or flag that sets it."""
+    """A setting's value. `source`: `default`, or the file, variable or flag that sets it.
+
+    `warning`: why it has no effect, if it has none.
+    """
 
     value: Any
     source: str
+    warning: str | UnsetType = UNSET
 
 
-def effective(config: Struct, sources: Mapping[str, str]) -> dict[str, SettingView]:
-    """Return every setting by name. One without a known source is `set` if not the default."""
+NO_WARNINGS: Mapping[str, str] = MappingProxyType({})
+
+
+def effective(
+    config: Struct, sources: Mapping[str, str], warnings: Mapping[str, str] = NO_WARNINGS
+) -> dict[str, SettingView]:
+    """Return every setting by name. One without a known source is `set` if not the default.
+
+    `warnings`: sentences about settings without effect, by name.
+    """
     views = {}
     for default, each in zip(settings_of(type(config)()), settings_of(config), strict=True):
         unknown = "default" if each.value == default.value else "set"
         shown = HIDDEN if each.value and each.has_mark(SECRET) else _shown(each.value)
-        views[each.name] = SettingView(shown, sources.get(each.name, unknown))
+        source, warning = sources.get(each.name, unknown), warnings.get(each.name, UNSET)
+        views[each.name] = SettingView(shown, source, warning)
     return views
 
 
 def as_toml(views: Mapping[str, SettingView]) -> str:
-    """Return the settings as a configuration file, with the sources as comments."""
-    return "".join(f"{_line(name, view.value)}  # {view.source}\n" for name, view in views.items())
+    """Return the settings as a configuration file, with sources and warnings as comments."""
+    return "".join(f"{_line(name, view.value)}  # {_note(view)}\n" for name, view in views.items())
 
 
-def print_and_exit(config: Struct, sources: Mapping[str, str]) -> None:
+def _note(view: SettingView) -> str:
+    return view.source if view.warning is UNSET else f"{view.source}; {view.warning}"
+
+
+def print_and_exit(
+    config: Struct, sources: Mapping[str, str], warnings: Mapping[str, str] = NO_WARNINGS
+) -> None:
     """Print the settings for `--show-config`, and exit. Raises SystemExit."""
-    sys.stdout.write(as_toml(effective(config, sources)))
+    sys.stdout.write(as_toml(effective(config, sources, warnings)))
     raise SystemExit(0)
 
 
@@ -244,17 +263,19 @@ _KUBERNETES_SERVICE_LINK = re.compile(
 class Loaded(Struct, Generic[T], frozen=True):
     """A configuration, and the source of each setting that was set.
 
-    `is_asked_for`: the configuration is to be printed, and the process not to be run.
+    `is_asked_for`: the configuration is to be printed, and the process not to be run. `warnings`:
+    sentences about settings without effect, by name, to be printed with it.
     """
 
     config: T
     sources: Mapping[str, str]
     is_asked_for: bool = False
+    warnings: Mapping[str, str] = NO_WARNINGS
 
     def shown(self) -> T:
         """Return the configuration, or print it and exit for `--show-config`. Raises SystemExit."""
         if self.is_asked_for:
-            print_and_exit(self.config, self.sources)
+            print_and_exit(self.config, self.sources, self.warnings)
         return self.config
 
 

@@ -25,6 +25,7 @@ class CacheAware:
 
     __slots__ = ("_balance_abs", "_balance_rel", "_cache_threshold")
     name = "cache-aware"
+    uses = ("router_temperature",)
 
     def __init__(
         self, balance_abs: float = 64.0, balance_rel: float = 1.5, cache_threshold: float = 0.3
@@ -70,6 +71,7 @@ class LMetric(Policy):
 
     __slots__ = ()
     name = "lmetric"
+    uses = ("router_temperature",)
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:  # noqa: ARG002
         """Return the costs of `_cost_kernel.lmetric`."""

@@ -27,11 +27,12 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 class CustomPolicy:
     """A selector around a third party's `Policy`, with each step checked. O(candidates)."""
 
-    __slots__ = ("_policy", "name")
+    __slots__ = ("_policy", "name", "uses")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name: str = policy.name
+        self.uses = policy.uses
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
         """Run the policy's three steps. Raises NoEndpointsError, PolicyFailedError."""
@@ -97,12 +98,21 @@ def checked_policy(origin: str, made: object) -> CustomPolicy:
     name = getattr(made, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(origin, f"its name is {name!r}", f"a string like {_NAME.pattern}")
+    _check_uses(origin, made.uses)
     policy = CustomPolicy(made)
     try:
         policy.choose(_trial_table(), PolicySettings(), Random(0))
     except KvRouterError as error:
         raise ConfigError(origin, str(error), "one of two idle candidates chosen") from error
     return policy
+
+
+def _check_uses(origin: str, uses: object) -> None:
+    """Refuse a declaration of settings that do not exist. Raises ConfigError."""
+    known = PolicySettings.__struct_fields__
+    is_valid = uses is None or (isinstance(uses, tuple) and all(each in known for each in uses))
+    if not is_valid:
+        raise ConfigError(origin, f"uses {uses!r}", f"None, or a tuple of {', '.join(known)}")
 
 
 def _trial_table() -> TermTable:

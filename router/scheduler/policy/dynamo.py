@@ -16,6 +16,7 @@ class Dynamo10(Policy):
 
     __slots__ = ()
     name = "dynamo-1.0"
+    uses = ("prefill_load_scale", "router_temperature")
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
         """Return the costs of `_cost_kernel.dynamo_1_0`."""
@@ -42,6 +43,17 @@ class Dynamo16(Policy):
 
     __slots__ = ()
     name = "dynamo-1.6"
+    uses = (
+        "prefill_load_scale",
+        "router_temperature",
+        "overlap_score_credit",
+        "overlap_score_credit_decay",
+        "host_cache_hit_weight",
+        "disk_cache_hit_weight",
+        "shared_cache_multiplier",
+        "decode_active_request_weight",
+        "track_prefill_tokens",
+    )
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:
         """Return the costs of `_cost_kernel.dynamo_1_6`."""

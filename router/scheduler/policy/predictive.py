@@ -28,6 +28,14 @@ class Predictive(Policy):
 
     __slots__ = ()
     name = "predictive"
+    uses = (
+        "router_temperature",
+        "host_cache_hit_weight",
+        "disk_cache_hit_weight",
+        "shared_cache_multiplier",
+        "delay_weight",
+        "trust_weights",
+    )
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
         """Choose by the costs, which usually come with the terms."""

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from router.errors import ConfigError, InvalidFieldError
+from router.protocol.requests import ConfigOverride
+from router.scheduler.ignored import by_policy
 from router.scheduler.policy.cache_aware import CacheAware, LMetric
 from router.scheduler.policy.dynamo import Dynamo10, Dynamo16
 from router.scheduler.policy.predictive import Predictive
@@ -56,6 +58,16 @@ class Policies:
     def names(self) -> list[str]:
         """The names of all policies, in alphabetical order."""
         return sorted(self._by_name)
+
+    @property
+    def available(self) -> list[Selector]:
+        """All policies, in the order given."""
+        return list(self._by_name.values())
+
+    def ignored(self, name: str, override: ConfigOverride, *, is_booked: bool) -> dict[str, str]:
+        """Return the fields of an override without effect under a policy; see `by_policy`."""
+        every = self._by_name.values()
+        return by_policy(override, self._by_name[name], every, is_booked=is_booked)
 
     def find(self, routing_group: str, wanted: str | None) -> Selector:
         """Return the policy a request names, else its group's. Raises InvalidFieldError."""

@@ -20,6 +20,7 @@ class RoundRobin(Policy):
 
     __slots__ = ("_last",)
     name = "round-robin"
+    uses = ("router_temperature",)
 
     def __init__(self) -> None:
         self._last: dict[Scope, Rank] = {}
@@ -46,6 +47,7 @@ class Uniform(Policy):
 
     __slots__ = ()
     name = "random"
+    uses = ()  # at any temperature equal costs are equally likely
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:  # noqa: ARG002
         """Return equal costs."""
@@ -57,6 +59,7 @@ class LeastLoaded(Policy):
 
     __slots__ = ()
     name = "least-loaded"
+    uses = ("router_temperature",)
 
     def score(self, table: TermTable, settings: PolicySettings) -> FloatArray:  # noqa: ARG002
         """Return the number of requests on each candidate."""

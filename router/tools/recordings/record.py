@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Struct, structs
 
-from router.config.load import check_router, completed, load_extended
+from router.config.load import check_router, completed, load_extended, with_warnings
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.observability.recorder import RECORDER_METRICS, Recorder, RecordingLimits
@@ -50,7 +50,7 @@ def load_record_config(arguments: Sequence[str], environment: Mapping[str, str])
         problem = f"{router.index.event_threads}: the timing of threads cannot be replayed"
         raise ConfigError("event_threads", problem, "1")
     config = structs.replace(config, router=completed(router))
-    return structs.replace(loaded, config=config).shown()
+    return with_warnings(structs.replace(loaded, config=config), config.router).shown()
 
 
 def record(arguments: Sequence[str]) -> int:

@@ -28,7 +28,13 @@ from router.indexer.factory import make_indexer
 from router.ingest.effect_runner import EffectRunner
 from router.observability.metrics import RouterMetrics
 from router.protocol.replies import Decision
-from router.protocol.requests import BookRequest, ConfigOverride, PromptRequest, SelectRequest
+from router.protocol.requests import (
+    BookRequest,
+    ConfigOverride,
+    PotentialLoadsRequest,
+    PromptRequest,
+    SelectRequest,
+)
 from router.protocol.subjects import Subjects
 from router.runtime.process.settings import configured
 from router.runtime.security.caller import Caller
@@ -173,7 +179,7 @@ def test_a_tenant_stays_in_its_groups_whichever_way_it_asks():
         Preview(SelectRequest(**prompt), 1),
         Book(BookRequest(**prompt, request_id="r", worker_id=9)),
         Book(BookRequest(routing_group="b-only", request_id="r")),
-        PotentialLoads(PromptRequest(**prompt)),
+        PotentialLoads(PotentialLoadsRequest(**prompt)),
         OverlapScores(PromptRequest(**prompt)),
     ):
         with pytest.raises(ForbiddenError, match="b-only"):

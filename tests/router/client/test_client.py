@@ -9,7 +9,7 @@ import pytest
 from router.client import (
     ClientSettings,
     EncodedTokens,
-    PromptRequest,
+    PotentialLoadsRequest,
     ReservationStep,
     ReserveRequest,
     Retries,
@@ -19,6 +19,7 @@ from router.client import (
     Usage,
 )
 from router.errors import InvalidFieldError
+from router.protocol.requests import ConfigOverride
 from router.scheduler.errors import NoEndpointsError
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 from support.processes.running import RunningRouter
@@ -95,11 +96,28 @@ async def test_progress_and_ends_of_reservations_share_calls(remote_client):
 
 
 async def test_client_has_the_other_queries(client):
-    prompt = PromptRequest(token_ids=PROMPT)
-    (rank,) = await client.potential_loads(prompt)
-    assert (rank.worker_id, rank.potential_prefill_tokens) == (1, 100)
+    prompt = PotentialLoadsRequest(token_ids=PROMPT)
+    forecast = await client.potential_loads(prompt)
+    (rank,) = forecast.loads
+    assert (rank.worker_id, rank.potential_prefill_tokens, forecast.warnings) == (1, 100, ())
     scores = await client.overlap_scores(prompt)
     assert (scores.num_blocks, scores.workers[0].device_blocks) == (25, 0)
+
+
+async def test_fields_without_effect_are_named(client):
+    override = ConfigOverride(policy="predictive", prefill_load_scale=2.0)
+    asked = SelectRequest(token_ids=PROMPT, router_config_override=override)
+    (sentence,) = (await client.select(asked)).warnings
+    assert "prefill_load_scale = 2 has no effect: the policy `predictive`" in sentence
+    async with client.reserve(asked) as reservation:
+        assert reservation.decision.warnings == (sentence,)
+    (item,) = await client.select_batch([asked])
+    assert item.decision.warnings == (sentence,)
+    loads = PotentialLoadsRequest(token_ids=PROMPT, router_config_override=override)
+    assert len((await client.potential_loads(loads)).warnings) == 2
+    booked = ReserveRequest(token_ids=PROMPT, worker_id=1, router_config_override=override)
+    assert len((await client.book(booked)).warnings) == 2
+    assert (await client.select(REQUEST)).warnings == ()
 
 
 async def test_reservations_can_be_looked_after_by_hand(client):

@@ -9,6 +9,7 @@ import pytest
 from router.api.http.routes import ROUTES
 from router.protocol.values import Tier
 from router.sequence.hashing.block_hashes import chain, hash_seed, local_block_hashes, token_array
+from support.fleets.direct import DirectRouter
 from support.processes.running import RunningRouter
 from support.processes.servers import equals
 from support.values.builders import rank
@@ -352,6 +353,17 @@ async def test_the_settings_in_effect_are_shown(fleet):
     shown = (await fleet.client.get("/config")).json()
     assert shown["namespace"] == {"value": "test", "source": "set"}
     assert shown["router_temperature"] == {"value": 0.0, "source": "default"}
+
+
+async def test_a_setting_without_effect_is_named_at_start_and_in_config(caplog):
+    fields = {"use_kv_events": False, "policy": "predictive", "prefill_load_scale": 4.0}
+    async with DirectRouter(**fields, decode_active_request_weight=2.0).running() as router:
+        shown = (await router.client.get("/config")).json()
+    warning = shown["prefill_load_scale"]["warning"]
+    assert warning.startswith("prefill_load_scale = 4 has no effect: the policy `predictive` does")
+    second = shown["decode_active_request_weight"]["warning"]
+    assert f"{warning}; {second}" in caplog.messages
+    assert "warning" not in shown["policy"]
 
 
 async def test_a_doubled_id_is_409(fleet):

@@ -45,6 +45,19 @@ async def test_the_life_of_a_request(ask, router):
     assert await router.metric("kv_router_reservations") == 0
 
 
+@pytest.mark.parametrize("method", ["select", "select_and_reserve", "new", "potential_loads"])
+async def test_overrides_without_effect_are_named(ask, method):
+    override = {"policy": "predictive", "overlap_score_weight": 2.0}
+    answer = await ask(
+        {"method": method, "token_ids": PROMPT, "router_config_override": override, "foo": 1}
+    )
+    named = [each.partition(" ")[0].partition(".")[2] for each in answer["warnings"]]
+    ignored = ["overlap_score_weight", *(["policy"] if method == "potential_loads" else [])]
+    assert named == [*ignored, ""]
+    assert answer["warnings"][-1] == "field 'foo' is unknown, and ignored"
+    assert "warnings" not in await ask({"method": method, "token_ids": PROMPT})
+
+
 async def test_an_unknown_request_is_not_marked(ask):
     answer = await ask({"method": "mark_prefill", "request_id": "zz"})
     assert answer == {"method": "prefill_marked", "success": False}

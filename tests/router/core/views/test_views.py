@@ -16,7 +16,13 @@ from router.core.views.decisions import candidate, explain
 from router.indexer.dumps import IndexDump
 from router.protocol.dumps import decode_dump
 from router.protocol.replies import PotentialLoad, RankOverlap, RemovedRanks, TrustState
-from router.protocol.requests import ConfigOverride, PromptRequest, RankTarget, SelectRequest
+from router.protocol.requests import (
+    ConfigOverride,
+    PotentialLoadsRequest,
+    PromptRequest,
+    RankTarget,
+    SelectRequest,
+)
 from router.protocol.values import SCHEME, TIERS, Identity, Tier
 from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S
 from router.scheduler.policy.custom import checked_policy
@@ -175,7 +181,7 @@ def test_loads_are_what_is_booked(world):
 
 def test_potential_loads_add_the_prompt(world):
     world.book("a", PROMPT, allowed_worker_ids=[1])
-    request = PromptRequest(token_ids=PROMPT)
+    request = PotentialLoadsRequest(token_ids=PROMPT)
     assert workers.potential_loads(world.core, request, prepare(request, ()), 0.0) == [
         PotentialLoad(1, 0, 80, 10, 1),
         PotentialLoad(2, 0, 40, 10, 0),
@@ -256,7 +262,7 @@ SLOW_MODEL = hypothesis_settings(max_examples=examples(100), deadline=None)
 @given(st.lists(WORKERS, min_size=1, max_size=4), st.lists(CHANGES, max_size=9), PROMPTS)
 def test_overlap_scores_and_loads_equal_slow_model(fleet, changes, token_ids):
     model = Held(fleet, changes)
-    core, request = model.world.core, PromptRequest(token_ids=token_ids)
+    core, request = model.world.core, PotentialLoadsRequest(token_ids=token_ids)
     scores, booked, potential = [], [], []
     for each, identity in model.identities.items():
         device, host, disk, remote = model.overlaps(each, token_ids)

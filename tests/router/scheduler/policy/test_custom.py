@@ -123,6 +123,8 @@ def policy_of(**members):
         (Nameless(), "its name is None"),
         (policy_of(name="a,b"), "its name is 'a,b'"),
         (policy_of(name="a" * 65), "its name is 'aaa"),
+        (policy_of(uses=("delay_wait",)), "uses ('delay_wait',) (allowed: None, or a tuple of"),
+        (policy_of(uses=["delay_weight"]), "uses ['delay_weight'] (allowed: None"),
         (policy_of(choose=lambda *_: None), "overrides choose (allowed: filter, score and pick)"),
         (
             type("NoScore", (Policy,), {"name": "x"})(),
