@@ -34,7 +34,10 @@ class Disturbances(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     request drafts in a decode step, which takes `draft_s` longer and verifies them like the tokens
     of further requests; how many are accepted is drawn for each request, from 0 to all.
     `is_preempting`: requests are admitted when their prompt fits; if blocks run out while they
-    grow, the request that was admitted last is computed anew.
+    grow, the request that was admitted last is computed anew. `is_deferring`: a request is
+    admitted, and its cached prefix looked up, when a step has room for its prompt after all before
+    it, as vLLM does, not as soon as its blocks fit: equal prompts that come at once are computed
+    once.
     """
 
     noise: Annotated[float, Meta(ge=0, le=2)] = 0.0
@@ -47,6 +50,7 @@ class Disturbances(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_tokens: _Count = 0
     draft_s: _Seconds = 0.0
     is_preempting: bool = False
+    is_deferring: bool = False
 
     @property
     def stretches_steps(self) -> bool:

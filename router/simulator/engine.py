@@ -192,7 +192,7 @@ class Work:
 
     `cached_blocks`: those found when it was admitted last; `found_blocks`: when it was admitted
     first. `blocks`: those that it has. `kept_tokens`: output of the time before it was preempted,
-    which is computed again like a prompt.
+    which is computed again like a prompt. `is_named`: others can find the blocks of its prompt.
     """
 
     __slots__ = (
@@ -204,6 +204,7 @@ class Work:
         "computed_tokens",
         "finish_step",
         "found_blocks",
+        "is_named",
         "is_preempted",
         "kept_tokens",
         "order",
@@ -222,7 +223,7 @@ class Work:
         self.began_step = self.finish_step = self.order = 0
         self.step_tokens = 1
         self.admitted_s = self.prefilled_s = 0.0
-        self.is_preempted = False
+        self.is_preempted = self.is_named = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -268,6 +269,7 @@ class Engine:
         "_decoding",
         "_growing",
         "_grown_tokens",
+        "_is_deferring",
         "_is_preempting",
         "_kv_tokens",
         "_milestones",
@@ -294,6 +296,7 @@ class Engine:
     ) -> None:
         self._times = StepTimes(model, disturbances, rng or Random(0))
         self._is_preempting = disturbances.is_preempting
+        self._is_deferring = disturbances.is_deferring
         self._block_size = block_size
         self._reports_growth = reports_growth
         self.chunk_tokens = model.chunk_tokens
@@ -406,8 +409,11 @@ class Engine:
             total.cached_tokens,
             LoadGauges(self._admitted, len(self._waiting), 0, self.cache.used_blocks),
         )
-        if self._waiting:
-            self._admit(now_s)
+        if self._waiting and self._is_deferring:
+            self._admit_late(now_s)
+        elif self._waiting:
+            while self._waiting and self._admit(now_s):
+                pass
         requests = self._decoding
         if not (requests or self._prefilling):
             self._run, self.due_s = None, inf
@@ -419,23 +425,47 @@ class Engine:
         self._run = Run(now_s, *planned, requests, self._kv_tokens, self._grown_tokens)
         self.due_s = self._run.end_s
 
-    def _admit(self, now_s: float) -> None:
-        """Admit waiting requests in order, while their blocks fit."""
-        while self._waiting:
-            work = self._waiting[0]
-            request = work.request
-            cached_blocks, blocks = self._reusable_blocks(work), self._blocks_to_admit(work)
-            further = blocks - cached_blocks
-            if not self.cache.take(request.sequence_hashes[:cached_blocks], further):
-                return
-            work.cached_blocks, work.blocks = cached_blocks, blocks
-            work.computed_tokens = cached_blocks * self._block_size
-            if not work.is_preempted:
-                work.admitted_s, work.found_blocks = now_s, cached_blocks
-                self._counters.cached_tokens += work.computed_tokens
-                self._counters.queried_tokens += request.isl_tokens
-            self._admitted += 1
-            self._prefilling.append(self._waiting.popleft())
+    def _admit(self, now_s: float) -> bool:
+        """Admit the first waiting request; return False if its blocks do not fit."""
+        work = self._waiting[0]
+        request = work.request
+        cached_blocks, blocks = self._reusable_blocks(work), self._blocks_to_admit(work)
+        further = blocks - cached_blocks
+        if not self.cache.take(request.sequence_hashes[:cached_blocks], further):
+            return False
+        work.cached_blocks, work.blocks, work.is_named = cached_blocks, blocks, False
+        work.computed_tokens = cached_blocks * self._block_size
+        if not work.is_preempted:
+            work.admitted_s, work.found_blocks = now_s, cached_blocks
+            self._counters.cached_tokens += work.computed_tokens
+            self._counters.queried_tokens += request.isl_tokens
+        self._admitted += 1
+        self._prefilling.append(self._waiting.popleft())
+        return True
+
+    def _admit_late(self, now_s: float) -> None:
+        """Admit waiting requests in order, while the next step has room for one token of theirs.
+
+        A prompt that the next step completes is found from now on. O(prompts being computed).
+        """
+        room_tokens = self._times.room_tokens(self._decoding)
+        for work in self._prefilling:
+            room_tokens = self._room_after(work, room_tokens)
+        while self._waiting and room_tokens > 0 and self._admit(now_s):
+            room_tokens = self._room_after(self._prefilling[-1], room_tokens)
+
+    def _room_after(self, work: Work, room_tokens: int) -> int:
+        """Return the room that a prompt leaves in the next step; below 0 if it does not fit."""
+        room_tokens -= work.prompt_tokens - work.computed_tokens
+        if room_tokens >= 0:
+            self._name(work)
+        return room_tokens
+
+    def _name(self, work: Work) -> None:
+        """Let later requests find the blocks of a prompt."""
+        if not work.is_named:
+            work.is_named = True
+            self.cache.name(work.request.sequence_hashes[work.cached_blocks :])
 
     def _blocks_to_admit(self, work: Work) -> int:
         """Return the blocks of its context with the next output, or with all of its output."""
@@ -461,7 +491,7 @@ class Engine:
             work.computed_tokens += tokens
             if work.computed_tokens == work.prompt_tokens:
                 self._prefilling.popleft()
-                self.cache.name(work.request.sequence_hashes[work.cached_blocks :])
+                self._name(work)
                 self._begin_decoding(work, progress)
         self._chunks.clear()
 

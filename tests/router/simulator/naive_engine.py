@@ -5,7 +5,8 @@ class NaiveEngine:
     """Serves (arrival_s, isl, osl, hashes) in order; `outcomes[i]`: first token, end, cached.
 
     `step_tokens[i]`: tokens that request i gets in a decode step, of which `draft_tokens` more are
-    verified, in `draft_s` more. `is_preempting`: blocks are taken as contexts grow.
+    verified, in `draft_s` more. `is_preempting`: blocks are taken as contexts grow. `is_deferring`:
+    prompts are admitted while the step has room, and found from the step on that completes them.
     """
 
     def __init__(
@@ -18,11 +19,13 @@ class NaiveEngine:
         draft_tokens=0,
         draft_s=0.0,
         is_preempting=False,
+        is_deferring=False,
     ):
         self.model, self.block_size = model, block_size
         self.step_tokens = step_tokens or [1] * len(requests)
         self.draft_tokens, self.draft_s = draft_tokens, draft_s
         self.is_preempting = is_preempting
+        self.is_deferring = is_deferring
         self.preemptions = 0
         self.capacity = model.capacity_tokens // block_size
         self.arrivals = list(enumerate(requests))
@@ -113,17 +116,29 @@ class NaiveEngine:
         if each["computed"] < each["isl"] + each["out"]:
             return
         self.prefilling.remove(each)
-        self.idle = [h for h in self.idle if h not in each["hashes"]]
+        self._name(each)
         if each["first_s"] is None:
             each["first_s"], each["first_cached"] = now_s, each["cached"]
-        each["named"] = True
         each["out"] += 1
         self.decoding.append(each)
         if each["out"] == each["osl"]:
             self._finish(each, now_s)
 
+    def _name(self, each):
+        self.idle = [h for h in self.idle if h not in each["hashes"]]
+        each["named"] = True
+
+    def _room(self):
+        """Of the next step, after all prompts; those that fit are completed."""
+        room = self.model.chunk_tokens - len(self.decoding) * (1 + self.draft_tokens)
+        for each in self.prefilling:
+            room -= each["isl"] + each["out"] - each["computed"]
+            if room >= 0:
+                self._name(each)
+        return room
+
     def _admit(self):
-        while self.waiting:
+        while self.waiting and not (self.is_deferring and self._room() <= 0):
             each = self.waiting[0]
             cached = 0
             computed = each["isl"] + each["out"]

@@ -59,12 +59,13 @@ def requests_of(rng, count, gap_s):
 
 
 @settings(max_examples=examples(40))
-@given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3, 3.0]), st.booleans())
-def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, reports_growth):
+@given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3, 3.0]), st.booleans(), st.booleans())
+def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, reports_growth, defers):
     requests = requests_of(Random(seed), 25, gap_s)
-    naive = NaiveEngine(MODEL, 8, requests)
+    naive = NaiveEngine(MODEL, 8, requests, is_deferring=defers)
     expected = naive.run()
-    engine = Engine(MODEL, 8, reports_growth=reports_growth)
+    disturbances = Disturbances(is_deferring=defers)
+    engine = Engine(MODEL, 8, reports_growth=reports_growth, disturbances=disturbances)
     outcomes = played(engine, requests)
     assert outcomes.keys() == expected.keys()
     for index, (first_s, finish_s, cached) in expected.items():
@@ -76,10 +77,20 @@ def test_runs_of_steps_end_as_single_steps_do(seed, gap_s, reports_growth):
 
 
 @settings(max_examples=examples(60))
-@given(st.integers(0, 2**32), st.sampled_from([0.02, 0.3]), st.sampled_from([0, 3]), st.booleans())
-def test_preemption_and_speculation_end_as_single_steps_do(seed, gap_s, draft_tokens, reports):
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.02, 0.3]),
+    st.sampled_from([0, 3]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_preemption_and_speculation_end_as_single_steps_do(
+    seed, gap_s, draft_tokens, reports, defers
+):
     requests = requests_of(Random(seed), 25, gap_s)
-    disturbances = Disturbances(is_preempting=True, draft_tokens=draft_tokens, draft_s=0.004)
+    disturbances = Disturbances(
+        is_preempting=True, is_deferring=defers, draft_tokens=draft_tokens, draft_s=0.004
+    )
     times = StepTimes(MODEL, disturbances, Random(seed))
     naive = NaiveEngine(
         MODEL,
@@ -89,6 +100,7 @@ def test_preemption_and_speculation_end_as_single_steps_do(seed, gap_s, draft_to
         draft_tokens=draft_tokens,
         draft_s=0.004,
         is_preempting=True,
+        is_deferring=defers,
     )
     expected = naive.run()
     engine = Engine(MODEL, 8, reports_growth=reports, disturbances=disturbances, rng=Random(seed))
@@ -100,6 +112,18 @@ def test_preemption_and_speculation_end_as_single_steps_do(seed, gap_s, draft_to
     assert seen.preemptions == naive.preemptions
     assert seen.counters.busy_s == pytest.approx(naive.busy_s)
     assert engine.cache.used_blocks == 0
+
+
+def test_equal_prompts_at_once_are_computed_once_if_admission_is_deferred():
+    """The second is admitted in the step that completes the first, and finds its full blocks."""
+    requests = [(0.0, 100, 3, hashes_of(1, 12)) for _ in range(3)]
+    deferring = Engine(MODEL, 8, disturbances=Disturbances(is_deferring=True))
+    outcomes = played(deferring, requests)
+    assert [cached for _, _, cached in outcomes.values()] == [0, 12, 12]
+    assert outcomes[1][0] == outcomes[0][0]
+    assert deferring.observed(1e9).counters.prefill_tokens == 100 + 2 * 4
+    at_once = played(Engine(MODEL, 8), requests)
+    assert [cached for _, _, cached in at_once.values()] == [0, 0, 0]
 
 
 def test_growing_requests_are_preempted_and_keep_their_output():
