@@ -17,6 +17,7 @@ from command_line import section_parser
 from msgspec import json, to_builtins
 from msgspec.structs import replace
 from rows import Row, as_json, as_table, machine
+from scheduling_agents import agents_cases, agents_rows, rollouts_cases, rollouts_rows
 from scheduling_physics import QUICK, physics_cases, physics_rows
 from scheduling_runs import append_to_journal, read_journal, run_all
 from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, Section
@@ -24,7 +25,12 @@ from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, S
 from router.simulator.physics import PHYSICS
 
 RESULTS = Path(__file__).with_name("results")
-ALL = {**SECTIONS, "physics": Section(physics_cases, physics_rows)}
+ALL = {
+    **SECTIONS,
+    "physics": Section(physics_cases, physics_rows),
+    "agents": Section(agents_cases, agents_rows),
+    "rollouts": Section(rollouts_cases, rollouts_rows),
+}
 SPLITS = {"look": (1, 0), "release": (2, 1_000)}
 """The half of the trace, and the first seed: a change may look at one, a release at the other."""
 

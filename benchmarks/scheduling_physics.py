@@ -23,9 +23,6 @@ QUICK = ("plain", "mocker-4", "polled", "everything")
 
 _SCALES = [2.0**power for power in range(-2, 11)]
 _REQUESTS = [0.0, *(4.0**power for power in range(-1, 6))]
-_RUNGS = (16, 8, 4)
-"""The parts of the requests that candidates are tried with, the last one as the rest is chosen."""
-
 _KEPT = 4
 """One in as many candidates goes on to the next rung."""
 
@@ -80,7 +77,9 @@ CANDIDATES: Sequence[Rival] = [
 
 
 class Cell(Struct, frozen=True):
-    """A fleet and its traffic. `fields`: of its cases. `requests`: of a whole replay."""
+    """A fleet and its traffic. `fields`: of its cases. `requests`: of a whole replay. `figures`:
+    those that are compared. `rungs`: the parts of the requests that candidates are tried with.
+    """
 
     physics: str
     traffic: str
@@ -88,6 +87,8 @@ class Cell(Struct, frozen=True):
     requests: int
     first_seed: int
     seeds: int
+    figures: tuple[str, ...] = MEANS
+    rungs: tuple[int, ...] = (16, 8, 4)
 
     @property
     def name(self) -> str:
@@ -132,27 +133,31 @@ def _traffic(plan: Plan) -> Iterator[tuple[str, Mapping[str, object]]]:
 def physics_cases(plan: Plan, found: Found) -> Iterator[Case]:
     """Every case whose settings are known by now: more of them are, as soon as these are found."""
     for cell in cells(plan):
-        for rival in (Rival(OURS), *UNTUNED):
-            yield from cell.cases(rival)
-        rivals: Sequence[Rival] = CANDIDATES
-        for part in _RUNGS:
-            trials = cell.trials(rivals, part)
-            yield from trials
-            if any(trial not in found for trial in trials):
-                break
-            rivals = _survivors(found, rivals, trials, 1 if part == _RUNGS[-1] else 0)
-        else:
-            for rival in rivals:
-                yield from cell.cases(rival)
+        yield from searched(cell, found, UNTUNED)
+
+
+def searched(cell: Cell, found: Found, untuned: Sequence[Rival]) -> Iterator[Case]:
+    """The cases of a cell: ours, the untuned rivals, and those that are tried or were chosen."""
+    for rival in (Rival(OURS), *untuned):
+        yield from cell.cases(rival)
+    rivals: Sequence[Rival] = CANDIDATES
+    for part in cell.rungs:
+        trials = cell.trials(rivals, part)
+        yield from trials
+        if any(trial not in found for trial in trials):
+            return
+        rivals = _survivors(cell, found, rivals, trials, 1 if part == cell.rungs[-1] else 0)
+    for rival in rivals:
+        yield from cell.cases(rival)
 
 
 def _survivors(
-    found: Found, rivals: Sequence[Rival], trials: Sequence[Case], each: int
+    cell: Cell, found: Found, rivals: Sequence[Rival], trials: Sequence[Case], each: int
 ) -> list[Rival]:
-    """Return the best for either figure: `each`, or by default half of one in `_KEPT`."""
-    each = each or max(len(rivals) // (_KEPT * len(MEANS)), 1)
+    """Return the best for any figure: `each`, or by default one in `_KEPT` by all figures."""
+    each = each or max(len(rivals) // (_KEPT * len(cell.figures)), 1)
     kept: dict[Rival, None] = {}
-    for field in MEANS:
+    for field in cell.figures:
         ordered = sorted(
             zip(rivals, trials, strict=True), key=lambda pair: mean(found, [pair[1]], field)
         )
@@ -187,7 +192,24 @@ def _row(cell: Cell, found: Found, field: str) -> Row:
     return replace(made, note=", ".join(notes))
 
 
+def best_rival(cell: Cell, found: Found, field: str, untuned: Sequence[Rival]) -> Rival:
+    """Return the best of the rivals that were replayed with all requests."""
+    return min(
+        replayed_rivals(cell, found, untuned), key=lambda each: score(cell, found, each, field)
+    )
+
+
+def replayed_rivals(cell: Cell, found: Found, untuned: Sequence[Rival]) -> list[Rival]:
+    """Return the untuned rivals, and those that were chosen."""
+    return [*untuned, *(rival for rival in CANDIDATES if cell.cases(rival)[0] in found)]
+
+
+def score(cell: Cell, found: Found, rival: Rival, field: str) -> float:
+    """Return the mean of a figure over the seeds."""
+    return mean(found, cell.cases(rival), field)
+
+
 def _tuned(cell: Cell, found: Found, field: str) -> Rival:
     """Return the best of the rivals that were replayed with all requests."""
-    tried = [*UNTUNED, *(rival for rival in CANDIDATES if cell.cases(rival)[0] in found)]
-    return min(tried, key=lambda rival: mean(found, cell.cases(rival), field))
+    rivals = replayed_rivals(cell, found, UNTUNED)
+    return min(rivals, key=lambda each: score(cell, found, each, field))

@@ -7,7 +7,7 @@ from math import nan
 from pathlib import Path
 from random import Random
 
-from msgspec import Struct, json
+from msgspec import Struct, convert, json
 from msgspec.structs import asdict, replace
 from scheduling_rivals import WITH_SETTINGS
 
@@ -26,22 +26,29 @@ from router.simulator.traces import Trace, spread_arrivals
 from router.simulator.workloads.registry import WORKLOADS
 
 BLOCK_SIZE = 512
+COUNTED = {"agentic-code": "sessions", "rollouts": "groups"}
+"""What `requests` counts of a workload in a closed loop."""
+
+Options = tuple[tuple[str, int | float], ...]
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One replay. `source`: a trace's path, or a workload's name; `requests`: of a workload, or how
-    many of a trace. `settings`: of the policy. `slow_workers` take twice as long for everything;
-    `slowing`: worker 0 takes three times as long from this second on. `spread`: requests of one
-    moment come evenly until the next one. `half`: 1 or 2 of a trace, or the whole of it. `physics`:
-    of `router.simulator.physics`.
+    """One replay. `source`: a trace's path, or a workload's name, with `options`; `requests`: of a
+    workload (in a closed loop its sessions or groups), or how many of a trace. `settings`: of the
+    policy. `workers`: other than those of the physics. `slow_workers` take twice as long for
+    everything; `slowing`: worker 0 takes three times as long from this second on. `spread`:
+    requests of one moment come evenly until the next one. `half`: 1 or 2 of a trace, or the whole
+    of it. `physics`: of `router.simulator.physics`.
     """
 
     source: str
     policy: str
+    options: Options = ()
     settings: tuple[tuple[str, float], ...] = ()
     requests: int | None = None
     arrival_speed: float = 1.0
     seed: int = 0
+    workers: int = 0
     slow_workers: int = 0
     slowing: float | None = None
     routers: int = 1
@@ -74,12 +81,14 @@ def run(case: Case) -> Summary:
     scenario = physics.scenario(
         arrival_speed=case.arrival_speed, routers=case.routers, seed=case.seed
     )
+    if case.workers:
+        scenario = replace(scenario, models=scenario.models[:1] * case.workers)
     if case.slow_workers:
         slow = (_slow(llama_70b()),) * case.slow_workers
         scenario = replace(scenario, models=slow + scenario.models[case.slow_workers :])
     scenario = replace(scenario, incidents=(*scenario.incidents, *slowing))
     seed = case.seed if case.source in WORKLOADS else 0
-    trace = _trace(case.source, case.half, case.requests, seed)
+    trace = _trace(case.source, case.options, case.half, case.requests, seed)
     trace = spread_arrivals(trace) if case.spread else trace
     return summarize(simulate(trace, scenario, lambda rng: core_of(case, rng)))
 
@@ -104,11 +113,12 @@ def _slow(model: EngineModel) -> EngineModel:
 
 
 @cache
-def _trace(source: str, half: int, requests: int | None, seed: int) -> Trace:
+def _trace(source: str, options: Options, half: int, requests: int | None, seed: int) -> Trace:
     """Return the first requests of a trace or of one of its halves, from second 0 on."""
     if source in WORKLOADS:
-        made = WORKLOADS[source](requests=requests or 5_000)
-        return made.trace(BLOCK_SIZE, Random(seed))
+        size = {COUNTED.get(source, "requests"): requests or 5_000}
+        workload = convert({**dict(options), **size}, WORKLOADS[source])
+        return workload.trace(BLOCK_SIZE, Random(seed))
     with Path(source).open("rb") as lines:
         trace = read_mooncake(source, lines)
     middle = len(trace.requests) // 2
@@ -120,7 +130,7 @@ def _trace(source: str, half: int, requests: int | None, seed: int) -> Trace:
 
 def number_of_requests(case: Case) -> int:
     """All requests of its source."""
-    return len(_trace(case.source, case.half, None, 0).requests)
+    return len(_trace(case.source, case.options, case.half, None, 0).requests)
 
 
 class Replay(Struct, frozen=True):

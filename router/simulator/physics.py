@@ -79,6 +79,10 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
             model=_SMALL_CACHE,
             disturbances=Disturbances(is_preempting=True),
         ),
+        "deferring": Physics(
+            meaning="prompts are admitted when a step has room for them, as by vLLM",
+            disturbances=Disturbances(is_deferring=True),
+        ),
         "speculation": Physics(
             meaning="three tokens drafted in a step; a request accepts 0 to 3 of them",
             disturbances=Disturbances(draft_tokens=3, draft_s=0.004),

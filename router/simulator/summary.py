@@ -73,7 +73,8 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     `hit_rate`: cached fraction of all prompt tokens. `load_spread`: the coefficient of variation
     (standard deviation by mean) of the workers' busy seconds. `makespan_s`: from the first arrival
-    to the last end. `sessions`: those with all of their requests served; `session_mean_s`,
+    to the last end; `requests_per_s`: how many end in a second, while the middle 85 % of them do.
+    `sessions`: those with all of their requests served; `session_mean_s`,
     `session_p99_s`: from the first arrival of one to its last end; NaN without any.
     `prefixes_computed`: how many times a token of a prefix that several prompts share was computed,
     on average; NaN if none is shared.
@@ -93,6 +94,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     hit_rate: float
     load_spread: float
     makespan_s: float
+    requests_per_s: float
     sessions: int
     session_mean_s: float
     session_p99_s: float
@@ -121,6 +123,7 @@ def summarize(outcomes: RequestResults) -> Summary:
         hit_rate=float(outcomes.cached_tokens[served].sum()) / max(prompt_tokens, 1),
         load_spread=spread(outcomes.busy_s[-1]),
         makespan_s=_makespan_s(outcomes),
+        requests_per_s=_requests_per_s(outcomes),
         sessions=len(session_s),
         session_mean_s=_mean(session_s),
         session_p99_s=_percentile(session_s, 99),
@@ -149,6 +152,14 @@ def _makespan_s(outcomes: RequestResults) -> float:
     ends_s = outcomes.arrivals_s + outcomes.e2e_s
     served = ~np.isnan(ends_s)
     return float(ends_s[served].max() - outcomes.arrivals_s[0]) if served.any() else float("nan")
+
+
+def _requests_per_s(outcomes: RequestResults) -> float:
+    """Return the rate at which requests end, without the first 5 % and the last 10 % of them."""
+    ends_s = np.sort((outcomes.arrivals_s + outcomes.e2e_s)[~np.isnan(outcomes.e2e_s)])
+    first, last = len(ends_s) // 20, len(ends_s) * 9 // 10
+    span_s = float(ends_s[last] - ends_s[first]) if last > first else 0.0
+    return (last - first) / span_s if span_s else float("nan")
 
 
 def _prefixes_computed(outcomes: RequestResults) -> float:
