@@ -92,7 +92,9 @@ def planned(arguments: argparse.Namespace) -> Plan:
     )
     if not arguments.quick:
         return plan
-    return replace(plan, seeds=1, speeds=(2.2,), requests=1_500, physics=QUICK, workloads=())
+    return replace(
+        plan, seeds=1, speeds=(2.2,), requests=1_500, physics=QUICK, workloads=(), stride=12
+    )
 
 
 def replayed(plan: Plan, arguments: argparse.Namespace) -> Found:

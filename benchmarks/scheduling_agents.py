@@ -82,7 +82,7 @@ def agent_cells(plan: Plan, found: Found) -> Iterator[Cell]:
         )
         seeds = (plan.first_seed, plan.seeds)
         name = f"agents at {load:.0%}"
-        yield Cell(_PHYSICS, name, fields, sessions, *seeds, AGENT_FIGURES, (4, 2, 1))
+        yield Cell(_PHYSICS, name, fields, sessions, *seeds, AGENT_FIGURES, (4, 2, 1), plan.stride)
 
 
 def agents_rows(plan: Plan, found: Found) -> Iterator[Row]:
@@ -110,7 +110,7 @@ def rollout_cells(plan: Plan, *, alone: bool) -> Iterator[Cell]:
             groups = min(GROUPS, (plan.requests or 1_000_000) // prompts)
             name = f"{workers} workers, {at_once} × {prompts} prompts"
             seeds = (plan.first_seed, plan.seeds)
-            yield Cell(_PHYSICS, name, fields, groups, *seeds, ROLLOUT_FIGURES, (3, 1))
+            yield Cell(_PHYSICS, name, fields, groups, *seeds, ROLLOUT_FIGURES, (3, 1), plan.stride)
 
 
 def rollouts_rows(plan: Plan, found: Found) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from scheduling_sections import MEANS, OURS, Found, Plan, Settings, mean, row
 from router.simulator.physics import PHYSICS
 
 GOAL, MEDIAN_GOAL = 1.02, 0.95
-QUICK = ("plain", "mocker-4", "polled", "everything")
+QUICK = ("plain", "mocker-4", "everything")
 """Of `--quick`, with the trace alone."""
 
 _SCALES = [2.0**power for power in range(-2, 11)]
@@ -78,7 +78,8 @@ CANDIDATES: Sequence[Rival] = [
 
 class Cell(Struct, frozen=True):
     """A fleet and its traffic. `fields`: of its cases. `requests`: of a whole replay. `figures`:
-    those that are compared. `rungs`: the parts of the requests that candidates are tried with.
+    those that are compared. `rungs`: the parts of the requests that candidates are tried with, of
+    which there is one in `stride`.
     """
 
     physics: str
@@ -89,6 +90,7 @@ class Cell(Struct, frozen=True):
     seeds: int
     figures: tuple[str, ...] = MEANS
     rungs: tuple[int, ...] = (16, 8, 4)
+    stride: int = 1
 
     @property
     def name(self) -> str:
@@ -117,7 +119,8 @@ def cells(plan: Plan) -> Iterator[Cell]:
         for traffic, fields in _traffic(plan):
             whole = number_of_requests(Case(policy=OURS, **fields))  # type: ignore[arg-type]
             requests = min(plan.requests or whole, whole)
-            yield Cell(physics, traffic, fields, requests, plan.first_seed, plan.seeds)
+            seeds = (plan.first_seed, plan.seeds)
+            yield Cell(physics, traffic, fields, requests, *seeds, stride=plan.stride)
 
 
 def _traffic(plan: Plan) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -140,7 +143,7 @@ def searched(cell: Cell, found: Found, untuned: Sequence[Rival]) -> Iterator[Cas
     """The cases of a cell: ours, the untuned rivals, and those that are tried or were chosen."""
     for rival in (Rival(OURS), *untuned):
         yield from cell.cases(rival)
-    rivals: Sequence[Rival] = CANDIDATES
+    rivals: Sequence[Rival] = CANDIDATES[:: cell.stride]
     for part in cell.rungs:
         trials = cell.trials(rivals, part)
         yield from trials
@@ -190,13 +193,6 @@ def _row(cell: Cell, found: Found, field: str) -> Row:
     notes += [f"{unserved} not served"] if unserved else []
     made = row(f"{cell.name} {field}", found, ours, cell.cases(rival), field, GOAL)
     return replace(made, note=", ".join(notes))
-
-
-def best_rival(cell: Cell, found: Found, field: str, untuned: Sequence[Rival]) -> Rival:
-    """Return the best of the rivals that were replayed with all requests."""
-    return min(
-        replayed_rivals(cell, found, untuned), key=lambda each: score(cell, found, each, field)
-    )
 
 
 def replayed_rivals(cell: Cell, found: Found, untuned: Sequence[Rival]) -> list[Rival]:

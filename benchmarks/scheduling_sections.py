@@ -55,7 +55,7 @@ Found = Mapping[Case, Summary]
 
 class Plan(Struct, frozen=True):
     """How much is replayed. The rest is of `physics` alone: fleets, by default all; made-up
-    workloads; which half of the trace, and the first of the seeds.
+    workloads; which half of the trace; the first of the seeds; each how many-th candidate.
     """
 
     trace: str
@@ -66,6 +66,7 @@ class Plan(Struct, frozen=True):
     workloads: tuple[str, ...] = ()
     half: int = 1
     first_seed: int = 0
+    stride: int = 1
 
     def cases(self, policy: str, **fields: object) -> list[Case]:
         """One for each seed."""

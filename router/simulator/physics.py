@@ -16,9 +16,13 @@ from router.simulator.scenario import Background, Failure, Incident, LoadSources
 
 
 class Physics(Struct, frozen=True, kw_only=True):
-    """A fleet of equal engines, and everything about them that is not in a trace."""
+    """A fleet of equal engines, and everything about them that is not in a trace.
+
+    `meaning`: a line for reports. `engine`: the name of the model.
+    """
 
     meaning: str
+    engine: str = "70b"
     model: StepModel = llama_70b()
     workers: int = 16
     disturbances: Disturbances = CALM
@@ -42,7 +46,9 @@ class Physics(Struct, frozen=True, kw_only=True):
 
 def _mocker(workers: int) -> Physics:
     model = MockerTiming(capacity_tokens=3_000 * 512)
-    return Physics(meaning="NVIDIA's replay timing", model=model, workers=workers)
+    return Physics(
+        meaning="NVIDIA's replay timing", engine="NVIDIA's mocker", model=model, workers=workers
+    )
 
 
 _PAUSES = Disturbances(pause_interval_s=60.0, pause_s=3.0)
@@ -52,7 +58,7 @@ _RESTARTS = tuple(Failure(60.0 + 90.0 * i, i, 15.0) for i in range(4))
 PHYSICS: Mapping[str, Physics] = MappingProxyType(
     {
         "plain": Physics(meaning="the formula that the predictor knows"),
-        "8b": Physics(meaning="the same formula for a model of 8 B", model=llama_8b()),
+        "8b": Physics(meaning="the same formula for a model of 8 B", engine="8b", model=llama_8b()),
         "mocker-16": _mocker(16),
         "mocker-4": _mocker(4),
         "mocker-2": _mocker(2),

@@ -57,6 +57,14 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
         str,
         about("list of faults: slow:at_s=60,worker=3,slowness=2 or fail:at_s=9,worker=1,down_s=5"),
     ] = ""
+    physics: Annotated[
+        str,
+        about(
+            "what engines do that no router knows, by name: plain (nothing), noise, stragglers, "
+            "pauses, warm-up, preemption, speculation, background, lying, lost, polled, silent, "
+            "everything, …; also the speed and number of workers where they are not given"
+        ),
+    ] = "plain"
     block_size: Annotated[
         int, about("tokens per block, for Mooncake's traces and for workloads", ge=1, le=65_536)
     ] = 512

@@ -1,14 +1,16 @@
 """The runs of `kv-router simulate`: its configuration, read and checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from router.simulator.engine_model import EngineModel
-from router.simulator.scenario import Scenario
+from router.errors import ConfigError
+from router.simulator.engine_model import StepModel
+from router.simulator.physics import PHYSICS, Physics
+from router.simulator.scenario import Incident, Scenario
 from router.simulator.traces import Trace, spread_arrivals
 from router.tools.simulate.config import SimulateConfig
 from router.tools.simulate.sources import Source, load_source, parsed_incidents, parsed_models
@@ -19,8 +21,6 @@ from router.tools.simulate.specs import (
     parsed_numbers,
     parsed_specs,
 )
-
-DEFAULT_WORKERS, DEFAULT_MODEL = 16, "70b"
 
 _Speed = Annotated[float, Meta(gt=0, le=1e6)]
 _Seed = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -52,8 +52,9 @@ def planned(config: SimulateConfig) -> Plan:
         trace = replace(trace, requests=trace.requests[: config.limit])
     settings = source.settings or default_settings()
     specs = parsed_specs("policies", config.policies)
-    scenario = _scenario(config, _models(config, source))
-    models = config.models or ("as recorded" if source.models else DEFAULT_MODEL)
+    physics = _physics(config.physics)
+    scenario = _scenario(config, physics, _models(config, source, physics))
+    models = config.models or ("as recorded" if source.models else physics.engine)
     return Plan(
         trace=trace,
         policies=tuple(named_policy(spec, settings) for spec in specs),
@@ -64,14 +65,21 @@ def planned(config: SimulateConfig) -> Plan:
     )
 
 
-def _models(config: SimulateConfig, source: Source) -> tuple[EngineModel, ...]:
-    workers = config.workers or len(source.models) or DEFAULT_WORKERS
-    if source.models and not config.models:
-        return tuple(source.models[worker % len(source.models)] for worker in range(workers))
-    return parsed_models(config.models or DEFAULT_MODEL, workers)
+def _physics(name: str) -> Physics:
+    if name not in PHYSICS:
+        raise ConfigError("physics", repr(name), ", ".join(PHYSICS))
+    return PHYSICS[name]
 
 
-def _scenario(config: SimulateConfig, models: tuple[EngineModel, ...]) -> Scenario:
+def _models(config: SimulateConfig, source: Source, physics: Physics) -> tuple[StepModel, ...]:
+    workers = config.workers or len(source.models) or physics.workers
+    if config.models:
+        return parsed_models(config.models, workers)
+    models: Sequence[StepModel] = source.models or (physics.model,)
+    return tuple(models[worker % len(models)] for worker in range(workers))
+
+
+def _scenario(config: SimulateConfig, physics: Physics, models: tuple[StepModel, ...]) -> Scenario:
     return Scenario(
         models=models,
         event_lag_s=config.event_lag_s,
@@ -80,8 +88,22 @@ def _scenario(config: SimulateConfig, models: tuple[EngineModel, ...]) -> Scenar
         routers=config.routers,
         sync_lag_s=config.sync_lag_s,
         tracks_output=config.tracks_output,
-        incidents=parsed_incidents(config.incidents, len(models)),
+        incidents=(
+            *_incidents(config.physics, physics, len(models)),
+            *parsed_incidents(config.incidents, len(models)),
+        ),
+        loads=physics.loads,
+        disturbances=physics.disturbances,
+        background=physics.background,
     )
+
+
+def _incidents(name: str, physics: Physics, workers: int) -> tuple[Incident, ...]:
+    """Return the incidents of a named scenario. Raises ConfigError without their workers."""
+    needed = max((1 + incident.worker for incident in physics.incidents), default=1)
+    if workers < needed:
+        raise ConfigError("workers", f"{workers} with physics {name!r}", f"{needed} or more")
+    return physics.incidents
 
 
 def _facts(config: SimulateConfig, trace: Trace, scenario: Scenario, models: str) -> dict[str, str]:
@@ -95,6 +117,7 @@ def _facts(config: SimulateConfig, trace: Trace, scenario: Scenario, models: str
         "events": f"{scenario.event_lag_s:g} s late",
         "load reports": f"every {scenario.report_interval_s:g} s, {scenario.report_lag_s:g} s late",
         "routers": f"{scenario.routers}",
+        "physics": "" if config.physics == "plain" else PHYSICS[config.physics].meaning,
         "incidents": config.incidents,
         "seeds": config.seeds,
         "kv-router": version("kv-router"),

@@ -55,6 +55,16 @@ def test_repeats_are_equal_to_the_last_character(capsys, trace):
     assert (summary["policy"], summary["seed"], summary["served"]) == ("dynamo-1.0", 0, 40)
 
 
+def test_physics_disturb_engines_and_are_named(capsys, trace):
+    plain = simulated(capsys, trace, *SMALL, "--json")
+    status, out, _ = simulated(capsys, trace, *SMALL, "--physics", "noise", "--json")
+    assert (status, json.loads(out)["served"]) == (0, 40)
+    assert out != plain[1]
+    _, out, _ = simulated(capsys, trace, "--physics", "mocker-2", "--policies", "lmetric")
+    assert "workers: 2 of NVIDIA's mocker" in out
+    assert "physics: NVIDIA's replay timing" in out
+
+
 def test_options_of_policies_count(capsys, trace):
     names = "dynamo-1.0:overlap_score_weight=4 dynamo-1.0:overlap_score_weight=0.1"
     _, out, _ = simulated(capsys, trace, *SMALL, "--policies", names, "--json")
@@ -145,6 +155,8 @@ def test_the_report_needs_nothing_but_itself(capsys, trace, tmp_path):
         (["TRACE", "--speeds", "0"], "speeds"),
         (["TRACE", "--seeds", "1.5"], "seeds"),
         (["TRACE", "--models", "9000b"], "models: 9000b"),
+        (["TRACE", "--physics", "magic"], "physics: 'magic' (allowed: plain, 8b, mocker-16,"),
+        (["TRACE", "--physics", "warm-up", "--workers", "3"], "workers: 3 with physics 'warm-up'"),
         (["TRACE", "--models", "TRACE"], "models"),
         (["TRACE", "--incidents", "slow:at_s=1,worker=16,slowness=2"], "worker 0 to 15"),
         (["TRACE", "--incidents", "melt:at_s=1"], "slow:… or fail:…"),
