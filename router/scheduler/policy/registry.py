@@ -32,10 +32,14 @@ def builtin_policies() -> list[Selector]:
     ]
 
 
+MOST_OVERRIDES = 256
+"""Limit of overrides with known effects; at the limit, the cache is emptied."""
+
+
 class Policies:
     """The selectors of one core, by name; the default, and those of routing groups."""
 
-    __slots__ = ("_by_group", "_by_name", "_default")
+    __slots__ = ("_by_group", "_by_name", "_default", "_ignored")
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Policies:
     ) -> None:
         """Index the selectors. Raises ConfigError if two share a name, or a name is unknown."""
         self._by_name: dict[str, Selector] = {}
+        self._ignored: dict[tuple[str, ConfigOverride, bool], Mapping[str, str]] = {}
         for selector in selectors:
             if selector.name in self._by_name:
                 raise ConfigError("policy", f"two are named {selector.name!r}", "one name each")
@@ -64,10 +69,20 @@ class Policies:
         """All policies, in the order given."""
         return list(self._by_name.values())
 
-    def ignored(self, name: str, override: ConfigOverride, *, is_booked: bool) -> dict[str, str]:
-        """Return the fields of an override without effect under a policy; see `by_policy`."""
-        every = self._by_name.values()
-        return by_policy(override, self._by_name[name], every, is_booked=is_booked)
+    def ignored(self, name: str, override: ConfigOverride, *, is_booked: bool) -> Mapping[str, str]:
+        """Return the fields of an override without effect under a policy; see `by_policy`.
+
+        Cached: callers repeat their overrides.
+        """
+        key = (name, override, is_booked)
+        found = self._ignored.get(key)
+        if found is None:
+            every = self._by_name.values()
+            found = by_policy(override, self._by_name[name], every, is_booked=is_booked)
+            if len(self._ignored) >= MOST_OVERRIDES:
+                self._ignored.clear()
+            self._ignored[key] = found
+        return found
 
     def find(self, routing_group: str, wanted: str | None) -> Selector:
         """Return the policy a request names, else its group's. Raises InvalidFieldError."""

@@ -7,7 +7,7 @@ import pytest
 
 from router.protocol.requests import ConfigOverride
 from router.scheduler.ignored import chosen_by_caller, of_loads, selected_before, users
-from router.scheduler.policy.registry import Policies, builtin_policies
+from router.scheduler.policy.registry import MOST_OVERRIDES, Policies, builtin_policies
 from router.scheduler.selector import Policy
 from router.scheduler.settings import PolicySettings
 from router.sequence import rank_table as ranks
@@ -107,6 +107,15 @@ def test_sentence_names_field_value_policy_and_those_that_use_it():
 )  # fmt: skip
 def test_fields_without_effect_are_named(policy, fields, expected):
     assert set(ignored(policy, **fields)) == expected
+
+
+def test_many_different_overrides_are_each_answered_for_themselves():
+    policies = Policies(builtin_policies(), "predictive")
+    for _ in range(2):
+        for scale in range(MOST_OVERRIDES + 10):
+            override = ConfigOverride(prefill_load_scale=float(scale))
+            (sentence,) = policies.ignored("predictive", override, is_booked=True).values()
+            assert f"prefill_load_scale = {scale} has no effect" in sentence
 
 
 def test_tracking_of_a_prompt_counts_only_if_it_is_booked_or_the_policy_uses_it():
