@@ -73,6 +73,28 @@ def test_options_of_policies_count(capsys, trace):
     assert summaries[0] != summaries[1]
 
 
+def test_closed_loop_has_columns_of_its_sessions(capsys):
+    loop = "rollouts:groups=3,prompts=4,least_prompt_tokens=2000,most_prompt_tokens=9000"
+    status, out, _ = simulated(capsys, loop, *SMALL)
+    assert status == 0
+    assert "12 requests of 3 sessions that begin within 4 s" in out
+    assert "session mean (ms)" in out
+    assert "prefixes computed" in out
+    assert "makespan (ms)" in out
+    _, out, _ = simulated(capsys, "long-tail:requests=20", *SMALL)
+    assert "session" not in out
+
+
+def test_deferred_admission_computes_equal_prompts_once(capsys):
+    def computed(*arguments):
+        loop = "rollouts:groups=2,prompts=8,at_once=1"
+        _, out, _ = simulated(capsys, loop, *SMALL, *arguments, "--json")
+        return json.loads(out)["prefixes_computed"]
+
+    assert computed() == 8.0
+    assert computed("--physics", "deferring") == 2.0
+
+
 def test_incidents_models_and_limits(capsys, trace, tmp_path):
     model = tmp_path / "model.json"
     constants = ("base_s", "prefill_token_s", "decode_request_s", "decode_kv_token_s")
@@ -162,6 +184,8 @@ def test_the_report_needs_nothing_but_itself(capsys, trace, tmp_path):
         (["TRACE", "--incidents", "melt:at_s=1"], "slow:… or fail:…"),
         (["TRACE", "--incidents", "slow:worker=1"], "at_s"),
         (["agents:reqests=3"], "reqests"),
+        (["rollouts:prompt=8"], "unknown field `prompt`"),
+        (["agentic-code:median_new_tokens=5000"], "less than the median 5000"),
     ],
 )
 def test_invalid_options_are_refused_before_the_run(capsys, trace, arguments, said):
