@@ -11,7 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.simulator.disturbances import CALM, Disturbances
-from router.simulator.engine_model import MockerTiming, StepModel, llama_8b, llama_70b
+from router.simulator.engine_model import (
+    MockerTiming,
+    StepModel,
+    llama_8b,
+    llama_70b,
+    reference_engine,
+)
 from router.simulator.scenario import Background, Failure, Incident, LoadSources, Scenario
 
 
@@ -62,6 +68,11 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
         "mocker-16": _mocker(16),
         "mocker-4": _mocker(4),
         "mocker-2": _mocker(2),
+        "tiled": Physics(
+            meaning="the reference engine, measured, 16 times as fast: whole tiles",
+            engine="the reference engine",
+            model=reference_engine(16.0),
+        ),
         "noise": Physics(meaning="steps vary by 30 %", disturbances=Disturbances(noise=0.3)),
         "stragglers": Physics(
             meaning="one step in 500 takes 20 times as long",
