@@ -27,6 +27,7 @@ from router.scheduler._herd_kernel import (
 )
 from router.scheduler.terms import (
     CACHED_BLOCKS,
+    NEW_BLOCKS,
     OVERLAP_DEVICE,
     OVERLAP_DISK,
     OVERLAP_HOST,
@@ -45,6 +46,7 @@ from router.sequence.rank_table import (
     DECODE_SIDE,
     DECODING_KV_TOKENS,
     DECODING_REQUESTS,
+    EAGLE,
     FOREIGN_REQUESTS,
     FOREIGN_TOKENS,
     HEAD_CONTEXTS,
@@ -108,14 +110,42 @@ PREDICTED = ("queue_s", "room_s", "prefill_s", "stream_s", "delay_s", "future_s"
 
 
 @device
-def saved_tokens(row: Array, host_weight: float, disk_weight: float, remote_weight: float) -> float:
-    """Return the prompt tokens that need no computation, weighted by trust in the overlap."""
+def saved_tokens(
+    row: Array, isl_tokens: float, host_weight: float, disk_weight: float, remote_weight: float
+) -> float:
+    """Return the prompt tokens that need no computation, weighted by trust in the overlap.
+
+    Blocks of booked requests count as well: they are computed before this prompt's turn comes.
+    """
     blocks: float = row[CACHED_BLOCKS]
     blocks += host_weight * (row[OVERLAP_HOST] - row[OVERLAP_DEVICE])
     blocks += disk_weight * (row[OVERLAP_DISK] - row[OVERLAP_HOST])
     blocks += remote_weight * (row[OVERLAP_REMOTE] - row[OVERLAP_DISK])
+    blocks = max(blocks, booked_blocks(row, isl_tokens))
     tokens: float = row[TRUST_WEIGHT] * blocks * row[BLOCK_SIZE]
     return tokens
+
+
+@device
+def booked_blocks(row: Array, isl_tokens: float) -> float:
+    """Return the leading blocks that booked requests have there, as far as an engine reuses them.
+
+    Source: vLLM looks a prompt up when it is scheduled first, and finds the blocks of all prompts
+    scheduled before it; SGLang and TensorRT-LLM let a prompt wait for blocks being computed.
+    """
+    if row[BLOCK_SIZE] <= 0:
+        return 0.0
+    booked = math.ceil(isl_tokens / row[BLOCK_SIZE]) - row[NEW_BLOCKS]
+    reusable = math.floor(max(isl_tokens - 1, 0.0) / row[BLOCK_SIZE])
+    blocks: float = max(min(booked, reusable) - row[EAGLE], 0.0)
+    return blocks
+
+
+@device
+def present_blocks(row: Array, isl_tokens: float) -> float:
+    """Return the leading blocks that are on the device already, or will be."""
+    blocks: float = max(row[CACHED_BLOCKS], booked_blocks(row, isl_tokens))
+    return blocks
 
 
 @device
@@ -154,7 +184,7 @@ def followers_of(
     """
     cached_tokens = 0.0
     for i in range(len(values)):
-        saved = saved_tokens(values[i], host_weight, disk_weight, remote_weight)
+        saved = saved_tokens(values[i], isl_tokens, host_weight, disk_weight, remote_weight)
         cached_tokens += saved / len(values)
     bound = max(1.0 - cached_tokens / max(isl_tokens, 1.0), 0.0)
     return FOLLOWING * bound * mean_weighted(values, REUSE, REQUESTS_PER_S)
@@ -265,7 +295,7 @@ def pushed_tokens(row: Array, isl_tokens: float, output_tokens: float) -> float:
     """Return the number of cached tokens that this request would evict."""
     if row[CAPACITY_BLOCKS] <= 0:
         return 0.0
-    fresh = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    fresh = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - present_blocks(row, isl_tokens)
     lacking = row[HELD_BLOCKS] + fresh - row[CAPACITY_BLOCKS]
     tokens: float = min(max(lacking, 0.0), max(fresh, 0.0)) * row[BLOCK_SIZE]
     return tokens
@@ -281,7 +311,7 @@ def room_s(row: Array, isl_tokens: float, output_tokens: float, step_s: float) -
     if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked < 1:
         return 0.0
     booked += row[REQUESTS] * output_tokens / row[BLOCK_SIZE]
-    wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - present_blocks(row, isl_tokens)
     lacking = booked + wanted - row[CAPACITY_BLOCKS]
     stream_s = output_tokens * step_s / (1.0 - row[PREFILL_SHARE])
     wait_s: float = max(lacking, 0.0) / booked * stream_s
@@ -307,7 +337,7 @@ def write_parts(
     reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
     placements = last_placement(values)
     for i in range(len(values)):
-        saved = saved_tokens(values[i], host, disk, remote)
+        saved = saved_tokens(values[i], isl_tokens, host, disk, remote)
         new_tokens = 0.0 if values[i, DECODE_SIDE] else max(isl_tokens - saved, 1.0)
         predict(values[i], new_tokens, isl_tokens, output_tokens, arrivals, followers, reuse,
                 now_s, delay_weight, parts[i])  # fmt: skip

@@ -67,11 +67,13 @@ from router.sequence.active._booking_steps import (
     SLOT_OWN_BLOCKS,
     STAGE,
     TOKEN_S,
+    UNSHARED_TOKENS,
     append,
     booked,
     expire_later,
     figures_of,
     forget_reports,
+    hand_down,
     leave_queue,
     mark_complete,
     note_beside,
@@ -79,6 +81,7 @@ from router.sequence.active._booking_steps import (
     note_report,
     prefill_s,
     remove,
+    reusable_tokens,
     write_load,
 )
 from router.sequence.active._prompt_trie import (
@@ -137,7 +140,9 @@ def book(
     tokens = max(isl_tokens - cached_tokens, 0)
     row[PREFILL_TOKENS], row[STAGE] = tokens, QUEUED
     figures, sums = booked(state)[booking], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)
-    figures[CONTEXTS] = tokens * (cached_tokens + tokens / 2)
+    left = min(tokens, isl_tokens - reusable_tokens(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size))
+    row[UNSHARED_TOKENS] = left
+    figures[CONTEXTS] = left * (isl_tokens - left / 2)
     figures[BOOKED_S], figures[EXPIRES_S] = now_s, expires_s
     figures[DECAY_FRACTION] = figures[REPORTED_S] = np.nan
     note_beside(state, ranks[slot], load, booking)
@@ -151,7 +156,7 @@ def book(
     load[QUEUED_REQUESTS] += 1
     load[SLOT_OWN_BLOCKS] += own_blocks
     load[ACTIVE_PREFILL_TOKENS] += tokens
-    load[QUEUED_TOKENS] += tokens
+    load[QUEUED_TOKENS] += left
     sums[slot, QUEUED_CONTEXTS] += figures[CONTEXTS]
     write_load(state, trie, ranks, slot)
     return booking, prompt
@@ -235,6 +240,8 @@ def free(
     if cached_tokens >= 0:
         note_first_token(state, bookings, booking, cached_tokens)
     forget_reports(state, trie, bookings, booking)
+    if row[STAGE] == QUEUED:
+        hand_down(state, trie, bookings, booking)
     mark_complete(state, trie, bookings, booking, now_s)
     load[REQUESTS] -= 1
     load[DECODING_KV_TOKENS] -= row[KV_TOKENS]
@@ -312,7 +319,7 @@ def end_overdue(state: Ints, ranks: Floats, now_s: float) -> None:
             head = load[FIRST_QUEUED]
             contexts = booked(state)[head, CONTEXTS]
             ended_s = sums[slot, HEAD_SINCE_S]
-            ended_s += prefill_s(rank, bookings[head, PREFILL_TOKENS], contexts)
+            ended_s += prefill_s(rank, bookings[head, UNSHARED_TOKENS], contexts)
             if ended_s > now_s:
                 break
             leave_queue(state, trie, bookings, head, ended_s)
@@ -337,25 +344,28 @@ def subtract_progress(state: Ints, rows: Floats, slots: Ints, now_s: float) -> N
         if not head or row[table.HEAD_TOKENS] <= 0:
             continue
         left_tokens, left_contexts = row[table.QUEUED_TOKENS], row[table.QUEUED_CONTEXTS]
+        left_prefill_tokens = row[table.PREFILL_TOKENS]
         begun_s, rank = sums[slot, HEAD_SINCE_S], row.copy()
         row[table.HEAD_TOKENS] = row[table.HEAD_CONTEXTS] = 0.0
         while head:
-            tokens, contexts = bookings[head, PREFILL_TOKENS], booked(state)[head, CONTEXTS]
+            tokens, contexts = bookings[head, UNSHARED_TOKENS], booked(state)[head, CONTEXTS]
             begun_s = max(begun_s, booked(state)[head, BOOKED_S])
             took_s = prefill_s(rank, tokens, contexts)
             if now_s < begun_s + took_s:
                 done = max(now_s - begun_s, 0.0) / took_s
                 left_tokens -= done * tokens
+                left_prefill_tokens -= done * bookings[head, PREFILL_TOKENS]
                 left_contexts -= done * contexts
                 row[table.HEAD_TOKENS] = (1 - done) * tokens
                 row[table.HEAD_CONTEXTS] = (1 - done) * contexts
                 break
             begun_s += took_s
             left_tokens -= tokens
+            left_prefill_tokens -= bookings[head, PREFILL_TOKENS]
             left_contexts -= contexts
             head = bookings[head, NEXT_QUEUED]
         if not head:
-            left_tokens = left_contexts = 0.0
-        row[table.QUEUED_TOKENS] = row[table.PREFILL_TOKENS] = left_tokens
+            left_tokens = left_prefill_tokens = left_contexts = 0.0
+        row[table.QUEUED_TOKENS], row[table.PREFILL_TOKENS] = left_tokens, left_prefill_tokens
         row[table.QUEUED_CONTEXTS] = left_contexts
         row[table.HEAD_SINCE_S] = now_s

@@ -59,7 +59,7 @@ PROMPT_COLUMNS = 3
 SHARED_BLOCKS, SLOT_DISCOUNT_MICRO = 0, 1
 SLOT_COLUMNS = 13
 SLOT_FIGURES_COLUMNS = 3
-BOOKING_COLUMNS = 18
+BOOKING_COLUMNS = 19
 BOOKING_FIGURES_COLUMNS = 8
 
 # Columns of a first token: its slot, the time since the booking, the tokens computed until then and

@@ -6,9 +6,11 @@ by a fraction, as its output nears the expected length. Source: Dynamo's `Active
 
     active blocks = round(shared + Σ own − Σ (1 − fraction) over fractional blocks)
 
-Prompts are computed in the order in which they were booked. The oldest incomplete prompt is the
-head; the time since it became the head bounds its progress. After its predicted duration a prompt
-may be assumed complete: its tokens stay until its completion is reported, but it is no longer
+Prompts are computed in the order in which they were booked, and a block that an earlier one of the
+slot has is not computed again: engines look a prompt up when its turn comes. Queued tokens are
+those left to compute by that rule; prefill tokens are counted as Dynamo counts them. The oldest
+incomplete prompt is the head; the time since it became the head bounds its progress. After its
+predicted duration a prompt may be assumed complete: its tokens stay until its completion is reported, but it is no longer
 queued, and its request counts as decoding. A prompt takes the time that its engine is predicted to
 take for it alone. Source: Dynamo 1.6.1, `router_prefill_load_model`, with times from a simulator;
 ours are learned.
@@ -41,6 +43,7 @@ from router.sequence.active._booking_rows import (
     MOST_FIRST_TOKENS,
     NEWEST,
     OLDEST,
+    ROOT,
     SHARED_BLOCKS,
     SLOT_DISCOUNT_MICRO,
     SLOT_FIGURES,
@@ -49,6 +52,7 @@ from router.sequence.active._booking_rows import (
     Floats,
     Ints,
     Trie,
+    hash_at,
     rows_of,
 )
 
@@ -61,6 +65,7 @@ STAGE = 11
 NEXT_QUEUED, PREVIOUS_QUEUED = 12, 13
 NEXT_BOOKED, PREVIOUS_BOOKED = 14, 15
 NEXT_TO_EXPIRE, PREVIOUS_TO_EXPIRE = 16, 17
+UNSHARED_TOKENS = 18  # of PREFILL_TOKENS, those that no earlier booking on the slot computes
 
 CONTEXTS, BOOKED_S, DECAY_FRACTION, EXPIRES_S, REPORTED_S = 0, 1, 2, 3, 4
 BESIDE, BESIDE_KV = (
@@ -97,7 +102,7 @@ def write_load(state: Ints, trie: Trie, ranks: Floats, slot: int) -> None:
     row[table.HEAD_TOKENS] = row[table.HEAD_CONTEXTS] = row[table.HEAD_SINCE_S] = 0.0
     if head:
         bookings = rows_of(state, BOOKINGS, BOOKING_COLUMNS)
-        row[table.HEAD_TOKENS] = bookings[head, PREFILL_TOKENS]
+        row[table.HEAD_TOKENS] = bookings[head, UNSHARED_TOKENS]
         row[table.HEAD_CONTEXTS] = booked(state)[head, CONTEXTS]
         row[table.HEAD_SINCE_S] = figures[HEAD_SINCE_S]
     row[table.DECODE_BLOCKS] = (blocks + MICRO // 2) // MICRO  # halves up, as the source does
@@ -168,7 +173,7 @@ def leave_queue(state: Ints, trie: Trie, bookings: Ints, booking: int, now_s: fl
     was_head = load[FIRST_QUEUED] == booking
     remove(bookings, load, FIRST_QUEUED, LAST_QUEUED, NEXT_QUEUED, booking)
     load[QUEUED_REQUESTS] -= 1
-    load[QUEUED_TOKENS] -= bookings[booking, PREFILL_TOKENS]
+    load[QUEUED_TOKENS] -= bookings[booking, UNSHARED_TOKENS]
     figures[QUEUED_CONTEXTS] -= booked(state)[booking, CONTEXTS]
     load[DECODING_KV_TOKENS] += bookings[booking, KV_TOKENS]
     head = load[FIRST_QUEUED]
@@ -209,7 +214,7 @@ def note_first_token(state: Ints, bookings: Ints, booking: int, cached_tokens: i
     `cached_tokens`: what its engine found cached; negative: what was expected when it was booked.
     """
     figures, count = booked(state)[booking], state[FIRST_TOKENS_COUNT]
-    tokens = float(bookings[booking, PREFILL_TOKENS])
+    tokens = float(bookings[booking, UNSHARED_TOKENS])
     if np.isnan(figures[TOKEN_S]) or tokens <= 0 or count >= MOST_FIRST_TOKENS:
         return
     if cached_tokens >= 0:
@@ -252,6 +257,49 @@ def forget_reports(state: Ints, trie: Trie, bookings: Ints, booking: int) -> Non
     state[GROWING] -= 1
     if not trie.slots[slot, GROWING_REQUESTS]:
         since[GROWING_SINCE_S] = 0.0  # Removes the rounding error of the running sum.
+
+
+@device
+def hand_down(state: Ints, trie: Trie, bookings: Ints, booking: int) -> None:
+    """Let the next prompt that shares blocks compute what a queued booking will not. O(queue).
+
+    For a booking that ends before its prompt is computed. Prompts that share any block share their
+    first.
+    """
+    if bookings[booking, END] == ROOT:
+        return
+    tokens, first = bookings[booking, UNSHARED_TOKENS], hash_at(trie, bookings[booking, PROMPT], 0)
+    heir = bookings[booking, NEXT_QUEUED]
+    while heir:
+        row = bookings[heir]
+        saved = row[PREFILL_TOKENS] - row[UNSHARED_TOKENS]
+        if saved > 0 and row[END] != ROOT and hash_at(trie, row[PROMPT], 0) == first:
+            add_unshared(state, trie, bookings, heir, min(tokens, saved))
+            return
+        heir = row[NEXT_QUEUED]
+
+
+@device
+def add_unshared(state: Ints, trie: Trie, bookings: Ints, booking: int, tokens: int) -> None:
+    """Add tokens that a queued prompt has to compute itself."""
+    slot, figures = bookings[booking, SLOT], booked(state)[booking]
+    sums = figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)[slot]
+    row = bookings[booking]
+    output_blocks = row[OWN_BLOCKS] - row[FIRST_OWN_BLOCKS]
+    isl_tokens = row[KV_TOKENS] - output_blocks * row[BLOCK_SIZE]
+    row[UNSHARED_TOKENS] += tokens
+    trie.slots[slot, QUEUED_TOKENS] += tokens
+    left = row[UNSHARED_TOKENS]
+    sums[QUEUED_CONTEXTS] -= figures[CONTEXTS]
+    figures[CONTEXTS] = left * (isl_tokens - left / 2)
+    sums[QUEUED_CONTEXTS] += figures[CONTEXTS]
+
+
+@device
+def reusable_tokens(blocks: int, isl_tokens: int, block_size: int) -> int:
+    """Return the tokens that an engine reuses of these leading blocks; it computes at least one."""
+    reusable: int = min(blocks, max(isl_tokens - 1, 0) // block_size) * block_size
+    return reusable
 
 
 @device

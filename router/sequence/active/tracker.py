@@ -367,13 +367,13 @@ class Tracker:
             )
             row, stages = self._table.row(rank), rows[found, columns.STAGE]
             queued = found[stages == columns.QUEUED]
-            tokens = rows[found, columns.PREFILL_TOKENS]
+            tokens, unshared = rows[found][:, [columns.PREFILL_TOKENS, columns.UNSHARED_TOKENS]].T
             assert row[REQUESTS] == len(found)
             assert row[DECODING_REQUESTS] == len(found) - len(queued)
             assert row[PREFILL_TOKENS] == tokens[stages != columns.COMPLETE].sum()
-            assert row[QUEUED_TOKENS] == tokens[stages == columns.QUEUED].sum()
+            assert row[QUEUED_TOKENS] == unshared[stages == columns.QUEUED].sum()
             assert row[QUEUED_CONTEXTS] == figures[queued, columns.CONTEXTS].sum()
-            assert not len(queued) or row[HEAD_TOKENS] == rows[queued[0], columns.PREFILL_TOKENS]
+            assert not len(queued) or row[HEAD_TOKENS] == rows[queued[0], columns.UNSHARED_TOKENS]
             decoding = found[stages != columns.QUEUED]
             assert row[DECODING_KV_TOKENS] == rows[decoding, columns.KV_TOKENS].sum()
             reported_s = figures[decoding, columns.REPORTED_S]

@@ -71,3 +71,14 @@ def test_any_selector_may_choose():
     assert (placement.rank, placement.worker.worker_id) == (rank(2), 2)
     assert [each.worker_id for each in placement.choice.table.ranks] == [1, 2]
     assert world.core.tracker.active(rank(2)).active_requests == 1
+
+
+def test_a_prompt_waits_for_its_prefix_where_that_is_sooner_than_to_compute_it():
+    world = World(default_policy="predictive")
+    for worker_id in (1, 2):
+        world.worker(worker_id)
+    long = list(range(40_000))
+    first, _ = world.book("first", long)
+    assert world.select([*long, 1, 2, 3], now_s=0.0).rank != first.rank
+    assert world.select([*long, 1, 2, 3], now_s=2.0).rank == first.rank
+    assert world.select([9, *long], now_s=2.0).rank != first.rank

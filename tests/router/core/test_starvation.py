@@ -15,6 +15,7 @@ from support.values.builders import World, rank
 BOUND = 20
 MEASURED = 3
 STEP_S, IN_FLIGHT = 0.3, 6
+CACHED_TOKENS = 4_000
 
 
 class Engines:
@@ -35,11 +36,17 @@ class Engines:
         """
         self.number, self.now_s = self.number + 1, self.now_s + STEP_S
         request_id = f"r{self.number}"
-        placement, _ = self.world.book(request_id, list(range(tokens)), self.now_s)
+        placement, _ = self.world.book(request_id, self.prompt(tokens), self.now_s)
         self.in_flight.append((request_id, placement.rank, tokens, slowness))
         if len(self.in_flight) > IN_FLIGHT:
             self.end(*self.in_flight.pop(0))
         return placement.rank
+
+    def prompt(self, tokens):
+        """The cached prompt, or a part of it; longer ones are all different."""
+        if tokens <= CACHED_TOKENS:
+            return list(range(tokens))
+        return [self.number, *range(1, tokens)]
 
     def end(self, request_id, chosen, tokens, slowness):
         self.world.core.handle(Free(request_id), self.now_s)
@@ -70,10 +77,10 @@ def test_an_unmeasured_rank_gets_one_of_twenty_requests_per_rank(count, random, 
     engines, waits = Engines(count, Random(random.random())), {}
     for each in engines.ranks:
         waits[each] = 0
-    engines.world.cache(engines.ranks[0], list(range(4_000)))  # the others lack what is asked for
+    engines.world.cache(engines.ranks[0], list(range(CACHED_TOKENS)))  # the others lack it
     for _ in range(150):
         factors = dict(zip(engines.ranks, slowness, strict=False))
-        tokens = random.choice((40, 2_000, 4_000))
+        tokens = random.choice((40, 2_000, CACHED_TOKENS))
         chosen = engines.serve(tokens, factors.get(random.choice(engines.ranks), 1.0))
         for each in engines.ranks:
             waits[each] = 0 if each == chosen else waits[each] + 1
@@ -86,7 +93,7 @@ def test_a_worker_whose_first_reports_are_wrong_gets_a_fair_share_within_a_minut
     engines, served = Engines(2, Random(3)), {}
     seen = dict.fromkeys(engines.ranks, 0)
     for number in range(400):  # two minutes
-        tokens = 2_000 + number
+        tokens = 4_001 + number
         unlucky = engines.ranks[1]
         chosen = engines.serve(tokens, 100.0 if seen[unlucky] < lies else 1.0)
         seen[chosen] += 1

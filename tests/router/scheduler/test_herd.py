@@ -118,6 +118,7 @@ def idle(count, holder=None, isl_tokens=4_000):
     for position in range(count):
         row = candidate(overlap=isl_tokens // 32 if position == holder else 0)
         row[terms.CACHED_BLOCKS] = row[terms.OVERLAP_DEVICE]
+        row[terms.NEW_BLOCKS] = isl_tokens  # nothing of it is booked
         row[[ranks.TRUST_WEIGHT, ranks.OUTPUT_TOKENS, ranks.REQUESTS_PER_S]] = 1, 100, 1
         row[[ranks.BASE_S, ranks.PREFILL_S, ranks.CHUNK_TOKENS]] = 0.01, 0.0001, 8_192
         row[ranks.QUEUED_TOKENS] = row[ranks.HEAD_TOKENS] = 10 * position  # differ

@@ -87,9 +87,9 @@ class ReferenceModel:
         head = queued[0] if queued else None
         return {
             columns.PREFILL_TOKENS: sum(each.tokens for each in here if each.stage != "complete"),
-            columns.QUEUED_TOKENS: sum(each.tokens for each in queued),
+            columns.QUEUED_TOKENS: sum(each.unshared for each in queued),
             columns.QUEUED_CONTEXTS: sum(each.contexts for each in queued),
-            columns.HEAD_TOKENS: head.tokens if head else 0,
+            columns.HEAD_TOKENS: head.unshared if head else 0,
             columns.HEAD_CONTEXTS: head.contexts if head else 0,
             columns.HEAD_SINCE_S: self.head_since_s[rank] if head else 0,
             columns.DECODE_BLOCKS: (blocks * MICRO - discount + MICRO // 2) // MICRO,
@@ -119,12 +119,14 @@ class ReferenceModel:
             hashes = []
         own = blocks - len(hashes) if tracking.active_blocks else 0
         tokens = max(isl_tokens - cached, 0) if tracking.prefill_tokens else 0
-        cached = cached if tracking.prefill_tokens else isl_tokens
+        shared = min(leading(hashes, self.blocks(rank)), (isl_tokens - 1) // hashed.block_size)
+        unshared = min(tokens, isl_tokens - shared * hashed.block_size)
         if not any(each.stage == "queued" for each in self.on(rank)):
             self.head_since_s[rank] = now_s
         self.bookings[request.request_id] = SimpleNamespace(
             rank=rank, hashes=hashes, own_blocks=own, first_own=own, own_discount=0,
-            tokens=tokens, contexts=tokens * (cached + tokens / 2), kv_tokens=isl_tokens,
+            tokens=tokens, unshared=unshared, contexts=unshared * (isl_tokens - unshared / 2),
+            isl_tokens=isl_tokens, kv_tokens=isl_tokens,
             block_size=hashed.block_size, expected=request.expected_output_tokens or 0,
             stage="queued", booked_s=now_s, reported_s=None, expires_s=now_s + self.settings.ttl_s,
         )  # fmt: skip
@@ -168,12 +170,23 @@ class ReferenceModel:
         was_reported = booking.stage == "complete"
         if not is_expired:
             self.unreported = 0.99 * self.unreported + (1 - 0.99) * (not was_reported)
+        if booking.stage == "queued":
+            self._hand_down(booking)
         self._end_prompt(booking, now_s)
         del self.bookings[request_id]
         left = self.blocks(booking.rank)
         for block in booking.hashes:
             if block not in left:
                 self.discounts.pop((booking.rank, block), None)
+
+    def _hand_down(self, booking):
+        """Let the next queued prompt that shares blocks compute what this one will not."""
+        queued = [each for each in self.on(booking.rank) if each.stage == "queued"]
+        for each in queued[queued.index(booking) + 1 :]:
+            if each.unshared < each.tokens and each.hashes[:1] == booking.hashes[:1] != []:
+                each.unshared += min(booking.unshared, each.tokens - each.unshared)
+                each.contexts = each.unshared * (each.isl_tokens - each.unshared / 2)
+                return
 
     def _end_prompt(self, booking, now_s, stage="complete"):
         was_queued = booking.stage == "queued"
@@ -201,8 +214,8 @@ class ReferenceModel:
         step_s = row[columns.BASE_S] + decoding * row[columns.DECODE_S]
         step_s += row[columns.DECODING_KV_TOKENS] * row[columns.KV_S]
         for each in [each for each in self.on(rank) if each.stage == "queued"]:
-            steps = max(each.tokens / max(row[columns.CHUNK_TOKENS] - decoding, 1.0), 1.0)
-            work_s = each.tokens * row[columns.PREFILL_S]
+            steps = max(each.unshared / max(row[columns.CHUNK_TOKENS] - decoding, 1.0), 1.0)
+            work_s = each.unshared * row[columns.PREFILL_S]
             work_s += each.contexts * row[columns.CONTEXT_S]
             ended_s = self.head_since_s[rank] + (work_s + steps * step_s)
             if ended_s > now_s:

@@ -74,7 +74,7 @@ def table(*rows, isl_tokens=160, scope=Scope(), worker_ids=None):  # noqa: B008 
 def predicted_costs(rows, isl_tokens, expected, now_s, weights=(0.1, 0.75, 0.25, 0.0)):
     """Each candidate's cost. `rows`: lists; `weights`: of delay, and of blocks on slower tiers."""
     output = mean(rows, ranks.OUTPUT_TOKENS) if expected is None else expected
-    saved = [saved_tokens(row, weights[1:]) for row in rows]
+    saved = [saved_tokens(row, isl_tokens, weights[1:]) for row in rows]
     cached = 0.0
     for each in saved:
         cached += each / len(rows)
@@ -100,12 +100,21 @@ def trial(row, placements, candidates):
     return min(max(passed, 0.0), 1.0) ** (3 / (3 - row[ranks.BURSTS]))
 
 
-def saved_tokens(row, weights):
+def saved_tokens(row, isl_tokens, weights):
     """Tokens that need no computation: blocks of slower tiers count in part."""
     blocks = row[CACHED_BLOCKS]
     for tier, weight in enumerate(weights):
         blocks += weight * (row[OVERLAP_DEVICE + tier + 1] - row[OVERLAP_DEVICE + tier])
-    return row[ranks.TRUST_WEIGHT] * blocks * row[BLOCK_SIZE]
+    return row[ranks.TRUST_WEIGHT] * max(blocks, booked(row, isl_tokens)) * row[BLOCK_SIZE]
+
+
+def booked(row, isl_tokens):
+    """Leading blocks that booked requests have there, as far as an engine reuses them."""
+    if row[BLOCK_SIZE] <= 0:
+        return 0.0
+    blocks = math.ceil(isl_tokens / row[BLOCK_SIZE]) - row[NEW_BLOCKS]
+    reusable = math.floor(max(isl_tokens - 1, 0) / row[BLOCK_SIZE])
+    return max(min(blocks, reusable) - row[ranks.EAGLE], 0.0)
 
 
 def mean(rows, column):
@@ -178,22 +187,27 @@ def begun(row, step_s, chunk, now_s):
     return max(count * each_s - elapsed_s, 0.0), count / steps
 
 
+def present(row, isl_tokens):
+    """Leading blocks that are on the device, or will be."""
+    return max(row[CACHED_BLOCKS], booked(row, isl_tokens))
+
+
 def pushed_tokens(row, isl_tokens, output):
     """Cached tokens that are evicted."""
     if row[CAPACITY_BLOCKS] <= 0:
         return 0.0
-    fresh = (isl_tokens + output) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
+    fresh = (isl_tokens + output) / row[BLOCK_SIZE] - present(row, isl_tokens)
     lacking = row[HELD_BLOCKS] + fresh - row[CAPACITY_BLOCKS]
     return min(max(lacking, 0.0), max(fresh, 0.0)) * row[BLOCK_SIZE]
 
 
 def room_s(row, isl_tokens, output, step_s):
     """Until requests that end there free the missing blocks."""
-    booked = row[DECODE_BLOCKS]
-    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(booked) or booked < 1:
+    taken = row[DECODE_BLOCKS]
+    if row[CAPACITY_BLOCKS] <= 0 or math.isnan(taken) or taken < 1:
         return 0.0
-    booked += row[REQUESTS] * output / row[BLOCK_SIZE]
-    wanted = (isl_tokens + output) / row[BLOCK_SIZE] - row[CACHED_BLOCKS]
-    lacking = booked + wanted - row[CAPACITY_BLOCKS]
+    taken += row[REQUESTS] * output / row[BLOCK_SIZE]
+    wanted = (isl_tokens + output) / row[BLOCK_SIZE] - present(row, isl_tokens)
+    lacking = taken + wanted - row[CAPACITY_BLOCKS]
     stream_s = output * step_s / (1.0 - row[ranks.PREFILL_SHARE])
-    return max(lacking, 0.0) / booked * stream_s
+    return max(lacking, 0.0) / taken * stream_s

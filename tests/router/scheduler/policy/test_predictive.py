@@ -17,6 +17,7 @@ from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import (
     CACHED_BLOCKS,
     COLUMNS,
+    NEW_BLOCKS,
     OVERLAP_DEVICE,
     OVERLAP_DISK,
     OVERLAP_HOST,
@@ -56,6 +57,7 @@ EXAMPLE = {
     OVERLAP_DISK: 500,
     OVERLAP_REMOTE: 500,
     CACHED_BLOCKS: 500,
+    NEW_BLOCKS: 1e9,  # nothing of it is booked
 }
 """One rank, and a prompt of 10,000 tokens of which it holds 8,000."""
 

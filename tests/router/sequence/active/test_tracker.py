@@ -15,6 +15,7 @@ from router.sequence.active.tracker import FirstToken, InferredPrefillEnd, Track
 from router.sequence.rank_table import (
     DECODE_BLOCKS,
     PREFILL_TOKENS,
+    QUEUED_TOKENS,
     REQUESTS,
     TRUST_WEIGHT,
     RankTable,
@@ -52,6 +53,43 @@ def test_writes_the_load_of_each_rank_where_decisions_read_it():
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
     tracker.free("x", 2.0)
     assert not row.any()
+
+
+def queued(tracker, table):
+    """Tokens that are queued on A, as left to compute, and by Dynamo's rule."""
+    row = table.values[table.slot(A)]
+    return row[QUEUED_TOKENS], row[PREFILL_TOKENS]
+
+
+def test_a_prefix_that_a_queued_prompt_has_is_computed_once():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("first", A, prompt(10), now_s=0.0)
+    tracker.book("equal", A, prompt(10), now_s=0.0)
+    tracker.book("longer", A, prompt(30), now_s=0.0)
+    assert queued(tracker, table) == (10 + 2 + 22, 50)  # whole blocks of four are shared
+    tracker.book("elsewhere", B, prompt(10), now_s=0.0)
+    assert table.values[table.slot(B)][QUEUED_TOKENS] == 10
+    tracker.prefill_complete("first", 1.0)
+    assert queued(tracker, table) == (2 + 22, 40)
+
+
+def test_a_prompt_that_an_engine_has_complete_needs_its_last_block_alone():
+    tracker, table = of_two_ranks(100.0)
+    tracker.book("first", A, prompt(12), now_s=0.0)
+    tracker.prefill_complete("first", 1.0)
+    tracker.book("equal", A, prompt(12), now_s=2.0)
+    assert queued(tracker, table) == (4, 12)
+
+
+def test_a_prompt_that_ends_before_it_is_computed_leaves_its_part_to_the_next():
+    tracker, table = of_two_ranks(100.0)
+    for request_id, tokens in (("first", 10), ("other", 8), ("equal", 10), ("third", 10)):
+        tracker.book(request_id, A, prompt(tokens, 500 * (request_id == "other")), now_s=0.0)
+    assert queued(tracker, table) == (10 + 8 + 2 + 2, 38)
+    tracker.free("first", 1.0)
+    assert queued(tracker, table) == (8 + 10 + 2, 28)
+    tracker.free("equal", 1.0)
+    assert queued(tracker, table) == (8 + 10, 18)
 
 
 def first_tokens(trust_weight=1.0, **fields):
