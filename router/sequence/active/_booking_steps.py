@@ -10,10 +10,10 @@ Prompts are computed in the order in which they were booked, and a block that an
 slot has is not computed again: engines look a prompt up when its turn comes. Queued tokens are
 those left to compute by that rule; prefill tokens are counted as Dynamo counts them. The oldest
 incomplete prompt is the head; the time since it became the head bounds its progress. After its
-predicted duration a prompt may be assumed complete: its tokens stay until its completion is reported, but it is no longer
-queued, and its request counts as decoding. A prompt takes the time that its engine is predicted to
-take for it alone. Source: Dynamo 1.6.1, `router_prefill_load_model`, with times from a simulator;
-ours are learned.
+predicted duration a prompt may be assumed complete: its tokens stay until its completion is
+reported, but it is no longer queued, and its request counts as decoding. A prompt takes the time
+that its engine is predicted to take for it alone. Source: Dynamo 1.6.1,
+`router_prefill_load_model`, with times from a simulator; ours are learned.
 
 A kernel that changes a slot ends with `write_load`: decisions read the rank table.
 """
