@@ -154,8 +154,9 @@ def read_journal(path: Path) -> dict[Case, Summary]:
 
 
 def _summary(replay: Replay) -> Summary:
-    """Figures that there were none of are null in JSON."""
-    values = {name: nan if each is None else each for name, each in replay.summary.items()}
+    """Figures that there were none of are null in JSON; those of later versions are missing."""
+    known = {name: each for name, each in replay.summary.items() if each is not None}
+    values = dict.fromkeys(Summary.__struct_fields__, nan) | known
     return Summary(**values)  # type: ignore[arg-type]
 
 
