@@ -15,7 +15,7 @@ from router.sequence.active.errors import ReservationNotFoundError
 from router.sequence.active.prompt import Prompt
 from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
-from router.simulator.engine import Progress, Work
+from router.simulator.engine_runs import Progress, Work
 from router.simulator.outcomes import RequestResult
 from router.simulator.scenario import Background
 from router.simulator.traces import FollowUps, TraceRequest

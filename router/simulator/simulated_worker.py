@@ -15,7 +15,8 @@ from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.metrics import EngineMetrics
 from router.publisher.engine_metrics.rate_windows import RateEstimator
 from router.publisher.journal.journal import EventJournal
-from router.simulator.engine import Engine, Progress, Work
+from router.simulator.engine import Engine
+from router.simulator.engine_runs import Progress, Work
 from router.simulator.scenario import Scenario
 from router.simulator.vllm_metrics import vllm_metrics
 

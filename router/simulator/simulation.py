@@ -21,7 +21,7 @@ from router.core.core import RouterCore
 from router.simulator.agenda import EventQueue
 from router.simulator.bus import Bus
 from router.simulator.callers import BackgroundRequests, SimulatedClients
-from router.simulator.engine import Work
+from router.simulator.engine_runs import Work
 from router.simulator.outcomes import Gaps, RequestResult, RequestResults, collected
 from router.simulator.scenario import Failure, Incident, Scenario
 from router.simulator.simulated_worker import SimulatedWorker

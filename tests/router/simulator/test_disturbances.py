@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.simulator.disturbances import CALM, HELD_STEPS, Disturbances, StepLoad, StepTimes
-from router.simulator.engine import Engine, Work
+from router.simulator.engine import Engine
 from router.simulator.engine_model import EngineModel
+from router.simulator.engine_runs import Work
 from router.simulator.traces import TraceRequest
 from support.chaos.fuzzing import examples
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.simulator.disturbances import Disturbances, StepTimes
-from router.simulator.engine import Engine, Work
+from router.simulator.engine import Engine
 from router.simulator.engine_model import EngineModel, llama_70b
+from router.simulator.engine_runs import Work
 from router.simulator.traces import TraceRequest
 from support.chaos.fuzzing import examples
 from support.fleets.simulator_worlds import hashes_of

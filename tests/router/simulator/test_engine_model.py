@@ -2,8 +2,9 @@ from math import inf
 
 import pytest
 
-from router.simulator.engine import Engine, Work
+from router.simulator.engine import Engine
 from router.simulator.engine_model import MockerTiming, reference_engine
+from router.simulator.engine_runs import Work
 from router.simulator.traces import TraceRequest
 
 

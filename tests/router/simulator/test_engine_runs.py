@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.simulator.engine import Run
+from router.simulator.engine_runs import Run
 
 
 def step_ends(run):

@@ -3,8 +3,9 @@
 import pytest
 
 from router.publisher.engine_metrics.metrics import EngineMetrics
-from router.simulator.engine import Engine, Work
+from router.simulator.engine import Engine
 from router.simulator.engine_model import llama_70b
+from router.simulator.engine_runs import Work
 from router.simulator.traces import TraceRequest
 from router.simulator.vllm_metrics import vllm_metrics
 
