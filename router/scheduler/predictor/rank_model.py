@@ -99,7 +99,7 @@ _DRIFT = Prior.around(np.ones(len(NOMINAL_S)), common=1.0, each=0.5)
 """What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence
 add 5 % to their error, not 50 %, with which any report would be believed."""
 
-_MODEL_NOISE = Noise(least=0.02, first=0.5, most=1.0, ignored=3)
+_MODEL_NOISE = Noise(least=0.02, first=0.15, most=1.0, ignored=3)
 """A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
 all ranks share, is not: three odd reports in a row teach it nothing. Its noise is large at first:
 the first reports come from ranks whose own speeds are not known yet."""
