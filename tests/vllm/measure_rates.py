@@ -1,6 +1,7 @@
 """Measures how well a router learns the speed of a real vLLM without an agent, within 5 minutes.
 
-    VLLM_PYTHON=.vllm-venv/bin/python PYTHONPATH=.:tests .venv/bin/python tests/vllm/measure_rates.py
+    export VLLM_PYTHON=.vllm-venv/bin/python PYTHONPATH=.:tests
+    .venv/bin/python tests/vllm/measure_rates.py
 
 `kv-router serve --workers URL --openai-port` with its defaults; two streams of requests at a time,
 half of the prompts continue an earlier one. The truth: what a prompt token costs the same engine
@@ -12,6 +13,7 @@ is needed: the truth is measured on it.
 import asyncio
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,7 +50,8 @@ async def main() -> None:
             router.close()
             engine.kill()
     found = {seconds: round(per_token_s(rates) / true_s - 1, 4) for seconds, rates in learned}
-    print(json.dumps({"true_prompt_token_us": round(1e6 * true_s, 3), "relative_error": found}))
+    result = {"true_prompt_token_us": round(1e6 * true_s, 3), "relative_error": found}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 async def _is_exact(router):
