@@ -11,6 +11,9 @@ from router.protocol.replies import TrustState
 
 log = logging.getLogger(__name__)
 
+_UNEXPLAINED = (TrustState.DEGRADED, TrustState.LAGGING)
+"""States for which the sentence about an engine need not contain the reason."""
+
 
 class Announcer:
     """One sentence about each engine, said when it changes. `sentences`: by worker id.
@@ -65,7 +68,8 @@ class Announcer:
     def _state(self, worker_id: int, text: str) -> str:
         """Return the trust in an engine's ranks as of now, or how many workers can be chosen.
 
-        Of degraded ranks the first reason is included, unless the text contains one.
+        Of ranks that are degraded or lagging, which may be for a moment only, the first reason is
+        included, unless the text contains one.
         """
         fleet, now_s = self._core.fleet, time.monotonic()
         worker = fleet.get(worker_id)
@@ -76,8 +80,9 @@ class Announcer:
         states = {each.state for each in trusts.values()}
         if len(states) != 1 or TrustState.BLIND in states:
             return ""
+        state = states.pop()
         held = (f"{r.dp_rank}: {self._core.index.held_blocks(r)}" for r in worker.ranks)
         reasons = [each.reason for each in trusts.values() if each.reason is not None]
-        is_new = TrustState.DEGRADED in states and TrustState.DEGRADED not in text
+        is_new = state in _UNEXPLAINED and state not in text
         why = f": {reasons[0]}" if is_new and reasons else ""
-        return f": {states.pop()} ({', '.join(held)} blocks){why}"
+        return f": {state} ({', '.join(held)} blocks){why}"
