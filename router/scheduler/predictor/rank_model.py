@@ -9,6 +9,7 @@ from msgspec import structs
 from router.protocol.loads import LoadCounters, LoadReport, PolledLoad, TimedWork
 from router.scheduler.policy._predictive_kernel import MEASURED_BURSTS, SLOW_START_S
 from router.scheduler.predictor._rates_kernel import slowness
+from router.scheduler.predictor.busy_clock import BusyClock
 from router.scheduler.predictor.first_tokens import GUARDED, FirstTokens
 from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
 from router.scheduler.predictor.traffic import Excess, Traffic
@@ -195,6 +196,7 @@ class RankModel:
 
     __slots__ = (
         "_burst_s",
+        "_clock",
         "_first_tokens",
         "_last_seen_s",
         "_report",
@@ -220,6 +222,7 @@ class RankModel:
         self.bursts = 0
         self._burst_s = -math.inf
         self._warm_up = WarmUp()
+        self._clock = BusyClock()
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
         self._report: AnyReport | None = None
@@ -260,7 +263,7 @@ class RankModel:
             self.slow_until_s = now_s + SLOW_START_S
         counted = counted_since(before, report)
         if report.timed is None:
-            busy_s = measured_busy_s(before, report, counted, elapsed_s)
+            busy_s = self._busy_s(before, report, counted, elapsed_s)
             self._fade(busy_s or 0.0, elapsed_s)
             self._end_burst(is_idle=not busy_s)
             if busy_s and not self._warm_up.is_first(counted):
@@ -273,6 +276,21 @@ class RankModel:
             self.learn_first_tokens(now_s)
         if not is_new:
             self.traffic.add(counted, self._prefill_s(counted), elapsed_s)
+
+    def _busy_s(
+        self,
+        before: AnyReport | None,
+        report: AnyReport,
+        counted: LoadCounters,
+        elapsed_s: float,
+    ) -> float | None:
+        """Return how long the engine was busy, by our clock. Returns None if unknown."""
+        busy_s = measured_busy_s(before, report, counted, elapsed_s)
+        if before is None or is_new_life(before, report):
+            self._clock.skip()
+        elif report.counters.busy_s > 0:
+            self._clock.note(before.gauges, counted, elapsed_s)
+        return None if busy_s is None else busy_s * self._clock.factor
 
     def add_first_token(self, token: FirstToken, now_s: float) -> None:
         """Note a first token, unless the engine measures the time of its work itself."""

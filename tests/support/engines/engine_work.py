@@ -22,13 +22,13 @@ def mixed_second(random):
 
 
 class CountingEngine:
-    """One rank of an engine, with cumulative counters."""
+    """One rank of an engine, with cumulative counters, which has nothing to do when it reports."""
 
     def __init__(self, worker_id=1, seconds=LARGE_S):
         self.worker_id = worker_id
         self.seconds = seconds
         self.incarnation = 1
-        self.gauges = LoadGauges(running_requests=1)
+        self.gauges = LoadGauges()
         self.chunk_tokens = 2048
         self._report_ids = count(1)
         self.restart()

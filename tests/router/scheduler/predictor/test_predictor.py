@@ -139,6 +139,20 @@ def test_polled_loads_teach_their_timed_work_alone():
     assert_predicts(fleet.rates(1), LARGE_S, rel=0.1)
 
 
+@pytest.mark.parametrize("times", [0.3, 3.0])
+def test_busy_time_that_contradicts_the_clock_is_corrected(times):
+    fleet = Fleet(1, 2)
+    fleet.engines[1].gauges = BUSY
+    for _ in range(180):
+        for worker_id, reported in ((1, times), (2, 1.0)):
+            done = mixed_second(fleet.random)
+            fleet.engines[worker_id].work(done, reported)
+            fleet.now_s += float(done @ LARGE_S) * (worker_id == 1)
+            fleet.predictor.observe(fleet.engines[worker_id].report(), fleet.now_s)
+    assert_predicts(fleet.rates(1), LARGE_S, rel=0.1)
+    assert_predicts(fleet.rates(2), LARGE_S, rel=0.1)
+
+
 def test_too_many_kinds_of_timed_work_are_ignored():
     fleet = Fleet(1)
     fleet.engines[1].work(mixed_second(fleet.random))
@@ -150,6 +164,7 @@ def test_too_many_kinds_of_timed_work_are_ignored():
 def test_reports_that_say_nothing_of_the_load_change_nothing():
     fleet = Fleet(1)
     engine = fleet.engines[1]
+    engine.gauges = LoadGauges(running_requests=1)
     for _ in range(3):
         fleet.predictor.observe(polled(engine, TimedWork()), fleet.now_s)
     foreign = fleet.row(1)[FOREIGN_REQUESTS]
