@@ -8,6 +8,7 @@ from urllib.parse import quote
 from msgspec import Struct, structs
 
 from router.protocol.batches import BatchReply
+from router.protocol.capacity import PoolCapacity
 from router.protocol.replies import (
     Decision,
     LoadForecast,
@@ -65,6 +66,7 @@ OUTPUT_BLOCK = Endpoint[Done](
 )
 FREE = Endpoint[Done]("free", "DELETE", _RESERVATION, Done)
 LOADS = Endpoint[list[ScopeLoads]]("loads", "GET", "/loads", list[ScopeLoads])
+CAPACITY = Endpoint[list[PoolCapacity]]("capacity", "GET", "/capacity", list[PoolCapacity])
 POTENTIAL_LOADS = Endpoint[LoadForecast | PotentialLoadsReply](
     "potential_loads",
     "POST",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import UNSET
 
 from router.client.calls import (
+    CAPACITY,
     FREE,
     LOADS,
     OUTPUT_BLOCK,
@@ -42,6 +43,7 @@ from router.client.retry import RetryingCall, Transport
 from router.client.settings import ClientSettings, Patience
 from router.errors import KvRouterError
 from router.protocol.batches import ItemResult, ReservationStep
+from router.protocol.capacity import PoolCapacity
 from router.protocol.replies import (
     Decision,
     LoadForecast,
@@ -147,7 +149,7 @@ class RouterClient:
     ) -> AsyncIterator["RouterClient"]:
         """Yield a client of the router in this process, which calls its commands directly.
 
-        It may do all that a token with the scopes `route` and `loads` may.
+        It may do all that a token with the scopes `route`, `loads` and `metrics` may.
         """
         from router.client.direct_transport import DirectReports, DirectTransport
 
@@ -169,6 +171,10 @@ class RouterClient:
     async def loads(self) -> list[ScopeLoads]:
         """Return the booked load of every rank."""
         return await self._send(Question(LOADS))
+
+    async def capacity(self) -> list[PoolCapacity]:
+        """Return the demand on each pool of workers, and its supply."""
+        return await self._send(Question(CAPACITY))
 
     async def potential_loads(self, request: PotentialLoadsRequest) -> LoadForecast:
         """Return the load of every rank if this prompt were placed there."""

@@ -7,6 +7,7 @@ its own callers sent. Nothing can be lost on the way, so a step of a reservation
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from inspect import iscoroutine
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from router.api.commands import Commands, PendingRequest
 from router.api.token_requests import TokenRequests
 from router.client.bodies import EncodedTokens, as_json, as_list, packed_tokens
 from router.client.calls import (
+    CAPACITY,
     FREE,
     LOADS,
     OUTPUT_BLOCK,
@@ -40,6 +42,7 @@ from router.client.progress_reports import Step
 from router.client.retry import HeadersOf
 from router.client.settings import Patience
 from router.core.commands import Select, Submit
+from router.core.views.capacity import capacity
 from router.core.views.workers import loads
 from router.errors import KvRouterError
 from router.protocol.batches import ReservationBatch, ReservationStep
@@ -113,6 +116,8 @@ class DirectTransport:
             return _OK
         if name == LOADS.name:
             return loads(self._commands.core)
+        if name == CAPACITY.name:
+            return capacity(self._commands.core, time.monotonic())
         if name == REPORT.name:
             steps = [msgspec.Raw(as_json(step)) for step in content["steps"]]
             return self._batches.progress(ANYBODY, ReservationBatch(steps))

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct, structs
 
+from router.config.capacity import CapacityConfig
 from router.config.discovery import AttachConfig, DiscoveryConfig, DynamoConfig
 from router.config.observability import ObservabilityConfig
 from router.config.openai import OpenAiConfig
@@ -118,6 +119,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     sessions: SessionConfig = SessionConfig()
     policy: PolicyConfig = PolicyConfig()
     queue: QueueConfig = QueueConfig()
+    capacity: CapacityConfig = CapacityConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     attach: AttachConfig = AttachConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
@@ -168,6 +170,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
             queueing=self.queue.queueing,
             naming=self.naming,
             models_prefill=placement.router_prefill_load_model == "ais",
+            capacity=self.capacity.settings,
         )
 
 

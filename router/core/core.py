@@ -16,6 +16,7 @@ import numpy as np
 from router.accuracy.accuracy import AccuracyMonitor
 from router.core import commands
 from router.core.admission import Admission, AdmissionController
+from router.core.capacity import CapacityMonitor
 from router.core.commands import AnyHandled, Command, Handled, R
 from router.core.effects import (
     AdmitWaiting,
@@ -93,6 +94,7 @@ class RouterCore:
         "_settings",
         "_standing",
         "_usage",
+        "capacity",
         "fleet",
         "foreign",
         "handle",
@@ -129,6 +131,7 @@ class RouterCore:
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.predictor = Predictor(self.ranks)
+        self.capacity = CapacityMonitor(settings.capacity, self.fleet, self.ranks, self.tracker)
         self.waiting = WaitingRoom(settings.queueing)
         self.foreign = RemoteReservations(
             settings.router_id,
@@ -406,6 +409,7 @@ class RouterCore:
         self._standing.note_some(now_s)
         self._usage.closed_loop.settle(now_s)
         self.predictor.add_first_tokens(self.tracker.take_first_tokens(), now_s)
+        self.capacity.sample(now_s)
         return None, effects
 
     def _mark_beacon(self, _: commands.MarkBeacon, now_s: float) -> Handled[Beacon]:

@@ -106,6 +106,12 @@ class FleetWorker:
         """Return whether a report made after that time is not older than the rank's last one."""
         return made_after_s is not None and made_after_s > self.reported_s[rank]
 
+    def most_running(self, rank: Rank) -> int:
+        """Return the limit of requests that a rank's engine runs at once; 0 if not reported."""
+        polled, report = self.polled.get(rank), self.reports.get(rank)
+        limit = 0 if polled is None else polled[0].constants.max_running_requests
+        return limit or (0 if report is None else report.constants.max_running_requests)
+
     @property
     def is_expected(self) -> bool:
         """True if its agent is its engine, and has not reported yet: it may not run at all."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from router.core.capacity import CapacitySettings
 from router.core.fleet import LivenessLimits
 from router.indexer.base import IndexMode
 from router.indexer.predictions import EstimateLimits
@@ -32,3 +33,4 @@ class CoreSettings(Struct, frozen=True):
     queueing: Queueing = Queueing()
     models_prefill: bool = False
     naming: HashKeying = PLAIN
+    capacity: CapacitySettings = CapacitySettings()

@@ -124,6 +124,10 @@ class LoadsCommand(Struct, frozen=True, tag_field="method", tag="loads"):
     """A query for the booked load of every rank."""
 
 
+class CapacityCommand(Struct, frozen=True, tag_field="method", tag="capacity"):
+    """A query for the demand on each pool of workers, and its supply."""
+
+
 MarkCommand: TypeAlias = MarkPrefillCommand | MarkFreeCommand
 BatchCommand: TypeAlias = SelectBatchCommand | ReservationBatchCommand
 ProgressCommand: TypeAlias = PrefillCompleteCommand | OutputBlockCommand | FreeCommand
@@ -138,5 +142,6 @@ SingleCommand: TypeAlias = (
     | PotentialLoadsCommand
     | OverlapScoresCommand
     | LoadsCommand
+    | CapacityCommand
 )
 Command: TypeAlias = SingleCommand | BatchCommand

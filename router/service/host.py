@@ -31,6 +31,7 @@ from router.ingest.data_dir import DataDir
 from router.ingest.effect_runner import EffectRunner
 from router.ingest.engine_polls import PollDuties
 from router.ingest.engines import Engines
+from router.observability.capacity_metrics import expose_capacity
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
@@ -123,6 +124,7 @@ class CoreHost:
         expose(registry, "kv_router_", EDGE_METRICS, self.edge)
         expose_state(registry, core, self.status)
         expose_ranks(registry, core, service.metrics_max_ranks)
+        expose_capacity(registry, core)
         self._data_dir = DataDir(Path(service.data_dir)) if service.data_dir else None
         turns = SliceScheduler()
         self.engines = Engines(

@@ -21,11 +21,13 @@ from router.api.http.web import Web, as_starlette, dump_answer, json_answer, jso
 from router.api.workers import BusyCommands, WorkerCommands
 from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
+from router.core.views.capacity import capacity
 from router.core.views.index import block_holders
 from router.core.views.workers import WorkerView
 from router.errors import InvalidFieldError
 from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
+from router.protocol.capacity import PoolCapacity
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import (
@@ -40,7 +42,7 @@ from router.runtime.process.settings import SettingView
 from router.runtime.security.guard import Guard
 from router.runtime.security.guarded import caller_of
 
-V = TypeVar("V", WorkerView, ScopeLoads)
+V = TypeVar("V", WorkerView, ScopeLoads, PoolCapacity)
 
 
 class Api:
@@ -139,6 +141,11 @@ class Api:
     async def loads(self, request: Request) -> Response:
         """Return the booked load, of all models and routing groups or of one."""
         return json_answer(_asked_for(rank_views.loads(self._commands.core), request.query_params))
+
+    async def capacity(self, request: Request) -> Response:
+        """Return the demand on each pool of workers and its supply, of all or of one model."""
+        pools = capacity(self._commands.core, time.monotonic())
+        return json_answer(_asked_for(pools, request.query_params))
 
     async def potential_loads(self, request: Request) -> Response:
         """Return the load of each rank if a prompt were placed there."""

@@ -18,6 +18,7 @@ from router.protocol.batches import (
     ReservationBatch,
     SelectBatch,
 )
+from router.protocol.capacity import PoolCapacity
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
 from router.protocol.replies import (
@@ -279,6 +280,14 @@ ROUTES = (
         refusals=BODY,
     ),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads], query=_SCOPE),
+    Route(
+        "GET",
+        "/capacity",
+        "capacity",
+        "Demand on each pool of workers, in predicted seconds, its supply, and the workers needed",
+        list[PoolCapacity],
+        query=_SCOPE,
+    ),
     Route(
         "POST",
         "/potential_loads",

@@ -1,5 +1,6 @@
 """Dispatch of bus commands to a router's commands."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import iscoroutine
 from typing import Any, TypeAlias
@@ -13,7 +14,9 @@ from router.api.request_headers import REQUEST_ID_HEADER, request_id_of, with_he
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.core.errors import MissingRequestIdError
 from router.core.views import workers
+from router.core.views.capacity import capacity
 from router.protocol.commands import (
+    CapacityCommand,
     Command,
     FreeCommand,
     LoadsCommand,
@@ -80,6 +83,7 @@ class Verbs:
             MarkPrefillCommand: self._mark_prefill,
             MarkFreeCommand: self._mark_free,
             LoadsCommand: self._loads,
+            CapacityCommand: self._capacity,
             OverlapScoresCommand: self._overlap_scores,
             PotentialLoadsCommand: self._potential_loads,
             SelectBatchCommand: self._select_batch,
@@ -138,6 +142,9 @@ class Verbs:
 
     def _loads(self, _command: LoadsCommand, _caller: Caller, _: Fields) -> Any:
         return workers.loads(self._commands.core)
+
+    def _capacity(self, _command: CapacityCommand, _caller: Caller, _: Fields) -> Any:
+        return capacity(self._commands.core, time.monotonic())
 
     def _overlap_scores(self, command: OverlapScoresCommand, caller: Caller, _: Fields) -> Any:
         return self._commands.handle(OverlapScores(command), caller)

@@ -31,7 +31,7 @@ PROBES = frozenset(("/health", "/ready"))
 Their responses cost O(1).
 """
 
-METRICS = ("GET /metrics",)
+METRICS = ("GET /metrics", "GET /capacity", "NATS capacity")
 
 ROUTE = (
     "POST /select",

@@ -157,6 +157,11 @@ class Predictor:
         model = self._models.get(model_name)
         return NOMINAL_S if model is None else model.learning.rates.seconds
 
+    def is_measured(self, model_name: str) -> bool:
+        """Return whether any work of a model was ever measured."""
+        model = self._models.get(model_name)
+        return model is not None and model.learning.lessons > 0
+
     def check_invariants(self) -> None:
         """Assert that rates are valid and ranks are counted. O(ranks)."""
         for model_name, model in self._models.items():

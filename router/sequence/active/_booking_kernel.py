@@ -31,6 +31,12 @@ from router.sequence.active._booking_rows import (
 )
 from router.sequence.active._booking_steps import (
     ACTIVE_PREFILL_TOKENS,
+    ARRIVED_CONTEXTS,
+    ARRIVED_EXPECTED_TOKENS,
+    ARRIVED_EXPECTING,
+    ARRIVED_ISL_TOKENS,
+    ARRIVED_REQUESTS,
+    ARRIVED_TOKENS,
     ASSUMED_COMPLETE,
     BESIDE,
     BLOCK_SIZE,
@@ -158,6 +164,12 @@ def book(
     load[ACTIVE_PREFILL_TOKENS] += tokens
     load[QUEUED_TOKENS] += left
     sums[slot, QUEUED_CONTEXTS] += figures[CONTEXTS]
+    sums[slot, ARRIVED_REQUESTS] += 1
+    sums[slot, ARRIVED_TOKENS] += left
+    sums[slot, ARRIVED_CONTEXTS] += figures[CONTEXTS]
+    sums[slot, ARRIVED_ISL_TOKENS] += isl_tokens
+    sums[slot, ARRIVED_EXPECTED_TOKENS] += expected_tokens
+    sums[slot, ARRIVED_EXPECTING] += expected_tokens > 0
     write_load(state, trie, ranks, slot)
     return booking, prompt
 

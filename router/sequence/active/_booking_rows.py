@@ -58,7 +58,7 @@ PROMPT_COLUMNS = 3
 # The first columns of a slot. `_booking_kernel.py` names the others, and those of bookings.
 SHARED_BLOCKS, SLOT_DISCOUNT_MICRO = 0, 1
 SLOT_COLUMNS = 13
-SLOT_FIGURES_COLUMNS = 3
+SLOT_FIGURES_COLUMNS = 9
 BOOKING_COLUMNS = 19
 BOOKING_FIGURES_COLUMNS = 8
 

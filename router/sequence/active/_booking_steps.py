@@ -83,6 +83,11 @@ FIRST_QUEUED, LAST_QUEUED, FIRST_BOOKED, LAST_BOOKED = 9, 10, 11, 12
 
 QUEUED_CONTEXTS, HEAD_SINCE_S, GROWING_SINCE_S = 0, 1, 2
 
+# All requests ever booked on a slot: their number, the prompt tokens to compute and their attention
+# work, their whole prompts, and the output that callers expect, of those that expect one.
+ARRIVED_REQUESTS, ARRIVED_TOKENS, ARRIVED_CONTEXTS, ARRIVED_ISL_TOKENS = 3, 4, 5, 6
+ARRIVED_EXPECTED_TOKENS, ARRIVED_EXPECTING = 7, 8
+
 
 @device
 def figures_of(state: Ints, kind: int, columns: int) -> Floats:

@@ -15,6 +15,7 @@ from router.sequence.active import _booking_steps as columns
 from router.sequence.active._booking_rows import (
     BOOKING_FIGURES,
     BOOKINGS,
+    SLOT_FIGURES,
     Floats,
     Ints,
 )
@@ -307,6 +308,13 @@ class Tracker:
         O(prompts being computed).
         """
         kernels.subtract_progress(self.state, rows, slots, now_s)
+
+    def arrived(self) -> Floats:
+        """Return a copy of what was ever booked on each slot, by the columns ARRIVED_….
+
+        Slots that were never booked may be missing. The sums outlive the ranks of their slots.
+        """
+        return self._memory.rows(SLOT_FIGURES)[:, columns.ARRIVED_REQUESTS :].copy()
 
     def take_first_tokens(self) -> list[tuple[Rank, FirstToken]]:
         """Return the first tokens since the last call that teach how fast their ranks are.

@@ -102,6 +102,8 @@ async def test_client_has_the_other_queries(client):
     assert (rank.worker_id, rank.potential_prefill_tokens, forecast.warnings) == (1, 100, ())
     scores = await client.overlap_scores(prompt)
     assert (scores.num_blocks, scores.workers[0].device_blocks) == (25, 0)
+    (pool,) = await client.capacity()
+    assert (pool.model_name, pool.workers, pool.loads[0].worker_id) == ("default", 1, 1)
 
 
 async def test_fields_without_effect_are_named(client):

@@ -23,8 +23,11 @@ OTHERS = {
 }
 """Where adding one makes no valid value, or the default by another name."""
 
-NOT_RECORDED = ("event_threads", "block_key", "block_key_file")
-"""A secret has no place in a recording: a replay sets the same one."""
+NOT_RECORDED = (
+    *("event_threads", "block_key", "block_key_file"),
+    *("capacity_window_s", "capacity_target_saturation"),
+)
+"""A secret has no place in a recording: a replay sets the same one. Signals decide nothing."""
 
 
 def core(*arguments):

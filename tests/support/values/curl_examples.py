@@ -98,6 +98,7 @@ SECTIONS = {
     ],
     "Look": [
         ask("/loads"),
+        ask("/capacity?model_name=llama", pipe="jq -c '.[0].workers'"),
         ask("/potential_loads", SHORT),
         ask("/overlap_scores", PROMPT),
         ask("/dump"),

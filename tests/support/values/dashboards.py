@@ -26,6 +26,11 @@ def _ranks(metric, labels="worker_id, dp_rank"):
     return f"max by ({labels}) ({metric}{{{ROUTERS}}})"
 
 
+def _pools(metric, labels="model_name, role"):
+    """Routers that share their bookings show the same: it counts once."""
+    return f"max by ({labels}) ({metric}{{{ROUTERS}}})"
+
+
 def _agents(metric, by="pod, dp_rank"):
     return f"sum by ({by}) (rate({metric}[$__rate_interval]))"
 
@@ -101,6 +106,25 @@ ROWS = {
         ("Error of learned rates", "Standard error of predicted times, as a fraction. Stays high "
          "where a worker's load reports do not come.", "percentunit",
          {"{{worker_id}}.{{dp_rank}}": _ranks("kv_router_worker_rate_relative_error")}),
+    ],
+    "Scaling": [
+        ("Saturation", "Demand in seconds of a rank per second, divided by the schedulable ranks. "
+         "1: all that they can serve. Peak: the highest of the last six windows.",
+         "percentunit", {
+             "{{model_name}} {{role}}": _pools("kv_router_pool_saturation"),
+             "peak {{model_name}} {{role}}": _pools("kv_router_pool_peak_saturation"),
+         }),
+        ("Workers needed", "Up to capacity_target_saturation. None: not known, GET /capacity has "
+         "the reasons.", "short", {
+             "needed {{model_name}} {{role}}": _pools("kv_router_pool_workers_needed"),
+             "{{state}} {{model_name}} {{role}}": _pools(
+                 "kv_router_pool_workers", "model_name, role, state"),
+         }),
+        ("Booked work, and the wait of a new request", "Wait: on the rank where it is shortest.",
+         "s", {
+             "booked {{model_name}} {{role}}": _pools("kv_router_pool_booked_seconds"),
+             "wait {{model_name}} {{role}}": _pools("kv_router_pool_wait_seconds"),
+         }),
     ],
     "Index and events": [
         ("Messages of the event log a second", "gap, conflict and the like heal by checkpoints.",

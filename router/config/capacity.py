@@ -1,0 +1,31 @@
+"""Settings of the signals for scaling; `--help` prints them."""
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from router.core.capacity import CapacitySettings
+from router.runtime.process.settings import about
+
+
+class CapacityConfig(Struct, frozen=True, kw_only=True):
+    """Settings of `GET /capacity` and of the metrics that scalers read."""
+
+    capacity_window_s: Annotated[
+        float,
+        about("window of arrivals from which demand is computed", ge=1, le=3_600),
+    ] = 60.0
+    capacity_target_saturation: Annotated[
+        float,
+        about(
+            "saturation up to which workers are loaded in the numbers of needed, spare and wanted "
+            "workers",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.7
+
+    @property
+    def settings(self) -> CapacitySettings:
+        """The settings of the core's monitor."""
+        return CapacitySettings(self.capacity_window_s, self.capacity_target_saturation)
